@@ -101,13 +101,13 @@ def _uncached(name: str, tool: amanda.Tool) -> Callable[[], AbstractContextManag
 
 
 def _masked_by_hand(program: Program) -> Program:
-    twin = copy.deepcopy(program.model)
-    for module in twin.modules():
+    copied = copy.deepcopy(program.model)
+    for module in copied.modules():
         if isinstance(module, (torch.nn.Linear, torch.nn.Conv2d)):
             module.register_buffer("mask", Prune.mask(module.weight))
             forward = _linear if isinstance(module, torch.nn.Linear) else _convolution
             module.forward = MethodType(forward, module)  # type: ignore[method-assign]
-    return Program(twin, program.batch, program.training)
+    return Program(copied, program.batch, program.training)
 
 
 def _linear(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:

@@ -89,9 +89,9 @@ def _nnsight(program: Program) -> Way:
         _nnsight_backward.append(torch.Tensor.backward)
         torch.Tensor.backward = vanilla  # type: ignore[method-assign]
     # On a copy, because wrapping changes the model's modules.
-    twin = Program(copy.deepcopy(program.model), program.batch, program.training)
-    wrapped: Any = nnsight.NNsight(twin.model)
-    batch = twin.batch
+    copied = Program(copy.deepcopy(program.model), program.batch, program.training)
+    wrapped: Any = nnsight.NNsight(copied.model)
+    batch = copied.batch
 
     # nnsight reads the source of a `with` block, which must be on lines of its own.
     def forward() -> None:
@@ -101,7 +101,7 @@ def _nnsight(program: Program) -> Way:
     def train() -> None:
         with wrapped.trace(batch):
             output = wrapped.output.save()
-        twin.learn(output)
+        copied.learn(output)
 
     @contextmanager
     def patched() -> Iterator[None]:
@@ -123,11 +123,11 @@ def _torchlens(program: Program) -> Way:
     import torchlens
     from torchlens.backends.torch import wrappers
 
-    twin = copy.deepcopy(program.model)
+    copied = copy.deepcopy(program.model)
 
     def run() -> None:
         with torch.no_grad():
-            torchlens.trace(twin, program.batch)
+            torchlens.trace(copied, program.batch)
 
     def wrapped() -> AbstractContextManager[Any]:
         # Otherwise it leaves its wrappers in torch permanently.

@@ -47,7 +47,7 @@ def movable(tensor: torch.Tensor) -> bool:
     )
 
 
-def twin(tensor: torch.Tensor) -> torch.Tensor:
+def exact_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy with the same strides and alignment, also of views with gaps or overlaps.
 
     `clone` would make such views dense. torch has other kernels for dense tensors, which round
@@ -63,7 +63,7 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
 def copied(value: Any) -> Any:
     """Copy a tensor, or the tensors in a list; return anything else unchanged."""
     if isinstance(value, torch.Tensor):
-        return twin(value)
+        return exact_copy(value)
     if isinstance(value, (list, tuple)):
         return [copied(item) for item in value]
     return value

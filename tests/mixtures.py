@@ -272,9 +272,9 @@ def masked(model: nn.Module, sparsity: float) -> Reference:
     """Return the reference for pruning what the prompts read, matrix by matrix."""
     read: dict[str, bool] = {}
     for _ in range(9):
-        twin, masks = copy.deepcopy(model), {}
+        reference, masks = copy.deepcopy(model), {}
         with torch.no_grad():
-            for name, parameter in twin.named_parameters():
+            for name, parameter in reference.named_parameters():
                 if parameter.ndim > 1 and name in read:
                     flat = parameter.abs().flatten(0 if read[name] else -2)
                     count = round(sparsity * flat.shape[-1])
@@ -283,11 +283,11 @@ def masked(model: nn.Module, sparsity: float) -> Reference:
                     masks[name] = ones.scatter(-1, smallest, 0).reshape(parameter.shape)
                     parameter.mul_(masks[name])
             # Storages are told apart by address: the copies made on the way stay alive.
-            with Products(twin) as products:
-                for feed in prompts(twin):
-                    output_of(twin, feed)
+            with Products(reference) as products:
+                for feed in prompts(reference):
+                    output_of(reference, feed)
         # What is masked sends tokens to other experts, which then are read.
         if products.read == read:
-            return Reference(twin, masks)
+            return Reference(reference, masks)
         read = products.read
     raise CannotBuildError("what it reads depends on its masks for ever")

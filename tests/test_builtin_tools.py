@@ -43,19 +43,19 @@ def network() -> nn.Sequential:
 @pytest.mark.parametrize("sparsity", [0.1, 0.3, 0.5, 0.95, 1.0])
 def test_pruning_is_that_of_pytorch(sparsity: float) -> None:
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-    model, twin = network(), network()
-    for layer in (twin[0], twin[2], twin[4]):
+    model, reference = network(), network()
+    for layer in (reference[0], reference[2], reference[4]):
         prune_by_torch(layer, "weight", sparsity)
     tool = Prune(sparsity)
     with amanda.apply(tool):
         output = model(x)
         output.square().sum().backward()
-    expected = twin(x)
+    expected = reference(x)
     expected.square().sum().backward()
     assert torch.equal(output, expected)
     own: Any = (model[0], model[2], model[4])
     weights = zip(tool.result().weights, own, strict=True)
-    layers: Any = (twin[0], twin[2], twin[4])
+    layers: Any = (reference[0], reference[2], reference[4])
     for (pruned, layer), there in zip(weights, layers, strict=True):
         assert torch.equal(layer.weight.grad, there.weight_orig.grad)
         assert pruned.pruned == int((there.weight_mask == 0).sum())
@@ -64,9 +64,9 @@ def test_pruning_is_that_of_pytorch(sparsity: float) -> None:
 
 
 def test_a_distributed_weight_is_pruned_as_a_plain_one(tmp_path: Path) -> None:
-    values, twin = torch.randn(2, 12), nn.Linear(12, 3)
-    model: Any = copy.deepcopy(twin)
-    prune_by_torch(twin, "weight", 0.5)
+    values, reference = torch.randn(2, 12), nn.Linear(12, 3)
+    model: Any = copy.deepcopy(reference)
+    prune_by_torch(reference, "weight", 0.5)
     store = f"file://{tmp_path / 'store'}"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
@@ -75,9 +75,9 @@ def test_a_distributed_weight_is_pruned_as_a_plain_one(tmp_path: Path) -> None:
         with amanda.apply(Prune(0.5)):
             output = model(distribute_tensor(values, mesh, [Replicate()]))
             output.square().sum().backward()
-        twin(values).square().sum().backward()
-        assert torch.equal(output.to_local(), twin(values))
-        expected: Any = twin.weight_orig
+        reference(values).square().sum().backward()
+        assert torch.equal(output.to_local(), reference(values))
+        expected: Any = reference.weight_orig
         assert torch.equal(model.weight.grad.to_local(), expected.grad)
     finally:
         torch.distributed.destroy_process_group()

@@ -46,7 +46,7 @@ def same(*values: Any) -> Any:
     return values
 
 
-def twin(tensor: torch.Tensor) -> torch.Tensor:
+def exact_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy with the same strides and alignment, also of views with gaps or overlaps."""
     storage: Any = tensor.untyped_storage()
     place = (tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -62,9 +62,9 @@ def copied(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-def twins(*values: Any) -> Any:
+def exact_copies(*values: Any) -> Any:
     """Return copies with the same layout; to the driver each is a change."""
-    return tuple(copied(value, twin) for value in values)
+    return tuple(copied(value, exact_copy) for value in values)
 
 
 def clones(*values: Any) -> Any:
@@ -72,7 +72,12 @@ def clones(*values: Any) -> Any:
     return tuple(copied(value, torch.clone) for value in values)
 
 
-VARIANTS: dict[str, Routine] = {"none": nothing, "same": same, "twins": twins, "clones": clones}
+VARIANTS: dict[str, Routine] = {
+    "none": nothing,
+    "same": same,
+    "exact_copies": exact_copies,
+    "clones": clones,
+}
 
 
 # Where bits legitimately differ once a value is another object: such ops get their own values back.
@@ -99,9 +104,9 @@ TOGETHER = (
 #: (variant, architecture) -> op type -> why this op is left alone.
 EXCEPTIONS: dict[tuple[str, str], dict[str, str]] = {
     **{(variant, "shared"): {"einsum": TOGETHER} for variant in VARIANTS},
-    ("twins", "mamba"): {"to": RETURNS_INPUT},
-    ("twins", "mixtral"): {"to": RETURNS_INPUT},
-    ("twins", "unet"): {"__getitem__": VIEW_WRITTEN},
+    ("exact_copies", "mamba"): {"to": RETURNS_INPUT},
+    ("exact_copies", "mixtral"): {"to": RETURNS_INPUT},
+    ("exact_copies", "unet"): {"__getitem__": VIEW_WRITTEN},
     ("clones", "mamba"): {
         "to": RETURNS_INPUT,
         "silu": DENSE_KERNEL,
@@ -203,7 +208,7 @@ def case(architecture: Architecture, program: str, variant: str) -> Any:
     """Return one case; slow unless it is one of the sample."""
     name = architecture.name
     fast = name == "bert" and program != "evaluate"
-    fast |= name in ("mixtral", "unet") and (program, variant) == ("train", "twins")
+    fast |= name in ("mixtral", "unet") and (program, variant) == ("train", "exact_copies")
     marks = () if fast else (pytest.mark.slow,)
     return pytest.param(
         architecture, program, variant, marks=marks, id=f"{name}-{program}-{variant}"
@@ -303,11 +308,11 @@ COUPLED = (
 #: (variant, architecture) -> (backward op, how many more, why)
 ADDITIONS: dict[tuple[str, str], tuple[str, int, str]] = {
     ("none", "lstm"): ("StackBackward0", 2, COUPLED),
-    ("twins", "lstm"): ("StackBackward0", 2, COUPLED),
+    ("exact_copies", "lstm"): ("StackBackward0", 2, COUPLED),
 }
 
 
-@pytest.mark.parametrize("variant", [pytest.param("none", marks=pytest.mark.slow), "twins"])
+@pytest.mark.parametrize("variant", [pytest.param("none", marks=pytest.mark.slow), "exact_copies"])
 @pytest.mark.parametrize("architecture", SAMPLED, ids=str)
 def test_every_backward_op_is_seen_once(
     architecture: Architecture, variant: str, capsys: pytest.CaptureFixture[str]

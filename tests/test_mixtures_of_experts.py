@@ -66,9 +66,9 @@ def outcome_of(name: str, implementation: str) -> Outcome:
                     wrong.append(f"output of prompt {number}")
         output_of(model, feeds[1]).float().square().mean().backward()  # type: ignore[no-untyped-call]
     output_of(reference.model, feeds[1]).float().square().mean().backward()  # type: ignore[no-untyped-call]
-    twins = dict(reference.model.named_parameters())
+    expected_parameters = dict(reference.model.named_parameters())
     for path, parameter in model.named_parameters():
-        gradient = twins[path].grad
+        gradient = expected_parameters[path].grad
         if gradient is not None and path in reference.masks:
             gradient = gradient * reference.masks[path]
         own = parameter.grad

@@ -116,12 +116,12 @@ class Mask(amanda.Tool):
 
 def pruned(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return the output of a copy whose weights were masked in place."""
-    twin = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     with torch.no_grad():
-        for name, parameter in twin.named_parameters():
+        for name, parameter in reference.named_parameters():
             if name.endswith("weight"):
                 parameter.mul_(parameter > 0)
-    output = twin(x)
+    output = reference(x)
     assert isinstance(output, torch.Tensor)
     return output
 

@@ -1,9 +1,9 @@
-"""Pruning compared with twins: the same model, pruned by hand, without Amanda.
+"""Pruning compared with references: the same model, pruned by hand, without Amanda.
 
-A twin is a copy of the model whose weights were masked in place. Inserted code is not
+A reference is a copy of the model whose weights were masked in place. Inserted code is not
 differentiated, so the op's own backward sees the masked weight, and its gradient goes straight
-through to the dense one. If autodiff is enabled, the twin is parametrized with the mask instead.
-Everything is compared bit for bit.
+through to the dense one. If autodiff is enabled, the reference is parametrized with the mask
+instead. Everything is compared bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WITH_WEIGHTS = ("linear", "conv1d", "conv2d", "conv_transpose2d")
 
 _CASES = {a.name: a for a in ARCHITECTURES}
 # In BERT the decoder's weight is the embedding's: masked at the decoder, it is still dense at the
-# embedding, which a twin with one masked weight is not.
+# embedding, which a reference with one masked weight is not.
 _CASES["bert"] = Architecture(
     "bert", functools.partial(bert, tie_word_embeddings=False), _CASES["bert"].feed
 )
@@ -100,17 +100,17 @@ def backward(model: nn.Module, architecture: Architecture) -> dict[str, Bits]:
 @pytest.mark.parametrize("architecture", CASES, ids=str)
 def test_pruned_model_is_a_twin_with_masked_weights(architecture: Architecture) -> None:
     model = built(architecture)
-    twin = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     masks = masks_of(model)
     with torch.no_grad():
-        for name, parameter in twin.named_parameters():
+        for name, parameter in reference.named_parameters():
             if name in masks:
                 parameter.mul_(masks[name])
 
     tool = Prune()
     for seed in range(2):
         torch.manual_seed(seed)
-        expected = backward(twin, architecture)
+        expected = backward(reference, architecture)
         torch.manual_seed(seed)
         with amanda.apply(tool):
             found = backward(model, architecture)
@@ -132,10 +132,10 @@ def _any_at(gradient: torch.Tensor | None, where: torch.Tensor) -> bool:
 @pytest.mark.parametrize("architecture", CASES, ids=str)
 def test_gradient_mask_masks_the_weight_gradient_and_no_other(architecture: Architecture) -> None:
     model = built(architecture)
-    twin = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     masks = masks_of(model)
     with torch.no_grad():
-        for name, parameter in twin.named_parameters():
+        for name, parameter in reference.named_parameters():
             if name in masks:
                 parameter.mul_(masks[name])
 
@@ -146,10 +146,10 @@ def test_gradient_mask_masks_the_weight_gradient_and_no_other(architecture: Arch
         with amanda.apply(tool):
             backward(model, architecture)
         torch.manual_seed(seed)
-        twin.zero_grad()
-        backward(twin, architecture)
+        reference.zero_grad()
+        backward(reference, architecture)
         for (name, found), expected in zip(
-            model.named_parameters(), twin.parameters(), strict=True
+            model.named_parameters(), reference.parameters(), strict=True
         ):
             if name in masks and expected.grad is not None:
                 expected.grad.mul_(masks[name])
@@ -160,7 +160,7 @@ def test_gradient_mask_masks_the_weight_gradient_and_no_other(architecture: Arch
 def test_training_is_that_of_a_twin_that_masks_by_hand(architecture: Architecture) -> None:
     """Several steps with momentum; pruned weights stay what they were."""
     model = built(architecture)
-    twin = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     masks = masks_of(model)
     first = {name: p.detach().clone() for name, p in model.named_parameters()}
 
@@ -178,31 +178,33 @@ def test_training_is_that_of_a_twin_that_masks_by_hand(architecture: Architectur
 
     @torch.no_grad()
     def mask_weights() -> None:
-        for name, parameter in twin.named_parameters():
+        for name, parameter in reference.named_parameters():
             if name in masks:
                 parameter.mul_(masks[name])
 
     def mask_gradients() -> None:
-        for name, parameter in twin.named_parameters():
+        for name, parameter in reference.named_parameters():
             if name in masks and parameter.grad is not None:
                 parameter.grad.mul_(masks[name])
 
     def nothing() -> None:
         pass
 
-    expected = list(steps(twin, mask_weights, mask_gradients))
+    expected = list(steps(reference, mask_weights, mask_gradients))
     with amanda.apply(Prune(gradients=True)):
         found = list(steps(model, nothing, nothing))
     assert found == expected
     assert len(set(found)) == STEPS  # The steps moved something.
 
     mask_weights()
-    for (name, parameter), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+    for (name, parameter), other in zip(
+        model.named_parameters(), reference.parameters(), strict=True
+    ):
         if name not in masks:
             assert bits_of(parameter) == bits_of(other), name
             continue
         pruned = masks[name] == 0
-        # Where it is pruned, the sign of the twin's 0 depends on how often it was masked.
+        # Where it is pruned, the sign of the reference's 0 depends on how often it was masked.
         assert bits_of(parameter[~pruned]) == bits_of(other[~pruned]), name
         assert torch.equal(parameter[pruned], first[name][pruned]), name
 
@@ -232,9 +234,9 @@ class PruneDifferentiably(Prune):
 def test_differentiated_mask_is_a_parametrized_weight(name: str) -> None:
     architecture = _CASES[name]
     model = built(architecture)
-    twin = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     masks = masks_of(model)
-    for weight, (module, attribute) in weights_of(twin).items():
+    for weight, (module, attribute) in weights_of(reference).items():
         parametrize.register_parametrization(module, attribute, Masked(masks[weight]))
 
     tool = PruneDifferentiably()
@@ -245,13 +247,13 @@ def test_differentiated_mask_is_a_parametrized_weight(name: str) -> None:
             loss = loss_of(model(**architecture.feed()))
             torch.autograd.backward(loss)
         torch.manual_seed(seed)
-        twin.zero_grad()
-        expected = loss_of(twin(**architecture.feed()))
+        reference.zero_grad()
+        expected = loss_of(reference(**architecture.feed()))
         torch.autograd.backward(expected)
         assert bits_of(loss) == bits_of(expected)
         gradients = {
             name.replace("parametrizations.", "").replace(".original", ""): parameter.grad
-            for name, parameter in twin.named_parameters()
+            for name, parameter in reference.named_parameters()
         }
         for weight, parameter in model.named_parameters():
             assert bits_of(parameter.grad) == bits_of(gradients[weight]), weight
@@ -322,8 +324,8 @@ class Quantize(amanda.Tool):
 def test_edited_activations_are_straight_through(name: str, inputs: bool) -> None:
     architecture = _CASES[name]
     model = built(architecture)
-    twin = copy.deepcopy(model)
-    modules = [m for m in twin.modules() if type(m) in OPS_OF]
+    reference = copy.deepcopy(model)
+    modules = [m for m in reference.modules() if type(m) in OPS_OF]
     for module in modules:
         if inputs:
             # Out of place: an in-place op on the edited copy leaves the input as it was, and
@@ -335,7 +337,7 @@ def test_edited_activations_are_straight_through(name: str, inputs: bool) -> Non
     tool = Quantize(inputs)
     for seed in range(2):
         torch.manual_seed(seed)
-        expected = backward(twin, architecture)
+        expected = backward(reference, architecture)
         torch.manual_seed(seed)
         with amanda.apply(tool):
             found = backward(model, architecture)

@@ -1,8 +1,8 @@
 """Random programs under random edits equal the same programs with the edits written by hand.
 
-The twin applies each edit as an autograd function of its own around the operator, so nothing in the
-comparison comes from the driver. Hypothesis creates the programs, the same in each run, and reports
-the smallest that differs. `AMANDA_PROGRAMS=2000` runs more.
+The reference applies each edit as an autograd function of its own around the operator, so nothing
+in the comparison comes from the driver. Hypothesis creates the programs, the same in each run, and
+reports the smallest that differs. `AMANDA_PROGRAMS=2000` runs more.
 """
 
 # mypy: allow-untyped-calls
@@ -99,7 +99,7 @@ def _branch(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return result
 
 
-#: Kind of line -> (the program's code, the op's type, which edits a twin can be written for).
+#: Kind of line -> (the program's code, the op's type, which edits a reference can be written for).
 KINDS: dict[str, tuple[Any, str, str]] = {
     "tanh": (lambda call, a, b: call(torch.tanh, a), "tanh", "all"),
     "mul": (lambda call, a, b: call(torch.mul, a, b), "mul", "all"),

@@ -186,14 +186,14 @@ def test_without_gradients(extent: Callable[[], Any]) -> None:
 
 def test_a_guard_that_refuses() -> None:
     torch.manual_seed(1)
-    model, twin = Pair(), Pair()
-    twin.load_state_dict(model.state_dict())
+    model, reference = Pair(), Pair()
+    reference.load_state_dict(model.state_dict())
     x = torch.randn(2, 4, 5, 5)
     tool = Rewrite(rules=["conv_bn"])
     with amanda.apply(tool):
         for _ in range(3):
-            assert torch.equal(model(x), twin(x))
-    assert torch.equal(model.norm.running_mean, twin.norm.running_mean)
+            assert torch.equal(model(x), reference(x))
+    assert torch.equal(model.norm.running_mean, reference.norm.running_mean)
     (match,) = tool.result().matches
     assert match.fallbacks == {"the normalisation is in training": 2}
     assert match.rewritten == 0

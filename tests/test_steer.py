@@ -189,11 +189,11 @@ def test_gradients_pass_as_if_nothing_had_changed() -> None:
         model(x).sum().backward()
     hidden = (torch.tanh(model.first(X)) * 3).detach().requires_grad_()
     model.second(hidden).sum().backward()
-    twin = X.clone().requires_grad_()
-    torch.tanh(model.first(twin)).backward(hidden.grad)
-    assert twin.grad is not None
+    reference = X.clone().requires_grad_()
+    torch.tanh(model.first(reference)).backward(hidden.grad)
+    assert reference.grad is not None
     assert x.grad is not None
-    assert torch.allclose(x.grad, twin.grad)
+    assert torch.allclose(x.grad, reference.grad)
 
 
 def test_vectors_come_from_files(tmp_path: Path) -> None:

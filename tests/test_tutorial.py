@@ -212,12 +212,12 @@ def test_counting_convolutions_backward() -> None:
 def test_counting_changes_nothing() -> None:
     x = torch.rand((1, 3, 32, 32))
     model = ConvNeuralNet(10)
-    twin = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     gradient = torch.rand((1, 10))
     with amanda.tool.apply(CountOPTool(op_name="conv2d", backward_op_name="Conv")):
         model(x).backward(gradient)
-    twin(x).backward(gradient)
-    for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+    reference(x).backward(gradient)
+    for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
         assert ours.grad is not None
         assert theirs.grad is not None
         assert torch.equal(ours.grad, theirs.grad), name
@@ -381,23 +381,23 @@ def prunable(model: nn.Module) -> list[nn.Module]:
 
 def pruned_by_torch(model: nn.Module) -> nn.Module:
     """Return a copy whose weights are masked by PyTorch's own pruning."""
-    twin = copy.deepcopy(model)
-    for module in prunable(twin):
+    reference = copy.deepcopy(model)
+    for module in prunable(reference):
         count = int(module.get_parameter("weight").numel() * SPARSITY)
         prune_torch.l1_unstructured(module, "weight", amount=count)
-    return twin
+    return reference
 
 
 def test_pruning_prunes_what_torch_prunes() -> None:
     model = ConvNeuralNet(10)
-    twin = pruned_by_torch(model)
+    reference = pruned_by_torch(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     tool = PruningTool()
     x = torch.rand((2, 3, 32, 32))
     dense = model(x)
     with amanda.apply(tool):
         first, second = model(x), model(x)
-    assert torch.equal(first, twin(x))
+    assert torch.equal(first, reference(x))
     assert torch.equal(second, first)
     assert not torch.equal(first, dense)
     assert torch.equal(model(x), dense)
@@ -407,7 +407,7 @@ def test_pruning_prunes_what_torch_prunes() -> None:
 def test_gradients_of_a_pruned_model() -> None:
     model = ConvNeuralNet(10)
     pruned = pruned_by_torch(model)
-    # The default leaves the backward program as it is: the twin's weights were masked in place.
+    # The default keeps the backward program: the reference's weights were masked in place.
     masked = copy.deepcopy(model)
     for ours, theirs in zip(prunable(masked), prunable(pruned), strict=True):
         with torch.no_grad():

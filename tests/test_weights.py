@@ -316,11 +316,11 @@ def test_what_lies_where_a_parameter_was_is_none() -> None:
 
 def test_a_copy_beside_its_original_has_keys_of_its_own() -> None:
     model, tool, x = Block(), Reads(), torch.ones(1, 4)
-    twin = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     with amanda.apply(tool):
         model(x, [0])
         first, tool.seen = tool.keys("linear"), []
-        twin(x, [0])
+        reference(x, [0])
     assert tool.keys("linear") == [key.replace("Block:", "Block#2:") for key in first]
 
 

@@ -15,7 +15,7 @@ def leaf(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).requires_grad_()
 
 
-def twin(tensor: torch.Tensor) -> torch.Tensor:
+def leaf_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a leaf of the same value, for the plain program to compare with."""
     return tensor.detach().clone().requires_grad_()
 

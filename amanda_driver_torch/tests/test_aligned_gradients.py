@@ -22,7 +22,7 @@ import amanda
 from amanda_core.errors import EditError, UnsupportedError
 from amanda_core.testing.tools import at_inputs, at_outputs, tool
 
-from .tensors import close, equal, grad_of, leaf, twin
+from .tensors import close, equal, grad_of, leaf, leaf_copy
 
 LATE = pytest.mark.parametrize("late", [False, True], ids=["asked-before", "asked-after"])
 
@@ -57,7 +57,7 @@ class Gradients(dict[int, Any]):
 
 def expected(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[Any]:
     """Return the gradients of the sum of squares of a plain program's output."""
-    leaves = [twin(tensor) for tensor in inputs]
+    leaves = [leaf_copy(tensor) for tensor in inputs]
     return list(torch.autograd.grad(function(*leaves).square().sum(), leaves))
 
 
@@ -321,7 +321,7 @@ def test_watching_every_gradient_keeps_sums_bit_for_bit() -> None:
         return torch.addcmul(x.exp(), x, x).lerp(x, x).sum() + (x.sin() * x.cos() * x).sum()
 
     x = leaf(50)
-    plain = twin(x)
+    plain = leaf_copy(x)
     program(plain).backward()
 
     def together(context: amanda.OpContext) -> None:

@@ -18,7 +18,7 @@ import amanda
 from amanda_core.errors import EditError
 from amanda_core.testing.tools import at_outputs, before, tool, watching_backward
 
-from .tensors import close, equal, grad_of, leaf, twin
+from .tensors import close, equal, grad_of, leaf, leaf_copy
 
 
 def raw(op_type: str, action: Any) -> amanda.Tool:
@@ -189,7 +189,7 @@ def test_raw_gradient_of_a_wrong_shape_is_an_error_of_the_tool() -> None:
 
 def test_edits_hold_in_gradients_of_gradients() -> None:
     x = leaf(3)
-    y = twin(x * 2)
+    y = leaf_copy(x * 2)
     with amanda.apply(before("exp", lambda v: v * 2)):
         (first,) = torch.autograd.grad((x.exp() * 3).sum(), x, create_graph=True)
         first.square().sum().backward()

@@ -17,7 +17,7 @@ import amanda
 from amanda_core.errors import AmandaWarning
 from amanda_core.testing.tools import at_inputs, at_outputs, before, tool, watching_backward
 
-from .tensors import close, equal, grad_of, leaf, twin
+from .tensors import close, equal, grad_of, leaf, leaf_copy
 
 # Ways to run a backward pass.
 
@@ -87,7 +87,7 @@ def test_hooks_of_the_user_are_undisturbed() -> None:
     watch.add_inst_for_op(analyse, backward=True)
     x = leaf(2)
     plain, logged = list[Any](), list[Any]()
-    program(twin(x), plain)
+    program(leaf_copy(x), plain)
     with amanda.apply(watch):
         program(x, logged)
     assert [what for what, _ in plain] == ["y", "pre", "post", "x", "after"]
@@ -198,7 +198,7 @@ def test_gradients_of_edited_gradients_pass_straight_through(raw: bool, after: b
 
 
 def test_replaced_backward_is_differentiated_as_written() -> None:
-    class Twin(torch.autograd.Function):
+    class Reference(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             return torch.tanh(x)
@@ -212,7 +212,7 @@ def test_replaced_backward_is_differentiated_as_written() -> None:
         return torch.autograd.grad(grad.sum(), w)[0]
 
     x, w = leaf(4), leaf(4)
-    expected = second(Twin.apply, x, w)
+    expected = second(Reference.apply, x, w)
     replacing = tool(lambda c: c.replace_backward_op(lambda g: g * 3, [0]), "tanh")
     with amanda.apply(replacing):
         close(second(torch.tanh, x, w), expected)

@@ -23,7 +23,7 @@ import amanda
 from amanda_core.testing.tools import Everywhere, after, at_inputs, before, tool
 
 from .interceptors import under_both_interceptors
-from .tensors import equal, grad_of, leaf, twin
+from .tensors import equal, grad_of, leaf, leaf_copy
 
 Program = Callable[..., Any]
 
@@ -65,7 +65,7 @@ PROGRAMS: dict[str, Program] = {
 
 
 def gradients(program: Program, given: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    leaves = [twin(tensor) for tensor in given]
+    leaves = [leaf_copy(tensor) for tensor in given]
     result = program(*leaves)
     weights = torch.arange(1.0, 1.0 + result.numel()).reshape(result.shape).sin()
     first = torch.autograd.grad((result * weights).sum(), leaves, create_graph=True)

@@ -221,11 +221,11 @@ def test_an_edit_of_a_modules_value_goes_straight_through() -> None:
     output = model[0](X).detach() * 3
     output.requires_grad_()
     model[1](output).sum().backward()
-    twin = X.clone().requires_grad_()
-    model[0](twin).backward(output.grad)
+    reference = X.clone().requires_grad_()
+    model[0](reference).backward(output.grad)
     assert x.grad is not None
-    assert twin.grad is not None
-    assert torch.equal(x.grad, twin.grad)
+    assert reference.grad is not None
+    assert torch.equal(x.grad, reference.grad)
 
 
 def test_each_module_and_call_has_an_operator_of_its_own() -> None:

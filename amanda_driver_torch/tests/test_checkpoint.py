@@ -19,7 +19,7 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import after, at_inputs, before, tool
 
-from .tensors import close, equal, grad_of, leaf, twin
+from .tensors import close, equal, grad_of, leaf, leaf_copy
 
 VARIANTS = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved-tensors"])
 
@@ -130,7 +130,7 @@ def test_plain_function_called_in_a_loop_of_one_module(reentrant: bool) -> None:
         Loop()(x).sum().backward()
     assert len(set(seen.first)) == 3
     assert seen.again == seen.first[::-1]
-    y = twin(x)
+    y = leaf_copy(x)
     value = y
     for by in (2.0, 3.0, 5.0):
         # Straight through: the slope of sin where it was taken, without that of the scaling.

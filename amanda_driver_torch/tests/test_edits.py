@@ -1,4 +1,4 @@
-"""Edits pass straight through: values change, the graph does not; the oracle is an edited twin."""
+"""Edits pass straight through: values change, the graph does not. The oracle is edited by hand."""
 
 # mypy: allow-untyped-calls
 # torch leaves Tensor.backward and its like untyped.
@@ -17,7 +17,7 @@ import amanda
 from amanda_core.errors import EditError, RoutineResultError
 from amanda_core.testing.tools import after, before, tool
 
-from .tensors import close, equal, grad_of, leaf, twin
+from .tensors import close, equal, grad_of, leaf, leaf_copy
 
 X = torch.ones(2)
 
@@ -34,7 +34,7 @@ def test_edited_weight_acts_like_a_twin_with_that_weight() -> None:
     with amanda.apply(before("linear", double, [1])):
         out = layer(x)
         out.square().sum().backward()
-    w, b, x2 = twin(layer.weight * 2), twin(layer.bias), twin(x)
+    w, b, x2 = leaf_copy(layer.weight * 2), leaf_copy(layer.bias), leaf_copy(x)
     expected = F.linear(x2, w, b)
     expected.square().sum().backward()
     equal(out, expected)
@@ -130,7 +130,7 @@ def test_list_of_another_length_is_an_error() -> None:
 )
 def test_one_of_several_outputs_is_edited(op_type: str, call: Callable[[Any], Any]) -> None:
     x = leaf(4)
-    x2 = twin(x)
+    x2 = leaf_copy(x)
     with amanda.apply(after(op_type, lambda out: -out, [0])):
         got = call(x)
         (got[0].sum() + 3 * got[1].sum()).backward()
@@ -186,7 +186,7 @@ def test_edit_to_an_equal_value_keeps_sums_of_gradients_bit_for_bit() -> None:
         )
 
     x = leaf(50)
-    plain = twin(x)
+    plain = leaf_copy(x)
     program(plain).backward()
     with amanda.apply(tool(analyse)):
         program(x).backward()
@@ -268,7 +268,7 @@ def test_value_made_in_inference_mode_keeps_the_gradient(insert: Any) -> None:
             return value * 2
 
     x = leaf(3)
-    x2 = twin(x)
+    x2 = leaf_copy(x)
     for each, edit in ((x, routine), (x2, double)):
         with amanda.apply(insert("exp", edit)):
             torch.exp(each).square().sum().backward()
@@ -308,7 +308,7 @@ def test_complex_values() -> None:
     x = torch.randn(3, dtype=torch.cfloat).requires_grad_()
     with amanda.apply(before("mul", lambda v: v * 1j, [0])):
         (x * 2).abs().square().sum().backward()
-    y = twin(x * 1j)
+    y = leaf_copy(x * 1j)
     (y * 2).abs().square().sum().backward()
     close(grad_of(x), grad_of(y))
 

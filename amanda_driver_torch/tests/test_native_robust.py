@@ -284,13 +284,13 @@ def test_a_plan_is_not_run_on_stand_ins() -> None:
 def test_plans_with_gradients_and_without_take_turns(times: int) -> None:
     torch.manual_seed(0)
     layer, value = nn.Linear(3, 3), torch.randn(2, 3)
-    twin = nn.Linear(3, 3)
-    twin.load_state_dict(layer.state_dict())
-    twin(value).sum().backward()
-    expected = (twin(value) * 2).detach()
-    assert twin.weight.grad is not None
-    assert twin.bias.grad is not None
-    doubled = twin.weight.grad * 2
+    reference = nn.Linear(3, 3)
+    reference.load_state_dict(layer.state_dict())
+    reference(value).sum().backward()
+    expected = (reference(value) * 2).detach()
+    assert reference.weight.grad is not None
+    assert reference.bias.grad is not None
+    doubled = reference.weight.grad * 2
     with amanda.apply(Scale()):
         for _ in range(3):
             for _ in range(times):
@@ -302,7 +302,7 @@ def test_plans_with_gradients_and_without_take_turns(times: int) -> None:
                 assert layer.weight.grad is not None
                 assert layer.bias.grad is not None
                 assert torch.equal(layer.weight.grad, doubled)
-                assert torch.equal(layer.bias.grad, twin.bias.grad)
+                assert torch.equal(layer.bias.grad, reference.bias.grad)
             layer.weight.requires_grad_(False)
             layer(value).sum().backward()
             layer.weight.requires_grad_(True)

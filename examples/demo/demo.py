@@ -129,11 +129,11 @@ def show_predictions(policy: str, photos: list[Photo], runs: list[PrunedRun]) ->
 
 def prune_a_copy(model: torch.nn.Module, sparsity: float) -> torch.nn.Module:
     """Return a copy of the model pruned with PyTorch's own utilities, which change its modules."""
-    twin = copy.deepcopy(model)
-    for module in twin.modules():
+    copied = copy.deepcopy(model)
+    for module in copied.modules():
         if isinstance(module, torch.nn.Conv2d):
             prune.l1_unstructured(module, "weight", sparsity)  # type: ignore[no-untyped-call]
-    return twin
+    return copied
 
 
 def count_conv_modules(model: torch.nn.Module) -> int:
@@ -163,7 +163,7 @@ def count_training_step(
 
 def show_cost(model: torch.nn.Module, photo: torch.Tensor) -> None:
     """Print how long a forward pass over one photograph takes, plain and instrumented."""
-    twin = prune_a_copy(model, 0.2)
+    copied = prune_a_copy(model, 0.2)
     # Apply the same instances again and again, so that each analyses only once.
     nothing, counter, pruner = amanda.Tool(), CountConvolutions(), PruneConvolutions(0.2)
     seconds = interleaved_medians(
@@ -172,7 +172,7 @@ def show_cost(model: torch.nn.Module, photo: torch.Tensor) -> None:
             "a tool that inserts nothing": (model, lambda: amanda.apply(nothing)),
             "counting the convolutions": (model, lambda: amanda.apply(counter)),
             "pruning the convolutions": (model, lambda: amanda.apply(pruner)),
-            "for comparison: torch.nn.utils.prune on a copy": (twin, nullcontext),
+            "for comparison: torch.nn.utils.prune on a copy": (copied, nullcontext),
         },
         photo,
     )

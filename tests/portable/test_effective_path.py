@@ -216,15 +216,15 @@ def test_the_sets_of_pytorch(mode: str, variant: Any) -> None:
     for mine, other in zip(found.paths, expected.paths, strict=True):
         assert mine.predicted == other.predicted
         for kind, values in theirs.items():
-            for (name, elements), (twin, same) in zip(ours[kind], values, strict=True):
+            for (name, elements), (counterpart, same) in zip(ours[kind], values, strict=True):
                 assert elements == same
                 indices = channels_first(mine.points[name], elements)
-                assert indices == other.points[twin].tolist(), twin
+                assert indices == other.points[counterpart].tolist(), counterpart
                 compared += 1
             if kind in ("conv", "linear"):
-                for (name, _), (twin, _) in zip(ours[kind], values, strict=True):
-                    assert len(mine.edges[name]) == len(other.edges[twin])
-                    assert len(mine.weights[name]) == len(other.weights[twin])
+                for (name, _), (counterpart, _) in zip(ours[kind], values, strict=True):
+                    assert len(mine.edges[name]) == len(other.edges[counterpart])
+                    assert len(mine.weights[name]) == len(other.weights[counterpart])
     assert compared == 3 * len(expected.layers)
     assert len(expected.layers) == (5 if variant == "FwAB" else 13)
 

@@ -130,20 +130,20 @@ def assert_same_weights(one: Any, other: Any, tolerance: float) -> None:
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["function", "eagerly"])
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_fit(optimizer: str, run_eagerly: bool, staged: bool) -> None:
-    twin = compiled(network(masked=True), optimizer, run_eagerly=run_eagerly)
-    mask_by_hand(twin)
-    expected = fit(twin)
+    reference = compiled(network(masked=True), optimizer, run_eagerly=run_eagerly)
+    mask_by_hand(reference)
+    expected = fit(reference)
     model = compiled(network(), optimizer, run_eagerly=run_eagerly)
     dense = model.get_weights()
     prune = MagnitudePrune(SPARSITY, staged=staged)
     with amanda.apply(prune):
         losses = fit(model)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    assert_same_weights(model, twin, 1e-5)
+    assert_same_weights(model, reference, 1e-5)
     # The tool's losses are those of a pruned model, and what it pruned has never moved.
     plain = fit(compiled(network(), optimizer, run_eagerly=run_eagerly))
     assert not np.allclose(losses, plain, rtol=1e-3)
-    masks = [layer.mask for layer in twin.layers if isinstance(layer, _Masked)]
+    masks = [layer.mask for layer in reference.layers if isinstance(layer, _Masked)]
     ours, before = ([w for w in ws if w.ndim in (2, 4)] for ws in (model.get_weights(), dense))
     for kernel, start, mask in zip(ours, before, masks, strict=True):
         assert np.array_equal(kernel[mask == 0], start[mask == 0])
@@ -153,45 +153,47 @@ def test_fit(optimizer: str, run_eagerly: bool, staged: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["function", "eagerly"])
 def test_evaluate_and_predict(run_eagerly: bool) -> None:
-    twin, model = (
+    reference, model = (
         compiled(network(masked), "momentum", run_eagerly=run_eagerly) for masked in (True, False)
     )
-    mask_by_hand(twin)
+    mask_by_hand(reference)
     with amanda.apply(MagnitudePrune(SPARSITY)):
         evaluated = model.evaluate(X, Y, batch_size=16, verbose=0)
         predicted = model.predict(X, batch_size=16, verbose=0)
-    np.testing.assert_allclose(evaluated, twin.evaluate(X, Y, batch_size=16, verbose=0), rtol=1e-5)
-    np.testing.assert_allclose(predicted, twin.predict(X, batch_size=16, verbose=0), atol=1e-6)
+    np.testing.assert_allclose(
+        evaluated, reference.evaluate(X, Y, batch_size=16, verbose=0), rtol=1e-5
+    )
+    np.testing.assert_allclose(predicted, reference.predict(X, batch_size=16, verbose=0), atol=1e-6)
     assert not np.allclose(predicted, model.predict(X, batch_size=16, verbose=0), atol=1e-3)
 
 
 @pytest.mark.slow
 def test_fit_traced_before() -> None:
     # The train function is there already when the tool comes, and is used again after it.
-    twin, model = (compiled(network(masked), "momentum") for masked in (True, False))
+    reference, model = (compiled(network(masked), "momentum") for masked in (True, False))
     # Processors differ in how they round what only one of the two graphs fuses.
-    np.testing.assert_allclose(fit(twin), fit(model), rtol=1e-6)
-    mask_by_hand(twin)
-    twin.make_train_function(force=True)
-    expected = fit(twin)
+    np.testing.assert_allclose(fit(reference), fit(model), rtol=1e-6)
+    mask_by_hand(reference)
+    reference.make_train_function(force=True)
+    expected = fit(reference)
     prune = MagnitudePrune(SPARSITY)
     with amanda.apply(prune):
         losses = fit(model)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    assert_same_weights(model, twin, 1e-5)
-    for layer in twin.layers:
+    assert_same_weights(model, reference, 1e-5)
+    for layer in reference.layers:
         if isinstance(layer, _Masked):
             layer.mask = None
-    twin.make_train_function(force=True)
-    np.testing.assert_allclose(fit(model, 1), fit(twin, 1), rtol=1e-4)
+    reference.make_train_function(force=True)
+    np.testing.assert_allclose(fit(model, 1), fit(reference, 1), rtol=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"jit_compile": True}, {"steps_per_execution": 3}], ids=str)
 def test_fit_compiled_otherwise(options: dict[str, Any]) -> None:
-    twin = compiled(network(masked=True), "momentum")
-    mask_by_hand(twin)
-    expected = fit(twin)
+    reference = compiled(network(masked=True), "momentum")
+    mask_by_hand(reference)
+    expected = fit(reference)
     model, prune = compiled(network(), "momentum", **options), MagnitudePrune(SPARSITY)
     count = Count("conv2d")
     notice: Any = contextlib.nullcontext()
