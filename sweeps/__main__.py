@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _again(arguments: list[str]) -> Iterator[str]:
-    """Yield the arguments that say what was run, without those that say how."""
+    """Yield the arguments that choose what to run, without those that choose how."""
     rest = iter(arguments)
     for argument in rest:
         if argument in ("--output", "--seconds"):

@@ -224,7 +224,7 @@ def test_drivers_are_listed_with_what_they_can_do(
     }
     assert (worse["status"], worse["framework"]) == ("broken", None)
     assert "ImportError: libtoy.so is missing" in worse["error"]
-    assert "speaks driver API 99, this core speaks" in future["error"]
+    assert "has driver API 99, but this core has" in future["error"]
     assert (off["status"], off["error"]) == ("blocked", None)
     assert call("drivers") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -269,7 +269,7 @@ def test_a_damaged_distribution_hides_no_other(tmp_path: Path, damaged: bytes) -
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
     found = json.loads(site.amanda("doctor", "--json").stdout)["findings"]
     (message,) = (f["message"] for f in found if f["of"] == "python")
-    assert message.startswith("Entry points cannot be read of worse: ")
+    assert message.startswith("Entry points cannot be read: worse: ")
 
 
 def test_strange_entry_points_are_harmless(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_the_nearest_file_with_the_table_is_read(tmp_path: Path) -> None:
 def test_an_error_in_a_file_without_the_table_is_told_too(tmp_path: Path) -> None:
     write(tmp_path, "[tool.amanda]\noutput = 'far'")
     write(tmp_path, "[tool", "near/pyproject.toml")
-    with pytest.raises(ConfigError, match=r"Not valid TOML.*leave it aside with --no-config"):
+    with pytest.raises(ConfigError, match=r"Not valid TOML.*ignore it with --no-config"):
         from_file(tmp_path / "near")
 
 
@@ -226,7 +226,7 @@ def test_another_tool_of_the_same_name_takes_nothing_from_a_lower_layer(tmp_path
 
 
 def test_names_that_differ_in_case_alone_would_be_one_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'trace' and 'Trace' differ in case alone.*rename one"):
+    with pytest.raises(ConfigError, match=r"'trace' and 'Trace' differ only in case.*rename one"):
         loaded(tmp_path, "trace", "Trace=trace")
 
 
@@ -242,11 +242,11 @@ def test_a_home_folder(tmp_path: Path, home: str) -> None:
 @pytest.mark.parametrize(
     ("environment", "where", "message"),
     [
-        ({"AMANDA_TOOLS": "a;a"}, "AMANDA_TOOLS", "'a' is named twice.*name of its own: a2=a"),
+        ({"AMANDA_TOOLS": "a;a"}, "AMANDA_TOOLS", "'a' is named twice.*another name: a2=a"),
         ({"AMANDA_TOOLS": "a:x=[1"}, "AMANDA_TOOLS", r"\] is missing in .*Close it"),
         ({"AMANDA_OUTPUT": " "}, "AMANDA_OUTPUT", "' ' is not a folder"),
-        ({"AMANDA_DRIVERS": ","}, "AMANDA_DRIVERS", "',' names no driver, or one twice"),
-        ({"AMANDA_DRIVERS": "a,a"}, "AMANDA_DRIVERS", "names no driver, or one twice"),
+        ({"AMANDA_DRIVERS": ","}, "AMANDA_DRIVERS", "does not name a driver, or names one"),
+        ({"AMANDA_DRIVERS": "a,a"}, "AMANDA_DRIVERS", "does not name a driver, or names one twice"),
     ],
 )
 def test_each_mistake_in_a_variable_names_it(

@@ -56,7 +56,7 @@ def test_how_a_tool_is_written(
         ("a/b=trace", "'a/b' cannot be the name of a tool"),
         ("..=trace", "'..' cannot be the name of a tool"),
         ("x" * 80, "is not the name of a tool"),
-        ("prune:0.5", "'prune:0.5' names no tool"),
+        ("prune:0.5", "'prune:0.5' does not name a tool"),
         ("mod:Class:5", "'5' is not of the form key=value"),
         ("prune:a=1,b", "'b' is not of the form key=value"),
         ("prune:a b=1", "'a b=1' is not of the form key=value"),

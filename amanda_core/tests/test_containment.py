@@ -248,7 +248,7 @@ def test_the_interface_is_compared_before_the_form(installed: Installed) -> None
 
     plugin = ToyDriver()
     plugin.info = Other()  # type: ignore[assignment]
-    with pytest.raises(DriverError, match=rf"speaks driver API {DRIVER_API + 1}, this core speaks"):
+    with pytest.raises(DriverError, match=rf"has driver API {DRIVER_API + 1}, but this core has"):
         discovery.register(plugin, "toy")
 
 
@@ -301,7 +301,7 @@ def test_a_tool_whose_options_cannot_be_read(
 ) -> None:
     installed.points.append(Point("odd", Unsigned, discovery.TOOL_GROUP, DISTRIBUTION))
     assert call("tools", "odd") == 2
-    assert "does not say what options it takes" in capsys.readouterr().err
+    assert "does not declare its options" in capsys.readouterr().err
 
 
 # Programs.

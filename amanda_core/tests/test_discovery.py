@@ -94,7 +94,7 @@ def test_a_broken_driver_asked_for_by_name_raises_with_its_cause(installed: Inst
 
 def test_a_driver_of_another_interface_is_refused(installed: Installed) -> None:
     future = DRIVER_API + 1
-    with pytest.raises(DriverError, match=rf"speaks driver API {future}.*speaks {DRIVER_API}"):
+    with pytest.raises(DriverError, match=rf"has driver API {future}.*core has {DRIVER_API}"):
         discovery.register(ToyDriver(api=future), "future")
     assert discovery.drivers() == ()
     installed.points.append(Point("future", lambda: ToyDriver(api=future)))
@@ -134,7 +134,7 @@ def test_two_drivers_of_one_name_or_one_framework_are_refused() -> None:
     first = discovery.register(ToyDriver(), "toy")
     with pytest.raises(DriverError, match="Two drivers are called 'toy'"):
         discovery.register(ToyDriver("other"), "toy")
-    with pytest.raises(DriverError, match="'toy' and 'again' are both of 'toy'"):
+    with pytest.raises(DriverError, match="'toy' and 'again' are both for 'toy'"):
         discovery.register(ToyDriver(), "again")
     assert discovery.drivers() == (first,)
     with amanda.apply(amanda.Tool()):

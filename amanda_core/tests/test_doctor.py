@@ -89,7 +89,7 @@ def test_what_is_wrong_is_found(
 
 @pytest.mark.untraced
 def test_nothing_installed(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
-    message = "No working driver: no operator is seen"
+    message = "No working driver: operators are not instrumented"
     assert findings(capsys, 1) == [("amanda", "error", message)]
 
 

@@ -164,7 +164,7 @@ def test_nothing_is_overwritten(
         else:
             folder.mkdir()
         assert call(kind, "mine", "-o", str(tmp_path)) == 2
-        assert f"{str(folder)!r} is there already. Remove it, or name another folder with -o" in (
+        assert f"{str(folder)!r} already exists. Remove it, or name another folder with -o" in (
             capsys.readouterr().err
         )
         if is_link:
@@ -188,7 +188,7 @@ def test_an_installed_name_is_not_taken(
     found = [SimpleNamespace(name=None), SimpleNamespace(), mine]
     monkeypatch.setattr(importlib_metadata, "distributions", lambda: found)
     assert call("driver", "mine", "-o", str(tmp_path)) == 2
-    assert "'amanda-driver-mine' is installed already. Where: NAME." in capsys.readouterr().err
+    assert "'amanda-driver-mine' is already installed. Where: NAME." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_every_source_blocks_and_none_takes_back_what_another_says(tmp_path: Pat
         (("c", "d"), "--disable-plugins"),
     ]
     assert from_environment({"AMANDA_DISABLE_PLUGINS": " , "}) == Layer()
-    with pytest.raises(ConfigError, match="names no plugin"):
+    with pytest.raises(ConfigError, match="does not name a plugin"):
         from_flags(disabled=" ")
 
 

@@ -339,5 +339,5 @@ def test_the_choice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE)
     assert INTERCEPTORS.choice().name == "native"
     monkeypatch.setenv(VARIABLE, "no such")
-    with pytest.raises(amanda.AmandaError, match="names no interceptor"):
+    with pytest.raises(amanda.AmandaError, match="is not the name of an interceptor"):
         INTERCEPTORS.choice()

@@ -191,7 +191,7 @@ def test_two_replacements_of_one_op_are_an_error_naming_both_tools(make: Any) ->
             each.add_inst_for_op(analyse)
     x = leaf(2)
     with (
-        pytest.raises(ReplacementConflictError, match=r"First and .*Second ask for"),
+        pytest.raises(ReplacementConflictError, match=r"First and .*Second request"),
         amanda.apply(*tools),
     ):
         torch.relu(x)

@@ -505,7 +505,7 @@ class OpContext(dict[str, Any]):
             raise LateActionError(
                 f"{kind.value} was called outside an analysis routine",
                 where=self.where,
-                fix="Ask for actions in a routine registered with add_inst_for_op",
+                fix="Request actions in a routine registered with add_inst_for_op",
             )
         tool, point, log = self._recorder
         where = f"tool {tool.tool_name}, {point.value}, {self.where}"
@@ -515,7 +515,7 @@ class OpContext(dict[str, Any]):
             raise LateActionError(
                 f"{kind.value} on a backward context comes too late: the forward op has run",
                 where=where,
-                fix="Ask for it in a forward analysis routine",
+                fix="Request it in a forward analysis routine",
             )
         if kind.point.rank < point.rank:
             raise LateActionError(
@@ -548,15 +548,15 @@ class OpContext(dict[str, Any]):
                     f"The driver {framework!r} has no {capability!r} in mode {mode!r}, which "
                     f"{kind.value} needs",
                     where=where,
-                    fix="Ask for it only where context.supports() says so",
+                    fix="Request it only if context.supports() returns True",
                 )
         # A backward context comes after its driver knew that its op would be watched.
         late = backward and point is IPoint.AFTER_FORWARD
         if late and not self.supports("late_gradients"):
             raise LateActionError(
                 f"{kind.value} at {point.value} comes too late: the driver {framework!r} has no "
-                f"'late_gradients' in mode {mode!r}, so it has to know before an op runs whether "
-                "its gradients are of interest",
+                f"'late_gradients' in mode {mode!r}, so it must know before an op runs whether "
+                "its gradients are watched",
                 where=where,
                 fix="Register the routine with require_outputs=False",
             )
@@ -627,7 +627,7 @@ class OpContext(dict[str, Any]):
 
     def _conflict(self, kind: ActionKind, first: Tool, second: Tool) -> None:
         raise ReplacementConflictError(
-            f"Both {first.tool_name} and {second.tool_name} ask for {kind.value}",
+            f"Both {first.tool_name} and {second.tool_name} request {kind.value}",
             where=self.where,
             fix="Apply only one of them, or let one insert before or after the op instead",
         )

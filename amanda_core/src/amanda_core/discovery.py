@@ -140,7 +140,7 @@ class Plugins:
             for other, known in self.drivers.items():
                 if known.info.name == info.name:
                     raise DriverError(
-                        f"Drivers {other!r} and {name!r} are both of {info.name!r}",
+                        f"Drivers {other!r} and {name!r} are both for {info.name!r}",
                         fix="Uninstall one: an op would be intercepted twice",
                     )
         self.drivers[name] = Driver(info, plugin, origin)

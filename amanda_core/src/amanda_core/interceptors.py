@@ -174,7 +174,7 @@ class Interceptors:
         asked = os.environ.get(variable)
         if asked and asked not in self.names:
             raise UnsupportedError(
-                f"{variable}={asked} names no interceptor",
+                f"{variable}={asked} is not the name of an interceptor",
                 where=driver,
                 fix=f"Use one of: {', '.join(self.names)}",
             )

@@ -34,7 +34,7 @@ def check_info(info: Any, what: str) -> DriverInfo:
     api = getattr(info, "api", None)
     if type(api) is int and api != DRIVER_API:
         raise DriverError(
-            f"{what} speaks driver API {api}, this core speaks {DRIVER_API}", fix=TOGETHER
+            f"{what} has driver API {api}, but this core has {DRIVER_API}", fix=TOGETHER
         )
     if not isinstance(info, DriverInfo):
         raise _malformed(what, f"a {type(info).__name__} and not a DriverInfo")

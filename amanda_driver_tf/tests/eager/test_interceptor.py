@@ -87,7 +87,7 @@ def test_without_a_wish_the_native_interceptor_is_used_where_it_is(
 
 def test_an_interceptor_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "other")
-    with pytest.raises(UnsupportedError, match="names no interceptor"):
+    with pytest.raises(UnsupportedError, match="is not the name of an interceptor"):
         amanda_driver_tf.interceptor()
     monkeypatch.setenv(VARIABLE, "native")
     monkeypatch.setattr(_extension, "native", None)
@@ -103,7 +103,7 @@ def test_the_preflight_check_tells_the_interceptor(
     assert amanda_preflight()[-1].severity == "info"
     monkeypatch.setenv(VARIABLE, "other")
     assert amanda_preflight()[-1].severity == "error"
-    assert "names no interceptor" in amanda_preflight()[-1].message
+    assert "is not the name of an interceptor" in amanda_preflight()[-1].message
 
 
 def test_an_extension_with_other_frames_is_not_used() -> None:

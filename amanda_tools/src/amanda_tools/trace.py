@@ -108,7 +108,7 @@ class Trace(Tool):
     def __init__(self, limit: int = 100_000, everything: bool = False) -> None:
         super().__init__()
         if limit < 0:
-            raise ValueError(f"limit must not be negative, and is {limit}")
+            raise ValueError(f"limit must not be negative, but is {limit}")
         self.limit = limit
         self.everything = everything
         self._ops: list[TracedOp] = []

@@ -97,7 +97,9 @@ def _values(text: str, path: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ResultError(f"{path} is no file of {FORMAT}", fix="Give one that save_weights wrote")
+        raise ResultError(
+            f"{path} is not a file of {FORMAT}", fix="Give one that save_weights wrote"
+        )
     values = found.get("values")
     if not isinstance(values, dict):
         raise ResultError(f"{path} has no values", fix="Give one that save_weights wrote")

@@ -93,7 +93,8 @@ def _of_drivers(drivers: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
     found: list[tuple[str, Finding]] = []
     if not any(driver["status"] == "ok" for driver in drivers):
         fix = "pip install amanda-driver-<framework>"
-        found.append(("amanda", Finding("error", "No working driver: no operator is seen", fix)))
+        what = "No working driver: operators are not instrumented"
+        found.append(("amanda", Finding("error", what, fix)))
     for driver in drivers:
         name = driver["name"]
         if driver["status"] == "broken":
@@ -155,7 +156,7 @@ def _of_tools(tools: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
 
 def _of_distributions() -> list[tuple[str, Finding]]:
     return [
-        ("python", Finding("error", f"Entry points cannot be read of {named}", "Reinstall it"))
+        ("python", Finding("error", f"Entry points cannot be read: {named}", "Reinstall it"))
         for named in unreadable()
     ]
 

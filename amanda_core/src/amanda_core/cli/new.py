@@ -59,11 +59,11 @@ def _make(kind: str, name: str, parent: Path) -> None:
     folder = parent / words["distribution"]
     if os.path.lexists(folder):
         raise OutputError(
-            f"{str(folder)!r} is there already", fix="Remove it, or name another folder with -o"
+            f"{str(folder)!r} already exists", fix="Remove it, or name another folder with -o"
         )
     if canonical(words["distribution"]) in distribution_names():
         raise ConfigError(
-            f"A distribution {words['distribution']!r} is installed already",
+            f"A distribution {words['distribution']!r} is already installed",
             where="NAME",
             fix="Choose another name: installing yours would remove it",
         )

@@ -234,6 +234,6 @@ def _number(variable: str) -> int | None:
         raise ConfigError(
             f"{variable} is {text[:80]!r}, which is not a number",
             where=variable,
-            fix="Unset it where no launcher of several processes sets it",
+            fix="Unset it if no launcher of several processes sets it",
         )
     return int(text)

@@ -119,19 +119,19 @@ def from_flags(
         wanted = split_names(drivers)
         if not wanted or len(set(wanted)) < len(wanted):
             raise ConfigError(
-                f"{drivers[:80]!r} names no driver, or one twice",
+                f"{drivers[:80]!r} does not name a driver, or names one twice",
                 where=names[2],
-                fix="Write names with commas between, such as 'a,b'; a file that has "
-                "'drivers = []' lets none attach",
+                fix="Separate names by commas, such as 'a,b'. To attach none, set "
+                "'drivers = []' in a file",
             )
     blocked = None
     if disabled is not None:
         blocked = split_names(disabled)
         if not blocked:
             raise ConfigError(
-                f"{disabled[:80]!r} names no plugin",
+                f"{disabled[:80]!r} does not name a plugin",
                 where=names[3],
-                fix="Write names with commas between, such as 'a,b', or '*' for all",
+                fix="Separate names by commas, such as 'a,b', or write '*' for all",
             )
     return Layer(
         Setting(output, names[1]) if output is not None else None,

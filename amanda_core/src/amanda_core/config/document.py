@@ -40,7 +40,7 @@ class Document:
             raise ConfigError(
                 f"Not valid TOML: {str(error) or type(error).__name__}",
                 where=str(path),
-                fix="Correct the file, or leave it aside with --no-config",
+                fix="Correct the file, or ignore it with --no-config",
             ) from None
 
     def where(self, *keys: str) -> str:

@@ -103,8 +103,7 @@ def options(made: Callable[..., Any], reference: str = "") -> tuple[Option, ...]
     except BaseException as error:
         contain(error)
         raise BrokenToolError(
-            f"The tool {reference or made!r} does not say what options it takes: "
-            f"{described(error)}",
+            f"The tool {reference or made!r} does not declare its options: {described(error)}",
             fix="The entry point must be a Tool class, or a function that returns a tool",
         ) from error
 

@@ -79,7 +79,7 @@ def _tool(name: str, value: Any, document: Document) -> ToolSettings:
             raise ConfigError(
                 f"{tool[:80]!r} is not the name of an installed tool",
                 where=document.where(*keys, "tool"),
-                fix="Name a tool of one's own by the flag: -t module:Class",
+                fix="Use the flag for your own tool: -t module:Class",
             )
     base = document.path.parent.resolve()
     options = {

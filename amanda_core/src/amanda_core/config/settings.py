@@ -207,7 +207,7 @@ def _check_names(tools: Sequence[ToolSettings]) -> None:
         other = seen.setdefault(settings.name.casefold(), settings)
         if other is not settings:
             raise ConfigError(
-                f"The names {other.name!r} and {settings.name!r} differ in case alone",
+                f"The names {other.name!r} and {settings.name!r} differ only in case",
                 where=settings.where,
                 fix="Their results would be one file: rename one",
             )

@@ -95,7 +95,7 @@ def parse_tool(text: str, where: str) -> ToolSettings:
     default = tool.rpartition("/")[2]
     if rest and "=" not in attribute:
         if not _ATTRIBUTE.fullmatch(attribute):
-            raise ConfigError(f"{_short(text)} names no tool", where=where, fix=form)
+            raise ConfigError(f"{_short(text)} does not name a tool", where=where, fix=form)
         tool, default = f"{tool}:{attribute}", attribute
     else:
         options = rest
@@ -123,7 +123,7 @@ def check_name(name: str, where: str) -> str:
         raise ConfigError(
             f"{_short(name)} cannot be the name of a tool",
             where=where,
-            fix="Use letters, digits, '-', '_' and '.', at most 64: results are filed under it",
+            fix="Use letters, digits, '-', '_' and '.', at most 64: a file gets this name",
         )
     return name
 
@@ -168,7 +168,7 @@ def parse_tools(texts: Sequence[str], where: str) -> dict[str, ToolSettings]:
             raise ConfigError(
                 f"The tool {settings.name!r} is named twice",
                 where=where,
-                fix=f"Give the second a name of its own: {settings.name}2={settings.reference}",
+                fix=f"Give the second one another name: {settings.name}2={settings.reference}",
             )
         found[settings.name] = settings
     return found

@@ -15,7 +15,8 @@ from amanda_core.testing.models import Model, Node
 
 __all__ = ["Program", "Scoped", "function_of", "source_of"]
 
-#: Name of a module, what runs in it, and the modules inside it -> what calls it as that module.
+#: Name of a module, the function that runs in it, and the modules inside it -> a function that
+#: calls it as that module.
 Scoped = Callable[[str, Callable[..., Any], Mapping[str, Callable[..., Any]]], Callable[..., Any]]
 
 

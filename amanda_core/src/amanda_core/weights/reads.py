@@ -1,6 +1,6 @@
 """`Weight` and `Reads`: the parameters that one execution of an op reads.
 
-Owns the value of `context.weights`: which input is which part of which parameter, whether the op
+Owns the value of `context.weights`: the part of a parameter that each input is, whether the op
 computes with it, and the key that identifies it in every process.
 """
 

@@ -1,8 +1,8 @@
 """`Keepalive`: nodes of a body that must run though nothing reads them.
 
-TensorFlow prunes what nobody reads. Owns which nodes are kept by control outputs: those after ops
-that have no outputs or have side effects, those after ops that run but whose new value nobody
-reads, and calls of functions that contain such nodes.
+TensorFlow prunes what nobody reads. Owns which nodes are kept by control outputs: nodes after ops
+without outputs or with side effects, nodes after ops that run but whose new value is not read, and
+calls of functions that contain such nodes.
 """
 
 from __future__ import annotations

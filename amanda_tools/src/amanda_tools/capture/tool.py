@@ -80,9 +80,9 @@ class Capture(SequenceTool["_Op"]):
         places = Places(positions, rows, axis)
         super().__init__(modules, ops, "inputs" in chosen, "outputs" in chosen, places, everything)
         if form not in ("memory", "safetensors"):
-            raise ValueError(f"form must be memory or safetensors, and is {form!r}")
+            raise ValueError(f"form must be memory or safetensors, but is {form!r}")
         if max_memory is not None and max_memory < 1:
-            raise ValueError(f"max_memory must be positive, and is {max_memory}")
+            raise ValueError(f"max_memory must be positive, but is {max_memory}")
         need_numpy()
         self._operands = None if operands is None else frozenset(operands)
         self._held: dict[int, HostTensor] = {}

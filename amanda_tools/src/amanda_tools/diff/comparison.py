@@ -186,7 +186,7 @@ def compare(
     need_numpy()
     for name, number in (("rtol", rtol), ("atol", atol)):
         if number is not None and not number >= 0:
-            raise ValueError(f"{name} must not be negative, and is {number}")
+            raise ValueError(f"{name} must not be negative, but is {number}")
     first, second = (d if isinstance(d, Dumped) else load_dump(Path(d)) for d in (a, b))
     comparison = _Comparison(first, second, Tolerance(rtol, atol))
     result = DiffResult(across=comparison.across)

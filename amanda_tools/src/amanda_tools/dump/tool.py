@@ -170,7 +170,7 @@ class Dump(OperatorTool["_Op"]):
             if value not in _VALUES:
                 raise ValueError(f"values must be of {', '.join(_VALUES)}, not {value!r}")
         if form not in ("npz", "safetensors"):
-            raise ValueError(f"form must be npz or safetensors, and is {form!r}")
+            raise ValueError(f"form must be npz or safetensors, but is {form!r}")
         for name, number in (
             ("bins", bins),
             ("first", first),
@@ -179,9 +179,9 @@ class Dump(OperatorTool["_Op"]):
             ("max_files", max_files),
         ):
             if number is not None and number < 0:
-                raise ValueError(f"{name} must not be negative, and is {number}")
+                raise ValueError(f"{name} must not be negative, but is {number}")
         if folder is not None and (folder / INDEX).exists():
-            raise ValueError(f"folder must have no dump yet, and {str(folder)!r} has one")
+            raise ValueError(f"folder must have no dump yet, but {str(folder)!r} has one")
         need_numpy()
         if form == "safetensors":
             need_safetensors()

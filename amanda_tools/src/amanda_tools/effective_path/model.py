@@ -117,10 +117,10 @@ class Extraction:
 
     def __post_init__(self) -> None:
         if not 0 < self.theta <= 1:
-            raise ValueError(f"theta must be above 0 and at most 1, and is {self.theta}")
+            raise ValueError(f"theta must be above 0 and at most 1, but is {self.theta}")
         if self.variant not in get_args(Variant):
             choices = ", ".join(get_args(Variant))
-            raise ValueError(f"variant must be one of {choices}, and is {self.variant!r}")
+            raise ValueError(f"variant must be one of {choices}, but is {self.variant!r}")
 
 
 @dataclass

@@ -217,7 +217,7 @@ class EffectivePathResult:
             ]
             return Table(self._title(), heads, ends)
         if by != "op":
-            raise ValueError(f"by must be op or end, and is {by!r}")
+            raise ValueError(f"by must be op or end, but is {by!r}")
         columns = (
             *("op", "kind", "neurons", "of all neurons", "edges", "of all edges"),
             *("weights", "of all weights"),

@@ -72,9 +72,9 @@ class EffectivePath(OperatorTool["_Op"]):
     ) -> None:
         super().__init__()
         if until not in ("module", "step"):
-            raise ValueError(f"until must be module or step, and is {until!r}")
+            raise ValueError(f"until must be module or step, but is {until!r}")
         if limit < 0:
-            raise ValueError(f"limit must not be negative, and is {limit}")
+            raise ValueError(f"limit must not be negative, but is {limit}")
         known = {} if thresholds is None else _read(thresholds)
 
         def output_of(name: str) -> float:

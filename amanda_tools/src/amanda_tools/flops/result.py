@@ -151,7 +151,7 @@ class FlopsResult(Summed[Sum]):
             return Table(self._title(), ("op", "type", *_HEADINGS), rows)
         sums = self._sums(by, depth)
         if sums is None:
-            raise ValueError(f"by must be module, type, op or unknown, and is {by!r}")
+            raise ValueError(f"by must be module, type, op or unknown, but is {by!r}")
         named = [(name or "(all)", *_cells(found)) for name, found in sums.items()]
         return Table(self._title(), (by, *_HEADINGS), named)
 

@@ -60,7 +60,7 @@ class Flops(OperatorTool["_Op"]):
             if kind not in ("matmul", "norm", "elementwise"):
                 raise ValueError(f"include must be of matmul, norm and elementwise, not {kind!r}")
         if causal not in ("full", "half"):
-            raise ValueError(f"causal must be full or half, and is {causal!r}")
+            raise ValueError(f"causal must be full or half, but is {causal!r}")
         self.include = frozenset(kinds)
         self.causal = causal
         self.backward = backward

@@ -51,8 +51,8 @@ class GraphTracing(OperatorTool["_Traced"]):
         backward: Record backward operators as well.
         everything: Record operators outside the model as well, such as those of an optimizer or of
             a model's initialization.
-        calls: Number of executions of each operator for which to record which value came from which
-            execution, for `Graph.unrolled`.
+        calls: Number of executions of each operator for which to record the source of each value,
+            for `Graph.unrolled`.
 
     Raises:
         MissingExtraError: A format needs a package or program that is not installed.
@@ -76,7 +76,7 @@ class GraphTracing(OperatorTool["_Traced"]):
     ) -> None:
         super().__init__(everything)
         if calls < 0:
-            raise ValueError(f"calls must not be negative, and is {calls}")
+            raise ValueError(f"calls must not be negative, but is {calls}")
         self.calls = calls
         self.formats: list[Format] = ["json", "html"] if formats is None else list(formats)
         check(self.formats)

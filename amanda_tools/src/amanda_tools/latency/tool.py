@@ -62,7 +62,7 @@ class Latency(OperatorTool["_Op"]):
     ) -> None:
         super().__init__(everything)
         if limit < 0:
-            raise ValueError(f"limit must not be negative, and is {limit}")
+            raise ValueError(f"limit must not be negative, but is {limit}")
         self.limit = limit
         self._steps: list[StepTime] = []
         self._step_begin = 0

@@ -180,7 +180,7 @@ class MemoryResult(Summed[Sum]):
             return Table(self._title(), (*heads, *self._graph_columns()), ops)
         sums = self._sums(by, depth)
         if sums is None:
-            raise ValueError(f"by must be module, type, op or step, and is {by!r}")
+            raise ValueError(f"by must be module, type, op or step, but is {by!r}")
         columns = (by, "calls", "allocated B", "at peak B", "live now B")
         rows = [
             (

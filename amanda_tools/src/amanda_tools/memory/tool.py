@@ -51,7 +51,7 @@ class Memory(OperatorTool["_Op"]):
     ) -> None:
         super().__init__(everything)
         if limit < 0:
-            raise ValueError(f"limit must not be negative, and is {limit}")
+            raise ValueError(f"limit must not be negative, but is {limit}")
         self.limit = limit
         self._by_number: list[_Op] = []
         self._ledger = Ledger(self._changed)

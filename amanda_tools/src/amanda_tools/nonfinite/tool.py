@@ -98,13 +98,13 @@ class NonFinite(OperatorTool[Op]):
     ) -> None:
         super().__init__(everything)
         if what not in ("both", "nan", "inf"):
-            raise ValueError(f"what must be both, nan or inf, and is {what!r}")
+            raise ValueError(f"what must be both, nan or inf, but is {what!r}")
         if action not in ("report", "warn", "raise"):
-            raise ValueError(f"action must be report, warn or raise, and is {action!r}")
+            raise ValueError(f"action must be report, warn or raise, but is {action!r}")
         if wait not in ("auto", "op", "step"):
-            raise ValueError(f"wait must be auto, op or step, and is {wait!r}")
+            raise ValueError(f"wait must be auto, op or step, but is {wait!r}")
         if every < 1:
-            raise ValueError(f"every must be 1 or more, and is {every}")
+            raise ValueError(f"every must be 1 or more, but is {every}")
         need_numpy()
         self.what = what
         self.action = action

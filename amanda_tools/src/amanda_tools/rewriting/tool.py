@@ -73,9 +73,9 @@ class Rewrite(Tool):
             if name not in RULES:
                 raise ValueError(f"rules must be of {', '.join(RULES)}, not {name!r}")
         if interior not in ("skip", "run"):
-            raise ValueError(f"interior must be skip or run, and is {interior!r}")
+            raise ValueError(f"interior must be skip or run, but is {interior!r}")
         if until not in ("module", "step"):
-            raise ValueError(f"until must be module or step, and is {until!r}")
+            raise ValueError(f"until must be module or step, but is {until!r}")
         self.interior, self.until = interior, until
         self._rules: list[Rule] = [rule for name in rules or () for rule in RULES[name]]
         self._listeners: list[Listener] = []

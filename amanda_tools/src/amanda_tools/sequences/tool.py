@@ -1,6 +1,6 @@
 """`SequenceTool`: what `capture` and `steer` share: chosen modules, operators, positions, calls.
 
-Owns which operators are chosen, what the running call computes, and what is said of patterns that
+Owns which operators are chosen, what the running call computes, and the notes about patterns that
 chose nothing.
 """
 

@@ -79,9 +79,9 @@ class Steer(SequenceTool["_Op"]):
         if edit not in get_args(Edit):
             raise ValueError(f"edit must be of {', '.join(get_args(Edit))}, not {edit!r}")
         if value not in ("outputs", "inputs"):
-            raise ValueError(f"value must be outputs or inputs, and is {value!r}")
+            raise ValueError(f"value must be outputs or inputs, but is {value!r}")
         if operand < 0:
-            raise ValueError(f"operand must not be negative, and is {operand}")
+            raise ValueError(f"operand must not be negative, but is {operand}")
         places = Places(positions, rows, axis)
         super().__init__(modules, ops, value == "inputs", value == "outputs", places)
         need_numpy()
@@ -262,11 +262,11 @@ def _array(vector: Any) -> Any:
 
             tensors = need_safetensors().load_file(path)
             if len(tensors) != 1:
-                raise ValueError(f"{str(path)!r} must hold one tensor, and holds {len(tensors)}")
+                raise ValueError(f"{str(path)!r} must hold one tensor, but holds {len(tensors)}")
             (vector,) = tensors.values()
         else:
             vector = numpy.load(path, allow_pickle=False)
     found = numpy.asarray(vector)
     if found.dtype.kind not in "fiu" or not found.size or not numpy.isfinite(found).all():
-        raise ValueError(f"the vector must be of finite numbers, and is of {found.dtype}")
+        raise ValueError(f"the vector must be of finite numbers, but is of {found.dtype}")
     return found if found.dtype.kind == "f" else found.astype(numpy.float32)
