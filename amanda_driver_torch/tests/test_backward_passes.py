@@ -117,7 +117,7 @@ def test_disabled_counts_as_it_stands_when_backward_is_called() -> None:
     assert len(calls) == 1
 
 
-# After `apply` was left.
+# After `apply` ended.
 
 
 def test_backward_after_leaving_keeps_edits_warns_once_and_runs_no_routine() -> None:
@@ -130,7 +130,7 @@ def test_backward_after_leaving_keeps_edits_warns_once_and_runs_no_routine() -> 
         for loss in losses:
             loss.backward()
     assert [w.category for w in caught] == [amanda.AmandaWarning]
-    assert "after `apply` was left" in str(caught[0].message)
+    assert "after `apply` ended" in str(caught[0].message)
     assert caught[0].filename == __file__
     assert calls == []
     assert seen == []

@@ -279,7 +279,7 @@ def test_the_warning_of_a_late_backward_pass_is_given_once() -> None:
     with amanda.apply(tool_of([])):
         for _ in range(3):
             loss = model(X)
-    with pytest.warns(amanda.AmandaWarning, match="after `apply` was left") as heard:
+    with pytest.warns(amanda.AmandaWarning, match="after `apply` ended") as heard:
         loss.backward()
     assert len(heard) == 1
     W.grad = B.grad = None

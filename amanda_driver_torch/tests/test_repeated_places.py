@@ -89,7 +89,7 @@ def test_each_place_when_tools_come_and_go(kind: type[Arriving]) -> None:
                 product(x, w)
         assert watch.calls == TIMES
         output = product(x, w).sum()
-    with pytest.warns(AmandaWarning, match="after `apply` was left"):
+    with pytest.warns(AmandaWarning, match="after `apply` ended"):
         output.backward()
     assert watch.calls == TIMES
 

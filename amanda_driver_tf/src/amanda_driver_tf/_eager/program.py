@@ -20,7 +20,7 @@ from amanda_driver_tf._eager.sites import Sites
 __all__ = ["LEFT", "Applied", "EagerProgram"]
 
 LEFT = (
-    "A gradient was computed after `apply` was left: edits made in the forward program stay, "
+    "A gradient was computed after `apply` ended: edits made in the forward program stay, "
     "backward routines do not run. Compute it inside `apply`."
 )
 

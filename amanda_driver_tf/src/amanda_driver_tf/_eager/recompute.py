@@ -114,7 +114,7 @@ class Recompute:
             return self._function(*grads)
         if self._first.program.session.closed:
             if self._first.edited:
-                self._refuse("after `apply` was left")
+                self._refuse("after `apply` ended")
             return self._function(*grads)
         with self._first.resumed():
             return self._function(*grads)

@@ -561,7 +561,7 @@ def _carrying(original: Callable[..., Any]) -> Callable[..., Any]:
                 # `apply` may have ended meanwhile; edits of the forward pass are still valid.
                 if saved.mode.session.closed and saved.twin.watched:
                     saved.mode.session.warn_once(
-                        "Backward ran after `apply` was left: edits made in the forward pass "
+                        "Backward ran after `apply` ended: edits made in the forward pass "
                         "stay, backward routines do not run. Call it inside `apply`."
                     )
                 _PATCHES.acquire()

@@ -37,7 +37,7 @@ class Lifetime:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "Backward ran after `apply` was left: edits made in the forward pass stay, "
+                "Backward ran after `apply` ended: edits made in the forward pass stay, "
                 "backward routines do not run. Call backward inside `apply`.",
                 AmandaWarning,
                 stacklevel=user_stacklevel(),
