@@ -87,7 +87,7 @@ def architectures() -> list[str]:
             config = CONFIG_MAPPING[name]()
             text = config.get_text_config() if hasattr(config, "get_text_config") else config
         except Exception:
-            continue  # What cannot be made without arguments is no configuration of a model.
+            continue  # It is not the configuration of a model.
         if any(_number(text, attribute) > 1 for attribute in _EXPERTS + _EXPERTS_TOO):
             found.append(name)
     return sorted(found)
@@ -282,7 +282,7 @@ def masked(model: nn.Module, sparsity: float) -> Reference:
                     ones = torch.ones_like(flat)
                     masks[name] = ones.scatter(-1, smallest, 0).reshape(parameter.shape)
                     parameter.mul_(masks[name])
-            # Storages are told apart by address: the copies made on the way stay alive.
+            # Storages are identified by address, so the copies must stay alive.
             with Products(reference) as products:
                 for feed in prompts(reference):
                     output_of(reference, feed)

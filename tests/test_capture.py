@@ -36,7 +36,7 @@ def prompt(rows: int = 2, length: int = 5) -> torch.Tensor:
 
 
 def whole(language: LanguageModel, model: Any, given: torch.Tensor, found: torch.Tensor) -> Any:
-    """What hooks see of one forward pass over what was generated."""
+    """Return the values that hooks see in one forward pass over the generated tokens."""
     with torch.no_grad(), seen_by_hooks(model, language.layers) as seen:
         if language.has_encoder:
             model(input_ids=given, decoder_input_ids=found)

@@ -199,7 +199,7 @@ def test_branches_of_later_steps() -> None:
     assert names(graph.successors(named(graph, "exp:ExpBackward0"))) == ["relu:ReluBackward0"]
     entered = graph.edges_into(named(graph, "relu:ReluBackward0"))
     assert [(edge.first, edge.executions) for edge in entered] == [(0, 2), (1, 1)]
-    # It was met after what it leads to, and still is no circle.
+    # It was found after the ops that it leads to, and yet is not a cycle.
     assert not any(edge.back for edge in graph.edges)
 
 

@@ -250,7 +250,7 @@ def test_exceptions_are_still_needed(
         assert differences(record, instrumented) or reason is DENSE_KERNEL
 
 
-# Whether every backward op was met.
+# Whether every backward op was seen.
 
 
 class Meter(amanda.Tool):

@@ -33,7 +33,7 @@ MORE = ("qwen3_moe", "deepseek_v3", "granitemoe", "dbrx", "olmoe", "switch_trans
 
 @dataclasses.dataclass
 class Outcome:
-    """What pruning did to one model.
+    """The outcome of pruning one model.
 
     Attributes:
         wrong: What differs from the reference; empty if nothing does.

@@ -459,7 +459,7 @@ def test_listing_4_tells_everything_of_an_operator() -> None:
         assert context.get_inputs()[1] is w
         (gradient,) = context.get_grad_outputs()
         assert torch.equal(gradient, torch.ones(5, 4))
-        # Of x there is none.
+        # There is none for x.
         first, second = context.get_grad_inputs()
         assert first is None
         assert torch.equal(second, x.T @ torch.ones(5, 4))

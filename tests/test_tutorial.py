@@ -241,7 +241,7 @@ def test_counting_in_resnet50() -> None:
 
 
 # The tutorial's "Mm" matched the MmBackward that a linear layer on three axes had then; it is
-# AddmmBackward0 now. 72 and not 73: the pooler's gradient is not asked for.
+# AddmmBackward0 now. 72 and not 73: the pooler's gradient is not requested.
 @pytest.mark.parametrize(("backward_op_name", "expected"), [("Addmm", 72), ("Mm", 0)])
 def test_counting_in_bert(backward_op_name: str, expected: int) -> None:
     x = torch.randint(0, 10, (1, 8))

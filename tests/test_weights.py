@@ -1,4 +1,4 @@
-"""Weights: which parameter an op reads, through any views; and no id stands for two of them."""
+"""Weights: the parameter that an op reads, through any views; no id refers to two of them."""
 
 from __future__ import annotations
 
@@ -383,7 +383,7 @@ def test_keys_and_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
 
 
 class Halve(amanda.Tool):
-    """Gives each linear layer half of its weight, which is kept while nobody writes it."""
+    """Gives each linear layer half of its weight, which is kept until it is written."""
 
     def __init__(self, memoized: bool = False) -> None:
         super().__init__()
@@ -557,7 +557,7 @@ def test_an_edited_parameter_is_made_again_after_each_write(write: str, memoized
             assert len(tool.made) == number + 1
             WRITES[write](layer)
     with torch.no_grad():
-        layer.weight.data.add_(1)  # Where nobody sees it.
+        layer.weight.data.add_(1)  # A write that is not seen.
         with amanda.apply(tool):
             assert torch.equal(layer(x), layer.weight.T / 2)
 

@@ -1,4 +1,4 @@
-"""What an analysis routine may request, when it is too late, and what wrong requests raise."""
+"""Requests of analysis routines: valid ones, late ones, and the errors of wrong ones."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_two_replacements_in_nested_apply_name_both_tools() -> None:
             pytest.raises(ReplacementConflictError, match=r"First.*Second") as caught,
         ):
             linear_model()
-        # Found when it was asked for, so that the routine that asked is named.
+        # Checked at the request, so that the error names the routine.
         assert "In analysis by tool Second" in caught.value.__notes__[0]
         assert linear_model().data == 1.0
 

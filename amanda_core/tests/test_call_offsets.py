@@ -14,7 +14,7 @@ from amanda_core.identity import call_offsets
 
 
 class Noting:
-    """Notes where the frame that asked for something stands."""
+    """Records the position of the frame that calls it."""
 
     def __init__(self) -> None:
         self.raw: set[int] = set()

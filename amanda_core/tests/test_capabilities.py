@@ -26,7 +26,7 @@ def with_autodiff(context: OpContext) -> None:
         context.insert_before_op(abs)
 
 
-#: Capability -> what needs it, and from which analysis it is asked for.
+#: Capability -> the action that needs it, and the analysis that requests the action.
 NEEDS: list[tuple[str, Ask, IPoint]] = [
     ("replace", lambda c: c.replace_op(abs), IPoint.BEFORE_FORWARD),
     ("autodiff", with_autodiff, IPoint.BEFORE_FORWARD),

@@ -1,4 +1,4 @@
-"""The suite over the toy driver, which stands for a complete one."""
+"""The suite over the toy driver, which is a complete one."""
 
 from __future__ import annotations
 

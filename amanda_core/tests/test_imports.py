@@ -172,7 +172,7 @@ def test_two_watchers_of_one_module_are_both_told() -> None:
 
 
 class WholeDriver(LateDriver):
-    """Is told of a part of its framework, and attaches only to the whole."""
+    """Is notified of a part of its framework, and attaches only to all of it."""
 
     def __init__(self, name: str = "late") -> None:
         super().__init__(name)

@@ -26,7 +26,7 @@ LAYERS = ["plugin", "upper", "lower", "__init__"]
 
 
 def package(folder: Path, **sources: str) -> Path:
-    """Write a package `p` of a few modules; double underscores stand for folders."""
+    """Write a package `p` of a few modules; double underscores in names mean folders."""
     everything = {
         "__init__": "",
         "plugin": "import p.upper.one, p.lower.two",

@@ -1,4 +1,4 @@
-"""Attachments that are told of changes, for drivers that keep compiled programs by a key."""
+"""Attachments that are notified of changes, for drivers that keep compiled programs by a key."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_wrong_position_of_each_sort(kind: str, positions: dict[str, list[int]])
 
 
 def test_a_position_that_could_not_be_checked_is_found_out_when_the_routine_is_due() -> None:
-    # Before the op runs, nobody knows how many outputs it has.
+    # Before the op runs, the number of its outputs is unknown.
     def analyse(context: OpContext) -> None:
         context.insert_after_op(lambda y: y, outputs=[1])
 

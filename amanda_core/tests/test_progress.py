@@ -51,7 +51,7 @@ def test_steps_are_told_now_and_then() -> None:
         for clock.now in (4.0, 11.0, 12.0, 20.0, 21.5):
             toy.relu(toy.Value(1.0))
             toy.update([], 0.1)
-    # Operators run before a step ends; where steps do end, they alone are told.
+    # Operators run before a step ends. If steps end, only they are reported.
     assert said == ["2 steps in 11 s", "5 steps in 22 s"]
 
 

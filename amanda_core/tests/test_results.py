@@ -94,7 +94,7 @@ def test_planted_links_are_not_followed(tmp_path: Path) -> None:
         Output(out, ["one"], part="rank0")
     assert [path.name for path in outside.iterdir()] == ["precious"]
     assert (outside / "precious").read_text() == "precious"
-    # The folder itself may be one: that is what was asked for.
+    # The folder itself may be a link, because the user named it.
     (tmp_path / "link").symlink_to(outside)
     assert Output(tmp_path / "link", ["x"]).write("x", Found()) == [outside / "x.json"]
 

@@ -41,7 +41,7 @@ class Module:
         return [*self.weights.items(), *inner]
 
 
-#: Names of functions of this file that stand for frames of another kind.
+#: Names of functions of this file whose frames are of another kind.
 KINDS = {
     "locate": OWN,
     "library": FRAMEWORK,
@@ -344,7 +344,8 @@ def test_of_a_dead_weight_the_records_go_and_its_number_is_free(toy: Toy) -> Non
         return toy.locate(Tensor(), weight)
 
     for _ in range(4):
-        # Each is made after the last is gone, as in a program that makes its weights anew.
+        # Each is made after the previous one has died, as in a program that makes its weights
+        # again.
         assert key_of(program(Weight()))[5] == ((1, 0),)
         gc.collect()
     assert len(toy.sites) == 1
@@ -464,7 +465,7 @@ def test_weights_have_the_names_that_the_root_gives_them(scopes: Scopes) -> None
     assert scopes.weight_name(scope, new) is None
     part.weights["w"] = new
     assert scopes.weight_name(scope, new) == "part.w"
-    # It is no weight of the model any more.
+    # It is no longer a weight of the model.
     assert scopes.weight_name(scope, weight) is None
     assert scopes.roots() == [root]
 

@@ -24,9 +24,9 @@ SOURCES = [
     for root in package.__path__
     for path in sorted(Path(root).rglob("*.py"))
 ]
-#: Frameworks and their drivers' names, as they would stand in code.
+#: Names of frameworks and their drivers, as they would occur in code.
 BACKENDS = ("torch", "tensorflow", "jax", "mxnet", "mindspore", "keras", "paddle", "onnx")
-#: Some of the engine; `cli`, `config` and `testing` stand beside it.
+#: Some modules of the engine, which does not include `cli`, `config` and `testing`.
 ENGINE = ("tool", "context", "action", "plan", "session", "hookspecs", "discovery")
 BESIDE = ("amanda_core.cli", "amanda_core.config", "amanda_core.testing")
 

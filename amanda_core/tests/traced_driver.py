@@ -111,7 +111,7 @@ class TracedAttachment:
 
     def changed(self) -> None:
         """Use a cache key that tells apart what different tools make of a program."""
-        # The framework looks at it before any operator of the program is met.
+        # The framework reads it before the program's first operator.
         framework.set_cache_key(self.key())
 
     def key(self) -> object:

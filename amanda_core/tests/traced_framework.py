@@ -33,7 +33,7 @@ class Placeholder:
     """Stands for a number while a function is traced."""
 
     slot: int
-    #: The parameter that it stands for, if it is one.
+    #: The parameter that it represents, if any.
     known: Value | None = None
 
 

@@ -1,4 +1,4 @@
-"""What the driver finds wrong before anything is applied."""
+"""The driver's findings before tools are applied."""
 
 from __future__ import annotations
 

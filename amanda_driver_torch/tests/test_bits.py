@@ -1,4 +1,4 @@
-"""What changes nothing changes no bit: gradients of first and second order, and the graph itself.
+"""Tools without edits keep every bit: gradients of first and second order, and the graph itself.
 
 The order in which the engine adds up gradients shows in the last bit, and depends on the nodes that
 are there.
@@ -205,7 +205,7 @@ def test_an_edit_without_gradients_chooses_no_other_kernel(shape: tuple[int, ...
     assert not result.requires_grad
 
 
-# What is read at nodes is what an identity in front would be given.
+# The gradients at nodes equal those that an identity before the op would get.
 
 
 def test_a_gradient_is_shown_in_the_shape_and_dtype_of_the_input() -> None:

@@ -1,4 +1,4 @@
-"""What a failing routine or a wrong request leads to, and that everything goes on afterwards."""
+"""The errors of failing routines and wrong requests, and that programs run afterwards."""
 
 # mypy: allow-untyped-calls
 # torch leaves Tensor.backward and its like untyped.

@@ -1,4 +1,4 @@
-"""What counts as an op: each call once, by its binding's name, however it is reached."""
+"""The ops that are seen: each call once, by its binding's name, however it is reached."""
 
 # mypy: allow-untyped-calls
 # torch leaves Tensor.backward and its like untyped.

@@ -1,4 +1,4 @@
-"""What the driver looks at: nothing that raises, rebuilds or dispatches where plain torch does not.
+"""The driver reads nothing that raises, rebuilds or dispatches where plain torch does not.
 
 A view whose base was written in place gets a new node when its node is next read, or, if it was
 made without gradients or by `unbind`, raises then.

@@ -11,7 +11,7 @@ import pytest
 import amanda_tools
 
 SOURCES = sorted(Path(amanda_tools.__path__[0]).rglob("*.py"))
-#: Attributes by which one framework's tensors are told from another's.
+#: Attributes that distinguish the tensors of one framework from those of another.
 _OF_TENSORS = frozenset(
     [
         *("detach", "numpy", "dtype", "shape", "device", "layout", "data_ptr", "untyped_storage"),

@@ -329,7 +329,7 @@ def half(x: Any) -> Any:
 
 
 CALL, FRAME = "StatelessWhile", "control flow that is not a function is not followed"
-#: What stands in front of a layer, in which mode -> what paths end at and why.
+#: The ops before a layer, and the mode -> the op at which paths end, and why.
 IN_FRONT: dict[str, tuple[Callable[[Any], Any], str, list[tuple[str, str, bool]]]] = {
     "loop": (rounds, "function", [(CALL, "loops are not followed", True)]),
     "loop of a graph": (rounds, "graph", [(CALL, "loops are not followed", True)]),

@@ -35,8 +35,8 @@ def test_the_same_figures_everywhere(backend: str, inside: bool) -> None:
     found = tool.result()
     assert found.unknown == []
     assert found.macs == STEPS * sum(FORWARD)
-    # The gradient of the images is asked for by nobody. Eagerly TensorFlow computes it all the
-    # same, and so does the backward function of a function.
+    # The gradient of the images is not requested. Nevertheless TensorFlow computes it in eager
+    # mode, and so does the backward function of a function.
     wasted = backend in ("tensorflow eager", "tensorflow function")
     assert found.backward_macs == STEPS * (2 * sum(FORWARD) - (0 if wasted else FORWARD[0]))
 
@@ -101,7 +101,7 @@ def test_gradients_whose_operator_a_graph_leaves_out() -> None:
     def gradient() -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.ones((2, 3)) @ weight)
-        return tape.gradient(loss, weight)  # The loss itself is not asked for.
+        return tape.gradient(loss, weight)  # The loss itself is not requested.
 
     found = count(tf.function(gradient))
     assert (found.macs, found.backward_macs) in ((0, 24), (24, 24))
@@ -137,7 +137,8 @@ def test_closed_forms(graph: bool) -> None:
 
 
 def test_the_figure_of_tensorflow_s_own_profiler() -> None:
-    # It counts two operations a product, those of biases as well; so there are none here.
+    # It counts two operations per product, and those of biases as well, so this model has no
+    # biases.
     model = keras.Sequential(
         [
             keras.Input((16, 16, 3), batch_size=2),

@@ -334,6 +334,6 @@ def test_figures_of_tools_that_ran_together(mode: str) -> None:
     assert found.notes["flops: macs"] == 2 * 3 * 4
     [timed] = [op for op in results["latency"].ops if op.word == "matmul"]
     assert found.notes["latency: self (s)"] == timed.self / 1e9 > 0
-    # In graphs nobody can tell which buffers are new.
+    # In graphs it is unknown which buffers are new.
     size = "allocated" if mode == "eager" else "outputs"
     assert found.notes[f"memory: {size} (B)"] == 2 * 4 * 4

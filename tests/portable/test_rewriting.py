@@ -77,7 +77,7 @@ def run_function(tool: Rewrite, **options: Any) -> list[Any]:
                 output = function(tf.constant(X))
                 total = tf.reduce_sum(output * output)
             found.append((output.numpy(), tape.gradient(total, kernel).numpy()))
-            amanda.step()  # A call whose gradients are asked for ends none.
+            amanda.step()  # A call whose gradients are requested does not end a match.
     return found
 
 

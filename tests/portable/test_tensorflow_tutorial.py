@@ -60,7 +60,7 @@ class CountOPTool(amanda.Tool):
 
 
 class NamedCountOPTool(CountOPTool):
-    """As printed: by names that contain the given ones."""
+    """As printed in the tutorial: by names that contain the given ones."""
 
     def callback(self, context: amanda.OpContext) -> None:
         op = context.get_op()
@@ -96,7 +96,7 @@ mapping_tool = MappingTool(
 
 
 class MappedCountOPTool(CountOPTool):
-    """As printed: by the names that the rules put into contexts."""
+    """As printed in the tutorial: by the names that the rules put into contexts."""
 
     def __init__(self, op_name: str, backward_op_name: str) -> None:
         super().__init__(op_name, backward_op_name)

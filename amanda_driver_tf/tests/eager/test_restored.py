@@ -1,4 +1,4 @@
-"""What is replaced is put back, by whatever way the tools are left; other threads run vanilla."""
+"""Replaced functions are restored, however `apply` ends; other threads run without tools."""
 
 # mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
 # TensorFlow and Keras have no types.

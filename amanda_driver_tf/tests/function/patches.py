@@ -1,4 +1,4 @@
-"""What this driver replaces in TensorFlow, for tests that it is put back."""
+"""The functions of TensorFlow that this driver replaces, for tests that they are restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left in TensorFlow and in memory while tools are applied, and after they are left."""
+"""Remnants in TensorFlow and in memory, while tools are applied and after they are removed."""
 
 from __future__ import annotations
 

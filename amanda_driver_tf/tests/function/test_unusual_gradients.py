@@ -151,7 +151,7 @@ def test_embedding_beside_a_matmul_of_the_same_table() -> None:
     )
 
 
-# Gradients of one's own, recomputed ones, several tapes.
+# Custom gradients, recomputed ones, several tapes.
 
 
 def test_custom_gradients() -> None:

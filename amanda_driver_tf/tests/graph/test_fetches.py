@@ -1,4 +1,4 @@
-"""What can be fetched, fed and run, in all forms that a session accepts."""
+"""Fetches, feeds and targets in all forms that a session accepts."""
 
 from __future__ import annotations
 
