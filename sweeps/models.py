@@ -60,14 +60,14 @@ LEFT_ALONE = dict.fromkeys(
 )
 #: Op -> explanation of differences that vanish once this op is left alone.
 EXPLAINED = {
-    "__getitem__": "the program writes into `x[i]`, and a copied view is no view of its base any "
-    "more, as after `y = y.clone()` in the program; with `x[i]` left alone nothing differs",
+    "__getitem__": "the program writes into `x[i]`, and a copied view is no longer a view of its "
+    "base, as after `y = y.clone()` in the program; with `x[i]` left alone nothing differs",
 }
 #: Nodes that torch creates again without the hooks of the previous ones, and why this is accepted.
 VIEWS = frozenset({"AsStridedBackward0"})
-MADE_ANEW = (
+MADE_AGAIN = (
     "a view whose base is written gets a new node when it is next looked at, which has no hooks: "
-    "what runs in it is no instrumented op's (docs/internals/pytorch.md, limits)"
+    "what runs in it does not belong to an instrumented op (docs/internals/pytorch.md, limits)"
 )
 #: Maximum number of parameters. Models that the rule does not make small are not in the list.
 MOST = 3_000_000
@@ -245,7 +245,7 @@ def _coverage(part: Part, name: str, task: str) -> None:
         part.counts["operators counted by torch"] += total
         part.counts["operators counted by torch: the engine's sums of gradients"] += engine
         if missing:
-            why = MADE_ANEW if seen.nodes and seen.nodes <= VIEWS else ""
+            why = MADE_AGAIN if seen.nodes and seen.nodes <= VIEWS else ""
             missing = [*missing[:8], f"in nodes {', '.join(sorted(seen.nodes))}"]
             part.failures.append(Failure(name, f"{interceptor}, coverage", missing, why))
 

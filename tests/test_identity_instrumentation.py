@@ -87,7 +87,7 @@ RETURNS_INPUT = (
     "place; copied, `y` is a value of its own with a sum of its own: a + (b + c) for (a + b) + c"
 )
 VIEW_WRITTEN = (
-    "the view is written in place, and an edited view is no view of its base any more, "
+    "the view is written in place, and an edited view is no longer a view of its base, "
     "as after `y = y.clone()` in the program"
 )
 DENSE_KERNEL = (

@@ -18,7 +18,7 @@ from sweeps.foreign import Note, Program
 PROGRAMS: dict[str, Program] = {}
 
 #: Reason why the values of some ops are not copied in a program.
-WRITTEN = "the program writes through this view, and a copied view is no view of its base any more"
+WRITTEN = "the program writes through this view, and a copied view is no longer a view of its base"
 
 
 def program(
