@@ -30,7 +30,7 @@ OF_TOTAL = ("Add", "AddV2", "Cast", "Cos", "Imag", "Mul", "Range", "Real", "Resh
 #: Gradients that are slices, which `test_gradients` edits.
 OF_SLICES = ("Gather", "GatherV2", "RaggedGather")
 
-#: What graphs may refuse. Slices are not derived anew; one tensor may be the gradient of several
+#: What graphs may refuse. Slices are not derived again; one tensor may be the gradient of several
 #: inputs, edited one by one; of what TensorFlow has no gradient for, only eager tapes ask a tool.
 REFUSED = (
     "tf.IndexedSlices",
