@@ -1,4 +1,4 @@
-"""Files of what tools keep by weight: tensors by the parameters' names, and other values as JSON.
+"""Files of values that tools keep by weight: tensors by the parameters' names, others as JSON.
 
 Owns the format. `amanda.WeightState` owns which weight a name refers to.
 """
@@ -21,20 +21,20 @@ FORMAT = "amanda.weights/1"
 
 
 def save_weights(saved: Mapping[str, Any], path: Path | str, facts: Facts | None = None) -> Path:
-    """Write what `WeightState.saved` returned to a file.
+    """Write the result of `WeightState.saved` to a file.
 
-    A ``.json`` file holds values that JSON has, such as numbers, lists and dicts of these. A
-    ``.safetensors`` file holds tensors as well. Tensors of types that NumPy lacks, such as
-    bfloat16, are written as float32, which holds each of their values.
+    A ``.json`` file holds values that JSON supports, such as numbers, lists and dicts of these. A
+    ``.safetensors`` file also holds tensors. Tensors of types that NumPy lacks, such as bfloat16,
+    are written as float32, which can represent their values.
 
     Args:
         saved: The values by name.
         path: The file.
-        facts: Tells what a tensor is, ``context.facts``. NumPy arrays need none.
+        facts: The driver's facts about tensors, ``context.facts``. NumPy arrays do not need them.
 
     Raises:
-        ResultError: A value has no place in such a file.
-        NotReadableError: A tensor has no plain array of values.
+        ResultError: A value cannot be written to such a file.
+        NotReadableError: A tensor does not have a plain array of values.
         ImportError: NumPy or safetensors is needed and not installed.
     """
     path, tensors, values = Path(path), {}, {}
@@ -63,7 +63,8 @@ def save_weights(saved: Mapping[str, Any], path: Path | str, facts: Facts | None
 
 
 def load_weights(path: Path | str) -> dict[str, Any]:
-    """Return what `save_weights` wrote, for `WeightState.load`. Tensors are NumPy arrays.
+    """Return the content of a file by `save_weights`, for `WeightState.load`. Tensors are NumPy
+    arrays.
 
     Raises:
         ResultError: It is not such a file.

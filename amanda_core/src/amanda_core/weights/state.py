@@ -51,12 +51,12 @@ class Memoized:
 class WeightState(Generic[T]):
     """Values that a tool keeps for each parameter, such as masks, scales or ranges.
 
-    There is one value for each parameter, however many operators read it and by whatever parts and
+    There is one value for each parameter, however many operators read it, and by whatever parts and
     names. Tied layers share it, and a fused projection has one for all its chunks.
 
     Args:
-        by_region: Whether there is one for each part of a parameter that operators read instead,
-            such as each expert.
+        by_region: Whether to keep a value for each part of a parameter that operators read, such as
+            each expert, instead of one for the whole.
 
     >>> state = WeightState()
     >>> len(state)
@@ -122,7 +122,8 @@ class WeightState(Generic[T]):
         Args:
             saved: The values by name.
             convert: Makes the kept value from a loaded one and the parameter, such as a tensor on
-                the parameter's device from an array in a file. If left out, it is kept unchanged.
+                the parameter's device from an array in a file. Without it, the loaded value is kept
+                unchanged.
         """
         self._loaded, self._convert = dict(saved), convert or _unchanged
         self._kept.clear()

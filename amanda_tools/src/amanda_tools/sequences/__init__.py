@@ -1,1 +1,1 @@
-"""Sequences as language models compute them: which rows and positions a call has, and where."""
+"""Sequences of language models: the rows and positions of a call, and where values hold them."""

@@ -16,7 +16,7 @@ from amanda_tools.sequences.spans import Span
 
 __all__ = ["Area", "NotChoosableError", "Numbers", "Places", "parse_numbers"]
 
-#: What chooses numbers: ``3``, ``2:8``, ``-1``, or a list of numbers.
+#: A choice of numbers: ``3``, ``2:8``, ``-1``, or a list of numbers.
 Numbers = str | Sequence[int]
 
 _SLICE = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?(?::([1-9]\d{0,17}))?")
@@ -31,7 +31,7 @@ def parse_numbers(given: Any, name: str) -> slice | frozenset[int] | None:
 
     Args:
         given: A number, a list, a range, a slice, text such as ``2:8``; None for all.
-        name: What it is called, for messages.
+        name: Its name, for messages.
 
     Raises:
         ValueError: It is none of these.
@@ -65,9 +65,9 @@ def parse_numbers(given: Any, name: str) -> slice | frozenset[int] | None:
 
 
 def _within(chosen: slice | frozenset[int] | None, start: int, length: int) -> list[int]:
-    """Return which of the numbers from `start` on are chosen, counted from `start`.
+    """Return the chosen ones of the numbers from `start` on, counted from `start`.
 
-    A negative number counts from the end of them.
+    A negative number counts from their end.
     """
     end = start + length
     if chosen is None:
@@ -110,10 +110,10 @@ class Places:
     """Chosen positions and rows.
 
     Args:
-        positions: Absolute positions in the sequence; a negative one counts from the end of what
-            the call computes. None for all.
-        rows: Rows of the batch; likewise.
-        axis: The axis of positions in the values, if it is not the one behind the rows.
+        positions: Absolute positions in the sequence; a negative one counts from the end of the
+            call's positions. None for all.
+        rows: Rows of the batch, chosen in the same way.
+        axis: The axis of positions in the values, if it is not the one after the rows.
 
     Raises:
         ValueError: These are not numbers.
@@ -128,14 +128,14 @@ class Places:
 
     @property
     def are_all(self) -> bool:
-        """Whether everything is chosen, so that no axis has to be known."""
+        """Whether everything is chosen, so that the axes need not be known."""
         return self._positions is None and self._rows is None
 
     def chosen_in(self, span: Span) -> tuple[list[int], list[int]]:
         """Return the chosen rows, and the chosen positions counted from the call's first one.
 
         Raises:
-            NotChoosableError: What the call computes is not known.
+            NotChoosableError: The positions of the call are unknown.
         """
         if span.rows is None or span.start is None or span.length is None:
             raise NotChoosableError(span.unknown)
@@ -149,10 +149,10 @@ class Places:
 
         Args:
             shape: The value's shape.
-            span: What the call computes; None outside of any call.
+            span: The positions of the call; None outside of any call.
 
         Raises:
-            NotChoosableError: It is not known which rows and positions the value holds.
+            NotChoosableError: The rows and positions of the value are unknown.
         """
         if span is None:
             raise NotChoosableError("it ran outside of any module, where no call has positions")
@@ -166,7 +166,7 @@ class Places:
         if len(sizes) <= axis or sizes[0] != span.rows or sizes[axis] != span.length:
             if self._axis is not None or not sizes or sizes[0] != span.rows * span.length:
                 raise NotChoosableError(_misfit(sizes, span, axis))
-            # Rows and positions in one axis, as before a product of matrices.
+            # Rows and positions are in one axis, as before a matrix product.
             sizes = (span.rows, span.length, *sizes[1:])
         is_all = len(rows) == span.rows and len(offsets) == span.length
         return Area(rows, offsets, sizes, axis, is_all)

@@ -1,7 +1,7 @@
-"""`Span`: which rows and positions of a sequence one call of the outermost module computes.
+"""`Span`: the rows and positions of a sequence that one call of the outermost module computes.
 
-Owns how they are read from the arguments of the call. Names of arguments are those that libraries
-of language models use; tensors are asked about through the driver.
+Owns how they are read from the arguments of the call, by the names that libraries of language
+models use. The driver describes the tensors.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from amanda_core.facts import Facts
 
 __all__ = ["Span", "span_of"]
 
-#: Arguments that are the sequence itself. Of a model with an encoder it is the decoder's.
+#: Arguments that are the sequence itself. For a model with an encoder it is the decoder's.
 _SEQUENCES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
-#: Arguments that hold what earlier calls have computed.
+#: Arguments that hold the results of earlier calls.
 _CACHES = ("past_key_values", "past_key_value", "cache_params", "past_states", "cache", "mems")
 
 
@@ -68,7 +68,7 @@ def span_of(call: Call) -> Span:
 
 
 def _size(call: Call, facts: Facts) -> tuple[int, int] | None:
-    """Return the number of rows and of positions in each."""
+    """Return the number of rows, and of positions in each row."""
     named = [call.kwargs.get(name) for name in _SEQUENCES]
     for value in (*named, *call.args, *call.kwargs.values()):
         if value is None or not facts.is_tensor(value):
@@ -89,12 +89,12 @@ def _caches(call: Call) -> Iterator[Any]:
 
 
 def _length(cache: Any) -> int | None:
-    """Return how many positions a cache holds; None if it does not tell."""
+    """Return how many positions a cache holds; None if unknown."""
     if hasattr(cache, "get_seq_length"):
         try:
             return int(cache.get_seq_length())
         except (NotImplementedError, TypeError, ValueError):
-            return None  # A cache of states without positions.
+            return None  # This is a cache of states without positions.
     if isinstance(cache, (list, tuple, Mapping)) and not cache:
         return 0
     return None

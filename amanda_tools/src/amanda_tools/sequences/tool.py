@@ -1,4 +1,4 @@
-"""`SequenceTool`: what `capture` and `steer` share: chosen modules, operators, positions, calls.
+"""`SequenceTool`: the base of `capture` and `steer`: chosen modules, operators, positions, calls.
 
 Owns which operators are chosen, what the running call computes, and the notes about patterns that
 chose nothing.
@@ -30,7 +30,7 @@ class SequenceTool(OperatorTool[A]):
         inputs: Whether inputs are chosen.
         outputs: Whether outputs are chosen.
         places: The chosen positions and rows.
-        everything: Whether operators are chosen that are not the model's as well.
+        everything: Whether operators outside the model are also chosen.
 
     Raises:
         ValueError: There are neither modules nor operators.
@@ -65,7 +65,7 @@ class SequenceTool(OperatorTool[A]):
         self.add_inst_for_call(self._begin_call, self._end_call)
 
     def is_chosen(self, context: OpContext) -> bool:
-        """Return True if an operator is chosen; note what cannot be chosen where it runs."""
+        """Return True if an operator is chosen; record what cannot be chosen where it runs."""
         if context.op_type in MODULE_VALUES:
             self._note_match("modules", lambda pattern: matcher((pattern,))(context.module_path))
             return self.is_wanted(context)
@@ -91,11 +91,11 @@ class SequenceTool(OperatorTool[A]):
 
     @staticmethod
     def kind_of_output(context: OpContext) -> str:
-        """Return what an output of the operator is: ``output``, or the ``input`` of a module."""
+        """Return the kind of the operator's outputs: ``output``, or the ``input`` of a module."""
         return "input" if context.op_type == MODULE_INPUT else "output"
 
     def notes(self) -> list[str]:
-        """Return what is not seen, and which patterns chose nothing."""
+        """Return notes about values that are not seen and patterns that chose nothing."""
         idle = [
             f"{kind}={pattern!r} chose nothing that ran"
             for (kind, pattern), matched in self._patterns.items()
