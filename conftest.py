@@ -9,6 +9,7 @@ that is already imported is not affected.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -94,6 +95,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seconds = {file: sum(map(max, functions.values())) for file, functions in known.items()}
     # A file that was never measured may take long.
     items.sort(key=lambda item: -seconds.get(_file(item.nodeid), 60.0))
+
+
+def pytest_collection_finish() -> None:
+    """Freeze the objects that all imports made: tests run the collector, which would visit them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -74,7 +74,7 @@ def gradients(program: Program, given: Sequence[torch.Tensor]) -> list[torch.Ten
 
 
 @under_both_interceptors
-@pytest.mark.parametrize("routine", [nothing, clones])
+@pytest.mark.parametrize("routine", [pytest.param(nothing, marks=pytest.mark.slow), clones])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients_of_gradients_are_the_same_to_the_bit(
     name: str, routine: Any, interceptor: str, monkeypatch: pytest.MonkeyPatch

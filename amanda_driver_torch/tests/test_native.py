@@ -26,6 +26,8 @@ from amanda_driver_torch._torch.versions import VARIABLE
 
 from .tensors import check_references
 
+pytestmark = pytest.mark.one_interceptor
+
 if extension.native is None:
     pytest.skip(f"no native interceptor: {extension.missing}", allow_module_level=True)
 native = extension.native

@@ -27,7 +27,10 @@ from .tensors import check_references
 
 native = extension.native
 
-pytestmark = pytest.mark.skipif(native is None, reason=extension.missing)
+pytestmark = [
+    pytest.mark.skipif(native is None, reason=extension.missing),
+    pytest.mark.one_interceptor,
+]
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -105,14 +104,6 @@ def inserting() -> amanda.Tool:
     tool.add_inst_for_op(forward)
     tool.add_inst_for_op(backward, backward=True)
     return tool
-
-
-@pytest.fixture(autouse=True)
-def few_objects() -> Iterator[None]:
-    """Freeze earlier objects, since the collector would traverse them in each of many calls."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("tool", [watching_all, inserting])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from amanda_core.testing.private_names import DriverSources, has_underscore
 from amanda_driver_torch._torch import internals
+
+pytestmark = pytest.mark.one_interceptor
 
 OWNERS = {
     "_torch/internals.py",

@@ -24,7 +24,7 @@ from amanda_tools.memory import Memory
 
 from .models import DENSE, STEPS, assert_same_bits
 from .test_builtin_tools import reference
-from .test_portable_tools import backends, built, instrumented
+from .test_portable_tools import backends, built_mostly_before, instrumented
 
 v1 = tf.compat.v1
 
@@ -56,7 +56,7 @@ def layers_behind(graph: Graph, op: Op) -> list[str]:
     return found[::-1]
 
 
-@built
+@built_mostly_before
 @backends
 def test_one_network_everywhere(backend: str, inside: bool) -> None:
     tool = GraphTracing()

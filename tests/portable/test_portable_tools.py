@@ -56,16 +56,17 @@ SPARSITY = 0.6
 #: The layers of the network that have a weight go by two words.
 PRODUCTS = ("linear", "matmul")
 
-backends = pytest.mark.parametrize("backend", PROGRAMS)
-few_backends = pytest.mark.parametrize(
-    "backend",
-    [
-        name
-        if name in ("pytorch", "tensorflow eager", "tensorflow function")
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in PROGRAMS
-    ],
-)
+
+def parametrized(*fast: str) -> pytest.MarkDecorator:
+    """Run a test on all backends, those that are not named among the slow tests."""
+    return pytest.mark.parametrize(
+        "backend",
+        [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS],
+    )
+
+
+backends = parametrized("pytorch", "tensorflow eager", "tensorflow function", "tensorflow session")
+few_backends = parametrized("pytorch", "tensorflow eager", "tensorflow function")
 BUILT = ["built before", "built inside"]
 built = pytest.mark.parametrize("inside", [False, True], ids=BUILT)
 built_mostly_before = pytest.mark.parametrize(

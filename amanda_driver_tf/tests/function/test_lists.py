@@ -70,7 +70,11 @@ EDITS: dict[str, tuple[Any, Joined]] = {
 }
 
 
-@pytest.mark.parametrize("mark", [lambda f: f, amanda.staged], ids=["host", "staged"])
+@pytest.mark.parametrize(
+    "mark",
+    [lambda f: f, pytest.param(amanda.staged, marks=pytest.mark.slow)],
+    ids=["host", "staged"],
+)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", EDITS)
 def test_lists_are_edited(name: str, form: str, mark: Any) -> None:
