@@ -55,6 +55,7 @@ import amanda
 from amanda_core.errors import DriverError
 from amanda_core.switches import VERSION
 from amanda_core.testing.tools import after
+from amanda_core.threads import THREAD
 
 THREAD.control.switches[VERSION] += 1
 refused = "Driver 'tensorflow'.*built for another version of amanda-core"
