@@ -208,7 +208,7 @@ def test_vectors_come_from_files(tmp_path: Path) -> None:
     ]
     assert all(torch.equal(found[0], other) for other in found)
     save_file({"a": vector, "b": vector}, tmp_path / "b.safetensors")
-    with pytest.raises(ValueError, match="must hold one tensor, and holds 2"):
+    with pytest.raises(ValueError, match="must hold one tensor, but holds 2"):
         Steer("add", vector=tmp_path / "b.safetensors", ops=["tanh"])
 
 

@@ -96,8 +96,12 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
 
 
 def test_each_test_is_explained_in_the_documentation() -> None:
-    rows = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if "`test_" in line]
+    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if "`test_" in line]
     expected = []
+    modules = {inspect.getmodule(test) for test in suite_tests().values()}
+    headings = {(inspect.getdoc(module) or "").replace("``", "`") for module in modules}
+    assert headings <= {line.strip("*") for line in lines if line.startswith("**")}
     for name, test in suite_tests().items():
         summary = (inspect.getdoc(test) or "").splitlines()[0].replace("``", "`")
         expected.append(f"| `{name}` | {needs_of(test).group} | {summary} |")
