@@ -56,10 +56,11 @@ def places(indices: Any, shape: tuple[int, ...]) -> set[tuple[int, ...]]:
     return set(map(tuple, np.stack(np.unravel_index(indices, shape), axis=-1).tolist()))
 
 
+@pytest.mark.parametrize("count", [COUNT // 2, pytest.param(COUNT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("variant", ["cumulative", "BwCU", "BwAB", "FwAB"])
-def test_sets_are_the_oracle_s(variant: Any) -> None:
+def test_sets_are_the_oracle_s(variant: Any, count: int) -> None:
     compared = 0
-    for number, (network, x) in enumerate(networks(COUNT)):
+    for number, (network, x) in enumerate(networks(count)):
         model = Listed(network)
         how = Selection(0.2 + 0.7 * (number % 7) / 7, variant, 0.8, 0.2)
         found = extracted(

@@ -35,7 +35,8 @@ _CASES["bert"] = Architecture(
     "bert", functools.partial(bert, tie_word_embeddings=False), _CASES["bert"].feed
 )
 CASES = [
-    _CASES[name] for name in ("bert", "vit", "resnet", "detr", "efficientnet", "unet", "encoder")
+    *(_CASES[name] for name in ("bert", "vit", "resnet", "detr", "unet", "encoder")),
+    pytest.param(_CASES["efficientnet"], marks=pytest.mark.slow),
 ]
 
 

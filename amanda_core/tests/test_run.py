@@ -131,7 +131,13 @@ def calls(out: Path, name: str = "count") -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if number % 2 else name
+        for number, name in enumerate(PROGRAMS)
+    ],
+)
 def test_a_script_runs_as_under_plain_python(site: Site, name: str, out: Path) -> None:
     script = site.write("script.py", PROGRAMS[name])
     arguments = [script.name, "--epochs", "1", "-t", "x", "--", "-m"]

@@ -169,7 +169,7 @@ def test_loops_that_autograph_makes() -> None:
     compare(program, reference, X, W)
 
 
-@pytest.mark.parametrize("times", [0, 1, 3])
+@pytest.mark.parametrize("times", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 def test_loops_of_any_length(times: int) -> None:
     def program(x: Any, w: Any) -> Any:
         limit = tf.reduce_sum(tf.zeros_like(x, tf.int32)) + times

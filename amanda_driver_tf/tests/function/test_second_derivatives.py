@@ -85,7 +85,7 @@ def test_gradients_that_are_computed_anew_are_not_differentiated(
 
 @pytest.mark.parametrize("way", TWICE)
 @pytest.mark.parametrize("op_type", ["Mul", "MatMul"])
-@pytest.mark.parametrize("in_a_call", [False, True])
+@pytest.mark.parametrize("in_a_call", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_one_tensor_at_two_positions(in_a_call: bool, op_type: str, way: str) -> None:
     def program(o: Ops, x: Any) -> Any:
         def product(x: Any) -> Any:
