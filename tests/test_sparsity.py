@@ -74,6 +74,13 @@ def test_blocks_are_those_of_scipy(block: int) -> None:
     assert measured.blocks - measured.zero_blocks == bsr.data.shape[0]
 
 
+def test_all_operands_in_a_list_are_measured() -> None:
+    left, right = sparse(5, 10), sparse(3, 10, seed=1)
+    measured = one(measure(lambda: torch.einsum("ij,kj->ik", left, right)), "input", "einsum")
+    assert measured.elements == left.numel() + right.numel()
+    assert measured.zeros == sum(int((x == 0).sum()) for x in (left, right))
+
+
 def test_blocks_at_the_edges() -> None:
     weight = torch.zeros(5, 7)
     weight[4, 6] = 1
