@@ -8,7 +8,7 @@ namespace amanda {
 namespace {
 
 // The descriptors of the class: a parameter does not have attributes of these names itself.
-PyObject *base_getter, *version_getter, *data_getter, *same_place;
+PyObject *base_getter, *version_getter, *data_getter, *address_getter, *same_place;
 PyObject *forward_mode, *forward_level;
 
 Owned get(PyObject* descriptor, PyObject* tensor) {
@@ -35,6 +35,14 @@ long long version_of(PyObject* tensor) {
     return number;
 }
 
+// The address of torch's own object; null, without an exception, if there is none.
+void* address_of(PyObject* tensor) {
+    Owned address = get(address_getter, tensor);
+    void* found = address ? PyLong_AsVoidPtr(address.get()) : nullptr;
+    PyErr_Clear();
+    return found;
+}
+
 }  // namespace
 
 bool Content::read(PyObject* tensor) {
@@ -42,6 +50,7 @@ bool Content::read(PyObject* tensor) {
     bool view = base_.get() != Py_None;
     if (!view) base_ = Owned::share(tensor);
     alias_ = get(data_getter, tensor);
+    alias_address_ = alias_ ? address_of(alias_.get()) : nullptr;
     version_ = version_of(tensor);
     bool readable = base_ && alias_ && version_ >= 0 && !(view && may_have_tangent());
     PyErr_Clear();
@@ -52,6 +61,10 @@ bool Content::is(PyObject* tensor) const {
     bool same = base_.get() == tensor ||
                 (!may_have_tangent() && get(base_getter, tensor).get() == base_.get());
     if (same && version_of(tensor) == version_) {
+        void* address = can_compare_places() ? address_of(tensor) : nullptr;
+        if (address != nullptr && alias_address_ != nullptr) {
+            return lie_alike(alias_address_, address);
+        }
         PyObject* values[] = {nullptr, alias_.get(), tensor};
         Owned answer(PyObject_Vectorcall(same_place, values + 1,
                                          2 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
@@ -86,7 +99,8 @@ int KeptResult::traverse(visitproc visit, void* arg) const {
 
 int find_tensor_attributes(PyObject* type) {
     bool found = is_found(&base_getter, type, kBase) && is_found(&version_getter, type, kVersion) &&
-                 is_found(&data_getter, type, "data") && is_found(&same_place, type, "is_set_to");
+                 is_found(&data_getter, type, "data") &&
+                 is_found(&address_getter, type, kAddress) && is_found(&same_place, type, "is_set_to");
     Py_XSETREF(forward_mode, PyImport_ImportModule(kForwardMode));
     Py_XSETREF(forward_level, PyUnicode_InternFromString(kForwardLevel));
     return found && forward_mode != nullptr && forward_level != nullptr ? 0 : -1;

@@ -21,7 +21,8 @@ class Content {
   private:
     // Held, so that no other tensor gets the same address or memory.
     Owned base_;
-    Owned alias_;  // lies where the tensor lay
+    Owned alias_;                   // lies where the tensor lay
+    void* alias_address_ = nullptr;  // of torch's own object
     long long version_ = -1;
 };
 

@@ -22,6 +22,8 @@ void* const* (*tracing)() = nullptr;
 void* const* (*transformed)() = nullptr;
 // at::functorch::getDynamicLayerStack(), a std::vector: its first words are begin and end.
 void* const* (*transforms)() = nullptr;
+// at::native::is_set_to(const at::Tensor&, const at::Tensor&): a tensor is one pointer.
+bool (*set_to)(void* const&, void* const&) = nullptr;
 
 Bindings in_python{};
 
@@ -56,6 +58,7 @@ void find_symbols(const void* address, const Bindings& bindings) {
     find(library, "_ZN5torch3jit6tracer15getTracingStateEv", tracing);
     find(library, "_ZN2at9functorch20functorchTLSAccessorEv", transformed);
     find(library, "_ZN2at9functorch20getDynamicLayerStackEv", transforms);
+    find(library, "_ZN2at6native9is_set_toERKNS_6TensorES3_", set_to);
     if (library != nullptr) dlclose(library);  // This releases our handle only; torch stays loaded.
 #else
     (void)address;
@@ -69,6 +72,10 @@ bool gradients_enabled() {
     Py_XDECREF(answer);
     return answer == Py_True;
 }
+
+bool can_compare_places() { return set_to != nullptr; }
+
+bool lie_alike(void* one, void* other) { return set_to(one, other); }
 
 bool can_set_gradients() { return set_enabled != nullptr; }
 

@@ -15,6 +15,7 @@ namespace amanda {
 // Attributes with a leading underscore: of tensors, of nodes, of modules.
 inline constexpr const char* kBase = "_base";
 inline constexpr const char* kVersion = "_version";
+inline constexpr const char* kAddress = "_cdata";
 // The nesting level of forward-mode differentiation, in the module; negative outside of it.
 inline constexpr const char* kForwardMode = "torch.autograd.forward_ad";
 inline constexpr const char* kForwardLevel = "_current_level";
@@ -36,6 +37,10 @@ struct Bindings {
 void find_symbols(const void* address, const Bindings& bindings);
 
 bool gradients_enabled();
+// Returns true if `lie_alike` may be called.
+bool can_compare_places();
+// Returns true if two strided tensors, by their `_cdata`, have their elements at the same places.
+bool lie_alike(void* one, void* other);
 // Returns true if `set_gradients` may be called.
 bool can_set_gradients();
 void set_gradients(bool on);
