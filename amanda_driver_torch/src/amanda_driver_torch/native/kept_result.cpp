@@ -83,7 +83,8 @@ int Content::traverse(visitproc visit, void* arg) const {
 void KeptResult::begin(PyObject* stamp, PyObject* value) {
     result_ = Owned();
     stamp_ = Owned::share(PyList_GET_ITEM(stamp, 0));
-    open_ = given_.read(value);
+    // A sparse tensor has no place, and never is as it was.
+    open_ = given_.read(value) && given_.is(value);
 }
 
 void KeptResult::end(PyObject* result) {

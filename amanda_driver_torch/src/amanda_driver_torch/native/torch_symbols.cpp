@@ -75,7 +75,13 @@ bool gradients_enabled() {
 
 bool can_compare_places() { return set_to != nullptr; }
 
-bool lie_alike(void* one, void* other) { return set_to(one, other); }
+bool lie_alike(void* one, void* other) {
+    try {
+        return set_to(one, other);
+    } catch (...) {
+        return false;  // A tensor without a storage.
+    }
+}
 
 bool can_set_gradients() { return set_enabled != nullptr; }
 

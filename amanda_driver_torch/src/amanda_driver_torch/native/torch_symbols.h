@@ -39,7 +39,8 @@ void find_symbols(const void* address, const Bindings& bindings);
 bool gradients_enabled();
 // Returns true if `lie_alike` may be called.
 bool can_compare_places();
-// Returns true if two strided tensors, by their `_cdata`, have their elements at the same places.
+// Returns true if two tensors, by their `_cdata`, have their elements at the same places. False if
+// they have no storage.
 bool lie_alike(void* one, void* other);
 // Returns true if `set_gradients` may be called.
 bool can_set_gradients();
