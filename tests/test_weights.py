@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import os
 import random
 import subprocess
@@ -29,6 +30,7 @@ from amanda_core.weights import regions
 from amanda_core.weights.geometry import Memory, place_in
 from amanda_core.weights.reads import Weight
 from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
+from amanda_tools.weight_copies import Copies
 from amanda_tools.weight_files import load_weights, save_weights
 
 swap_tensors: Any = untyped_swap
@@ -377,6 +379,60 @@ def test_keys_and_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
         found.append(done.stdout.splitlines())
     assert len(found[0]) > 8
     assert found[0] == found[1]
+
+
+# Copies.
+
+
+class Gathered(nn.Module):
+    """Computes with copies of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(4, 3, 2))
+        self.parts = nn.ParameterList(nn.Parameter(torch.randn(1, 2)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, hit: list[int]) -> torch.Tensor:
+        rows = self.experts[torch.tensor(hit, dtype=torch.long)]
+        total = torch.stack([functional.linear(x, row) for row in rows.double().unbind()]).sum()
+        one = self.experts.index_select(0, torch.tensor([1]))[0]
+        return (
+            total + (x @ one.double().T).sum() + (x @ torch.cat(list(self.parts)).double().T).sum()
+        )
+
+
+class Follows(amanda.Tool):
+    """Notes from which weights the operands of products were copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies = Copies()
+        self.seen: list[tuple[str, ...]] = []
+        self.depends_on(self.copies)
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: OpContext) -> None:
+        if context["type"] in ("linear", "matmul"):
+            context.insert_before_op(self.look, observe=True, context=context)
+
+    def look(self, *values: Any, context: OpContext) -> None:
+        assert not context.weights
+        for place, weights in self.copies.reads(context).items():
+            assert place == 1
+            self.seen.append(tuple(weight.key for weight in weights))
+
+
+def test_a_copy_of_weights_names_them_at_the_op_that_computes_with_it() -> None:
+    model, tool, x = Gathered(), Follows(), torch.ones(1, 2, dtype=torch.double)
+    parts = ("Gathered:parts.0", "Gathered:parts.1")
+    with amanda.apply(tool):
+        # Later executions have more products than the first one, and copies of their own.
+        for hit in ([2], [0, 3], [1, 2, 3]):
+            tool.seen.clear()
+            model(x, hit)
+            assert tool.seen == [("Gathered:experts",)] * (len(hit) + 1) + [parts]
+    gc.collect()
+    assert len(tool.copies._sources) == 0
 
 
 # What a tool keeps by weight.
