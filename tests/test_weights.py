@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from torch.utils import swap_tensors as untyped_swap
 
 import amanda
 from amanda_core import OpContext
-from amanda_core.errors import ResultError
+from amanda_core.errors import ResultError, VaryingWeightWarning
 from amanda_core.weights import regions
 from amanda_core.weights.geometry import Memory, place_in
 from amanda_core.weights.reads import Weight
@@ -379,6 +380,46 @@ def test_keys_and_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
         found.append(done.stdout.splitlines())
     assert len(found[0]) > 8
     assert found[0] == found[1]
+
+
+class MasksByOp(amanda.Tool):
+    """Keeps a mask by operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: OpContext) -> None:
+        if context["type"] == "linear":
+            mask = torch.ones(2, 2)
+            context.insert_before_op(lambda weight, mask: weight * mask, inputs=[1], mask=mask)
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(12, 2, 2))
+
+    def forward(self, x: torch.Tensor, hit: list[int]) -> torch.Tensor:
+        for expert in hit:
+            x = functional.linear(x, self.experts[expert])
+        return x
+
+
+def test_a_tool_that_keeps_by_operator_what_varies_is_warned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(regions, "LIMIT", 2)
+    model, x = Mixed(), torch.ones(1, 2)
+    for hits, warned in (([[0, 1], [1, 0]], False), ([[0, 1, 2, 3], [0, 1, 3, 2]], True)):
+        tool = MasksByOp()
+        with warnings.catch_warnings(record=True) as caught, amanda.apply(tool):
+            warnings.simplefilter("always")
+            for hit in hits:
+                model(x, hit)
+        found = [w.message for w in caught if w.category is VaryingWeightWarning]
+        assert len(found) == warned
+        assert all("experts" in str(message) for message in found)
 
 
 # Copies.

@@ -530,6 +530,10 @@ class OpContext(dict[str, Any]):
         action = Action(kind, func, chosen, kwargs, tool, autodiff, observe)
         self._store.session.recorded(self, action)
         log.append(action)
+        if kwargs and not self._backward:
+            from amanda_core.varying_weights import check_weights
+
+            check_weights(self, action, self._store.session)
 
     def _require_capabilities(
         self, kind: ActionKind, point: IPoint, autodiff: bool, where: str

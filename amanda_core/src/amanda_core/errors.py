@@ -39,6 +39,7 @@ __all__ = [
     "ToolError",
     "UnknownToolError",
     "UnsupportedError",
+    "VaryingWeightWarning",
     "annotate",
     "is_annotated",
 ]
@@ -181,6 +182,10 @@ class MissingExtraError(AmandaError, ImportError, slug="missing-extra"):
 
 class AmandaWarning(UserWarning):
     """Category of all warnings of Amanda, so that they can be filtered."""
+
+
+class VaryingWeightWarning(AmandaWarning):
+    """A tool keeps something by operator, and the operator reads other weights at other times."""
 
 
 def is_annotated(error: BaseException) -> bool:
