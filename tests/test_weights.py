@@ -422,6 +422,32 @@ def test_a_tool_that_keeps_by_operator_what_varies_is_warned(
         assert all("experts" in str(message) for message in found)
 
 
+@pytest.mark.slow
+def test_ids_are_flat_and_right_over_a_thousand_steps_of_random_routing() -> None:
+    model, tool, x = Mixed(), Reads(), torch.ones(1, 2)
+    draw = random.Random(0)
+    with amanda.apply(tool) as handle, torch.no_grad():
+        for step in range(900):
+            # The last expert is not hit yet.
+            model(x, draw.sample(range(11), 1 + step % 4))
+            if step == 300:
+                count = contexts_of(handle)
+        assert contexts_of(handle) == count
+        model(x, [11])
+        assert contexts_of(handle) == count + 1
+        for step in range(100):
+            model(x, draw.sample(range(12), 1 + step % 4))
+        assert contexts_of(handle) == count + 1
+    weights: dict[int, set[tuple[str, ...]]] = {}
+    for op_id, keys in tool.ids:
+        if keys:
+            weights.setdefault(op_id, set()).add(keys)
+    assert all(len(keys) == 1 for keys in weights.values())
+    assert {key for [keys] in weights.values() for key in keys} == {
+        f"Mixed:experts[{expert}]" for expert in range(12)
+    }
+
+
 # Copies.
 
 
