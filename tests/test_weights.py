@@ -644,6 +644,12 @@ def in_inference(layer: nn.Linear) -> None:
         layer.weight.mul_(3)
 
 
+def with_its_version_preserved(layer: nn.Linear) -> None:
+    preserve: Any = torch.autograd._unsafe_preserve_version_counter
+    with preserve(layer.weight):
+        layer.weight.mul_(3)
+
+
 WRITES: dict[str, Callable[[nn.Linear], object]] = {
     "in place": lambda layer: layer.weight.mul_(3),
     "a row": lambda layer: layer.weight[1].zero_(),
@@ -660,6 +666,7 @@ WRITES: dict[str, Callable[[nn.Linear], object]] = {
     "optimizer of lists": lambda layer: with_optimizer(layer, foreach=True),
     "fused optimizer": lambda layer: with_optimizer(layer, fused=True),
     "unseen": unseen,
+    "with its version preserved": with_its_version_preserved,
     "in inference": in_inference,
     "other data": lambda layer: setattr(layer.weight, "data", torch.full((2, 2), 5.0)),
     "loaded": lambda layer: layer.load_state_dict({"weight": torch.full((2, 2), 4.0)}),

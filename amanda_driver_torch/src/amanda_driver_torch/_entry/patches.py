@@ -17,6 +17,7 @@ from torch import nn
 
 from amanda_core.imports import ImportWatcher
 from amanda_core.patching import Patches
+from amanda_core.weights.state import forget_all_edited
 from amanda_driver_torch import extensions
 from amanda_driver_torch._autograd import function_apply
 from amanda_driver_torch._entry import swap_tensors
@@ -35,6 +36,7 @@ from amanda_driver_torch._torch.internals import (
     SCRIPT_TRACING,
     SYMBOLIC_TRACING,
     TENSOR_PRINTING,
+    VERSION_RESET,
     HigherOrderOperator,
     Named,
     ScriptFunction,
@@ -68,6 +70,8 @@ class _Patches(Patches):
         self.afterwards(swap_tensors.replace())
         self._patch_engine()
         self.replace(*GRADIENT_SEEDS, _quiet(getattr(*GRADIENT_SEEDS)))
+        if hasattr(*VERSION_RESET):
+            self.replace(*VERSION_RESET, _forgetting(getattr(*VERSION_RESET)))
         self._patch_optimizers()
         self._patch_scripts()
         for owner, name, op_type in extensions.registered():
@@ -216,6 +220,18 @@ def _quiet(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         with quietly():
             return original(*args, **kwargs)
+
+    return call
+
+
+def _forgetting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            # The versions do not tell of the writes before.
+            forget_all_edited()
 
     return call
 

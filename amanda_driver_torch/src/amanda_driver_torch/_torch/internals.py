@@ -53,6 +53,7 @@ __all__ = [
     "TENSOR_METHODS",
     "TENSOR_PRINTING",
     "TRACING_MACHINERY",
+    "VERSION_RESET",
     "AccumulateGrad",
     "Argument",
     "BackwardHookFunction",
@@ -363,6 +364,9 @@ class Named(NamedTuple):
 ENGINE = (Variable, "_execution_engine")
 #: The function that makes the initial gradients of a backward pass.
 GRADIENT_SEEDS = (torch.autograd, "_make_grads")
+#: The function that sets tensor versions back after writes, as FSDP2 does: its owner and attribute
+#: name.
+VERSION_RESET = (_AUTOGRAD, "_unsafe_set_version_counter")
 TENSOR_PRINTING = Named("torch._tensor_str", ("_str",))
 #: Both functions run the model three times, and compare the runs.
 SCRIPT_TRACING = Named("torch.jit._trace", ("_trace_impl", "trace_module"))
