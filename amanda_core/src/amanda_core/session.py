@@ -314,10 +314,9 @@ class Session:
         """Drop the context of an op that can never run again, such as one of a dead model."""
         self._drop(context)
         for tool in self.tools:
-            log = tool._amanda.logs.get(self._store)
-            if log:
-                for point in IPoint:
-                    log.pop((context._key, point), None)
+            log = tool._amanda.logs.get(self._store, {})
+            for point in IPoint:
+                log.pop((context._key, point), None)
 
     def analyse(self, context: OpContext, i_point: IPoint) -> None:
         """Run the analysis that is due for `context` at `i_point`."""

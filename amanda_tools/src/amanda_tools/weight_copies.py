@@ -65,7 +65,8 @@ class Copies(Tool):
             The weights by place, as in ``context.weights``. An input that is not a copy of a weight
             has no entry.
         """
-        facts, found = context.facts, {}
+        facts = context.facts
+        found: dict[int | tuple[int, int], tuple[Weight, ...]] = {}
         if facts is None:
             return {}
         for position, value in enumerate(context.get_inputs() or ()):
