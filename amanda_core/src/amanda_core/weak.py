@@ -19,6 +19,8 @@ V = TypeVar("V")
 
 #: Flag of types whose objects may refer to others (`Py_TPFLAGS_HAVE_GC`).
 _TRACKED_BY_GC = 1 << 14
+#: The most frequent types that refer to no other object, known without raising an error.
+_ATOMS = frozenset({bool, bytes, complex, float, int, str, type(None)})
 
 #: Returns what identifies a value without a reference to it: an object that lives about as long,
 #: and facts about the value. None if there is no such object.
@@ -164,13 +166,10 @@ class Known(Generic[V]):
             forgotten(entry.value)
 
 
-class _Weak:
-    """A weak reference that cannot be mistaken for a remembered value."""
+class _Weak(Ref):
+    """A reference that `weakly` made, which cannot be mistaken for a remembered value."""
 
-    __slots__ = ("ref",)
-
-    def __init__(self, value: Any) -> None:
-        self.ref = Ref(value)
+    __slots__ = ()
 
 
 def weakly(value: Any) -> Any:
@@ -180,6 +179,8 @@ def weakly(value: Any) -> Any:
     number. Other values, such as dictionaries, become None: they may hold objects that the
     framework must free, now or later.
     """
+    if type(value) in _ATOMS:
+        return value
     if isinstance(value, (list, tuple)):
         return [weakly(item) for item in value]
     try:
@@ -200,7 +201,7 @@ def strongly(value: Any) -> Any:
     """Return the value that was passed to `weakly`, with None in place of values that have died."""
     if isinstance(value, list):
         return [strongly(item) for item in value]
-    return value.ref() if isinstance(value, _Weak) else value
+    return value() if isinstance(value, _Weak) else value
 
 
 def only(remembered: Any, keep: Callable[[Any], Any]) -> Any:
