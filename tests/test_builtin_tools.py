@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_module, distribute_tensor
 from torch.nn.utils import prune
 
@@ -79,6 +80,26 @@ def test_a_distributed_weight_is_pruned_as_a_plain_one(tmp_path: Path) -> None:
         assert torch.equal(output.to_local(), reference(values))
         expected: Any = reference.weight_orig
         assert torch.equal(model.weight.grad.to_local(), expected.grad)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_fully_sharded_weights_are_pruned_where_products_read_them(tmp_path: Path) -> None:
+    values, reference = torch.randn(2, 12), nn.Linear(12, 3)
+    model: Any = copy.deepcopy(reference)
+    prune_by_torch(reference, "weight", 0.5)
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        tool = Prune(0.5)
+        with amanda.apply(tool):
+            model.weight.to_local()
+            output = model(values)
+            model.reshard()
+            local = model.weight.to_local()
+        assert torch.equal(output, reference(values))
+        assert not (local == 0).any()
     finally:
         torch.distributed.destroy_process_group()
 

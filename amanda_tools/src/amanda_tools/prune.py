@@ -16,7 +16,7 @@ from typing import Any
 from amanda_core import OpContext, Tool
 from amanda_core.action import staged
 from amanda_core.activation import autodiff_enabled
-from amanda_core.facts import NotReadableError
+from amanda_core.facts import DENSE, SYMBOLIC, NotReadableError
 from amanda_core.results import Table
 from amanda_core.weights.reads import Reads, Weight
 from amanda_core.weights.state import WeightState
@@ -253,6 +253,10 @@ class Prune(Tool):
             return "" if rank > 1 else f"{how}, which does not pick whole matrices"
         if op_type is not None and op_type not in _PRODUCTS:
             return f"{how}, which is not a product"
+        # An unknown op may take a wrapper apart, whose parts then meet the mask elsewhere.
+        layout = facts_of(context).layout(_value_at(context, place))
+        if op_type is None and layout not in (DENSE, SYMBOLIC):
+            return f"{how}, {layout}"
         if rank < 2:
             return "a vector"
         if weight.role in _OTHER_ROLES:
@@ -474,6 +478,12 @@ class Account:
 
 def _unknown(parameter: Any) -> Any:
     raise LookupError("the mask of a weight that was not analysed")
+
+
+def _value_at(context: OpContext, place: int | tuple[int, int]) -> Any:
+    """Return the value of an input, or of an item of one that is a list."""
+    inputs: Any = context.get_inputs()
+    return inputs[place] if isinstance(place, int) else inputs[place[0]][place[1]]
 
 
 def _picked_axes(context: OpContext) -> int:
