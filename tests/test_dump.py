@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -289,6 +291,40 @@ def test_names_lead_nowhere(form: Form, tmp_path: Path) -> None:
     keys = [tensor.key or "" for tensor in read.index.tensors]
     assert len(set(keys)) == len(keys)
     assert all(key.isascii() and "/" not in key and len(key) < 150 for key in keys)
+
+
+def test_a_folder_is_of_one_dump(tmp_path: Path) -> None:
+    first = Dump(folder=tmp_path / "dump")
+    with pytest.raises(ValueError, match="folder must not be in use, but another run writes to"):
+        Dump(folder=tmp_path / "dump")
+    del first
+    gc.collect()
+    # Files without an index are of a run that was killed.
+    (tmp_path / "dump/00000.npz").write_bytes(b"")
+    with pytest.raises(ValueError, match="folder must have no dump yet"):
+        Dump(folder=tmp_path / "dump")
+
+
+def test_a_full_disk_does_not_end_the_program_and_is_a_problem(tmp_path: Path) -> None:
+    tool = Dump(folder=tmp_path / "dump")
+    tool._writer.part = 1
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with amanda.apply(tool):
+        torch.relu(torch.ones(2))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+        try:
+            torch.relu(torch.ones(1 << 20))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        torch.relu(torch.ones(3))
+    result = tool.result()
+    assert result.problems == ["4 tensors could not be written: File too large"]
+    assert "left out: 4 (could not be written: File too large, 8.389 MB)" in result.title
+    found = load_dump(tmp_path / "dump")
+    assert [found.read(t).array.tolist() for t in found.index.tensors] == [[1, 1]] * 2
+    assert sorted(path.name for path in (tmp_path / "dump").iterdir()) == [
+        *(".amanda-run", "00000.npz", "00001.npz", "index.json")
+    ]
 
 
 def test_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -99,6 +99,53 @@ def test_planted_links_are_not_followed(tmp_path: Path) -> None:
     assert Output(tmp_path / "link", ["x"]).write("x", Found()) == [outside / "x.json"]
 
 
+def test_forced_runs_leave_nothing_of_earlier_ones(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    out = tmp_path / "out"
+    for part in ("", "rank0", "rank1", "rank2", "rank0-restart1"):
+        (out / part / "one").mkdir(parents=True)
+        (out / part / "one/old.txt").write_text("old")
+        (out / part / "one/new.txt").symlink_to(precious)
+        (out / part / "one.json").write_text("old")
+        (out / part / ".one.77").mkdir()
+    (out / "rank2/other.json").write_text("of another tool")
+    made = Output(out, ["one"], part="rank0", force=True)
+    made.clear(processes=2)
+    made.write("one", Found("{}", "new.txt"))
+    assert sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()) == [
+        *("rank0/one.json", "rank0/one/new.txt", "rank1/one.json", "rank1/one/new.txt"),
+        *("rank1/one/old.txt", "rank2/other.json"),
+    ]
+    assert precious.read_text() == "precious"
+
+
+def test_files_beside_a_result_appear_when_all_are_there(tmp_path: Path) -> None:
+    class Failing(Found):
+        def write(self, folder: Path) -> list[Path]:
+            super().write(folder)
+            assert not (tmp_path / "one").exists()
+            raise OSError("disk full")
+
+    out = Output(tmp_path, ["one"])
+    with pytest.raises(OSError, match="disk full"):
+        out.write("one", Failing("{}", "t.txt"))
+    assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
+
+
+def test_one_run_at_a_time_has_a_folder(tmp_path: Path) -> None:
+    first, second = (Output(tmp_path / "a/out", ["one"]) for _ in range(2))
+    assert first.reserve()
+    assert not second.reserve()
+    first.release()
+    assert not (tmp_path / "a").exists()
+    assert second.reserve()
+    second.write("one", Found())
+    second.release()
+    assert not first.reserve()  # There are results meanwhile.
+    assert [path.name for path in (tmp_path / "a/out").iterdir()] == ["one.json"]
+
+
 def test_a_tool_that_writes_elsewhere_is_named(tmp_path: Path) -> None:
     out = Output(tmp_path / "out", [])
     with pytest.raises(OutputError, match=r"'one' wrote .*escaped.*outside of its folder"):

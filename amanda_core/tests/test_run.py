@@ -5,6 +5,7 @@ The module is long because all of its programs run in one installation.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -237,7 +238,10 @@ def test_a_tool_of_ones_own_by_file_and_by_module(site: Site, out: Path) -> None
         assert calls(Path(folder), "Mine") == {"encoder/relu": 1}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
+)
 def test_a_signal_from_outside_ends_it_with_results(
     site: Site, out: Path, number: signal.Signals
 ) -> None:
@@ -254,11 +258,80 @@ def test_a_signal_from_outside_ends_it_with_results(
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == -number
     assert calls(out) == {"encoder/relu": 4}
-    # SIGTERM unwinds nothing under plain python either.
+    # The other signals unwind nothing under plain python either.
     assert stdout == ("unwound\n" if number == signal.SIGINT else "")
     assert "encoder/relu" in stderr
     assert ("KeyboardInterrupt" in stderr) == (number == signal.SIGINT)
     assert "amanda_core" not in stderr
+
+
+@pytest.mark.slow
+def test_a_signal_waits_while_results_are_written(site: Site, out: Path) -> None:
+    site.write(
+        "slow.py",
+        "import time\nfrom toytools import Counter\nclass Slow(Counter):\n"
+        "    def result(self):\n        print('writing', flush=True)\n        time.sleep(1)\n"
+        "        return super().result()\n",
+    )
+    site.write("train.py", "import toymodel\ntoymodel.model(4)\n")
+    tool = f"{site.work / 'slow.py'}:Slow:sparsity=0.1"
+    process = site.start("-m", "amanda", "run", "-t", tool, "-o", str(out), "train.py")
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert calls(out, "Slow") == {"encoder/relu": 4}
+
+
+@pytest.mark.slow
+def test_runs_at_once_never_share_a_folder(site: Site, out: Path) -> None:
+    here = copy.copy(site)
+    here.work = out
+    here.write("train.py", "import toymodel\ntoymodel.model(2)\n")
+    here.write(
+        "wait.py",
+        "import pathlib, time, toymodel\ntoymodel.model(4)\nprint('ready', flush=True)\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.05)\n",
+    )
+    given = ["run", "-q", "-t", "count"]
+    with (
+        here.start("-m", "amanda", *given, "wait.py") as default,
+        here.start("-m", "amanda", *given, "-o", "named", "wait.py") as named,
+    ):
+        for process in (default, named):
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        done = here.amanda(*given, "train.py")
+        assert done.returncode == 0, done.stderr
+        for tool, force in (("count", []), ("again=count", ["--force"])):
+            done = here.amanda("run", "-t", tool, "-o", "named", *force, "train.py")
+            assert done.returncode == 2
+            assert "named' is the output folder of a run that has not ended" in done.stderr
+        named.kill()
+        here.write("go", "")
+    assert calls(out / "amanda_results") == {"encoder/relu": 4}
+    assert calls(out / "amanda_results-2") == {"encoder/relu": 2}
+    # A run that was killed keeps nobody out.
+    done = here.amanda(*given, "-o", "named", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (out / "named").iterdir()] == ["count.json"]
+
+
+@pytest.mark.slow
+def test_processes_of_two_launchers_never_share_a_folder(site: Site, out: Path) -> None:
+    here = copy.copy(site)
+    here.work = out
+    here.write("train.py", "import toymodel\ntoymodel.model(2)\n")
+    for port, rank in (("1", "0"), ("2", "1"), ("1", "1"), ("2", "0")):
+        launched = {"RANK": rank, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        done = here.amanda("run", "-q", "-t", "count", "train.py", **launched)
+        assert done.returncode == 0, done.stderr
+    for folder, port in (("amanda_results", "1"), ("amanda_results-2", "2")):
+        found = sorted(path.parent.name for path in (out / folder).rglob("count.json"))
+        assert found == ["rank0", "rank1"]
+        assert (out / folder / ".amanda-launched").read_text() == f"localhost {port}"
 
 
 def test_results_are_written_after_the_traceback_of_an_error(site: Site, out: Path) -> None:

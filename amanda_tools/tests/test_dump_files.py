@@ -167,8 +167,17 @@ def test_no_dump(tmp_path: Path) -> None:
 
 def test_nothing_is_replaced(tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(FileExistsError):
-        write(tmp_path)
+    before = (tmp_path / "00000.npz").read_bytes()
+    tensor = DumpedTensor(0, 0, 0, "output", "0", "", "float32", [2])
+    writer = Writer(tmp_path, "npz", 9)
+    writer.add(tensor, HostTensor(np.asarray([3, 4], np.float32), "float32"), "relu")
+    writer.flush()
+    assert (tmp_path / "00000.npz").read_bytes() == before
+    assert writer.lost is not None
+    assert (writer.lost.reason, tensor.file) == (
+        "could not be written: 00000.npz is there already",
+        None,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,20 @@
-"""Results of tools, and the folder that they are written to.
+"""Results of tools.
 
-Owns the protocols of results, plain text tables, and the rules of writing: nothing is written
-outside of the output folder, and nothing is replaced silently. Reading a file of results does not
-execute anything.
+Owns the protocols of results, plain text tables, and reading, which does not execute anything.
+`output` owns the folder that results are written to.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from amanda_core import bounded
-from amanda_core.errors import OutputError, ResultError
+from amanda_core.errors import ResultError
+from amanda_core.output import Output
 from amanda_core.terminal import printable
 
 __all__ = [
@@ -98,10 +97,13 @@ def _number(value: object) -> str:
 
 @runtime_checkable
 class Result(Protocol):
-    """The result of a tool. It may also have ``write(folder: Path) -> Sequence[Path]``.
+    """The result of a tool.
 
-    That method writes further files into `folder`, which exists and belongs to the tool, and
-    returns their paths.
+    It may also have ``write(folder: Path) -> Sequence[Path]``. That method writes further files
+    into `folder`, which exists, is empty and belongs to the tool, and returns their paths.
+
+    It may also have ``problems: Sequence[str]``, sentences without a full stop that say what was
+    requested and is lost. With a problem the exit status of `amanda run` is not 0.
     """
 
     def table(self) -> Table:
@@ -175,119 +177,6 @@ def share(results: Mapping[str, object]) -> None:
             result.take_op_figures({by: found for by, found in offered.items() if by != name})
 
 
-class Output:
-    """The folder that the results of one run are written to. The first write creates it.
-
-    Args:
-        folder: The folder. A link to a folder is followed; links inside it are not.
-        part: Name of a folder inside, for the results of one of several processes.
-        names: Names of the tools. Whoever has read them has checked them.
-        force: Whether to replace existing results of these names.
-
-    Raises:
-        OutputError: It cannot be written to, or has results of these names.
-    """
-
-    def __init__(
-        self, folder: Path, names: Sequence[str], *, part: str = "", force: bool = False
-    ) -> None:
-        self.folder = folder.resolve()
-        if part:
-            self.folder = self._inside(part)
-        for parent in (self.folder, *self.folder.parents):
-            if parent.exists():
-                if not parent.is_dir():
-                    raise OutputError(f"{str(parent)!r} is not a folder", fix="Name another one")
-                if not os.access(parent, os.W_OK | os.X_OK):
-                    raise OutputError(f"{str(parent)!r} cannot be written to", fix="Name another")
-                break
-        taken = self.taken(self.folder, names)
-        if taken and not force:
-            raise OutputError(
-                f"{str(self.folder)!r} has results already: {', '.join(taken)}",
-                fix="Name another folder with -o, or replace them with --force",
-            )
-
-    @staticmethod
-    def taken(folder: Path, names: Sequence[str]) -> list[str]:
-        """Return the files and folders of these tools that already exist in `folder`."""
-        found = [f"{name}.json" for name in names] + list(names)
-        return [name for name in found if os.path.lexists(folder / name)]
-
-    def write(self, name: str, result: Result) -> list[Path]:
-        """Write a tool's result to ``<name>.json``, and its further files to ``<name>/``.
-
-        Returns:
-            The files.
-
-        Raises:
-            OutputError: A file is outside of the folder or cannot be written.
-            ResultError: The result's JSON is malformed.
-        """
-        own, file = self._inside(name), self._inside(f"{name}.json")
-        text = result.to_json()
-        try:
-            json.loads(text, parse_constant=_no_constant)
-        except (ValueError, RecursionError, TypeError) as error:
-            raise ResultError(
-                f"The result of {name!r} is not JSON: {error}", fix="Correct its to_json()"
-            ) from error
-        files = [self._replace(file, text)]
-        write = getattr(result, "write", None)
-        if write is not None:
-            if not own.is_dir():
-                _failing(own.mkdir, own, parents=True)
-            files += [self._checked(own, Path(path), name) for path in write(own)]
-            if not any(own.iterdir()):
-                own.rmdir()
-        return files
-
-    def _inside(self, name: str) -> Path:
-        path = self.folder / name
-        if name in ("", ".", "..") or "\0" in name or path.parent != self.folder or "/" in name:
-            raise OutputError(f"{name[:80]!r} is not a file name", fix="Give the tool another name")
-        if path.is_symlink():
-            raise OutputError(
-                f"{str(path)!r} is a link, and is not followed", fix="Remove it, or name another"
-            )
-        return path
-
-    def _replace(self, path: Path, text: str) -> Path:
-        _failing(self.folder.mkdir, self.folder, parents=True, exist_ok=True)
-        # Write another file first and rename it. So a reader never sees half a file, and a link
-        # that somebody has put there is replaced, not followed.
-        new = path.with_name(f".{path.name}.{os.getpid()}")
-
-        def write() -> None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-            try:
-                with open(os.open(new, flags, 0o666), "w", encoding="utf-8") as file:
-                    file.write(text)
-                os.replace(new, path)
-            finally:
-                new.unlink(missing_ok=True)
-
-        _failing(write, path)
-        return path
-
-    @staticmethod
-    def _checked(own: Path, path: Path, name: str) -> Path:
-        lexical = path if path.is_absolute() else own / path
-        resolved = lexical.resolve()
-        if not resolved.is_relative_to(own) or lexical.is_symlink():
-            raise OutputError(
-                f"The tool {name!r} wrote {printable(path)[:200]!r}, outside of its "
-                f"folder {str(own)!r}",
-                fix="A result's write() must stay in the folder that it is given",
-            )
-        if not resolved.is_file():
-            raise OutputError(
-                f"The tool {name!r} wrote {printable(path)[:200]!r}, which is not a file",
-                fix="A result's write() must return the files that it wrote",
-            )
-        return resolved
-
-
 def load(path: Path, limit: int = LIMIT) -> Any:
     """Read a file of results as JSON.
 
@@ -309,10 +198,3 @@ def load(path: Path, limit: int = LIMIT) -> Any:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _failing(function: Any, path: Path, **arguments: Any) -> None:
-    try:
-        function(**arguments)
-    except OSError as error:
-        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror or error}") from error

@@ -13,6 +13,7 @@ from typing import Any
 from amanda_core.errors import ResultError
 from amanda_core.facts import Facts
 from amanda_tools.dump.files import need_safetensors
+from amanda_tools.output.folders import whole_file, write_text
 from amanda_tools.tensors.values import host, need_numpy, numbers
 
 __all__ = ["load_weights", "save_weights"]
@@ -51,14 +52,15 @@ def save_weights(saved: Mapping[str, Any], path: Path | str, facts: Facts | None
             fix="Keep tensors, or values that JSON has; give the facts of the driver for tensors",
         ) from error
     if path.suffix == ".safetensors":
-        need_safetensors().save_file(tensors, path, metadata={"amanda": text})
+        with whole_file(path) as new:
+            need_safetensors().save_file(tensors, new, metadata={"amanda": text})
     elif tensors:
         raise ResultError(
             f"{path.name} cannot hold tensors, and {next(iter(tensors))} is one",
             fix="Write a .safetensors file",
         )
     else:
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
     return path
 
 

@@ -19,14 +19,20 @@ from amanda_core.config import Selecting, factories, from_flags, layers
 from amanda_core.config.explanation import explain
 from amanda_core.config.settings import merge
 from amanda_core.config.text import parse_steps
-from amanda_core.errors import AmandaError, ConfigError
-from amanda_core.results import Output, Table, printable
+from amanda_core.errors import AmandaError, ConfigError, OutputError
+from amanda_core.folder_lock import claim
+from amanda_core.output import LOCK, Output
+from amanda_core.results import Table, printable
 
 __all__ = ["divide", "run"]
 
 #: Default folder of results. A number is added if it is taken.
 _DEFAULT = "amanda_results"
 _PROGRAM = "amanda.program"
+#: Variables by which launchers tell their processes where to meet, so different for each launch.
+_LAUNCHER = ("MASTER_ADDR", "MASTER_PORT")
+#: Name of a file that says which launcher's processes use a folder without -o.
+_LAUNCHED = ".amanda-launched"
 
 
 _HELP = """Run a script or module under tools, without a change to it.
@@ -42,7 +48,7 @@ AMANDA_DRIVERS come before it, and flags before those. What is disabled by any o
 AMANDA_DISABLE_PLUGINS, is disabled.
 
 Each tool's result is written to DIR/<name>.json, and its further files to DIR/<name>/, also
-after an error, Ctrl-C or SIGTERM; a summary goes to stderr. Started by a launcher that sets
+after an error, Ctrl-C, SIGTERM or SIGHUP; a summary goes to stderr. Started by a launcher that sets
 RANK, each process has a folder of its own, DIR/rank0 and so on. The exit status is the
 program's; 2 if Amanda could not start it, and 1 if the program ended well and results could not
 be written.
@@ -107,7 +113,8 @@ def divide(arguments: Sequence[str], valued: set[str]) -> tuple[list[str], Progr
     "-o",
     "--output",
     metavar="DIR",
-    help="Folder of results. Results that are there already are an error, unless --force is given. "
+    help="Folder of results. Results of these tools that are there already are an error, unless "
+    "--force is given, and so is another run that has not ended. "
     f"Without -o: {_DEFAULT}, or {_DEFAULT}-2 and so on where that has results already.",
 )
 @click.option("--force", is_flag=True, help="Replace the results of these tools in the folder.")
@@ -201,29 +208,67 @@ def run(
     if part and any(restarts):
         part += f"-restart{max(restarts)}"  # Results of earlier runs are kept.
     names = [settings.name for settings in config.tools]
-    if config.output is not None:
-        folder = Output(config.output, names, part=part, force=force)
-    else:
-        folder = _numbered(Path.cwd() / _DEFAULT, names, part, force)
-    program.enter()  # Before tools are imported: they may lie beside the script.
-    if config.drivers is not None:
-        try:
-            use_only(config.drivers, config.where)
-        except AmandaError as error:
-            raise type(error)(error.what, where=config.where, fix=error.fix) from error
-    discovery.announce(by_command=True)
-    made = {settings.name: factories.make(settings) for settings in config.tools}
-    return Run(program, made, folder, quiet, brief=bool(rank), keep_going=keep_going)
+    processes = None
+    if not part or part == "rank0":  # The first process removes what forced runs leave over.
+        processes = (_number("WORLD_SIZE") or 1) if part else 0
+    folder = (
+        _reserved(config.output, names, part, force)
+        if config.output is not None
+        else _numbered(Path.cwd() / _DEFAULT, names, part, force)
+    )
+    try:
+        program.enter()  # Before tools are imported: they may lie beside the script.
+        if config.drivers is not None:
+            try:
+                use_only(config.drivers, config.where)
+            except AmandaError as error:
+                raise type(error)(error.what, where=config.where, fix=error.fix) from error
+        discovery.announce(by_command=True)
+        made = {settings.name: factories.make(settings) for settings in config.tools}
+    except BaseException:
+        folder.release()
+        raise
+    return Run(
+        program, made, folder, processes, quiet=quiet, brief=bool(rank), keep_going=keep_going
+    )
+
+
+def _reserved(folder: Path, names: Sequence[str], part: str, force: bool) -> Output:
+    output = Output(folder, names, part=part, force=force)
+    if not output.reserve():
+        raise OutputError(
+            f"{str(output.folder)!r} is the output folder of a run that has not ended",
+            fix="Name another folder with -o. If there is no such run, as on file systems without "
+            f"locks after it was killed, remove {LOCK} there",
+        )
+    return output
 
 
 def _numbered(folder: Path, names: Sequence[str], part: str, force: bool) -> Output:
     # A folder without results of these tools of this rank is free, so that all ranks choose the
     # same.
     number, chosen = 1, folder
-    while not force and Output.taken(chosen / part, names):
+    while True:
+        if (force or not Output.taken(chosen / part, names)) and _is_ours(chosen, part):
+            output = Output(chosen, names, part=part, force=force)
+            if output.reserve():
+                return output
         number += 1
         chosen = folder.with_name(f"{folder.name}-{number}")
-    return Output(chosen, names, part=part, force=force)
+
+
+def _is_ours(folder: Path, part: str) -> bool:
+    """Return False if the processes of another launcher, which may run now, use the folder."""
+    launcher = " ".join(os.environ.get(name, "") for name in _LAUNCHER)
+    if not part or not launcher.strip():
+        return True
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return claim(folder / _LAUNCHED, launcher)
+    except OSError as error:
+        raise OutputError(
+            f"{str(folder)!r} cannot be written: {error.strerror}", fix="Name another with -o"
+        ) from error
 
 
 def _number(variable: str) -> int | None:

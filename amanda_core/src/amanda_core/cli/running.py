@@ -6,22 +6,22 @@ Owns one run, from the program's first line to the exit status. It does not know
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 from amanda_core import discovery
 from amanda_core.cli.drawing import show
 from amanda_core.cli.program import Program, report
 from amanda_core.cli.progress import Progress, interval_for
+from amanda_core.cli.termination import Termination
 from amanda_core.containment import contain, described
 from amanda_core.errors import AmandaError
+from amanda_core.output import Output
 from amanda_core.preflight import preflight
-from amanda_core.results import HasResult, Output, Result, Table, printable, share
+from amanda_core.results import HasResult, Result, Table, printable, share
 from amanda_core.tool import Tool
 
 __all__ = ["Run"]
@@ -41,7 +41,9 @@ class Run:
     Attributes:
         program: The program.
         tools: The tools by the names that their results get.
-        output: Where results are written.
+        output: Where results are written, which is reserved for this run.
+        processes: Number of processes whose results this one keeps where it replaces earlier ones:
+            see `Output.clear`.
         quiet: Whether to print only errors.
         brief: Whether to omit tables, as all but one of several processes do.
         keep_going: Whether to skip operators at which a driver itself fails.
@@ -50,12 +52,17 @@ class Run:
     program: Program
     tools: dict[str, Tool]
     output: Output
+    processes: int | None = None
     quiet: bool = False
     brief: bool = False
     keep_going: bool = False
     _handle: Any = field(default=None, init=False)
     _finished: bool = field(default=False, init=False)
     _process: int = field(default_factory=os.getpid, init=False)
+    _termination: Termination = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._termination = Termination(self._finish)
 
     def __call__(self) -> int:
         """Run it; return the exit status, or raise what the interpreter must end with."""
@@ -70,30 +77,31 @@ class Run:
                 on_driver_error="skip" if self.keep_going else "raise",
             )
         except AmandaError as error:
+            self.output.release()
             self._say(f"error: {error}")
             return 2
         if not self.quiet:
             self._say(f"running {self.program.target} under {', '.join(self.tools)}")
-        ended = self._execute()
-        if os.getpid() != self._process:
-            return self._end(ended, 0)  # In a fork: its parent writes the results.
-        return self._end(ended, self._finish())
+        with self._termination.handled():
+            ended = self._execute()
+            # The results of a fork are its parent's.
+            status = self._finish() if os.getpid() == self._process else 0
+        return self._end(ended, status)
 
     def _execute(self) -> BaseException | None:
-        with self._results_on_sigterm():
-            uncaught: BaseException | None = None
+        uncaught: BaseException | None = None
+        try:
+            self.program.execute()
+        except BaseException as error:
+            uncaught = error
+        # Out here no exception is being handled, as where the interpreter shows one: it would be
+        # the context of what the program's own sys.excepthook raises.
+        if uncaught is not None and not isinstance(uncaught, SystemExit):
             try:
-                self.program.execute()
-            except BaseException as error:
-                uncaught = error
-            # Out here no exception is being handled, as where the interpreter shows one: it would
-            # be the context of what the program's own sys.excepthook raises.
-            if uncaught is not None and not isinstance(uncaught, SystemExit):
-                try:
-                    report(uncaught)
-                except SystemExit as asked:
-                    return asked
-            return uncaught
+                report(uncaught)
+            except SystemExit as asked:
+                return asked
+        return uncaught
 
     def _end(self, error: BaseException | None, status: int) -> int:
         if error is None:
@@ -109,54 +117,18 @@ class Run:
             raise error.with_traceback(None)
         return 1
 
-    @contextmanager
-    def _results_on_sigterm(self) -> Iterator[None]:
-        # Written in the handler and not after an exception: by default SIGTERM unwinds nothing of
-        # the program, and nothing in it can catch it.
-        def terminated(number: int, _: FrameType | None) -> None:
-            signal.signal(number, signal.SIG_DFL)
-            self._finish()
-            sys.stderr.flush()
-            os.kill(os.getpid(), number)
-
-        def is_ours() -> bool:
-            return signal.getsignal(signal.SIGTERM) is terminated
-
-        # A fork of the program has no results, and ends by the signal as it would without us. The
-        # signal waits meanwhile: the interpreter drops what arrives before a fork has settled.
-        masks: list[set[signal.Signals | int]] = []
-
-        def before() -> None:
-            if is_ours():
-                masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
-
-        def after(in_child: bool) -> None:
-            if in_child and is_ours():
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            if masks:
-                signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
-
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            yield
-            return
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(
-                before=before,
-                after_in_parent=lambda: after(False),
-                after_in_child=lambda: after(True),
-            )
-        signal.signal(signal.SIGTERM, terminated)
-        try:
-            yield
-        finally:
-            if is_ours():
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
     def _finish(self) -> int:
         """Remove the tools and write results; return the exit status if the program's is 0."""
         if self._finished:
             return 0
         self._finished = True
+        with self._termination.deferred():
+            try:
+                return self._write_results()
+            finally:
+                self.output.release()
+
+    def _write_results(self) -> int:
         failed = False
         idle = self._before_the_end()
         try:
@@ -168,12 +140,21 @@ class Run:
             self._warn(idle)
         try:
             results, complete = self._results()
+            complete = self._clear() and complete
             written = [self._write(name, result) for name, result in results.items()]
             failed = failed or not complete or not all(written)
         except KeyboardInterrupt:
             self._say("interrupted while results were written; some are missing")
             failed = True
         return int(failed)
+
+    def _clear(self) -> bool:
+        try:
+            self.output.clear(self.processes)
+        except AmandaError as error:
+            self._say(f"error: an earlier result is not removed: {error}")
+            return False
+        return True
 
     def _before_the_end(self) -> list[str]:
         """Return what is available only while the tools are applied."""
@@ -288,7 +269,10 @@ class Run:
             except BaseException as error:
                 contain(error)
                 self._say(f"the result of {name!r} is written and has no table: {described(error)}")
-        return True
+        problems = list(getattr(result, "problems", ()))
+        for problem in problems:
+            self._say(f"error: {name}: {problem}")
+        return not problems
 
     def _summarise(self, name: str, result: Result, files: Sequence[str]) -> None:
         if not self.brief:

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from amanda_core import results
 from amanda_core.calls import MODULE_VALUES
-from amanda_core.errors import ResultError
+from amanda_core.errors import OutputError, ResultError
 from amanda_core.results import Table
-from amanda_tools.dump.files import Dumped, Writer, need_safetensors
+from amanda_tools.dump.files import Dumped, Writer, need_safetensors, problems_of
 from amanda_tools.dump.index import DumpedTensor, DumpIndex, LeftOut
 from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output.folders import create_folder
+from amanda_tools.output.folders import create_folder, whole_file, write_text
 from amanda_tools.output.rendering import (
     dataframe,
     describe_overhead,
@@ -31,10 +31,18 @@ from amanda_tools.output.rendering import (
 from amanda_tools.tensors.types import TensorType
 from amanda_tools.tensors.values import HostTensor, numbers
 
-__all__ = ["CaptureResult", "CapturedOp", "CapturedSequence", "CapturedValue", "load_capture"]
+__all__ = [
+    "INDEX",
+    "CaptureResult",
+    "CapturedOp",
+    "CapturedSequence",
+    "CapturedValue",
+    "load_capture",
+]
 
 FORMAT = "amanda.capture/1"
-_INDEX = "index.json"
+#: Name of the index in the folder of captured values.
+INDEX = "index.json"
 _FILE = re.compile(r"\d{5}\.safetensors")
 
 
@@ -234,6 +242,11 @@ class CaptureResult:
         columns = ("op", "value", "first", "times", "positions")
         return Table(self.title, columns, [tuple(row) for row in rows.values()])
 
+    @property
+    def problems(self) -> list[str]:
+        """Return what is lost although it was requested and within the limits."""
+        return problems_of(self.left_out)
+
     def to_json(self) -> str:
         """Return the index; the values are in the files that it names."""
         parts = {
@@ -276,12 +289,15 @@ class CaptureResult:
                 if held is not None:
                     writer.add(value, held, self.ops[value.op].name)
             writer.flush()
+            if writer.lost is not None:
+                raise OutputError(*problems_of([writer.lost]), where=str(folder))
             names = writer.written
         elif self._folder is not None and folder != self._folder:
             for name in names:
-                shutil.copyfile(self._folder / name, folder / name)
-        (folder / _INDEX).write_text(self.to_json(), encoding="utf-8")
-        return [folder / name for name in (*names, _INDEX)]
+                with whole_file(folder / name) as new:
+                    shutil.copyfile(self._folder / name, new)
+        write_text(folder / INDEX, self.to_json())
+        return [folder / name for name in (*names, INDEX)]
 
 
 def load_capture(path: Path | str) -> CaptureResult:
@@ -295,9 +311,9 @@ def load_capture(path: Path | str) -> CaptureResult:
     """
     folder = Path(path)
     inside = folder / "capture"
-    if not (folder / _INDEX).exists() and (inside / _INDEX).exists():
+    if not (folder / INDEX).exists() and (inside / INDEX).exists():
         folder = inside
-    read = results.load(folder / _INDEX)
+    read = results.load(folder / INDEX)
     try:
         if read["format"] != FORMAT:
             raise ValueError(f"its format is {str(read['format'])[:40]!r}, not {FORMAT!r}")

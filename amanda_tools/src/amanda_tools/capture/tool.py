@@ -16,8 +16,8 @@ from typing import Any, Literal
 from amanda_core import OpContext
 from amanda_core.calls import MODULE_VALUES
 from amanda_core.facts import Facts, NotReadableError
-from amanda_tools.capture.result import CapturedOp, CapturedValue, CaptureResult
-from amanda_tools.dump.files import Writer, need_safetensors
+from amanda_tools.capture.result import INDEX, CapturedOp, CapturedValue, CaptureResult
+from amanda_tools.dump.files import Writer, need_safetensors, reserve
 from amanda_tools.dump.index import LeftOut
 from amanda_tools.sequences.places import Area, NotChoosableError, Places
 from amanda_tools.sequences.tool import SequenceTool
@@ -94,6 +94,8 @@ class Capture(SequenceTool["_Op"]):
                 folder = Path(tempfile.mkdtemp(prefix="amanda-capture-"))
                 # A result, and what reads it, refers to the tool.
                 weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            else:
+                weakref.finalize(self, reserve(folder, INDEX).release)
             self._writer = Writer(folder, form, 1 << 16, max_memory or 1 << 26)
         elif folder is not None:
             raise ValueError("folder is for form='safetensors'; a result in memory has write()")
@@ -162,10 +164,11 @@ class Capture(SequenceTool["_Op"]):
             writer = self._writer
             if writer is not None:
                 writer.flush()
+            lost = [writer.lost] if writer is not None and writer.lost is not None else []
             return CaptureResult(
                 [replace(op.facts) for op in self._ops.values()],
-                list(self._values),
-                list(self._left_out.values()),
+                [v for v in self._values if writer is None or v.file is not None],
+                [*self._left_out.values(), *lost],
                 self.notes(),
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,

@@ -6,24 +6,44 @@ an operator never becomes the name of a file.
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import re
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 from amanda_core.errors import ResultError
+from amanda_core.folder_lock import FolderLock
+from amanda_core.output import LOCK
 from amanda_core.results import printable
-from amanda_tools.dump.index import INDEX, DumpedTensor, DumpIndex, read_index
+from amanda_tools.dump.index import INDEX, DumpedTensor, DumpIndex, LeftOut, read_index
+from amanda_tools.output.folders import create_folder, whole_file
+from amanda_tools.output.rendering import format_count
 from amanda_tools.tensors.values import HostTensor
 
-__all__ = ["Dumped", "Form", "Writer", "key_of_tensor", "load_dump", "need_safetensors"]
+__all__ = [
+    "Dumped",
+    "Form",
+    "Writer",
+    "key_of_tensor",
+    "load_dump",
+    "need_safetensors",
+    "problems_of",
+    "reserve",
+]
 
 Form = Literal["npz", "safetensors"]
+#: Beginning of the reason of tensors that could not be written.
+_LOST = "could not be written"
 #: Number of bytes of tensors after which a file is written.
 _PART = 1 << 26
+#: Names of files of tensors.
+_FILE = re.compile(r"\d{5,}\.(npz|safetensors)")
 #: Exceptions that zipfile, zlib, struct and numpy raise for arbitrary bytes.
 _MALFORMED = (
     ArithmeticError,
@@ -65,6 +85,36 @@ def need_safetensors() -> Any:
     return safetensors.numpy
 
 
+def reserve(folder: Path, index: str) -> FolderLock:
+    """Keep other tools out of a folder that has no files yet; create it if necessary.
+
+    Args:
+        folder: The folder.
+        index: Name of the index.
+
+    Returns:
+        The lock, to be released when all files are written.
+
+    Raises:
+        ValueError: It has files already, or another tool writes to it.
+    """
+    create_folder(folder)
+    lock = FolderLock(folder / LOCK)
+    free = lock.acquire()
+    if any(p.name == index or _FILE.fullmatch(p.name) for p in folder.iterdir()):
+        lock.release()
+        raise ValueError(f"folder must have no dump yet, but {str(folder)!r} has one")
+    if not free:
+        raise ValueError(f"folder must not be in use, but another run writes to {str(folder)!r}")
+    return lock
+
+
+def problems_of(left_out: Iterable[LeftOut]) -> list[str]:
+    """Describe what could not be written."""
+    lost = (left for left in left_out if left.reason.startswith(_LOST))
+    return [f"{format_count(left.tensors, 'tensor')} {left.reason}" for left in lost]
+
+
 class Writer:
     """Writes tensors into the files of a folder, some megabytes in each.
 
@@ -82,8 +132,12 @@ class Writer:
         self.part = part or _PART
         #: Names of the files written so far.
         self.written: list[str] = []
+        #: Tensors that could not be written; None if all were.
+        self.lost: LeftOut | None = None
         self._arrays: dict[str, Any] = {}
         self._bytes = 0
+        #: Entries of the tensors that are in memory, with the names of their operators.
+        self._waiting: list[tuple[DumpedTensor, str]] = []
 
     @property
     def is_full(self) -> bool:
@@ -93,18 +147,25 @@ class Writer:
     def add(self, tensor: DumpedTensor, values: HostTensor, name: str) -> None:
         """Write a tensor now or with the next file, and record the place in `tensor`.
 
+        If a file cannot be written, the tensors that it would hold and all later ones have no
+        place, and `lost` counts them. The program that is instrumented goes on.
+
         Args:
             tensor: Entry of the tensor in the index.
             values: The values.
             name: Name of the operator.
         """
         array = values.array
+        if self.lost is not None:
+            self._lose(tensor, name, int(array.nbytes), self.lost.reason)
+            return
         if self.form == "safetensors" and array.dtype.name == "complex128":
             array = array.view("float64").reshape(*array.shape, 2)
         tensor.key = key_of_tensor(tensor, f"{tensor.step}.{name}")
         tensor.file = f"{len(self.written):05d}.{self.form}"
         tensor.stored = array.dtype.name
         self._arrays[tensor.key] = array
+        self._waiting.append((tensor, name))
         self._bytes += array.nbytes
         if self._bytes >= self.part:
             self.flush()
@@ -114,17 +175,34 @@ class Writer:
         if not self._arrays:
             return
         name = f"{len(self.written):05d}.{self.form}"
+        try:
+            self._write(self.folder / name)
+        except OSError as error:
+            for tensor, op in self._waiting:
+                size = int(self._arrays[str(tensor.key)].nbytes)
+                self._lose(tensor, op, size, f"{_LOST}: {error.strerror or error}")
+        else:
+            self.written.append(name)
+        self._arrays, self._bytes, self._waiting = {}, 0, []
+
+    def _write(self, path: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / name
-        with path.open("xb") as file:  # "x": never replace a file.
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, f"{path.name} is there already")
+        with whole_file(path) as new, new.open("wb") as file:
             if self.form == "npz":
                 import numpy
 
                 numpy.savez(file, **self._arrays)
             else:
                 file.write(need_safetensors().save(self._arrays))
-        self.written.append(name)
-        self._arrays, self._bytes = {}, 0
+
+    def _lose(self, tensor: DumpedTensor, op: str, size: int, reason: str) -> None:
+        tensor.file = tensor.key = tensor.stored = None
+        if self.lost is None:
+            self.lost = LeftOut(reason, op, tensor.step)
+        self.lost.tensors += 1
+        self.lost.bytes += size
 
 
 class Dumped:

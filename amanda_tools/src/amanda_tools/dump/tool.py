@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from amanda_core import OpContext
 from amanda_core.results import Table
-from amanda_tools.dump.files import Dumped, Form, Writer, need_safetensors
+from amanda_tools.dump.files import Dumped, Form, Writer, need_safetensors, problems_of, reserve
 from amanda_tools.dump.index import INDEX, DumpedOp, DumpedTensor, DumpIndex, LeftOut
 from amanda_tools.operators.tool import OperatorTool
-from amanda_tools.output.folders import create_folder
+from amanda_tools.output.folders import create_folder, whole_file, write_text
 from amanda_tools.output.rendering import (
     dataframe,
     describe_overhead,
@@ -94,6 +94,11 @@ class DumpResult:
             [text, *describe_overhead("dumping", index.tool_seconds, index.wall_seconds)]
         )
 
+    @property
+    def problems(self) -> list[str]:
+        """Return what is lost although it was requested and within the limits."""
+        return problems_of(self.index.left_out)
+
     def to_json(self) -> str:
         """Return the index as JSON."""
         return self.index.to_json()
@@ -119,8 +124,9 @@ class DumpResult:
         create_folder(folder)
         if folder != self.folder:
             for name in self.files:
-                shutil.copyfile(self.folder / name, folder / name)
-        (folder / INDEX).write_text(self.to_json(), encoding="utf-8")
+                with whole_file(folder / name) as new:
+                    shutil.copyfile(self.folder / name, new)
+        write_text(folder / INDEX, self.to_json())
         return [folder / name for name in (*self.files, INDEX)]
 
 
@@ -144,7 +150,8 @@ class Dump(OperatorTool["_Op"]):
         everything: Include operators outside the model, such as those of an optimizer.
 
     Raises:
-        ValueError: An option has an invalid value, or the folder contains a dump already.
+        ValueError: An option has an invalid value, or the folder contains a dump already or is
+            written to by another run.
         ImportError: NumPy or safetensors is not installed.
 
     >>> tool = Dump(values=["inputs", "outputs"], first=1)
@@ -180,8 +187,6 @@ class Dump(OperatorTool["_Op"]):
         ):
             if number is not None and number < 0:
                 raise ValueError(f"{name} must not be negative, but is {number}")
-        if folder is not None and (folder / INDEX).exists():
-            raise ValueError(f"folder must have no dump yet, but {str(folder)!r} has one")
         need_numpy()
         if form == "safetensors":
             need_safetensors()
@@ -192,7 +197,10 @@ class Dump(OperatorTool["_Op"]):
         self.first = first
         self.max_bytes = max_bytes
         self._keeps = folder is not None
-        if folder is None:
+        if folder is not None:
+            lock = reserve(folder, INDEX)
+            weakref.finalize(self, lock.release)
+        else:
             folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
             # The folder lives as long as the tool, which results keep alive.
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -287,10 +295,11 @@ class Dump(OperatorTool["_Op"]):
             if self._kept:
                 self._kept.clear()
             self._writer.flush()
+            lost = [] if self._writer.lost is None else [self._writer.lost]
             index = DumpIndex(
                 [DumpedOp(**asdict(op.facts)) for op in self._ops.values()],
-                list(self._tensors),
-                [*self._left_out.values(), *(LeftOut(note, "", 0) for note in self._notes)],
+                [t for t in self._tensors if self.stats or t.file is not None],
+                [*self._left_out.values(), *lost, *(LeftOut(note, "", 0) for note in self._notes)],
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
             )

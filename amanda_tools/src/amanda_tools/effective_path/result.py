@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from amanda_core.results import Table
 from amanda_tools.effective_path.model import PathEnd
-from amanda_tools.output.folders import create_folder
+from amanda_tools.output.folders import create_folder, whole_file
 from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 
 __all__ = ["EffectivePathResult", "LayerSum", "PathSets", "Thresholds"]
@@ -287,7 +287,7 @@ class EffectivePathResult:
             for name, indices in getattr(path, part).items()
         }
         file = create_folder(folder) / "paths.npz"
-        with file.open("wb") as stream:
+        with whole_file(file) as new, new.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
         return [file]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from amanda_core.results import printable
 from amanda_tools.graph.model import Graph, Module, Op
 from amanda_tools.output.extras import program
+from amanda_tools.output.folders import write_text
 from amanda_tools.tensors.types import text_of
 
 __all__ = ["dot", "draw", "write"]
@@ -18,7 +19,7 @@ _COLOURS = {False: "#dce8fd", True: "#fbe3cf"}
 
 def write(graph: Graph, path: Path) -> None:
     """Write a graph as a DOT file."""
-    path.write_text(dot(graph), encoding="utf-8")
+    write_text(path, dot(graph))
 
 
 def draw(graph: Graph, path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from amanda_tools.graph.model import Edge, Graph, Op, Source
 from amanda_tools.output.extras import require
+from amanda_tools.output.folders import whole_file
 from amanda_tools.tensors.types import Position, TensorType
 
 __all__ = ["DOMAIN", "model", "write", "write_both"]
@@ -26,7 +27,7 @@ def write(graph: Graph, path: Path) -> None:
     Raises:
         MissingExtraError: onnx is not installed.
     """
-    require("onnx", "onnx").save(model(graph), str(path))
+    _save(model(graph), path)
 
 
 def write_both(graph: Graph, path: Path) -> None:
@@ -35,7 +36,12 @@ def write_both(graph: Graph, path: Path) -> None:
     Raises:
         MissingExtraError: onnx is not installed.
     """
-    require("onnx", "onnx").save(model(graph, backward=True), str(path))
+    _save(model(graph, backward=True), path)
+
+
+def _save(content: Any, path: Path) -> None:
+    with whole_file(path) as new:
+        require("onnx", "onnx").save(content, str(new))
 
 
 def model(graph: Graph, backward: bool = False) -> Any:

@@ -14,7 +14,7 @@ from amanda_tools.graph import dot, files, html, onnx_model, tensorboard_events,
 from amanda_tools.graph.model import Graph, Op
 from amanda_tools.output.chrome import Span
 from amanda_tools.output.extras import program, require
-from amanda_tools.output.folders import create_folder
+from amanda_tools.output.folders import create_folder, write_text
 from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 
 __all__ = ["FORMATS", "Format", "GraphResult", "check"]
@@ -106,7 +106,7 @@ class GraphResult:
         found: list[Path] = []
         if "html" in self.formats:
             found.append(folder / "graph.html")
-            found[-1].write_text(html.page(self.graphs), encoding="utf-8")
+            write_text(found[-1], html.page(self.graphs))
         if "trace" in self.formats:
             found.append(timeline.write(self.graphs, self.spans, folder / "graph-trace.json"))
         for number, graph in enumerate(self.graphs):

@@ -7,6 +7,7 @@ from typing import Any
 
 from amanda_tools.graph.model import Graph, Node, Op
 from amanda_tools.output.extras import require
+from amanda_tools.output.folders import whole_file
 from amanda_tools.tensors.types import Position, TensorType
 
 __all__ = ["graph_def", "write"]
@@ -22,7 +23,8 @@ def write(graph: Graph, folder: Path) -> None:
     records = require("tensorboard.summary.writer.record_writer", "tensorboard")
     proto = require("tensorboard.compat.proto.event_pb2", "tensorboard")
     folder.mkdir(exist_ok=True)
-    with (folder / "events.out.tfevents.0.amanda").open("wb") as file:
+    path = folder / "events.out.tfevents.0.amanda"
+    with whole_file(path) as new, new.open("wb") as file:
         writer = records.RecordWriter(file)
         for event in (
             proto.Event(file_version="brain.Event:2"),

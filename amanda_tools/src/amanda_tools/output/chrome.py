@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from amanda_tools.output.folders import whole_file
+
 __all__ = ["Span", "TraceFile", "lanes"]
 
 #: Size in bytes above which a file is compressed.
@@ -113,9 +115,9 @@ class TraceFile:
         for earlier in (path, compressed):
             earlier.unlink(missing_ok=True)
         if len(content) > _LARGE:
-            compressed.write_bytes(gzip.compress(content))
-            return compressed
-        path.write_bytes(content)
+            path, content = compressed, gzip.compress(content)
+        with whole_file(path) as new:
+            new.write_bytes(content)
         return path
 
     def _tid(self, track: str) -> int:
