@@ -134,6 +134,7 @@ def test_an_operator_that_only_one_run_has() -> None:
     assert found.same
     assert [op.type for op in found.unmatched_b] == ["exp"]
     assert compare(other, one).unmatched_a == found.unmatched_b
+    assert not found.complete
     longer = dump(lambda: [torch.relu(torch.ones(2)) for _ in range(2)])
     with pytest.raises(ResultError, match="no tensor in common"):
         compare(one, dump(lambda: torch.tanh(torch.zeros(3))))
@@ -203,6 +204,44 @@ def test_the_command(dumps: list[Path], capsys: pytest.CaptureFixture[str]) -> N
     assert read["first"]["difference"]["max_abs"] == 1
     assert amanda_diff(one, same, "--all") == 0
     assert "relu" in capsys.readouterr().out
+
+
+def crashed(at: int, folder: Path) -> Path:
+    """Write a dump of a run of two steps of four layers that ends after this many of them."""
+    layers = network_of(4)
+    tool = Dump()
+    with amanda.apply(tool):
+        x = torch.ones(2, 2)
+        for number in range(at):
+            x = layers[number % 4](x)
+            if number == 3:
+                amanda.step()
+    tool.result().write(folder)
+    return folder
+
+
+def network_of(layers: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(2, 2) for _ in range(layers)])
+
+
+@pytest.mark.parametrize("at", [2, 4, 6])
+def test_a_crashed_run_is_not_without_difference(
+    at: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, part = crashed(8, tmp_path / "a"), crashed(at, tmp_path / "b")
+    for pair, more in (((whole, part), "A"), ((part, whole), "B")):
+        assert amanda_diff(*pair) == 3
+        said = capsys.readouterr().out
+        assert "No difference" not in said
+        what = {
+            2: "op 'Linear#3:linear'",
+            4: "output 0 of op 'linear', step 1",
+            6: "output 0 of op 'Linear#3:linear', step 1",
+        }[at]
+        assert f"but one has more: the first that only {more} has is {what}" in said
+        assert amanda_diff(*pair, "--json") == 3
+        assert json.loads(capsys.readouterr().out)["complete"] is False
 
 
 def test_mistakes(dumps: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

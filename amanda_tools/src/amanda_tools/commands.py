@@ -23,7 +23,21 @@ __all__ = ["diff"]
 _ROWS = 20
 
 
-@click.command()
+_DIFF = """Compare two dumps, A and B, and name the first operator at which they differ.
+
+A and B are folders of results with a dump, or folders that the tool `dump` wrote itself. They
+may be of different frameworks.
+
+\b
+Exit status:
+    0  both have the same tensors, all within the tolerance
+    1  a tensor is beyond the tolerance
+    2  they cannot be compared
+    3  what both have is within the tolerance, but one has more, as after a crash
+"""
+
+
+@click.command(help=_DIFF)
 @click.argument("a", type=click.Path(exists=True, path_type=Path))
 @click.argument("b", type=click.Path(exists=True, path_type=Path))
 @click.option("--rtol", type=float, help="Relative tolerance; by dtype where it is left out.")
@@ -33,12 +47,7 @@ _ROWS = 20
 def diff(
     a: Path, b: Path, rtol: float | None, atol: float | None, everything: bool, as_json: bool
 ) -> int:
-    """Compare two dumps, A and B, and name the first operator at which they differ.
-
-    A and B are folders of results with a dump, or folders that the tool `dump` wrote itself. They
-    may be of different frameworks. The exit status is 0 if all that is in both is within the
-    tolerance, 1 if not, and 2 if they cannot be compared.
-    """
+    """Compare two dumps; `_DIFF` says the rest."""
     from amanda_tools.diff import compare
 
     try:
@@ -49,9 +58,10 @@ def diff(
         raise MissingExtraError(str(error)) from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    status = 1 if not found.same else 0 if found.complete else 3
     if as_json:
         show_json(json.loads(found.to_json()))
-        return int(not found.same)
+        return status
     table = found.table(everything)
     show(table if everything else table.first(_ROWS), sys.stdout)
     if not everything and len(table.rows) > _ROWS:
@@ -61,5 +71,5 @@ def diff(
             named = ", ".join(op.name for op in (ops if everything else ops[:_ROWS]))
             more = "" if everything or len(ops) <= _ROWS else f" and {len(ops) - _ROWS} more"
             click.echo(printable(f"Only in {name}: {named}{more}"))
-    click.echo(printable(f"First: {found.first}") if found.first else "No difference.")
-    return int(not found.same)
+    click.echo(printable(found.conclusion))
+    return status

@@ -91,14 +91,19 @@ class DiffResult:
             leaves out operators that only move or create values.
         unmatched_b: Operators of the second dump without a counterpart.
         alone: Number of tensors of matched operators that only one dump has.
+        first_alone: The first of them in each dump, described; None if it has none.
         across: Whether the dumps are of two frameworks or modes.
+        complete: Whether each dump has all that the other has. Always true across frameworks,
+            which divide a network into other operators.
     """
 
     compared: list[Compared] = field(default_factory=list)
     unmatched_a: list[OpFacts] = field(default_factory=list)
     unmatched_b: list[OpFacts] = field(default_factory=list)
     alone: int = 0
+    first_alone: tuple[str | None, str | None] = (None, None)
     across: bool = False
+    complete: bool = True
 
     @property
     def first(self) -> Compared | None:
@@ -107,8 +112,31 @@ class DiffResult:
 
     @property
     def same(self) -> bool:
-        """Return True if all tensors that are in both dumps are within the tolerance."""
+        """Return True if all tensors that are in both dumps are within the tolerance.
+
+        `complete` says whether they are all tensors.
+        """
         return self.first is None
+
+    @property
+    def conclusion(self) -> str:
+        """Return what the comparison found, in one sentence."""
+        if self.first is not None:
+            return f"First: {self.first}"
+        if self.complete:
+            if not (self.unmatched_a or self.unmatched_b):
+                return "No difference."
+            counts = f"{len(self.unmatched_a)} and {len(self.unmatched_b)}"
+            return f"What corresponds agrees; operators without counterpart: {counts}."
+        texts = []
+        for name, unmatched, alone in (
+            ("A", self.unmatched_a, self.first_alone[0]),
+            ("B", self.unmatched_b, self.first_alone[1]),
+        ):
+            first = f"op {unmatched[0].name!r}" if unmatched else alone
+            if first is not None:
+                texts.append(f"the first that only {name} has is {first}")
+        return f"What both dumps have agrees, but one has more: {'; '.join(texts)}."
 
     @property
     def title(self) -> str:
@@ -191,13 +219,15 @@ def compare(
     comparison = _Comparison(first, second, Tolerance(rtol, atol))
     result = DiffResult(across=comparison.across)
     result.compared = list(comparison.tensors())
-    result.alone = comparison.alone
     if not result.compared:
         raise ResultError(
             "The dumps have no tensor in common",
             where=f"{first.folder} and {second.folder}",
             fix="Dump outputs of both, of the same model",
         )
+    mine, theirs = comparison.alone
+    result.alone = len(mine) + len(theirs)
+    result.first_alone = _described(first, mine), _described(second, theirs)
     with_tensors = [{tensor.op for tensor in d.index.tensors} for d in (first, second)]
     matched = set(comparison.pairs), set(comparison.pairs.values())
     result.unmatched_a, result.unmatched_b = (
@@ -208,7 +238,18 @@ def compare(
         ]
         for d, present, taken in zip((first, second), with_tensors, matched, strict=True)
     )
+    more = result.unmatched_a or result.unmatched_b or result.alone
+    result.complete = comparison.across or not more
     return result
+
+
+def _described(dumped: Dumped, tensors: Sequence[DumpedTensor]) -> str | None:
+    if not tensors:
+        return None
+    first = tensors[0]
+    name = dumped.index.ops[first.op].name
+    place = f"step {first.step}, execution {first.execution}"
+    return f"{first.what} {first.position} of op {name!r}, {place}"
 
 
 class _Comparison:
@@ -220,7 +261,8 @@ class _Comparison:
         self.pairs = align(
             first.index.ops, second.index.ops, lambda: (_outlines(first), _outlines(second))
         )
-        self.alone = 0
+        #: Tensors of matched operators that only the first or only the second dump has.
+        self.alone: tuple[list[DumpedTensor], list[DumpedTensor]] = ([], [])
 
     def tensors(self) -> Iterator[Compared]:
         """Yield a comparison of each tensor that is in both dumps."""
@@ -229,7 +271,7 @@ class _Comparison:
         backwards = {number: tensor for tensor, number in mine.items()}
         #: Operator and execution -> whether its inputs and weights agreed.
         read: dict[tuple[int, int, int], bool] = {}
-        used = 0
+        used: set[int] = set()
         for number, tensor in enumerate(self.first.index.tensors):
             if tensor.op not in self.pairs:
                 continue
@@ -238,9 +280,9 @@ class _Comparison:
             if self.across and not self._is_comparable(tensor):
                 continue
             if other_number is None:
-                self.alone += 1
+                self.alone[0].append(tensor)
                 continue
-            used += 1
+            used.add(other_number)
             other = self.second.index.tensors[other_number]
             compared = self._compare(tensor, other)
             execution = (tensor.op, tensor.step, tensor.execution)
@@ -253,7 +295,9 @@ class _Comparison:
             yield compared
         if not self.across:
             matched = set(self.pairs.values())
-            self.alone += sum(t.op in matched for t in self.second.index.tensors) - used
+            for number, tensor in enumerate(self.second.index.tensors):
+                if tensor.op in matched and number not in used:
+                    self.alone[1].append(tensor)
 
     def _is_comparable(self, tensor: DumpedTensor) -> bool:
         """Return True if a tensor means the same thing in the other framework's operator."""
