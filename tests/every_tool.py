@@ -1,4 +1,4 @@
-"""All tools that only look, with the options under which they look at most."""
+"""All tools that only look, with the options under which they look at most, and some that edit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from amanda_tools.capture import Capture
 from amanda_tools.dump import Dump
 from amanda_tools.effective_path import EffectivePath
 from amanda_tools.flops import Flops
@@ -15,11 +16,13 @@ from amanda_tools.memory import Memory
 from amanda_tools.nonfinite import NonFinite
 from amanda_tools.rewriting import Rewrite
 from amanda_tools.sparsity import Sparsity
+from amanda_tools.steer import Steer
 from amanda_tools.trace import Trace
 
-__all__ = ["TOOLS", "checked"]
+__all__ = ["EDITING", "TOOLS", "checked"]
 
 TOOLS: dict[str, Callable[[], Any]] = {
+    "capture": lambda: Capture(["*"], ["*"], ["inputs", "outputs"], everything=True),
     "dump": lambda: Dump(values=["inputs", "weights", "outputs", "gradients"], everything=True),
     "effective_path": EffectivePath,
     "effective_path FwAB": lambda: EffectivePath(variant="FwAB"),
@@ -31,6 +34,14 @@ TOOLS: dict[str, Callable[[], Any]] = {
     "rewrite": lambda: Rewrite(rules=["conv_bn", "sdpa"]),
     "sparsity": lambda: Sparsity(gradients=True, everything=True),
     "trace": lambda: Trace(everything=True),
+}
+#: Tools that compute new values, with options under which these are the same as before. A driver
+#: may refuse them where it refuses edits.
+EDITING: dict[str, Callable[[], Any]] = {
+    "steer": lambda: Steer("scale", factor=1.0, ops=["linear", "matmul", "relu"]),
+    "steer weights": lambda: Steer(
+        "scale", factor=1.0, ops=["linear", "matmul"], value="inputs", operand=1
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import amanda
 
-from .every_tool import TOOLS, checked
+from .every_tool import EDITING, TOOLS, checked
 from .higher_order_torch import PROGRAMS
 
 #: Run with the fast tests; the others with the slow ones.
@@ -28,14 +28,17 @@ def bits(results: Any) -> list[bytes | None]:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.slow) for name in TOOLS],
+    [
+        name if name in SAMPLE else pytest.param(name, marks=pytest.mark.slow)
+        for name in TOOLS | EDITING
+    ],
 )
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_program_runs_as_without_it(program: str, name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of prototypes in PyTorch.
         expected = bits(PROGRAMS[program]())
-        tool = TOOLS[name]()
+        tool = (TOOLS | EDITING)[name]()
         with amanda.apply(tool):
             found = bits(PROGRAMS[program]())
     assert found == expected

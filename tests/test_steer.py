@@ -251,3 +251,23 @@ def test_the_result_as_it_is_shown() -> None:
 def test_wrong_options_are_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         Steer(**options)
+
+
+def test_a_result_says_how_much_of_the_parameters_was_changed() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.ones(1, 3)
+    tool = Steer("scale", factor=2.0, ops=["0/linear"], value="inputs", operand=1)
+    with torch.no_grad(), amanda.apply(tool):
+        found = model(x)
+        next(model.parameters()).mul_(2)
+    assert torch.equal(found, model(x))
+    result = tool.result()
+    assert (result.parameters, result.reached) == (12 + 8, 12)
+    assert [vars(one) for one in result.unreached] == [
+        {"name": "1.weight", "elements": 8, "reason": "not chosen"}
+    ]
+    assert "60.0% of the parameters reached" in result.title
+    # Values that are not weights have no such figure.
+    other = Steer("scale", factor=2.0, modules=["0"])
+    with amanda.apply(other):
+        model(x)
+    assert "parameters" not in other.result().title

@@ -14,7 +14,7 @@ from torch import nn
 
 import amanda
 
-from .every_tool import TOOLS
+from .every_tool import EDITING, TOOLS
 
 X = torch.randn(4, 2, 8, 8)
 
@@ -41,7 +41,7 @@ def _swapping_conversions() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", TOOLS | EDITING)
 def test_conversions_during_and_after(name: str) -> None:
     def program(net: nn.Module) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -53,7 +53,7 @@ def test_conversions_during_and_after(name: str) -> None:
     net = network()
     state = {key: value.clone() for key, value in net.state_dict().items()}
     expected = program(net)
-    tool = TOOLS[name]()
+    tool = (TOOLS | EDITING)[name]()
     net = network()
     net.load_state_dict(state)
     with amanda.apply(tool):

@@ -16,7 +16,7 @@ from torch import nn
 
 import amanda
 
-from .every_tool import TOOLS, checked
+from .every_tool import EDITING, TOOLS, checked
 
 Hidden = Callable[[torch.Tensor, nn.Module], Any]
 
@@ -122,13 +122,13 @@ def run(hidden: Hidden) -> list[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", TOOLS | EDITING)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_program_runs_as_without_it(program: str, name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of prototypes in PyTorch.
         expected = run(PROGRAMS[program])
-        tool = TOOLS[name]()
+        tool = (TOOLS | EDITING)[name]()
         with amanda.apply(tool):
             found = run(PROGRAMS[program])
     assert found == expected

@@ -31,7 +31,9 @@ from amanda_core.weights import regions
 from amanda_core.weights.geometry import Memory, place_in
 from amanda_core.weights.reads import Weight
 from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
+from amanda_tools.prune import Prune
 from amanda_tools.weight_copies import Copies
+from amanda_tools.weight_coverage import elements_in
 from amanda_tools.weight_files import load_weights, save_weights
 
 swap_tensors: Any = untyped_swap
@@ -774,3 +776,53 @@ def test_in_inference_mode_nothing_is_kept() -> None:
         layer(x).sum().backward()
         layer(x).sum().backward()
         assert len(tool.made) == 3
+
+
+# How much of the parameters a tool reaches.
+
+
+def _draw_region(draw: random.Random, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
+    indices: list[int | slice] = []
+    for size in shape[: draw.randint(0, len(shape))]:
+        first = draw.randrange(size)
+        span = slice(first, draw.randint(first + 1, size), draw.choice((None, 2)))
+        indices.append(draw.choice((first, span)))
+    return tuple(indices)
+
+
+def test_elements_of_overlapping_regions_are_counted_once() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        shape = tuple(draw.randint(1, 4) for _ in range(draw.randint(1, 3)))
+        chosen = [_draw_region(draw, shape) for _ in range(draw.randint(0, 4))]
+        seen = torch.zeros(shape, dtype=torch.bool)
+        for region in chosen:
+            seen[region] = True
+        assert elements_in(chosen, shape) == int(seen.sum()), (shape, chosen)
+
+
+class Overlapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.w[:3]).sum() + functional.linear(x, self.w[1:3]).sum()
+
+
+def test_what_overlapping_parts_do_not_reach_is_named() -> None:
+    tool = Prune(0.5)
+    with amanda.apply(tool):
+        Overlapping()(torch.ones(1, 2))
+    found = tool.result()
+    assert (found.parameters, found.reached) == (8, 6)
+    assert [(one.name, one.elements) for one in found.unreached] == [("w", 2)]
+
+
+def test_products_of_pruned_copies_are_not_skipped() -> None:
+    tool = Prune(0.5)
+    with amanda.apply(tool):
+        Gathered()(torch.ones(1, 2, dtype=torch.double), [1, 2])
+    found = tool.result()
+    assert found.skipped == []
+    assert found.reached == found.parameters

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.every_tool import TOOLS, checked
+from tests.every_tool import EDITING, TOOLS, checked
 
 import amanda
 
@@ -66,7 +66,7 @@ def run(hidden: Hidden, graph: bool) -> list[bytes]:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_program_runs_as_without_them(program: str, mode: str) -> None:
     expected = run(PROGRAMS[program], mode == "function")
-    for name, make in TOOLS.items():
+    for name, make in (TOOLS | EDITING).items():
         tool = make()
         with amanda.apply(tool):
             found = run(PROGRAMS[program], mode == "function")

@@ -9,6 +9,7 @@ from typing import Any
 from amanda_core.results import Table
 from amanda_tools.operators.entries import OpFacts
 from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
+from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage
 
 __all__ = ["SteerResult", "SteeredOp"]
 
@@ -44,6 +45,9 @@ class SteerResult:
         notes: Where the tool is not supported, and patterns that chose nothing.
         tool_seconds: Time that the changes took.
         wall_seconds: Time from the first to the last.
+        parameters: If weights were changed, how many elements the matrices of the model have.
+        reached: How many of these were changed where they were read.
+        unreached: The others: which parameters, how many elements, and why.
     """
 
     edit: str
@@ -51,6 +55,9 @@ class SteerResult:
     notes: list[str] = field(default_factory=list)
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
+    parameters: int = 0
+    reached: int = 0
+    unreached: list[UnreachedWeight] = field(default_factory=list)
 
     @property
     def changed(self) -> int:
@@ -66,6 +73,7 @@ class SteerResult:
             [
                 text,
                 *describe_overhead("changing", self.tool_seconds, self.wall_seconds),
+                *describe_coverage(self.parameters, self.reached, self.unreached),
                 *self.notes,
             ]
         )

@@ -21,6 +21,7 @@ from amanda_tools.steer.arithmetic import ARITHMETIC, RULES, Arithmetic
 from amanda_tools.steer.result import SteeredOp, SteerResult
 from amanda_tools.tensors.types import type_of
 from amanda_tools.tensors.values import facts_of, need_numpy
+from amanda_tools.weight_coverage import WeightCoverage
 
 __all__ = ["Edit", "Steer"]
 
@@ -102,6 +103,7 @@ class Steer(SequenceTool["_Op"]):
                     raise ValueError(f"{name} must be from 0 on, below {end or 'their number'}")
         self.edit, self.factor, self.operand = edit, factor, operand
         self._neurons, self._heads, self._of_heads = neurons, heads, of_heads
+        self._coverage = WeightCoverage()
         self._vector: Any = None
         if vector is not None:
             self._vector = _array(vector)
@@ -118,7 +120,11 @@ class Steer(SequenceTool["_Op"]):
         op = self.account_of(context, lambda: _Op(context))
         if self.wants_inputs(context):
             op.facts.what = "input"
-            context.insert_before_op(self.change, inputs=[self.operand], op=op)
+            self._note_weights(context)
+            varies = any(weight.varies for weight in context.weights.values())
+            context.insert_before_op(
+                self.change, inputs=[self.operand], op=op, context=context if varies else None
+            )
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Change the output of a chosen op."""
@@ -129,9 +135,11 @@ class Steer(SequenceTool["_Op"]):
         operand = 0 if context.op_type in MODULE_VALUES else self.operand
         context.insert_after_op(self.change, outputs=[operand], op=op)
 
-    def change(self, value: Any, op: _Op) -> Any:
+    def change(self, value: Any, op: _Op, context: OpContext | None = None) -> Any:
         """Return the value with its chosen part changed; None if nothing is chosen."""
         with self._clock, self._lock:
+            if context is not None:
+                self._note_weights(context)
             facts, span = op.tensors, self._span
             op.facts.calls += 1
             if not facts.is_tensor(value):
@@ -172,7 +180,15 @@ class Steer(SequenceTool["_Op"]):
                 self.notes(),
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
+                *self._coverage.figures("not chosen"),
             )
+
+    def _note_weights(self, context: OpContext) -> None:
+        reads = context.weights
+        weight = reads.get(self.operand)
+        if weight is not None:
+            self._coverage.add_parameters(reads)
+            self._coverage.add_reached(weight)
 
     def _changed(self, value: Any, arithmetic: Arithmetic) -> Any:
         """Return the whole value changed."""

@@ -6,27 +6,27 @@ a mask. The routine only multiplies, which all tensors can.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from amanda_core import OpContext, Tool
-from amanda_core.action import staged
 from amanda_core.activation import autodiff_enabled
 from amanda_core.facts import DENSE, SYMBOLIC, NotReadableError
-from amanda_core.results import Table
-from amanda_core.weights.reads import Reads, Weight
+from amanda_core.weights.reads import Weight
 from amanda_core.weights.state import WeightState
 from amanda_tools.mapping import MappingTool
 from amanda_tools.operators.clock import Clock
-from amanda_tools.output.rendering import dataframe, format_count, format_percent, render_html
+from amanda_tools.prune.masks import multiply, numpy_mask, torch_keeps, torch_mask, torch_part
+from amanda_tools.prune.result import PrunedWeight, PruneResult
 from amanda_tools.tensors.types import size_of
 from amanda_tools.tensors.values import facts_of
+from amanda_tools.weight_copies import COPYING, Copies
+from amanda_tools.weight_coverage import WeightCoverage
 
-__all__ = ["Prune", "PruneResult", "PrunedWeight", "UnreachedWeight"]
+__all__ = ["Prune"]
 
 #: Common types of the operators that may multiply by a weight, in any role.
 _PRODUCTS = frozenset(
@@ -36,11 +36,9 @@ _PRODUCTS = frozenset(
 )
 #: Common types of those that always have a weight. One whose weight is not known is listed.
 _WEIGHTED = _PRODUCTS - {"grouped_matmul", "bilinear", "einsum", "rnn", "lstm", "gru"}
-#: Common types of the operators that copy a weight before it is multiplied by.
-_COPIES = frozenset(
-    {"slice", "gather", "cast", "identity", "concat", "stack", "reshape", "transpose", "split"}
-    | {"expand", "repeat", "tile", "squeeze", "unsqueeze"}
-)
+#: Common types of the operators that copy a weight before it is multiplied by. Zeros of what is
+#: quantized need not be zeros afterwards.
+_COPIES = COPYING - {"dequantize"}
 _EMBEDDINGS = frozenset({"embedding", "embedding_bag"})
 #: Roles of inputs that an operator does not multiply by as by a weight.
 _OTHER_ROLES = frozenset({"bias", "addend", "input", "query", "key", "value", "mask"})
@@ -50,117 +48,6 @@ _AXES = "OIDHW"
 #: mask``; one takes a part of it, ``(mask, weight) -> part``; one tells if an edit may be kept.
 _MASK, _PART, _KEEPS = "prune.mask", "prune.part", "prune.keeps"
 _RIGHT = frozenset({"right"})
-#: How many of the unreached parameters a table names; the result has all of them.
-_NAMED = 4
-
-
-@dataclass
-class PrunedWeight:
-    """A pruned weight.
-
-    Attributes:
-        op: Readable name of the first operator that uses it.
-        source: ``file:line`` of the operator's call, or None.
-        shape: Its shape.
-        elements: How many elements it has.
-        pruned: How many of them are set to zero.
-        name: Its name in the model; empty for one that is known by its operator only.
-        read: How many of its elements operators have read with the mask applied. Of several
-            experts in one weight, these are the ones that an input was sent to.
-    """
-
-    op: str
-    source: str | None
-    shape: list[int]
-    elements: int
-    pruned: int
-    name: str = ""
-    read: int = 0
-
-
-@dataclass
-class UnreachedWeight:
-    """Elements of a parameter that are not pruned.
-
-    Attributes:
-        name: Its name in the model.
-        elements: How many of its elements are not pruned.
-        reason: Why they are not.
-    """
-
-    name: str
-    elements: int
-    reason: str
-
-
-@dataclass
-class PruneResult:
-    """Which weights are pruned.
-
-    Attributes:
-        sparsity: The requested fraction.
-        weights: The weights.
-        skipped: Names of operators whose weight is not known before they run, because they
-            multiply two activations or because the weight is computed.
-        parameters: How many elements the matrices among the parameters of the models have.
-        reached: How many of these are read with the mask applied.
-        unreached: The others: which parameters, how many elements, and why.
-        tool_seconds: Time that making the masks took, without the multiplications in each
-            execution: in a graph these are operators of the program.
-        notes: What cannot be pruned, and why.
-    """
-
-    sparsity: float
-    weights: list[PrunedWeight] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    parameters: int = 0
-    reached: int = 0
-    unreached: list[UnreachedWeight] = field(default_factory=list)
-    tool_seconds: float = 0.0
-    notes: list[str] = field(default_factory=list)
-
-    def table(self) -> Table:
-        """Return a table with a row for each weight and one for their sum."""
-        rows = [(w.op, str(tuple(w.shape)), w.elements, w.pruned) for w in self.weights]
-        elements = sum(w.elements for w in self.weights)
-        pruned = sum(w.pruned for w in self.weights)
-        parts = [f"{format_percent(pruned, elements) or 'nothing'} of the weights pruned"]
-        if self.skipped:
-            parts.append(
-                f"{format_count(len(self.skipped), 'product')} without a known weight NOT pruned"
-            )
-        parts.append(f"making masks took {self.tool_seconds:.3g} s")
-        if self.parameters:
-            parts.append(
-                f"{format_percent(self.reached, self.parameters)} of the parameters reached"
-            )
-        if self.unreached:
-            names = [f"{u.name} ({u.elements}, {u.reason})" for u in self.unreached[:_NAMED]]
-            more = len(self.unreached) - len(names)
-            parts.append(f"not reached: {', '.join(names)}{f' and {more} more' * bool(more)}")
-        parts += self.notes
-        columns = ("op", "weight", "elements", "pruned")
-        return Table("; ".join(parts), columns, [*rows, ("all", "", elements, pruned)])
-
-    def to_json(self) -> str:
-        """Return the result as JSON."""
-        return json.dumps({"format": "amanda.prune/1", **asdict(self)}, indent=1)
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each weight; needs pandas."""
-        return dataframe(PrunedWeight, self.weights)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])
-
-
-@staged
-def multiply(value: Any, mask: Any) -> Any:
-    """Set what is pruned to zero in a weight or gradient.
-
-    It has no side effects, so it may become part of a graph.
-    """
-    return value * mask
 
 
 class Prune(Tool):
@@ -193,10 +80,14 @@ class Prune(Tool):
         self.gradients = gradients
         self.embeddings = embeddings
         self.masks: WeightState[Any] = WeightState()
+        self._copies = Copies()
         self._result = PruneResult(sparsity)
-        self._account = Account()
+        self._coverage = WeightCoverage()
+        #: Owner -> the parameter that is pruned.
+        self._rows: dict[str, PrunedWeight] = {}
         self._clock = Clock()
         self.depends_on(
+            self._copies,
             MappingTool(
                 [
                     ["*", _by_values],
@@ -204,7 +95,7 @@ class Prune(Tool):
                     ["pytorch", _by(torch_mask)],
                     ["pytorch", _parts_by(torch_part, torch_keeps)],
                 ]
-            )
+            ),
         )
         self.add_inst_for_op(self.analyse)
 
@@ -214,7 +105,7 @@ class Prune(Tool):
         if not reads.supported or _PART not in context:
             self._prune_by_op(context)
             return
-        self._account.add_parameters(reads)
+        self._coverage.add_parameters(reads)
         self.masks.watch(context)
         if not reads.consumed or context.zone != "model":
             self._list_skipped(context, bool(reads))
@@ -223,7 +114,7 @@ class Prune(Tool):
         for place, weight in reads.items():
             reason = self._reason_against(context, place, weight)
             if reason:
-                self._account.add_unreached(weight, reason)
+                self._coverage.add_unreached(weight, reason)
             else:
                 chosen[place] = weight
         if chosen:
@@ -231,7 +122,8 @@ class Prune(Tool):
         self._list_skipped(context, bool(chosen))
 
     def _list_skipped(self, context: OpContext, known: bool) -> None:
-        if context["type"] in _WEIGHTED and not known:
+        # Copies of weights were pruned where they were made, or are listed as not reached.
+        if context["type"] in _WEIGHTED and not known and not self._copies.reads(context):
             self._prune_by_op(context)
 
     def _reason_against(
@@ -335,7 +227,18 @@ class Prune(Tool):
 
     def _take(self, context: OpContext, weight: Weight) -> None:
         self.masks.get(weight, self._mask_of(context, weight))
-        self._account.add_reached(context, weight)
+        self._coverage.add_reached(weight)
+        self._row_of(context, weight)
+
+    def _row_of(self, context: OpContext, weight: Weight) -> PrunedWeight:
+        if weight.owner not in self._rows:
+            shape = list(weight.shape)
+            # A parameter that is not in a module has no name.
+            name = weight.name if weight.root else ""
+            self._rows[weight.owner] = PrunedWeight(
+                context.name, context.source, shape, math.prod(shape), 0, name
+            )
+        return self._rows[weight.owner]
 
     def _masked(self, weight: Weight) -> Callable[[Any], Any]:
         def masked(parameter: Any) -> Any:
@@ -357,7 +260,8 @@ class Prune(Tool):
             kernel = (context["type"] or "").startswith("conv")
             each = math.prod(weight.shape if kernel else weight.shape[-2:])
             count = round(self.sparsity * each)
-            self._account.set_pruned(weight, count * (math.prod(weight.shape) // max(each, 1)))
+            row = self._row_of(context, weight)
+            row.pruned = count * (math.prod(weight.shape) // max(each, 1))
             with self._clock:
                 return make(parameter, axes, count, 0 if kernel else max(rank - 2, 0))
 
@@ -396,11 +300,12 @@ class Prune(Tool):
 
     def result(self) -> PruneResult:
         """Return which weights are pruned so far."""
-        found, account = self._result, self._account
-        parameters, reached, unreached = account.coverage()
+        found, coverage = self._result, self._coverage
+        parameters, reached, unreached = coverage.figures()
+        weights = [replace(row, read=coverage.read(owner)) for owner, row in self._rows.items()]
         return PruneResult(
             found.sparsity,
-            [*account.weights(), *found.weights],
+            [*weights, *found.weights],
             list(found.skipped),
             parameters,
             reached,
@@ -412,68 +317,6 @@ class Prune(Tool):
     def _note(self, text: str) -> None:
         if text not in self._result.notes:
             self._result.notes.append(text)
-
-
-class Account:
-    """Records which parameters there are, and how much of each was read with its mask applied."""
-
-    def __init__(self) -> None:
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._rows: dict[str, PrunedWeight] = {}
-        self._pruned: dict[str, int] = {}
-        #: Owner -> parts that were read with the mask applied, and how many elements each has.
-        self._parts: dict[str, dict[str, int]] = {}
-        #: Owner -> reasons why it was not pruned where it was read.
-        self._reasons: dict[str, dict[str, None]] = {}
-
-    def add_parameters(self, reads: Reads) -> None:
-        """Record the parameters of the running model if one of those read is new."""
-        if any(weight.owner not in self._shapes for weight in reads.values()):
-            self._shapes.update(reads.shapes())
-
-    def set_pruned(self, weight: Weight, count: int) -> None:
-        """Record how many elements of a parameter its mask sets to zero."""
-        self._pruned[weight.owner] = count
-
-    def add_reached(self, context: OpContext, weight: Weight) -> None:
-        """Record that a part of a parameter is read with the mask applied."""
-        owner = weight.owner
-        self._parts.setdefault(owner, {}).setdefault(weight.key, math.prod(weight.size))
-        if owner not in self._rows:
-            shape, elements = list(weight.shape), math.prod(weight.shape)
-            # A parameter that is not in a module has no name.
-            name = weight.name if weight.root else ""
-            self._shapes[owner] = weight.shape
-            self._rows[owner] = PrunedWeight(context.name, context.source, shape, elements, 0, name)
-
-    def add_unreached(self, weight: Weight, reason: str) -> None:
-        """Record why a parameter is not pruned where it is read."""
-        self._reasons.setdefault(weight.owner, {})[reason] = None
-
-    def weights(self) -> list[PrunedWeight]:
-        """Return the parameters that are pruned."""
-        return [
-            replace(row, pruned=self._pruned.get(owner, 0), read=self._read(owner))
-            for owner, row in self._rows.items()
-        ]
-
-    def coverage(self) -> tuple[int, int, list[UnreachedWeight]]:
-        """Return how many elements all matrices have, how many are reached, and the unreached."""
-        total = reached = 0
-        unreached = []
-        for owner, shape in self._shapes.items():
-            if len(shape) < 2:
-                continue
-            elements, read = math.prod(shape), self._read(owner)
-            total, reached = total + elements, reached + read
-            if read < elements:
-                reasons = list(self._reasons.get(owner, ())) or ["not read"]
-                name = owner if owner.startswith(":") else owner.partition(":")[2]
-                unreached.append(UnreachedWeight(name, elements - read, "; ".join(reasons)))
-        return total, reached, unreached
-
-    def _read(self, owner: str) -> int:
-        return min(sum(self._parts.get(owner, {}).values()), math.prod(self._shapes[owner]))
 
 
 def _unknown(parameter: Any) -> Any:
@@ -509,24 +352,6 @@ def _parts_by(
     return rule
 
 
-def torch_part(whole: Any, weight: Weight) -> Any:
-    """Return the part of `whole` that `weight` is of its parameter; `whole` has its layout."""
-    memory, seen = weight.memory, weight.seen
-    if memory is None or seen is None:
-        return whole
-    if (memory.offset, memory.shape, memory.strides) == (seen.offset, seen.shape, seen.strides):
-        return whole
-    offset = whole.storage_offset() + seen.offset - memory.offset
-    return whole.as_strided(seen.shape, seen.strides, offset)
-
-
-def torch_keeps() -> bool:
-    """Return True if what is computed now may be kept for further executions."""
-    import torch
-
-    return not torch.is_grad_enabled()
-
-
 def _by(mask: Callable[..., Any]) -> Callable[[OpContext], None]:
     def rule(context: OpContext) -> None:
         context[_MASK] = mask
@@ -546,36 +371,3 @@ def _by_values(context: OpContext) -> None:
 def _weight_of(context: OpContext) -> int | None:
     roles: tuple[str, ...] = context.get("input_roles", ())
     return next((roles.index(role) for role in ("weight", "right") if role in roles), None)
-
-
-def numpy_mask(weight: Any, axes: list[int], count: int) -> Any:
-    """Return an array like `weight`: 0 for the `count` smallest magnitudes, 1 for the others."""
-    import numpy as np
-
-    array = np.asarray(weight)
-    ordered = array.transpose(axes)
-    mask = np.ones(ordered.size, array.dtype)
-    mask[np.argsort(np.abs(ordered), axis=None, kind="stable")[:count]] = 0
-    return mask.reshape(ordered.shape).transpose(np.argsort(axes))
-
-
-def torch_mask(weight: Any, axes: list[int], count: int, batch: int = 0) -> Any:
-    """Return the mask as a tensor with the memory layout of `weight`.
-
-    Args:
-        weight: The weight.
-        axes: Its axes in the order in which equal magnitudes are pruned.
-        count: How many elements become 0 in each of the tensors along the first `batch` axes.
-        batch: How many of the leading axes count separate weights.
-    """
-    import torch
-
-    with torch.no_grad():
-        ordered = weight.detach().permute(axes)
-        magnitudes = ordered.abs().flatten(batch)
-        smallest = magnitudes.argsort(stable=True, dim=-1)[..., :count]
-        # Not by an index: a distributed tensor cannot be indexed by another kind of tensor.
-        mask = torch.ones_like(magnitudes, dtype=weight.dtype).scatter(-1, smallest, 0)
-        back = sorted(range(len(axes)), key=axes.__getitem__)
-        mask = mask.reshape(ordered.shape).permute(back)
-        return torch.empty_like(weight.detach()).copy_(mask)

@@ -1,0 +1,73 @@
+"""Masks by magnitude, their parts, and their products with weights.
+
+Owns the arithmetic on each framework's tensors, which are imported only when needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amanda_core.action import staged
+from amanda_core.weights.reads import Weight
+
+__all__ = ["multiply", "numpy_mask", "torch_keeps", "torch_mask", "torch_part"]
+
+
+@staged
+def multiply(value: Any, mask: Any) -> Any:
+    """Set what is pruned to zero in a weight or gradient.
+
+    It has no side effects, so it may become part of a graph.
+    """
+    return value * mask
+
+
+def numpy_mask(weight: Any, axes: list[int], count: int) -> Any:
+    """Return an array like `weight`: 0 for the `count` smallest magnitudes, 1 for the others."""
+    import numpy as np
+
+    array = np.asarray(weight)
+    ordered = array.transpose(axes)
+    mask = np.ones(ordered.size, array.dtype)
+    mask[np.argsort(np.abs(ordered), axis=None, kind="stable")[:count]] = 0
+    return mask.reshape(ordered.shape).transpose(np.argsort(axes))
+
+
+def torch_mask(weight: Any, axes: list[int], count: int, batch: int = 0) -> Any:
+    """Return the mask as a tensor with the memory layout of `weight`.
+
+    Args:
+        weight: The weight.
+        axes: Its axes in the order in which equal magnitudes are pruned.
+        count: How many elements become 0 in each of the tensors along the first `batch` axes.
+        batch: How many of the leading axes count separate weights.
+    """
+    import torch
+
+    with torch.no_grad():
+        ordered = weight.detach().permute(axes)
+        magnitudes = ordered.abs().flatten(batch)
+        smallest = magnitudes.argsort(stable=True, dim=-1)[..., :count]
+        # Not by an index: a distributed tensor cannot be indexed by another kind of tensor.
+        mask = torch.ones_like(magnitudes, dtype=weight.dtype).scatter(-1, smallest, 0)
+        back = sorted(range(len(axes)), key=axes.__getitem__)
+        mask = mask.reshape(ordered.shape).permute(back)
+        return torch.empty_like(weight.detach()).copy_(mask)
+
+
+def torch_part(whole: Any, weight: Weight) -> Any:
+    """Return the part of `whole` that `weight` is of its parameter; `whole` has its layout."""
+    memory, seen = weight.memory, weight.seen
+    if memory is None or seen is None:
+        return whole
+    if (memory.offset, memory.shape, memory.strides) == (seen.offset, seen.shape, seen.strides):
+        return whole
+    offset = whole.storage_offset() + seen.offset - memory.offset
+    return whole.as_strided(seen.shape, seen.strides, offset)
+
+
+def torch_keeps() -> bool:
+    """Return True if what is computed now may be kept for further executions."""
+    import torch
+
+    return not torch.is_grad_enabled()

@@ -1,0 +1,94 @@
+"""The result of `prune`: the pruned weights, and what was not reached.
+
+Owns how it is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from amanda_core.results import Table
+from amanda_tools.output.rendering import dataframe, format_count, format_percent, render_html
+from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage
+
+__all__ = ["PruneResult", "PrunedWeight"]
+
+
+@dataclass
+class PrunedWeight:
+    """A pruned weight.
+
+    Attributes:
+        op: Readable name of the first operator that uses it.
+        source: ``file:line`` of the operator's call, or None.
+        shape: Its shape.
+        elements: How many elements it has.
+        pruned: How many of them are set to zero.
+        name: Its name in the model; empty for one that is known by its operator only.
+        read: How many of its elements operators have read with the mask applied. Of several
+            experts in one weight, these are the ones that an input was sent to.
+    """
+
+    op: str
+    source: str | None
+    shape: list[int]
+    elements: int
+    pruned: int
+    name: str = ""
+    read: int = 0
+
+
+@dataclass
+class PruneResult:
+    """Which weights are pruned.
+
+    Attributes:
+        sparsity: The requested fraction.
+        weights: The weights.
+        skipped: Names of operators whose weight is not known before they run, because they
+            multiply two activations or because the weight is computed.
+        parameters: How many elements the matrices among the parameters of the models have.
+        reached: How many of these are read with the mask applied.
+        unreached: The others: which parameters, how many elements, and why.
+        tool_seconds: Time that making the masks took, without the multiplications in each
+            execution: in a graph these are operators of the program.
+        notes: What cannot be pruned, and why.
+    """
+
+    sparsity: float
+    weights: list[PrunedWeight] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    parameters: int = 0
+    reached: int = 0
+    unreached: list[UnreachedWeight] = field(default_factory=list)
+    tool_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def table(self) -> Table:
+        """Return a table with a row for each weight and one for their sum."""
+        rows = [(w.op, str(tuple(w.shape)), w.elements, w.pruned) for w in self.weights]
+        elements = sum(w.elements for w in self.weights)
+        pruned = sum(w.pruned for w in self.weights)
+        parts = [f"{format_percent(pruned, elements) or 'nothing'} of the weights pruned"]
+        if self.skipped:
+            parts.append(
+                f"{format_count(len(self.skipped), 'product')} without a known weight NOT pruned"
+            )
+        parts.append(f"making masks took {self.tool_seconds:.3g} s")
+        parts += describe_coverage(self.parameters, self.reached, self.unreached)
+        parts += self.notes
+        columns = ("op", "weight", "elements", "pruned")
+        return Table("; ".join(parts), columns, [*rows, ("all", "", elements, pruned)])
+
+    def to_json(self) -> str:
+        """Return the result as JSON."""
+        return json.dumps({"format": "amanda.prune/1", **asdict(self)}, indent=1)
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with one row for each weight; needs pandas."""
+        return dataframe(PrunedWeight, self.weights)
+
+    def _repr_html_(self) -> str:
+        return render_html([self.table()])

@@ -1,0 +1,133 @@
+"""`WeightCoverage`: how much of a model's parameters a tool that changes weights has reached.
+
+Owns the counting, and how a result says it. Each such tool decides itself what reaching means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from amanda_core.weights.geometry import Region
+from amanda_core.weights.reads import Reads, Weight
+from amanda_tools.output.rendering import format_percent
+
+__all__ = ["UnreachedWeight", "WeightCoverage", "describe_coverage", "elements_in"]
+
+#: How many of the unreached parameters a title names; the result has all of them.
+_NAMED = 4
+
+
+@dataclass
+class UnreachedWeight:
+    """Elements of a parameter that a tool did not change where they were read.
+
+    Attributes:
+        name: Its name in the model.
+        elements: How many of its elements were not changed.
+        reason: Why they were not.
+    """
+
+    name: str
+    elements: int
+    reason: str
+
+
+class WeightCoverage:
+    """Records which parameters there are, and how much of each was changed where it was read."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        #: Owner -> regions that were changed.
+        self._regions: dict[str, dict[str, Region]] = {}
+        #: Owner -> parts that indices cannot express, and how many elements each has.
+        self._parts: dict[str, dict[object, int]] = {}
+        #: Owner -> reasons why it was not changed where it was read.
+        self._reasons: dict[str, dict[str, None]] = {}
+
+    def add_parameters(self, reads: Reads) -> None:
+        """Record the parameters of the running model if one of those read is new."""
+        if any(weight.owner not in self._shapes for weight in reads.values()):
+            self._shapes.update(reads.shapes())
+
+    def add_reached(self, weight: Weight) -> None:
+        """Record that a part of a parameter is changed where it is read."""
+        owner, seen = weight.owner, weight.seen
+        self._shapes[owner] = weight.shape
+        if weight.exact or seen is None:
+            self._regions.setdefault(owner, {})[weight.key] = weight.region
+        else:
+            # Broadcast axes show the same elements again.
+            sizes = [n for n, step in zip(seen.shape, seen.strides, strict=True) if step]
+            self._parts.setdefault(owner, {})[seen] = math.prod(sizes)
+
+    def add_unreached(self, weight: Weight, reason: str) -> None:
+        """Record why a parameter is not changed where it is read."""
+        self._reasons.setdefault(weight.owner, {})[reason] = None
+
+    def read(self, owner: str) -> int:
+        """Return how many elements of a parameter were changed where they were read."""
+        shape = self._shapes[owner]
+        exact = elements_in([*self._regions.get(owner, {}).values()], shape)
+        return min(exact + sum(self._parts.get(owner, {}).values()), math.prod(shape))
+
+    def figures(self, otherwise: str = "not read") -> tuple[int, int, list[UnreachedWeight]]:
+        """Return how many elements all matrices have, how many are reached, and the unreached.
+
+        Args:
+            otherwise: The reason for parameters of which `add_unreached` has recorded none.
+        """
+        total = reached = 0
+        unreached = []
+        for owner, shape in self._shapes.items():
+            if len(shape) < 2:
+                continue
+            elements, read = math.prod(shape), self.read(owner)
+            total, reached = total + elements, reached + read
+            if read < elements:
+                reasons = list(self._reasons.get(owner, ())) or [otherwise]
+                name = owner if owner.startswith(":") else owner.partition(":")[2]
+                unreached.append(UnreachedWeight(name, elements - read, "; ".join(reasons)))
+        return total, reached, unreached
+
+
+def describe_coverage(
+    parameters: int, reached: int, unreached: Sequence[UnreachedWeight]
+) -> list[str]:
+    """Return phrases of a title about the figures of a `WeightCoverage`."""
+    parts = []
+    if parameters:
+        parts.append(f"{format_percent(reached, parameters)} of the parameters reached")
+    if unreached:
+        names = [f"{one.name} ({one.elements}, {one.reason})" for one in unreached[:_NAMED]]
+        more = len(unreached) - len(names)
+        parts.append(f"not reached: {', '.join(names)}{f' and {more} more' * bool(more)}")
+    return parts
+
+
+def elements_in(regions: Collection[Region], shape: tuple[int, ...]) -> int:
+    """Return how many elements of a tensor lie in at least one of the regions.
+
+    >>> elements_in([(0,), (slice(0, 2), 3), (3, slice(0, 2))], (4, 5))
+    8
+    """
+    if not regions:
+        return 0
+    if () in regions:
+        return math.prod(shape)
+    size, *rest = shape
+    spans = [(_indices(index, size), tuple(others)) for index, *others in regions]
+    # Indices that the same regions contain have the same rest.
+    groups: dict[tuple[int, ...], int] = {}
+    for index in range(size):
+        inside = tuple(number for number, (span, _) in enumerate(spans) if index in span)
+        groups[inside] = groups.get(inside, 0) + 1
+    return sum(
+        count * elements_in([spans[number][1] for number in inside], tuple(rest))
+        for inside, count in groups.items()
+    )
+
+
+def _indices(index: int | slice, size: int) -> range:
+    return range(index, index + 1) if isinstance(index, int) else range(*index.indices(size))
