@@ -346,7 +346,7 @@ def test_the_result_has_all_forms() -> None:
     assert [MeasuredTensor(**tensor) for tensor in read["tensors"]] == found.tensors
     assert [Product(**product) for product in read["products"]] == found.products
     assert len(found.table().rows) == len(found.tensors) == 4
-    assert [row[1] for row in found.table("weight").rows] == ["weight"]
+    assert [row[1] for row in found.table("weight").rows] == ["Linear:weight"]
     assert [row[2] for row in found.table("product").rows] == [24]
     assert "measuring took" in found.table().title
     assert "<td>linear</td>" in found._repr_html_()

@@ -42,6 +42,8 @@ class Compared:
         shapes: Both shapes.
         inputs_agree: For an output, whether the inputs and weights of its execution that are in
             both dumps were within the tolerance; None if none of them is.
+        weight: The parameter, or the part of it, that the tensor is or the gradient of which it is,
+            as the first dump names it; None if it is none.
     """
 
     a: OpFacts
@@ -53,6 +55,7 @@ class Compared:
     difference: Difference | None
     shapes: list[list[int]]
     inputs_agree: bool | None = None
+    weight: str | None = None
 
     @property
     def same(self) -> bool:
@@ -61,7 +64,8 @@ class Compared:
 
     def __str__(self) -> str:
         """Describe the tensor and its difference."""
-        place = f"{self.what} {self.position} of op {self.a.name!r}"
+        named = f" ({self.weight})" if self.weight is not None else ""
+        place = f"{self.what} {self.position}{named} of op {self.a.name!r}"
         if self.b.name != self.a.name:
             place += f" (there {self.b.name!r})"
         place += f", module {self.a.module!r}" if self.a.module else ""
@@ -161,7 +165,7 @@ class DiffResult:
         rows = [
             (
                 one.a.name if one.a.name == one.b.name else f"{one.a.name} | {one.b.name}",
-                f"{one.what} {one.position}",
+                f"{one.what} {one.position}{f' {one.weight}' if one.weight else ''}",
                 one.step,
                 *_cells(one),
             )
@@ -350,6 +354,7 @@ class _Comparison:
             tensor.execution,
             difference,
             [tensor.shape, other.shape],
+            weight=tensor.weight,
         )
 
 

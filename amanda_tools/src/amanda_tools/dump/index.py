@@ -71,6 +71,8 @@ class DumpedTensor:
             integers with the same bits. ``complex128`` in safetensors is stored as ``float64`` with
             a last axis of 2.
         statistics: The statistics, if requested.
+        weight: The parameter, or the part of it, that an input is, such as ``Net:experts.w[3]``;
+            None if it is none.
     """
 
     op: int
@@ -85,6 +87,7 @@ class DumpedTensor:
     key: str | None = None
     stored: str | None = None
     statistics: Statistics | None = None
+    weight: str | None = None
 
 
 @dataclass
@@ -203,6 +206,7 @@ def _tensor(item: Any, where: str) -> DumpedTensor:
         file=_of(read, "file", _is_name_or_none, where),
         **{name: _of(read, name, _is_text_or_none, where) for name in ("key", "stored")},
         statistics=None if figures is None else _statistics(figures, f"{where}.statistics"),
+        weight=_of({"weight": None, **read}, "weight", _is_text_or_none, where),
     )
 
 

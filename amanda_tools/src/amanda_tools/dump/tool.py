@@ -19,6 +19,7 @@ from amanda_core.results import Table
 from amanda_tools.dump.files import Dumped, Form, Writer, need_safetensors, problems_of, reserve
 from amanda_tools.dump.index import INDEX, DumpedOp, DumpedTensor, DumpIndex, LeftOut
 from amanda_tools.operators.tool import OperatorTool
+from amanda_tools.operators.weights import WeightKeys
 from amanda_tools.output.folders import create_folder, whole_file, write_text
 from amanda_tools.output.rendering import (
     dataframe,
@@ -225,7 +226,8 @@ class Dump(OperatorTool["_Op"]):
         op = self.account_of(context, lambda: _Op(context, len(self._ops)))
         wanted = []
         for position, value in enumerate(context.get_inputs() or ()):
-            what = "weight" if _is_learned(context, position) else "input"
+            read = op.weights.consumed and op.weights.at(position) is not None
+            what = "weight" if read or _is_learned(context, position) else "input"
             if f"{what}s" in self.values:
                 wanted.append((position, what))
             if "gradients" in self.values and is_floating(op.tensors, value):
@@ -335,17 +337,20 @@ class Dump(OperatorTool["_Op"]):
             self._leave_out(f"more than {self._writer.files} files", op, size)
             return
         self._bytes += size
-        index = int(position.partition(".")[0])
-        named = what in ("input", "weight", "grad_input") and index < len(op.names)
+        index, _, item = position.partition(".")
+        of_input = what in ("input", "weight", "grad_input")
+        named = of_input and int(index) < len(op.names)
+        place = int(index), int(item) if item.isdecimal() else None
         entry = DumpedTensor(
             op.number,
             self._step,
             execution,
             what,
             position,
-            op.names[index] if named else "",
+            op.names[int(index)] if named else "",
             values.dtype,
             list(values.array.shape),
+            weight=op.weights.at(*place) if of_input else None,
         )
         if kept is not None:
             kept.append((entry, values, op.facts.name))
@@ -384,6 +389,7 @@ class _Op:
         self.number = number
         self.tensors = facts_of(context)
         self.names = context.input_names
+        self.weights = WeightKeys(context, views=True)
         self.facts = DumpedOp.of(
             context,
             inputs=describe_tensors(self.tensors, context.get_inputs()),

@@ -28,6 +28,8 @@ class Gathered:
         self.empty = 0
         #: Name -> kind, number of elements, of possible edges, and of elements of the weight.
         self.sizes: dict[str, tuple[str, int, int, int]] = {}
+        #: Name -> the parameter that is its weight.
+        self.weights: dict[str, str | None] = {}
         #: Name -> thresholds of the samples.
         self.thresholds: dict[str, list[tuple[float, float]]] = {}
 
@@ -50,6 +52,7 @@ class Gathered:
             name, node = network.names[number], made.get(number)
             layer = None if node is None else path.layers.get(node.name)
             weight = 0 if node is None else int(np.size(node.arguments.get("weight", ())))
+            self.weights[name] = None if node is None else node.arguments.get("weight_key")
             self.sizes.setdefault(
                 name,
                 (
@@ -125,6 +128,7 @@ class Gathered:
             None if edges is None or not possible else edges / possible,
             weights,
             None if weights is None or not weight else weights / weight,
+            self.weights[name],
         )
 
 

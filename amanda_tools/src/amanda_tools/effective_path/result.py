@@ -98,6 +98,8 @@ class LayerSum:
         edge_density: Their share of all its edges, including those of padding.
         weights: Mean number of elements of its weight in the path.
         weight_density: Their share of the whole weight.
+        weight: The parameter, or the part of it, that is its weight; None if it has none, or one
+            that is not a parameter.
     """
 
     name: str
@@ -109,6 +111,7 @@ class LayerSum:
     edge_density: float | None = None
     weights: float | None = None
     weight_density: float | None = None
+    weight: str | None = None
 
 
 @dataclass

@@ -48,6 +48,7 @@ class Execution:
         outputs: Ports of its outputs.
         output: Port of its first output; None if that is not a tensor.
         weight: Its weight as an array.
+        weight_key: The parameter, or the part of it, that the weight is; None if it is none.
         order: Its number among the executions of the run; in a graph, the number of its operator.
         program: Number of the graph or function body that contains it; None in eager modes.
     """
@@ -61,6 +62,7 @@ class Execution:
     outputs: list[Port] = field(default_factory=list)
     output: Port | None = None
     weight: Any = None
+    weight_key: str | None = None
     order: int = 0
     program: int | None = None
 
@@ -208,6 +210,7 @@ class Network:
                 if not isinstance(weight, np.ndarray) or weight.ndim != len(arguments["layout"]):
                     raise Unsuited("its weight is not a matrix")
                 arguments["weight"] = np.asarray(weight, float)
+                arguments["weight_key"] = execution.weight_key
         if any(array.shape[:1] != result.shape[:1] for array in arrays) or not result.ndim:
             raise Unsuited("one of its inputs has other samples than its output")
         numbers = tuple(self._number(port) for port in operands)

@@ -26,6 +26,7 @@ from amanda_tools.effective_path.runs import Execution, Network, Run, array_of
 from amanda_tools.graph.values import EagerValues, Origin, Port, SymbolicValues
 from amanda_tools.operators.entries import key_of
 from amanda_tools.operators.tool import OperatorTool, is_eager
+from amanda_tools.operators.weights import WeightKeys
 from amanda_tools.tensors.types import dtype_of
 from amanda_tools.tensors.values import facts_of
 
@@ -198,6 +199,7 @@ class EffectivePath(OperatorTool["_Op"]):
                     self._keep(op, port, item)
             elif position == op.rule.weight:
                 execution.weight = array_of(op.tensors, value)
+                execution.weight_key = op.weights.at(position)
             if position < len(op.names) and position not in op.rule.operands:
                 execution.given[op.names[position]] = array_of(op.tensors, value)
 
@@ -275,6 +277,7 @@ class _Op:
         self.tensors = facts_of(context)
         self.values: EagerValues
         self.names = context.input_names
+        self.weights = WeightKeys(context)
         self.attrs: Mapping[str, Any] = dict(context.attrs)
         self.constant: frozenset[int] = frozenset()
         #: In a graph: its number, and the origins of the inputs.

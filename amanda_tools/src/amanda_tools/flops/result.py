@@ -36,6 +36,7 @@ class CountedOp(OpFacts):
         backward_calls: Number of times that its gradients were computed.
         backward_macs: Multiply-accumulates of its gradients.
         backward_flops: Floating-point operations of its gradients.
+        weights: The parameters, or parts of them, that its first execution read.
     """
 
     problem: str | None = None
@@ -45,6 +46,7 @@ class CountedOp(OpFacts):
     backward_calls: int = 0
     backward_macs: int = 0
     backward_flops: int = 0
+    weights: list[str] = field(default_factory=list)
 
     @property
     def kind(self) -> str:

@@ -18,6 +18,7 @@ from amanda_tools.flops.operators import APART, FORMULA, rules
 from amanda_tools.flops.result import CountedOp, FlopsResult
 from amanda_tools.operators.entries import key_of
 from amanda_tools.operators.tool import OperatorTool, is_eager
+from amanda_tools.operators.weights import WeightKeys
 from amanda_tools.tensors.types import is_floating, size_of
 from amanda_tools.tensors.values import facts_of
 
@@ -205,7 +206,7 @@ class Flops(OperatorTool["_Op"]):
             formula, problem = None, formula
         elif formula is None or formula.kind not in self.include:
             return None
-        facts = CountedOp.of(context, problem=problem)
+        facts = CountedOp.of(context, problem=problem, weights=[*WeightKeys(context)])
         halved = self.causal == "half" and word == "attention" and _is_causal(context)
         op = self.account_of(context, lambda: _Op(facts, facts_of(context)))
         op.formula, op.halved, op.known = formula, halved, None

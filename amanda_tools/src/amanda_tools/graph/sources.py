@@ -48,6 +48,7 @@ class Sources:
         position: int,
         item: int | None = None,
         constant: bool = False,
+        weight: str | None = None,
     ) -> Origin:
         """Return the origin of a value; create a source if it is new.
 
@@ -59,6 +60,8 @@ class Sources:
             position: Input position of the value.
             item: Index in the list at that position, if there is one.
             constant: Whether the value is known to be a parameter, a buffer or a constant.
+            weight: The key of the parameter, or of the part of one, that the value is; None if it
+                is none.
         """
         if isinstance(values, SymbolicValues):
             return self._symbolic(values, value, graph, op, position, item)
@@ -70,7 +73,9 @@ class Sources:
             kind = "parameter"  # The handle of a TensorFlow variable.
         names = op.input_names
         name = names[position] if position < len(names) else str(position)
-        named = f"{op.module or op.name}.{name}"
+        root, _, path = (weight or "").partition(":")
+        # A parameter outside of modules has no name.
+        named = path if root else f"{op.module or op.name}.{name}"
         return self._origin(
             graph, (op.index, position, item, ""), kind, named, type_of(facts, value), op.program
         )

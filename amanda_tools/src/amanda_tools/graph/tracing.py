@@ -24,6 +24,7 @@ from amanda_tools.graph.values import (
     Values,
 )
 from amanda_tools.operators.tool import OperatorTool, is_eager
+from amanda_tools.operators.weights import WeightKeys
 from amanda_tools.tensors.types import position_of
 from amanda_tools.tensors.values import facts_of
 
@@ -119,6 +120,7 @@ class GraphTracing(OperatorTool["_Traced"]):
                 if traced.facts.is_parameter(value) or context.value(position) is not None
             }
             traced.versions = [traced.versions_of(value) for value in inputs]
+            traced.weights = WeightKeys(context, views=True)
             self._connect(traced, inputs)
             if traced.is_eager:
                 context.insert_before_op(self.enter, observe=True, traced=traced)
@@ -297,8 +299,16 @@ class GraphTracing(OperatorTool["_Traced"]):
                     origin = self._recomputed(traced, position, item)
                     if origin is None:
                         constant = item is None and position in traced.constants
+                        weights = traced.weights
                         origin = self._sources.of(
-                            values, value, traced.graph, traced.op, position, item, constant
+                            values,
+                            value,
+                            traced.graph,
+                            traced.op,
+                            position,
+                            item,
+                            constant,
+                            weights.at(position, item) if weights is not None else None,
                         )
                     values.set_source(value, origin)
                 taken.append((position, item, origin.port, "value"))
@@ -392,6 +402,8 @@ class _Traced:
         self.call = 0
         #: Input positions that held a parameter, a buffer or a constant in the first execution.
         self.constants: set[int] = set()
+        #: Its weights; None for a backward operator.
+        self.weights: WeightKeys | None = None
         #: Versions of the input tensors before the operator ran, by position.
         self.versions: list[list[int | None]] = []
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
@@ -45,6 +45,8 @@ class MeasuredTensor(OpFacts):
         zero_blocks: How many blocks held only zeros.
         groups: How many groups of four there are along the (input) channels.
         compliant: How many groups have at most two elements that are not zero.
+        weight: The parameter, or the part of it, that it is, such as ``Net:experts.w[3]``; None if
+            it is none.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class MeasuredTensor(OpFacts):
     zero_blocks: int = 0
     groups: int = 0
     compliant: int = 0
+    weight: str | None = None
 
     @property
     def sparsity(self) -> float:
@@ -177,7 +180,7 @@ class SparsityResult:
         tensors = [
             (
                 t.name,
-                t.tensor,
+                (t.weight if t.kind == "weight" else None) or t.tensor,
                 t.kind,
                 t.elements,
                 format_percent(t.zeros, t.elements),
@@ -208,7 +211,7 @@ class SparsityResult:
 
     def _title(self) -> str:
         parts = [
-            f"zeros: {_zeros(self.of('weight'))} of the weights, "
+            f"zeros: {_zeros(_each_once(self.of('weight')))} of the weights, "
             f"{_zeros(self.of('output'))} of the outputs"
         ]
         macs = sum(product.macs for product in self.products)
@@ -224,6 +227,17 @@ class SparsityResult:
             parts.append(f"{format_count(channels, 'dead channel')} in {outputs}")
         parts += describe_overhead("measuring", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
+
+
+def _each_once(weights: Iterable[MeasuredTensor]) -> Iterator[MeasuredTensor]:
+    """Yield the weights, each part of a parameter once, with the means of its executions."""
+    seen = set()
+    for weight in weights:
+        key: object = weight.weight or id(weight)
+        if key not in seen and weight.executions:
+            seen.add(key)
+            counts = weight.elements // weight.executions, weight.zeros // weight.executions
+            yield replace(weight, elements=counts[0], zeros=counts[1])
 
 
 def _zeros(tensors: Iterable[MeasuredTensor]) -> str:

@@ -16,6 +16,7 @@ from amanda_core.facts import Facts, NotReadableError
 from amanda_tools.flops.formulas import FREE, MATMUL, Formula, formula_of
 from amanda_tools.operators.entries import OpFacts
 from amanda_tools.operators.tool import OperatorTool, is_eager
+from amanda_tools.operators.weights import WeightKeys
 from amanda_tools.sparsity.result import MeasuredTensor, Product, SparsityResult
 from amanda_tools.sparsity.zeros import (
     NUMBERS,
@@ -157,10 +158,12 @@ class Sparsity(OperatorTool["_Op"]):
                 self._clock.wall / 1e9,
             )
 
-    def _measure(self, op: _Op, which: tuple[str, int], value: Any) -> Counts | None:
+    def _measure(
+        self, op: _Op, which: tuple[str, int], value: Any, item: int | None = None
+    ) -> Counts | None:
         if isinstance(value, (list, tuple)):
-            for item in value:
-                self._measure(op, which, item)
+            for index, one in enumerate(value):
+                self._measure(op, which, one, index)
             return None
         try:
             value = readable(op.facts, op.arrays, value)
@@ -169,9 +172,11 @@ class Sparsity(OperatorTool["_Op"]):
             return None
         if value is None or not all(int(length) for length in value.shape):
             return None
-        tensor = op.tensors.get(which)
+        weight = op.weights.at(which[1], item) if which[0] == "input" else None
+        tensor = op.tensors.get((*which, weight))
         if tensor is None:
-            tensor = op.tensors[which] = _Tensor(op.new_tensor(*which), op.arrays)
+            tensor = _Tensor(op.new_tensor(*which, weight), op.arrays)
+            op.tensors[(*which, weight)] = tensor
         order = op.order(which, len(value.shape))
         counts = count(op.arrays, value, order, self.block, self.limit)
         tensor.add(counts, value.shape)
@@ -281,7 +286,9 @@ class _Op:
         #: The driver's facts about tensors, and the functions that count in them.
         self.facts = facts_of(context)
         self.arrays = arrays_of(context.namespace)
-        self.tensors: dict[tuple[str, int], _Tensor] = {}
+        self.weights = WeightKeys(context)
+        #: Kind, position, and key of the weight -> sums.
+        self.tensors: dict[tuple[str, int, str | None], _Tensor] = {}
         self.product: _Product | None = None
         self.eager = is_eager(context.namespace)
         #: Thread -> counts by position, and sizes, of the inputs of the execution that it is in.
@@ -329,14 +336,15 @@ class _Op:
         except (KeyError, ValueError):
             return None
 
-    def new_tensor(self, kind: str, position: int) -> MeasuredTensor:
+    def new_tensor(self, kind: str, position: int, weight: str | None) -> MeasuredTensor:
         """Create the record of a tensor that is measured for the first time."""
         name = str(position)
         if kind == "input" and position < len(self._names):
             name = self._names[position]
-        if kind == "input" and position == self._right and self._is_weight:
-            kind = "weight"
-        return MeasuredTensor(**vars(self.about), kind=kind, tensor=name, shape=[])
+        if kind == "input" and position == self._right:
+            multiplies = self._is_weight or (weight is not None and self.about.word in _PRODUCTS)
+            kind = "weight" if multiplies else kind
+        return MeasuredTensor(**vars(self.about), kind=kind, tensor=name, shape=[], weight=weight)
 
 
 def _is_real(facts: Facts, value: Any) -> bool:

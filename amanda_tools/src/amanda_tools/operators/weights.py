@@ -1,0 +1,54 @@
+"""`WeightKeys`: the names of weights in the results of tools.
+
+Owns which weight a result names for an input: the parameter and the part of it that is read.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+from amanda_core import OpContext
+
+__all__ = ["WeightKeys"]
+
+
+class WeightKeys:
+    """The keys of the weights that an operator reads, by input position.
+
+    A key holds the model, the parameter's name in it, and the part that is read:
+    ``Mixture:experts.w[3]``. A view is not a read: the operator that computes with it is.
+
+    Args:
+        context: The operator's context, during its analysis.
+        views: Include weights of which the operator only makes a view.
+
+    Attributes:
+        consumed: Whether the operator computes with its weights or copies them.
+    """
+
+    def __init__(self, context: OpContext, views: bool = False) -> None:
+        reads = context.weights
+        self.consumed = reads.consumed
+        there = views or reads.consumed
+        self._keys = {place: weight.key for place, weight in reads.items() if there}
+        varies = there and any(weight.varies for weight in reads.values())
+        self._context = weakref.ref(context) if varies else None
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys.values())
+
+    def at(self, position: int, item: int | None = None) -> str | None:
+        """Return the key of the weight at an input, or at an item of a list; None if it is none.
+
+        Call it in a routine: another execution may read another weight.
+        """
+        place: int | tuple[int, int] = position if item is None else (position, item)
+        context = self._context() if self._context is not None else None
+        if context is None:
+            return self._keys.get(place)
+        weight = context.weights.get(place)
+        return None if weight is None else weight.key
