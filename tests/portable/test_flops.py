@@ -108,6 +108,39 @@ def test_gradients_whose_operator_a_graph_leaves_out() -> None:
     assert found.unknown == []
 
 
+def test_a_session_computes_and_counts_no_gradient_that_nothing_reads() -> None:
+    v1 = tf.compat.v1
+
+    def executed(metadata: Any) -> list[str]:
+        nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+        names = (node.node_name.rpartition("gradients/")[2] for node in nodes)
+        return sorted(name for name in names if name.startswith("layer") and "/MatMul" in name)
+
+    ran = []
+    with tf.Graph().as_default(), v1.Session() as session:
+        images = v1.placeholder(tf.float32, [5, 2])
+        weights = [tf.Variable(np.ones(s, np.float32), trainable=True) for s in ((2, 3), (3, 4))]
+        found = tf.nn.relu(tf.matmul(images, weights[0], name="layer0"))
+        loss = tf.reduce_sum(tf.square(tf.matmul(found, weights[1], name="layer1")))
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=weights)
+        session.run(v1.global_variables_initializer())
+        options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+
+        def run() -> None:
+            metadata = v1.RunMetadata()
+            session.run(train, {images: np.ones((5, 2), np.float32)}, options, metadata)
+            ran.append(executed(metadata))
+
+        run()
+        counted = count(run)
+    assert ran[0] == ran[1]
+    assert len(ran[0]) == 3
+    assert (counted.macs, counted.backward_macs) == (5 * (6 + 12), 5 * (6 + 2 * 12))
+    assert counted.notes == [
+        "not counted, as the graph does not compute it: gradients/layer0_grad/MatMul"
+    ]
+
+
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 def test_closed_forms(graph: bool) -> None:
     def macs(function: Callable[[], Any]) -> int:

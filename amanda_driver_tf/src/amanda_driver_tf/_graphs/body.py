@@ -95,6 +95,7 @@ class Body:
         fdef: The FunctionDef; None for a session's graph.
         fed: Nodes that stand for fed tensors, by name of the op and index.
         running: Ids of the nodes that run in TensorFlow's own wiring.
+        dropped: Ids of the nodes that would run, but which TensorFlow's optimizer drops.
     """
 
     def __init__(self, graph: Any, fdef: Any = None) -> None:
@@ -106,6 +107,7 @@ class Body:
         self.control_results: dict[str, str] = {}
         self.fed: dict[tuple[str, int], Node] = {}
         self.running: set[int] = set()
+        self.dropped: set[int] = set()
         self._by_op: dict[int, Node] = {}
 
     def node_of(self, op: Any) -> Node | None:

@@ -113,6 +113,10 @@ class BodyEdits:
             and control_flow_context(node.op) is None
         )
 
+    def is_dropped(self, node: Node) -> bool:
+        """Return True if TensorFlow would not run a node that the wiring requests."""
+        return id(node) in self.body.dropped
+
     # Values.
 
     def visible(self, value: Value) -> Value:

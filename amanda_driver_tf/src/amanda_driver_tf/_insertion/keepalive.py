@@ -7,10 +7,11 @@ calls of functions that contain such nodes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from amanda_driver_tf._graphs.body import Body, Node, Value
+from amanda_driver_tf._graphs.pruning import reached_without_dropped
 from amanda_driver_tf._insertion.nodes import New
 
 __all__ = ["Keepalive"]
@@ -31,6 +32,8 @@ class Keepalive:
         self._body = body
         #: New nodes after an op, with the node of that op. They run if anything reads them.
         self._after: list[tuple[New, Any]] = []
+        #: New nodes before an op that TensorFlow would drop, with the node of that op.
+        self._before: list[tuple[New, Node]] = []
         self._running: Collection[int] = ()
 
     def add(self, made: New) -> None:
@@ -42,7 +45,11 @@ class Keepalive:
         """Keep `made`, which was inserted after `node`, if `node` runs and nothing reads `made`."""
         self._after.append((made, node))
 
-    def settle(self, running: Collection[int], roots: Iterable[Any]) -> None:
+    def add_before(self, made: New, node: Node) -> None:
+        """Let `made` run before `node`, which TensorFlow drops, only if something new reads it."""
+        self._before.append((made, node))
+
+    def settle(self, running: Collection[int], roots: Sequence[Any]) -> None:
         """Keep nodes after ops that run, unless something that runs reads them.
 
         This happens if only the op's own gradient needs its value, since that reads the original.
@@ -57,6 +64,11 @@ class Keepalive:
             self.nodes += [
                 made for made, node in self._after if id(node) in running and id(made) not in live
             ]
+        if self._before:
+            read = reached_without_dropped(self._body, [*roots, *self.nodes])
+            for made, node in self._before:
+                if id(node) in read:
+                    node.controls.append(made)
 
     def settle_passed_on(self, values: Iterable[Value]) -> None:
         """Keep nodes after ops whose original values are passed to a gradient in another body.

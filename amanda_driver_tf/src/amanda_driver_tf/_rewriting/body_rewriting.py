@@ -25,6 +25,7 @@ from amanda_driver_tf._graphs.analysis import (
     runs_functions,
 )
 from amanda_driver_tf._graphs.body import BACK, Body, Node, Value
+from amanda_driver_tf._graphs.pruning import find_dropped
 from amanda_driver_tf._graphs.records import Record, Records, children_of
 from amanda_driver_tf._insertion.body_edits import BodyEdits, Surroundings
 from amanda_driver_tf._insertion.frame_placement import keep_in_frames
@@ -83,7 +84,7 @@ class BodyRewriter:
         """Rewrite all nodes, and the results of the body."""
         is_function = self._body.fdef is not None
         if is_function:
-            self._body.running = self._body.reached(self._body.roots())
+            find_dropped(self._body, self._body.roots())
         for node in self._body.nodes:
             self.visit(node)
         for name, value in self._body.results.items():

@@ -187,6 +187,8 @@ class Insertions:
             made.controls += node.controls
             if self._edits.keeps_state(node):
                 self._edits.kept.add_after(made, node)  # Beside the unchanged node.
+            elif self._edits.is_dropped(node):
+                self._edits.kept.add_before(made, node)
             else:
                 node.controls.append(made)
             return made

@@ -18,6 +18,7 @@ from amanda_driver_tf._graphs.analysis import Analysis
 from amanda_driver_tf._graphs.body import Body, Node, Value
 from amanda_driver_tf._graphs.constants import SessionConstants
 from amanda_driver_tf._graphs.kernel_state import draws
+from amanda_driver_tf._graphs.pruning import find_dropped
 from amanda_driver_tf._insertion.function_def_writing import Written
 from amanda_driver_tf._insertion.shape_checks import failed_check_error
 from amanda_driver_tf._rewriting.function_rewriting import Call, FunctionRewriter
@@ -135,6 +136,11 @@ class GraphMode(Mode):
             CoverageGap(
                 "partial runs that were set up before the tools were applied",
                 "they run without tools, and are refused if a tool would edit something",
+            ),
+            CoverageGap(
+                "gradients that nothing reads",
+                "tf.gradients requests them, but TensorFlow's optimizer drops them, and routines "
+                "would cause them to be computed",
             ),
             CoverageGap(
                 "CallableOptions",
@@ -312,7 +318,8 @@ class GraphMode(Mode):
         rewriter.add = library.append
         rewriter.refused = refused
         wired = {id(node): (list(node.inputs), len(node.controls)) for node in body.nodes}
-        body.running = {id(body.node_of(op)) for op in runs}
+        asked_nodes = [_value(body, op, index, fed).node for op, index in fetched]
+        find_dropped(body, [*asked_nodes, *map(body.node_of, run)])
         rewriter.rewrite_body(rewritten, Call())
         edits = rewritten.edits
         seen = [rewritten.rewriter.final(_value(body, op, index, fed)) for op, index in fetched]

@@ -8,6 +8,7 @@ __all__ = [
     "COMPILED_BY_XLA",
     "CUSTOM_GRADIENT",
     "ENDS_OF_RECOMPUTATION",
+    "GATHERED_GRADIENTS",
     "GRADIENT_OP_TYPE",
     "INPUT_SHAPES",
     "LAST_MODULE",
@@ -32,6 +33,9 @@ INPUT_SHAPES = "_input_shapes"
 
 #: Ops that represent the arguments and results of a function.
 SIGNATURE_OPS = frozenset({"_Arg", "_DeviceArg", "_DeviceRetval", "_Retval"})
+
+#: In the name of an op by which `tf.gradients` gathers the gradients of an op.
+GATHERED_GRADIENTS = "_grad/tuple/group_deps"
 
 # Nested functions.
 

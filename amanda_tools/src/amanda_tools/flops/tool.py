@@ -65,6 +65,8 @@ class Flops(OperatorTool["_Op"]):
         self.include = frozenset(kinds)
         self.causal = causal
         self.backward = backward
+        #: Backward operators of graphs by name, until they run.
+        self._requested: dict[str, _Op] = {}
         self.depends_on(rules())
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
@@ -135,7 +137,10 @@ class Flops(OperatorTool["_Op"]):
         if op is None or op.formula is None or not isinstance(word, str):
             return
         if context["backward_type"] == backward_word(word):
-            context.insert_after_backward_op(self.gradient, observe=True, grad_inputs=[], op=op)
+            self._requested[context.name] = op
+            context.insert_after_backward_op(
+                self.gradient, observe=True, grad_inputs=[], op=op, name=context.name
+            )
 
     def enter(self, *inputs: Any, op: _Op) -> None:
         """Record the sizes of the inputs of one execution."""
@@ -166,9 +171,10 @@ class Flops(OperatorTool["_Op"]):
             if _tensors(gradient):
                 op.backward(position, gradient)
 
-    def gradient(self, op: _Op) -> None:
+    def gradient(self, op: _Op, name: str) -> None:
         """Count one execution of a backward operator that computes one gradient."""
         with self._clock, self._lock:
+            self._requested.pop(name, None)
             op.backward_operator()
 
     def uncounted(self, op: _Op) -> None:
@@ -188,8 +194,16 @@ class Flops(OperatorTool["_Op"]):
                 [CountedOp(**vars(facts)) for facts in ops],
                 tool_seconds=self._clock.spent / 1e9,
                 wall_seconds=self._clock.wall / 1e9,
-                notes=list(self._notes),
+                notes=[*self._notes, *self._not_run()],
             )
+
+    def _not_run(self) -> list[str]:
+        """Describe the gradients that a graph requests and does not compute."""
+        ran = [name for name, op in self._requested.items() if op.facts.calls]
+        if not ran:
+            return []
+        several = f" and {len(ran) - 1} more" if len(ran) > 1 else ""
+        return [f"not counted, as the graph does not compute it: {ran[0]}{several}"]
 
     def _op_of(self, context: OpContext) -> _Op | None:
         """Return the account of an operator, or None if it costs nothing or is not requested."""
