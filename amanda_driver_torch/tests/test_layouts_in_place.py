@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
@@ -98,7 +98,8 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "subclass": lambda: _dense().as_subclass(Named),
     "parameter": lambda: nn.Parameter(_dense()),
     "meta": lambda: torch.empty(3, 3, device="meta"),
-    "distributed": lambda: distribute_tensor(_dense(), init_device_mesh("cpu", (1,)), [Shard(0)]),
+    # The group of these tests does not move data, so `distribute_tensor` would leave memory unset.
+    "distributed": lambda: DTensor.from_local(_dense(), init_device_mesh("cpu", (1,)), [Shard(0)]),
 }
 
 #: Arguments of an in-place operator, one of which most of them take.

@@ -154,6 +154,8 @@ def test_dispatch_mode_sees_the_ops_of_the_program(outside: bool) -> None:
     assert seen == ["relu", "exp"]
 
 
+# A hint of PyTorch up to 2.12.
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 @pytest.mark.parametrize("listener", ["dispatch mode", "profiler"])
 def test_nobody_hears_of_gradients_that_are_read(listener: str) -> None:
     """Modes do not see the changes of shape that make gradients of inputs from a node's results."""

@@ -216,6 +216,8 @@ def page() -> str:
         "  native interceptor fails, the one in Python is used. If that fails, too, `apply`",
         "  refuses the release by name. `amanda doctor` and `amanda drivers` show which one is",
         "  used and why.",
+        "- PyTorch 2.10 cannot make saved tensors from Python. There an edit adds a node to the",
+        "  graph, and sums of gradients of gradients may differ in the last bit.",
         "",
     ]
     for framework, title in (("torch", "PyTorch"), ("tensorflow-cpu", "TensorFlow")):

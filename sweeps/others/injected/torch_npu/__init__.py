@@ -1,4 +1,7 @@
-"""Substitute for a package that copies of PyTorch's tests import; it provides no device."""
+"""Substitute for a package that copies of PyTorch's tests import; it provides no device.
+
+Tests that are made for its device only are made for the CPU instead.
+"""
 
 import sys
 import types
@@ -6,6 +9,7 @@ from typing import Any
 from unittest import SkipTest
 
 import torch
+from torch.testing._internal import common_device_type
 
 
 class _Absent(types.ModuleType):
@@ -30,3 +34,14 @@ for _name in ("npu", "testing", "utils", "_C"):
     globals()[_name] = _module
 
 torch.npu = sys.modules[f"{__name__}.npu"]  # type: ignore[attr-defined]
+
+
+_filter = common_device_type.filter_desired_device_types
+
+
+def _filter_with_cpu(bases: Any, except_for: Any = None, only_for: Any = None) -> Any:
+    names = {only_for} if isinstance(only_for, str) else set(only_for or ())
+    return _filter(bases, except_for, "cpu" if names & {"npu", "privateuse1"} else only_for)
+
+
+common_device_type.filter_desired_device_types = _filter_with_cpu
