@@ -130,6 +130,36 @@ def test_errors_of_the_program_stay_as_they_are() -> None:
         equal(tf.nn.relu(x), tf.nn.relu(x))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(tf.logical_and, tf.add, tf.matmul, tf.pow, tf.equal, tf.bitwise.bitwise_or, tf.gather),
+        lambda a, b: tf.concat([a, b], 0),
+        lambda a, b: tf.where(a, b, b),
+        lambda a, b: tf.nn.relu(a) + tf.math.unsorted_segment_sum(a, b, 2),
+    ],
+)
+def test_dtypes_that_do_not_fit_raise_as_without_tools(function: Any) -> None:
+    values: list[Any] = [[[True]], [[1]], [[1.0]], [["a"]], tf.constant([[1]], tf.int64)]
+    pairs = [(tf.constant(a), tf.constant(b)) for a in values for b in values]
+
+    def errors() -> list[tuple[type[Exception], str] | None]:
+        found: list[tuple[type[Exception], str] | None] = []
+        for a, b in pairs:
+            try:
+                function(a, b)
+                found.append(None)
+            except Exception as error:  # Compared with those of the other run.
+                found.append((type(error), str(error).partition(" [Op:")[0]))
+        return found
+
+    expected = errors()
+    assert any(expected)
+    for made in (idle(), tool(lambda c: c.insert_after_op(lambda *values: None))):
+        with apply(made):
+            assert errors() == errors() == expected
+
+
 def test_failed_analysis_is_tried_again() -> None:
     x = normal(2)
     calls: list[int] = []

@@ -183,6 +183,8 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
             return result
         if idle and (kind != PASS or type(args[0]) is _EagerTensor):
             return _tagged(op_type, found, sys._getframe(1), ctx, name, args, pair)
+    if op_type.disagree(args):  # It raises another error than the conversion of `execute`.
+        return ORIGINALS.fast_path(ctx, op_name, name, *args)
     _store_fallback(op_type, sys._getframe(1), found, args)
     raise FallbackException("to be executed by execute.execute")
 
