@@ -36,7 +36,7 @@ class FakeClock:
 def latency_by(clock: FakeClock, **options: Any) -> Latency:
     """Return the profiler with a clock that the test controls."""
     kind: Any = type("Latency", (Latency,), {"now": staticmethod(clock)})
-    found: Latency = kind(**options)
+    found: Latency = kind(**{"warmup": 0} | options)
     return found
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import statistics
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import amanda
-from amanda_core.results import HasResult, Result
+from amanda_core.results import HasResult, Result, share
+from amanda_tools.flops import Flops
 from amanda_tools.latency import Latency, LatencyResult, TimedOp
 from amanda_tools.latency.device_events import EventPairs
 from amanda_tools.latency.kernels import Kernel, join
+from amanda_tools.latency.times import Samples
 
 from .profiling import MS, FakeClock, FakeEvent, checked_trace, latency_by
 
@@ -150,6 +153,74 @@ def test_the_times_of_a_step_add_up() -> None:
         assert 24 <= step.rest <= 24 + step.calls + 1
     assert sum(found.between.values()) == sum(step.rest for step in found.steps)
     assert round(found.tool_seconds * 1e9) == 2 * sum(step.calls for step in found.steps)
+
+
+def steps_of(clock: FakeClock, times: list[int], **options: Any) -> LatencyResult:
+    """Time steps in which an operator takes these times, and the program 3 ms beside it."""
+    tool = latency_by(clock, **options)
+    with amanda.apply(tool):
+        for time in times:
+            sleeping(clock, time * MS, 0)(torch.ones(2))
+            clock.sleep(3 * MS)
+            amanda.step()
+    return tool.result()
+
+
+def test_the_warm_up_is_left_out() -> None:
+    found = steps_of(FakeClock(), [500, 10, 20], warmup=1)
+    op = only(found, "Sleep")
+    assert (op.calls, op.self, op.first) == (2, 30 * MS, 500 * MS)
+    assert (op.shortest, op.longest) == (10 * MS, 20 * MS)
+    assert [step.warm_up for step in found.steps] == [True, False, False]
+    assert found.wall == 36 * MS
+    assert found.by_module()[""].time == 36 * MS
+    assert found.threads[0].self == 30 * MS
+    assert "1 step of warm-up left out" in found._title()
+    # Alone it is better than nothing.
+    alone = steps_of(FakeClock(), [500], warmup=1)
+    assert (only(alone, "Sleep").self, alone.wall) == (500 * MS, 503 * MS)
+    assert "without warm-up" in alone._title()
+
+
+def test_steps_without_the_profiler_say_what_it_takes() -> None:
+    clock = FakeClock(tick=1 * MS)
+    found = steps_of(clock, [10] * 9, warmup=1)
+    # 5 and 6 are such steps.
+    assert [step.number for step in found.steps] == [0, 1, 2, 3, 4, 7, 8]
+    assert only(found, "Sleep").calls == 6
+    assert found.plain == 14 * MS  # And one look at the clock.
+    step = found.counted[0]
+    assert (step.driver, step.wall) == (step.wall - step.tool - 14 * MS, step.wall)
+    assert step.rest + step.ops + step.tool + step.driver == step.wall
+    assert "a step takes 14.000 ms without it" in found._title()
+    short = steps_of(clock, [10] * 4)
+    assert short.plain is None
+    assert "what the driver takes to call it, which is not known" in short._title()
+
+
+def test_percentiles_of_many_executions() -> None:
+    times = [*range(1, 2001)]
+    samples = Samples()
+    for time in times:
+        samples.add(time)
+    middle, last, spread = samples.quantiles()
+    quarters = statistics.quantiles(times, n=20)
+    for measured, expected in (
+        (middle, quarters[9]),
+        (last, quarters[18]),
+        (spread, quarters[14] - quarters[4]),
+    ):
+        assert measured == pytest.approx(expected, rel=0.02)
+    found = steps_of(FakeClock(), [1, 2, 3, 4])
+    op = only(found, "Sleep")
+    assert op.median in (2 * MS, 3 * MS)
+    assert (op.p95, op.spread) == (4 * MS, 1 * MS)
+
+
+def test_other_tools_are_named() -> None:
+    found = steps_of(FakeClock(), [1, 2])
+    share({"latency": found, "flops": Flops().result(), "other": object()})
+    assert "includes the time of other tools: flops, other" in found._title()
 
 
 def test_the_times_of_modules_add_up() -> None:

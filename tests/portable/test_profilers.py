@@ -62,7 +62,7 @@ def test_a_sleep_reads_what_it_sleeps(mode: str) -> None:
 @built_mostly_before
 @backends
 def test_latency(backend: str, inside: bool, tmp_path: Path) -> None:
-    tool = Latency()
+    tool = Latency(warmup=0)
     record = instrumented(backend, inside, tool)
     assert_same_bits(record, reference(backend, False))
     found = tool.result()

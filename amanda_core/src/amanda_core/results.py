@@ -157,7 +157,7 @@ class TakesOpFigures(Protocol):
     """A result that shows other results' figures about its operators. The method is optional."""
 
     def take_op_figures(self, figures: Mapping[str, Sequence[OpFigures]]) -> None:
-        """Add the figures of other results, given by the name of their tool."""
+        """Add the figures of other results, given by the name of their tool; some have none."""
 
 
 def share(results: Mapping[str, object]) -> None:
@@ -171,7 +171,8 @@ def share(results: Mapping[str, object]) -> None:
     taking = {name: r for name, r in results.items() if isinstance(r, TakesOpFigures)}
     if taking:
         offered = {
-            name: list(r.op_figures()) for name, r in results.items() if isinstance(r, HasOpFigures)
+            name: list(r.op_figures()) if isinstance(r, HasOpFigures) else []
+            for name, r in results.items()
         }
         for name, result in taking.items():
             result.take_op_figures({by: found for by, found in offered.items() if by != name})

@@ -194,6 +194,14 @@ class Between:
             self.times[place] = self.times.get(place, 0) + time - self._since
             self._since = None
 
+    def drop(self) -> None:
+        """Do not count the interval that has begun."""
+        self._since = None
+
+    def forget(self) -> None:
+        """Begin new accounts."""
+        self.times = {}
+
 
 @lru_cache(maxsize=4096)
 def _around(one: str, other: str) -> str:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.latency.kernels import Kernel
-from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp, Times
+from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp, Times, quantiles
 from amanda_tools.operators.entries import with_parents
 from amanda_tools.operators.sums import Summed
 from amanda_tools.output.chrome import Span, TraceFile
 from amanda_tools.output.folders import create_folder
 from amanda_tools.output.rendering import (
     dataframe,
-    describe_overhead,
     format_count,
     format_percent,
     render_html,
@@ -49,6 +48,7 @@ class LatencyResult(Summed[Times]):
         between: Module path -> nanoseconds in which no operator was running, without those of the
             modules inside. The time between two operators belongs to the innermost module that
             contains both, or to ``""``.
+        plain: Nanoseconds of a step without the profiler; None if there was none.
     """
 
     ops: list[TimedOp] = field(default_factory=list)
@@ -63,6 +63,7 @@ class LatencyResult(Summed[Times]):
     spans: list[Span] = field(default_factory=list, repr=False)
     kernels: list[Kernel] = field(default_factory=list, repr=False)
     between: dict[str, int] = field(default_factory=dict)
+    plain: int | None = None
 
     _sum = Times
 
@@ -71,8 +72,18 @@ class LatencyResult(Summed[Times]):
 
     @property
     def wall(self) -> int:
-        """Return the nanoseconds of all steps, from start to end."""
-        return sum(step.wall for step in self.steps)
+        """Return the nanoseconds of all steps that count, from start to end."""
+        return sum(step.wall for step in self.counted)
+
+    @property
+    def counted(self) -> list[StepTime]:
+        """Return the steps that count: all except the warm-up."""
+        return [step for step in self.steps if not step.warm_up]
+
+    def take_op_figures(self, figures: Mapping[str, Sequence[OpFigures]]) -> None:
+        """Note the tools that ran together with the profiler."""
+        if figures:
+            self.notes.append(f"includes the time of other tools: {', '.join(figures)}")
 
     def by_module(self) -> dict[str, Times]:
         """Return the times for each module path, including the modules inside it; ``""`` is the
@@ -108,25 +119,25 @@ class LatencyResult(Summed[Times]):
             ValueError: `by` has another value.
         """
         if by == "step":
-            columns = ("step", "calls", "wall ms", "ops ms", "ops share", "tool ms", "rest ms")
+            columns = ("step", "calls", "wall ms", "ops ms", "ops share", "tool ms", "driver ms")
             steps = [
                 (
-                    s.number,
+                    f"{s.number} (warm-up)" if s.warm_up else s.number,
                     s.calls,
                     *_ms(s.wall, s.ops),
                     format_percent(s.ops, s.wall),
-                    *_ms(s.tool, s.rest),
+                    *_ms(s.tool, s.driver, s.rest),
                 )
                 for s in self.steps
             ]
-            return Table(self._title(), columns, steps)
+            return Table(self._title(), (*columns, "rest ms"), steps)
         if by == "thread":
             threads = [(t.name, t.calls, *_ms(t.self)) for t in self.threads]
             return Table(self._title(), ("thread", "calls", "self ms"), threads)
         if by == "kernel":
             return Table(self._title(), ("kernel", "op", "device", "ms"), self._kernel_rows())
         if by == "op":
-            of_op = ("op", "phase", "calls", "self ms", "share", "mean ms", "min ms", "max ms")
+            of_op = ("op", "phase", "calls", "self ms", "share", "median ms", "p95 ms", "spread ms")
             ops: list[tuple[object, ...]] = [
                 (
                     op.name,
@@ -134,7 +145,7 @@ class LatencyResult(Summed[Times]):
                     op.calls,
                     *_ms(op.self),
                     format_percent(op.self, self.wall),
-                    *_ms(op.total / op.calls if op.calls else 0, op.shortest, op.longest),
+                    *_ms(op.median, op.p95, op.spread),
                     *self._on_device(op.device_self, op.kernel_time),
                 )
                 for op in sorted(self.ops, key=lambda op: -op.self)
@@ -222,15 +233,31 @@ class LatencyResult(Summed[Times]):
         total = self.total
         forward, backward = total.forward / 1e6, total.backward / 1e6
         parts = [f"self time {forward:.3f} ms forward, {backward:.3f} ms backward"]
-        steps = [step for step in self.steps if step.ended] or self.steps
+        steps = [step for step in self.counted if step.ended] or self.counted
         wall = sum(step.wall for step in steps)
         if wall:
             ops = sum(step.ops for step in steps)
             count = format_count(len(steps), "step")
             parts.append(f"{ops / wall:.1%} of {wall / 1e6:.3f} ms in {count}")
             parts.append(f"{sum(step.rest for step in steps) / wall:.1%} between operators")
-        parts += describe_overhead("timing", self.tool_seconds, self.wall_seconds)
+            if len(steps) > 1:
+                middle, last, spread = (t / 1e6 for t in quantiles(s.wall for s in steps))
+                parts.append(f"a step: median {middle:.3f} ms, p95 {last:.3f}, spread {spread:.3f}")
+            parts.append(self._describe_cost())
+        left_out = len(self.steps) - len(self.counted)
+        if left_out:
+            parts.append(f"{format_count(left_out, 'step')} of warm-up left out")
+        elif self.steps:
+            parts.append("without warm-up")
         return "; ".join([*parts, *self.notes])
+
+    def _describe_cost(self) -> str:
+        tool = format_percent(sum(step.tool for step in self.counted), self.wall)
+        if self.plain is None:
+            return f"timing took {tool} and what the driver takes to call it, which is not known"
+        middle, *_ = quantiles(step.wall for step in self.counted)
+        share = format_percent(max(0, middle - self.plain), middle)
+        return f"timing took {share}: a step takes {self.plain / 1e6:.3f} ms without it"
 
     def _with_apart(
         self, rows: list[tuple[object, ...]], before: int, behind: int = 0
@@ -244,11 +271,12 @@ class LatencyResult(Summed[Times]):
         """
         if not self.wall:
             return rows
-        overlap = self.total.self - sum(step.ops for step in self.steps)
+        overlap = self.total.self - sum(step.ops for step in self.counted)
         apart = {
             "(all)": self.wall,
-            "(between operators)": sum(step.rest for step in self.steps),
-            "(profiler)": sum(step.tool for step in self.steps),
+            "(between operators)": sum(step.rest for step in self.counted),
+            "(profiler)": sum(step.tool for step in self.counted),
+            **self._driver_row(),
             # Operators of graphs run concurrently, so together they take less time.
             **({"(at the same time)": -overlap} if overlap else {}),
         }
@@ -258,6 +286,10 @@ class LatencyResult(Summed[Times]):
             for name, time in apart.items()
         ]
         return found + rows
+
+    def _driver_row(self) -> dict[str, int]:
+        time = sum(step.driver for step in self.counted)
+        return {"(driver, to call it)": time} if self.plain is not None else {}
 
     def _with_outside(self, sums: dict[str, Times]) -> dict[str, Times]:
         """Add the sum of operators that are in no module, such as those of an optimizer."""

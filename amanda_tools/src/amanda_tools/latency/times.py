@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from amanda_tools.operators.entries import EitherWayOp
 
-__all__ = ["StepTime", "ThreadTime", "TimedOp", "Times"]
+__all__ = ["Samples", "StepTime", "ThreadTime", "TimedOp", "Times", "quantiles"]
+
+#: Maximum number of executions of an operator from which its percentiles are computed.
+_SAMPLES = 512
 
 
 @dataclass
@@ -22,6 +27,9 @@ class TimedOp(EitherWayOp):
         first: Time of the first execution, which often includes initialization.
         shortest: Time of the shortest execution.
         longest: Time of the longest execution.
+        median: Median time of an execution.
+        p95: Time that 95% of the executions do not exceed.
+        spread: Difference of the 75th and the 25th percentile.
         device: Device on which its work was timed, or None.
         device_total: Time on the device from start to end.
         device_self: Time on the device without the operators inside.
@@ -36,6 +44,9 @@ class TimedOp(EitherWayOp):
     first: int = 0
     shortest: int = 0
     longest: int = 0
+    median: int = 0
+    p95: int = 0
+    spread: int = 0
     device: str | None = None
     device_total: int = 0
     device_self: int = 0
@@ -45,12 +56,65 @@ class TimedOp(EitherWayOp):
     def add(self, total: int, own: int) -> None:
         """Add one execution."""
         if not self.calls:
-            self.first = self.shortest = total
+            self.first, self.shortest = self.first or total, total
         self.calls += 1
         self.total += total
         self.self += own
         self.shortest = min(self.shortest, total)
         self.longest = max(self.longest, total)
+
+    def merge(self, earlier: TimedOp) -> None:
+        """Add the executions of an earlier account of the same operator."""
+        if not earlier.calls:
+            shortest = self.shortest
+        else:
+            self.first = earlier.first
+            shortest = min(earlier.shortest, self.shortest if self.calls else earlier.shortest)
+        self.shortest, self.longest = shortest, max(self.longest, earlier.longest)
+        for name in ("calls", "unfinished", "total", "self", "device_total", "device_self"):
+            setattr(self, name, getattr(self, name) + getattr(earlier, name))
+
+
+class Samples:
+    """A bounded choice of the executions of one operator, at equal distances."""
+
+    def __init__(self) -> None:
+        self._kept = array("q")
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, time: int) -> None:
+        """Add one execution."""
+        if self._seen % self._stride == 0:
+            if len(self._kept) == _SAMPLES:
+                self._kept, self._stride = self._kept[::2], 2 * self._stride
+            if self._seen % self._stride == 0:
+                self._kept.append(time)
+        self._seen += 1
+
+    def extend(self, other: Samples) -> None:
+        """Add those of another choice."""
+        for time in other._kept:
+            self.add(time)
+
+    def quantiles(self) -> tuple[int, int, int]:
+        """Return the median, the 95th percentile and the spread."""
+        return quantiles(self._kept)
+
+
+def quantiles(times: Iterable[int]) -> tuple[int, int, int]:
+    """Return the median, the 95th percentile, and the 75th minus the 25th percentile.
+
+    >>> quantiles(range(101))
+    (50, 95, 50)
+    """
+    found = sorted(times)
+    if not found:
+        return 0, 0, 0
+    low, middle, high, last = (
+        found[round((len(found) - 1) * part)] for part in (0.25, 0.5, 0.75, 0.95)
+    )
+    return middle, last, high - low
 
 
 @dataclass
@@ -106,7 +170,9 @@ class StepTime:
         wall: Time from start to end. The first step starts with its first operator.
         ops: Self times of its operators; for a graph, the time in which at least one was running.
         tool: Time spent in the profiler itself.
+        driver: Estimated time that the driver takes between operators to call the profiler.
         calls: Number of executions.
+        warm_up: Whether it is left out of all sums.
         ended: Whether its end was seen. Otherwise it counts up to its last operator.
     """
 
@@ -114,13 +180,15 @@ class StepTime:
     wall: int = 0
     ops: int = 0
     tool: int = 0
+    driver: int = 0
     calls: int = 0
+    warm_up: bool = False
     ended: bool = False
 
     @property
     def rest(self) -> int:
-        """Return the time between operators: in the program, the driver, other tools, waiting."""
-        return self.wall - self.ops - self.tool
+        """Return the time between operators: in the program, other tools, waiting."""
+        return self.wall - self.ops - self.tool - self.driver
 
 
 @dataclass

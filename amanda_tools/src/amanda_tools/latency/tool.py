@@ -9,21 +9,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from amanda_core import OpContext
+from amanda_core.selection import Selection, select
 from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, Pair
 from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
 from amanda_tools.latency.kernels import Kernel, Kernels
 from amanda_tools.latency.result import LatencyResult
-from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp
+from amanda_tools.latency.times import Samples, StepTime, ThreadTime, TimedOp
 from amanda_tools.operators.tool import OperatorTool, is_eager
 from amanda_tools.output.chrome import Span
 from amanda_tools.output.rendering import format_count
 from amanda_tools.tensors.types import dtype_of
 from amanda_tools.tensors.values import facts_of, tensors_in
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Latency"]
 
@@ -38,9 +42,12 @@ class Latency(OperatorTool["_Op"]):
         limit: Number of executions in the trace file; later ones are only counted.
         kernels: Find the kernels that each operator starts, with PyTorch's profiler. This costs far
             more than the timing.
+        warmup: Number of first steps that are left out of all figures but those of the steps, as
+            the framework initializes and tools analyse there. They count if no later step ends,
+            and with `kernels`.
 
     Raises:
-        ValueError: `limit` is negative.
+        ValueError: `limit` or `warmup` is negative.
 
     >>> tool = Latency(limit=1000)
     """
@@ -59,11 +66,18 @@ class Latency(OperatorTool["_Op"]):
         everything: bool = True,
         limit: int = 100_000,
         kernels: bool = False,
+        warmup: int = 1,
     ) -> None:
         super().__init__(everything)
-        if limit < 0:
-            raise ValueError(f"limit must not be negative, but is {limit}")
+        for name, number in (("limit", limit), ("warmup", warmup)):
+            if number < 0:
+                raise ValueError(f"{name} must not be negative, but is {number}")
         self.limit = limit
+        self.warmup = 0 if kernels else warmup
+        self._warm: _WarmUp | None = None
+        #: Times of steps without the profiler.
+        self._plain: list[int] = []
+        self.where(None)
         self._steps: list[StepTime] = []
         self._step_begin = 0
         #: Time of the tool's last work; 0 before the first operator, which starts step 0.
@@ -84,6 +98,11 @@ class Latency(OperatorTool["_Op"]):
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
         self.add_inst_for_step(self.begin_step, self.end_step)
+
+    def where(self, selection: Selection | None) -> Self:
+        """Restrict the profiler to a selection; a few steps run without it, see the title."""
+        timed = ~select(steps=_PLAIN)
+        return super().where(timed if selection is None else selection & timed)
 
     def analyse(self, context: OpContext) -> None:
         """Insert routines that time the executions of an operator."""
@@ -151,7 +170,8 @@ class Latency(OperatorTool["_Op"]):
         with self._lock:
             self._step_begin = self.now()
             self._steps.append(StepTime(number))
-            if self._last:
+            self._between.drop()
+            if self._last and number not in _PLAIN:
                 self._between.begin(self._step_begin, "")
 
     def end_step(self, number: int) -> None:
@@ -160,8 +180,13 @@ class Latency(OperatorTool["_Op"]):
             if self._steps:
                 step, now = self._steps[-1], self.now()
                 step.wall, step.ended = now - self._step_begin, True
-                self._between.end(now, "")
+                if step.calls:
+                    self._between.end(now, "")
+                elif number in _PLAIN[1::2]:
+                    self._plain.append(step.wall)
             self._clear()
+            if self._warm is None and self._steps[-1:]:
+                self._end_warm_up(self._steps[-1].number)
 
     def result(self) -> LatencyResult:
         """Return what has been timed so far."""
@@ -170,12 +195,21 @@ class Latency(OperatorTool["_Op"]):
             self._pairs.finish()
             if self._kernels is not None:
                 self._found += self._kernels.found()
+            steps = [replace(step) for step in self._steps if step.calls]
+            if steps and not steps[-1].ended:
+                steps[-1].wall = self._last - self._step_begin
+            # A warm-up alone is better than nothing.
+            warm = None if any(s.ended and not s.warm_up for s in steps) else self._warm
+            if warm is not None:
+                for step in steps:
+                    step.warm_up = False
             numbers: dict[int, int] = {}
             ops: list[TimedOp] = []
             for op in self._ops.values():
-                if op.facts.calls or op.facts.unfinished:
+                facts = op.summary(with_warm_up=warm is not None)
+                if facts.calls or facts.unfinished:
                     numbers[op.number] = len(ops)
-                    ops.append(replace(op.facts))
+                    ops.append(facts)
             kernels = [
                 k._replace(op=numbers.get(-1 if k.op is None else k.op)) for k in self._found
             ]
@@ -183,23 +217,51 @@ class Latency(OperatorTool["_Op"]):
                 if kernel.op is not None:
                     ops[kernel.op].kernels += 1
                     ops[kernel.op].kernel_time += kernel.duration
-            steps = [replace(step) for step in self._steps if step.calls]
-            if steps and not steps[-1].ended:
-                steps[-1].wall = self._last - self._step_begin
+            between = self._between.times
+            threads = [thread.summary(warm is not None) for thread in self._threads.values()]
+            busy, total = self._graph.busy, self._graph.total
+            if warm is not None:
+                between = _added(between, warm.between)
+                busy, total = busy + warm.busy, total + warm.total
+            plain = min(self._plain, default=None)
+            if plain is not None:
+                for step in steps:
+                    step.driver = max(0, min(step.rest, step.wall - step.tool - plain))
             return LatencyResult(
                 ops,
                 steps,
-                [replace(thread.time) for thread in self._threads.values() if thread.time.calls],
-                self._graph.busy,
-                self._graph.total,
+                [thread for thread in threads if thread.calls],
+                busy,
+                total,
                 self._notes_of(kernels),
                 self._left_out,
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
                 [execution.span() for execution in self._executions],
                 kernels,
-                dict(self._between.times),
+                dict(between),
+                plain,
             )
+
+    def _end_warm_up(self, number: int) -> None:
+        """Begin new accounts if the step that has ended is the last one of the warm-up."""
+        counted = [step for step in self._steps if step.calls]
+        if not self.warmup or len(counted) < self.warmup:
+            return
+        for step in counted:
+            step.warm_up = True
+        for op in self._ops.values():
+            op.end_warm_up()
+        for thread in self._threads.values():
+            thread.end_warm_up()
+        self._warm = _WarmUp(
+            number,
+            self._between.times,
+            self._graph.busy,
+            self._graph.total,
+        )
+        self._between.forget()
+        self._graph.busy = self._graph.total = 0
 
     def _op_of(self, context: OpContext, values: Sequence[Any]) -> _Op:
         op = self.account_of(context, lambda: _Op(context, len(self._ops)))
@@ -241,14 +303,18 @@ class Latency(OperatorTool["_Op"]):
             self._kernels.end(inside)
 
     def _on_device(self, op: _Op, pair: Pair, step: int, start: int, total: int, own: int) -> None:
-        op.facts.device_total += total
-        op.facts.device_self += own
+        facts = op.facts
+        if self._warm is not None and step <= self._warm.step and op.warm is not None:
+            facts = op.warm
+        facts.device_total += total
+        facts.device_self += own
         start += self._origins[pair.device]
         self._keep(_Execution(op.facts, pair.stream, start, start + total, step))
 
     def _count(self, interval: Interval[_Op], thread: _Thread) -> None:
         op = interval.what
         op.facts.add(interval.total, interval.self)
+        op.samples.add(interval.total)
         thread.time.calls += 1
         thread.time.self += interval.self
         if self._steps:
@@ -320,6 +386,19 @@ class Latency(OperatorTool["_Op"]):
         return notes
 
 
+class _WarmUp(NamedTuple):
+    """The accounts of the first steps, and the number of the last of them."""
+
+    step: int
+    between: dict[str, int]
+    busy: int
+    total: int
+
+
+def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {path: one.get(path, 0) + other.get(path, 0) for path in (*one, *other)}
+
+
 class _Op:
     def __init__(self, context: OpContext, number: int) -> None:
         facts = TimedOp.of(context)
@@ -329,6 +408,25 @@ class _Op:
         #: None while backward accumulates a gradient, which counts for the previous module.
         self.module = facts.module if facts.phase == "forward" or facts.forward else None
         self.device: str | None = None
+        self.samples = Samples()
+        #: The account of the warm-up, and its samples.
+        self.warm: TimedOp | None = None
+        self.warm_samples = Samples()
+
+    def end_warm_up(self) -> None:
+        """Begin a new account."""
+        self.warm, self.warm_samples, self.samples = self.facts, self.samples, Samples()
+        self.facts = replace(self.facts, **_EMPTY)
+
+    def summary(self, with_warm_up: bool) -> TimedOp:
+        """Return a copy of the account."""
+        found, samples = replace(self.facts), Samples()
+        samples.extend(self.samples)
+        if with_warm_up and self.warm is not None:
+            found.merge(self.warm)
+            samples.extend(self.warm_samples)
+        found.median, found.p95, found.spread = samples.quantiles()
+        return found
 
     def awaited(self, values: Sequence[Any]) -> list[int]:
         """Return the positions of the values that a routine must take to be called at the right
@@ -368,6 +466,19 @@ class _Thread:
     def __init__(self) -> None:
         self.stack: Stack[_Op] = Stack()
         self.time = ThreadTime(threading.current_thread().name)
+        self.warm = ThreadTime(self.time.name)
+
+    def end_warm_up(self) -> None:
+        """Begin a new account."""
+        self.time, self.warm = self.warm, self.time
+
+    def summary(self, with_warm_up: bool) -> ThreadTime:
+        """Return a copy of the account."""
+        found = replace(self.time)
+        if with_warm_up:
+            found.calls += self.warm.calls
+            found.self += self.warm.self
+        return found
 
 
 class _Marks(NamedTuple):
@@ -378,6 +489,16 @@ class _Marks(NamedTuple):
 
 
 _NO_MARKS = _Marks(None, None)
+#: Pairs of steps that run without the profiler. The second of each has nothing left of it, so its
+#: time says what the profiler and the driver take.
+_PLAIN = [5, 6, 50, 51, 500, 501, 5000, 5001]
+#: Figures of an account without executions, in which `first` stays.
+_EMPTY: dict[str, Any] = {
+    item.name: 0
+    for item in fields(TimedOp)
+    if item.name in ("calls", "unfinished", "total", "self", "shortest", "longest")
+    or item.name.startswith("device_")
+}
 
 
 class _Execution(NamedTuple):
