@@ -194,6 +194,41 @@ def test_steps_and_an_optimizer() -> None:
     assert {op.zone for op in model_only.result().ops} == {"model"}
 
 
+def test_building_is_no_step_and_the_peak_is_divided() -> None:
+    tool = Memory()
+    with amanda.apply(tool):
+        model = nn.Sequential(nn.Linear(100, 100, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        for _ in range(2):
+            model(torch.ones(50, 100)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = tool.result()
+    weight, batch = 4 * 100 * 100, 4 * 50 * 100
+    assert found.building == weight
+    assert found.table("step").rows[0][:2] == ("(model building)", weight)
+    # Two activations, two of their gradients, that of the weight, and the momentum.
+    assert found.steps[0].allocated < 6 * batch + 2 * weight
+    kinds = found.kinds_at_peak
+    assert (kinds["weights"], kinds["gradients"]) == (weight, weight + batch + 4)
+    assert kinds["optimizer state"] == weight
+    assert sum(kinds.values()) == found.peak + found.given
+    rows: dict[Any, Any] = {row[0]: row for row in found.table().rows}
+    assert rows["(no module)"][2] + rows["0"][2] == rows["(all)"][2]
+    assert f"at the peak {weight / 1000:.3f} kB weights" in found._title()
+    assert "workspaces" not in found._title()
+
+
+def test_weights_that_existed_before_are_told_from_data() -> None:
+    model, x = nn.Conv2d(3, 8, 3), torch.ones(4, 3, 16, 16)
+    found = follow(lambda: model(x))
+    kinds = found.kinds_at_peak
+    assert kinds["weights"] == 4 * (3 * 8 * 9 + 8)
+    assert kinds["other"] == 4 * x.numel()
+    assert kinds["activations"] == 4 * 4 * 8 * 14 * 14
+    assert "without the workspaces of convolutions" in found._title()
+
+
 def test_what_is_selected_is_followed() -> None:
     x = torch.ones(1000)
     tool = Memory().where(amanda.select(op="add"))
@@ -287,7 +322,7 @@ def test_the_result_has_all_forms(tmp_path: Path) -> None:
     assert read["peak"] == found.peak == sum(op.at_peak for op in found.ops)
     assert read["by_module"]["1"] == read["by_module"]["1.0"]
     assert read["by_module"][""]["allocated"] == found.allocated
-    assert [row[0] for row in found.table(depth=1).rows] == ["(all)", "0", "1"]
+    assert [row[0] for row in found.table(depth=1).rows] == [*("(all)", "0", "1", "(no module)")]
     assert len(found.table("op").rows) == len(found.ops)
     assert len(found.table("step").rows) == 1
     assert "relu" in {row[0] for row in found.table("type").rows}

@@ -139,6 +139,10 @@ def test_memory(backend: str, inside: bool) -> None:
     assert (conv.allocated if eager else conv.output) == STEPS * 4 * 6 * 64 * 4
     assert (conv.live_after > 0) == eager
     assert bool(found.notes) == (not eager)
+    unknown = "peak, allocated and live memory are not known" in found._title()
+    assert unknown == (not found.allocated)
+    rows = {row[0]: row for row in found.table("type").rows}
+    assert ("not known" in rows["conv2d"]) == (not eager)
     if not eager:
         assert all("only the size of outputs is counted" in note for note in found.notes)
 

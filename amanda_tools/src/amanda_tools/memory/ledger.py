@@ -22,6 +22,7 @@ __all__ = ["Ledger"]
 class _Entry:
     owner: int | None
     size: int
+    kind: str
     holders: int = 0
 
 
@@ -34,6 +35,7 @@ class Ledger:
         peak: Maximum of `live`.
         peak_owner: Owner of the buffer whose birth caused the peak.
         by_owner: Owner -> bytes of its live buffers.
+        by_kind: Kind of a buffer, such as weights -> bytes of live buffers.
         heard: Called with the time at each change.
     """
 
@@ -41,15 +43,19 @@ class Ledger:
         self.live = self.given = self.peak = self.given_peak = 0
         self.peak_owner: int | None = None
         self.by_owner: Counter[int | None] = Counter()
+        self.by_kind: Counter[str] = Counter()
         self.heard = heard
         self._entries: dict[object, _Entry] = {}
         self._holders: dict[int, tuple[object, weakref.ref[Any]]] = {}
         self._dead: deque[tuple[int, int]] = deque()
         self._at_peak: dict[int | None, int] = {}
+        self._kinds_at_peak: dict[str, int] = {}
         self._peak_is_new = False
 
-    def meet(self, buffer: Storage, owner: int | None, now: int) -> int:
+    def meet(self, buffer: Storage, owner: int | None, now: int, kind: str = "") -> int:
         """Record a buffer, and its owner if it is new.
+
+        The kind of a buffer that existed before is the first one that is not empty.
 
         Returns:
             Number of bytes allocated: the size of a new buffer, or the growth of a known one.
@@ -58,7 +64,11 @@ class Ledger:
         entry = self._entries.get(buffer.key)
         new = entry is None
         if entry is None:
-            entry = self._entries[buffer.key] = _Entry(owner, 0)
+            entry = self._entries[buffer.key] = _Entry(owner, 0, kind)
+        elif owner is None and entry.owner is None and kind and not entry.kind:
+            self.by_kind[""] -= entry.size
+            self.by_kind[kind] += entry.size
+            entry.kind = kind
         self._hold(buffer, entry, now)
         more = buffer.nbytes - entry.size
         if not more:
@@ -66,7 +76,7 @@ class Ledger:
         if more < 0:
             self._before_less()
         entry.size = buffer.nbytes
-        self._add(entry.owner, more)
+        self._add(entry, more)
         if self.live > self.peak:
             self.peak, self.peak_owner, self._peak_is_new = self.live, owner, True
         self.heard(now)
@@ -84,6 +94,12 @@ class Ledger:
         """Return the live bytes of each owner at the peak."""
         self._before_less()
         return self._at_peak
+
+    @property
+    def kinds_at_peak(self) -> dict[str, int]:
+        """Return the live bytes of each kind at the peak."""
+        self._before_less()
+        return self._kinds_at_peak
 
     def _hold(self, buffer: Storage, entry: _Entry, now: int) -> None:
         holder = id(buffer.holder)
@@ -107,11 +123,13 @@ class Ledger:
         if not entry.holders:
             self._before_less()
             del self._entries[key]
-            self._add(entry.owner, -entry.size)
+            self._add(entry, -entry.size)
             self.heard(when)
 
-    def _add(self, owner: int | None, size: int) -> None:
+    def _add(self, entry: _Entry, size: int) -> None:
+        owner = entry.owner
         self.by_owner[owner] += size
+        self.by_kind[entry.kind] += size
         if owner is None:
             self.given += size
             self.given_peak = max(self.given_peak, self.given)
@@ -122,4 +140,5 @@ class Ledger:
         # Copy once for each peak, not at each birth on the way to it.
         if self._peak_is_new:
             self._at_peak = {owner: size for owner, size in self.by_owner.items() if size}
+            self._kinds_at_peak = {kind: size for kind, size in self.by_kind.items() if size}
             self._peak_is_new = False

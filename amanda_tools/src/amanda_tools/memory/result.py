@@ -20,6 +20,11 @@ from amanda_tools.output.rendering import dataframe, describe_overhead, format_q
 
 __all__ = ["AllocatingOp", "MemoryResult", "Moment", "StepMemory", "Sum"]
 
+#: Kinds of live buffers in the order in which they are shown.
+KINDS = ("weights", "gradients", "optimizer state", "activations", "other")
+#: Shown instead of figures of graphs, whose buffers are not visible.
+NOT_KNOWN = "not known"
+
 By = Literal["module", "type", "op", "step"]
 
 
@@ -36,6 +41,7 @@ class AllocatingOp(EitherWayOp):
         at_peak: Bytes of its buffers that were live at the peak.
         live: Bytes of its buffers that are live now.
         output: Bytes of its outputs, for graphs, whose buffers are not visible.
+        graph_calls: Number of executions in graphs, of which only the outputs are known.
     """
 
     calls: int = 0
@@ -45,6 +51,7 @@ class AllocatingOp(EitherWayOp):
     at_peak: int = 0
     live: int = 0
     output: int = 0
+    graph_calls: int = 0
 
 
 @dataclass
@@ -56,6 +63,7 @@ class Sum:
     at_peak: int = 0
     live: int = 0
     output: int = 0
+    graph_calls: int = 0
 
     def add(self, op: AllocatingOp) -> None:
         """Add one operator."""
@@ -64,6 +72,7 @@ class Sum:
         self.at_peak += op.at_peak
         self.live += op.live
         self.output += op.output
+        self.graph_calls += op.graph_calls
 
 
 @dataclass
@@ -114,6 +123,10 @@ class MemoryResult(Summed[Sum]):
             call it.
         wall_seconds: Time from the first operator that the tool looked at to the last.
         timeline: Each change.
+        kinds_at_peak: Live bytes at the peak by kind: ``weights``, ``gradients``, ``optimizer
+            state``, ``activations``, and ``other``, which existed before and is not known to be a
+            weight. Unlike `peak` they include what existed before.
+        building: Bytes that were allocated while models were built, which belong to no step.
     """
 
     peak: int = 0
@@ -127,6 +140,8 @@ class MemoryResult(Summed[Sum]):
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
     timeline: list[Moment] = field(default_factory=list, repr=False)
+    kinds_at_peak: dict[str, int] = field(default_factory=dict)
+    building: int = 0
 
     _sum = Sum
 
@@ -159,7 +174,11 @@ class MemoryResult(Summed[Sum]):
             ValueError: `by` has another value.
         """
         if by == "step":
-            steps = [(s.number, s.allocated, s.peak, s.live) for s in self.steps]
+            steps: list[tuple[object, ...]] = [
+                (s.number, s.allocated, s.peak, s.live) for s in self.steps
+            ]
+            if self.building:
+                steps.insert(0, ("(model building)", self.building, "", ""))
             return Table(self._title(), ("step", "allocated B", "peak B", "live at end B"), steps)
         if by == "op":
             sizes = ("allocated B", "live after B", "at peak B", "live now B")
@@ -169,10 +188,7 @@ class MemoryResult(Summed[Sum]):
                     op.name,
                     op.phase,
                     op.calls,
-                    op.allocated,
-                    op.live_after,
-                    op.at_peak,
-                    op.live,
+                    *_known(op, op.allocated, op.live_after, op.at_peak, op.live),
                     *self._of_graphs(op.output),
                 )
                 for op in self.ops
@@ -181,14 +197,14 @@ class MemoryResult(Summed[Sum]):
         sums = self._sums(by, depth)
         if sums is None:
             raise ValueError(f"by must be module, type, op or step, but is {by!r}")
+        if by == "module" and len(sums) > 1:
+            sums["(no module)"] = self._sum_of([op for op in self.ops if not op.module])
         columns = (by, "calls", "allocated B", "at peak B", "live now B")
         rows = [
             (
                 name or "(all)",
                 found.calls,
-                found.allocated,
-                found.at_peak,
-                found.live,
+                *_known(found, found.allocated, found.at_peak, found.live),
                 *self._of_graphs(found.output),
             )
             for name, found in sums.items()
@@ -235,12 +251,24 @@ class MemoryResult(Summed[Sum]):
 
     def _title(self) -> str:
         after = f" after {self.peak_op}" if self.peak_op else ""
+        total = self.total
         parts = [
             f"peak {format_quantity(self.peak, 'B')}{after}",
             f"{format_quantity(self.allocated, 'B')} allocated",
             f"{format_quantity(self.live, 'B')} live",
             f"{format_quantity(self.given, 'B')} were there before",
         ]
+        if total.graph_calls and not self.allocated:
+            parts = [f"peak, allocated and live memory are {NOT_KNOWN}"]
+        kinds = [
+            f"{format_quantity(self.kinds_at_peak[kind], 'B')} {kind}"
+            for kind in KINDS
+            if self.kinds_at_peak.get(kind)
+        ]
+        if kinds:
+            parts.append(f"at the peak {', '.join(kinds)}")
+        if any((op.word or "").startswith("conv") for op in self.ops):
+            parts.append("without the workspaces of convolutions")
         parts += describe_overhead("the profiler", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 
@@ -249,3 +277,10 @@ class MemoryResult(Summed[Sum]):
 
     def _of_graphs(self, output: int) -> list[int]:
         return [output] if self._graph_columns() else []
+
+
+def _known(found: AllocatingOp | Sum, *sizes: int) -> Sequence[object]:
+    """Return sizes, or that they are not known if nothing but executions in graphs had any."""
+    if found.graph_calls and not any(sizes):
+        return [NOT_KNOWN] * len(sizes)
+    return sizes

@@ -26,6 +26,12 @@ __all__ = ["Memory"]
 _VIEWS_OF_VARIABLES = frozenset({"ReadVariableOp", "VarHandleOp"})
 
 
+#: Zone of the operators that run while a model is built.
+_BUILDING = "init"
+#: Zone -> kind of the buffers that its operators allocate.
+_KINDS = {_BUILDING: "weights", "optimizer": "optimizer state"}
+
+
 class Memory(OperatorTool["_Op"]):
     """Follows the memory that operators allocate: births, deaths, the peak, and its owners.
 
@@ -58,6 +64,8 @@ class Memory(OperatorTool["_Op"]):
         self._steps: list[StepMemory] = []
         self._timeline: list[Moment] = []
         self._left_out = 0
+        #: Bytes allocated while models were built.
+        self._building = 0
         self.add_inst_for_op(self.analyse)
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
@@ -90,7 +98,9 @@ class Memory(OperatorTool["_Op"]):
     def take(self, *inputs: Any, op: _Op) -> None:
         """Record the buffers that exist before an operator runs."""
         with self._clock, self._lock:
-            self._meet(op, inputs, None)
+            self._meet(op, [v for p, v in enumerate(inputs) if p not in op.weights], None)
+            weights = [v for p, v in enumerate(inputs) if p in op.weights]
+            self._meet(op, weights, None, "weights")
             if op.is_torch:
                 op.sequence = next_sequence_number()
 
@@ -166,6 +176,8 @@ class Memory(OperatorTool["_Op"]):
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
                 list(self._timeline),
+                {kind or "other": size for kind, size in ledger.kinds_at_peak.items()},
+                self._building,
             )
 
     def _op_of(self, context: OpContext) -> _Op:
@@ -179,18 +191,24 @@ class Memory(OperatorTool["_Op"]):
 
     def _new_op(self, context: OpContext) -> _Op:
         op = _Op(AllocatingOp.of(context), facts_of(context), len(self._by_number))
+        if not context.is_backward():
+            roles = context.get("input_roles", ())
+            op.weights = {p for p, role in enumerate(roles) if role in ("weight", "bias")}
         self._by_number.append(op)
         return op
 
-    def _meet(self, op: _Op, values: Sequence[Any], owner: _Op | None) -> None:
+    def _meet(self, op: _Op, values: Sequence[Any], owner: _Op | None, kind: str = "") -> None:
         try:
             for storage in op.storages(values):
                 number = None if owner is None else owner.number
-                more = self._ledger.meet(storage, number, time.perf_counter_ns())
+                kind = kind if owner is None else owner.kind
+                more = self._ledger.meet(storage, number, time.perf_counter_ns(), kind)
                 if more and owner is not None:
                     owner.facts.allocated += more
                     owner.facts.buffers += 1
-                    if self._steps:
+                    if owner.facts.zone == _BUILDING:
+                        self._building += more
+                    elif self._steps:
                         step = self._steps[-1]
                         step.allocated += more
                         step.peak = max(step.peak, self._ledger.live)
@@ -203,6 +221,7 @@ class Memory(OperatorTool["_Op"]):
 
     def _count_outputs(self, op: _Op, values: Sequence[Any]) -> None:
         op.facts.calls += 1
+        op.facts.graph_calls += 1
         for _, tensor in tensors_in(op.tensors, values):
             op.facts.output += op.tensors.nbytes(tensor) or 0
 
@@ -221,6 +240,11 @@ class _Op:
         self.is_eager = is_eager(facts.namespace)
         self.sequence = 0
         self.leaf: Ref | None = None
+        #: Positions of the inputs that are weights.
+        self.weights: set[int] = set()
+        #: Kind of the buffers that it allocates.
+        zone = _KINDS.get(facts.zone, "activations")
+        self.kind = "gradients" if facts.phase == "backward" else zone
 
     def storages(self, values: Sequence[Any]) -> Iterator[Storage]:
         """Yield the storages of the tensors among these values.
