@@ -14,7 +14,18 @@ import pytest
 from amanda_core import Site
 from amanda_core.identity import stable_id
 from amanda_core.scopes import OUTSIDE, Activation, Labels, Scope, Scopes
-from amanda_core.sites import FRAMES, FRAMEWORK, OWN, QUIET, STOP, USER, Level, Rules, Sites
+from amanda_core.sites import (
+    FRAMES,
+    FRAMEWORK,
+    OWN,
+    QUIET,
+    STOP,
+    USER,
+    Level,
+    Origin,
+    Rules,
+    Sites,
+)
 
 
 class Tensor:
@@ -36,9 +47,14 @@ class Module:
         self.weights = {k: v for k, v in held.items() if isinstance(v, Weight)}
         self.body = body
 
-    def named_weights(self) -> list[tuple[str, Weight]]:
-        inner = [(f"{n}.{k}", w) for n, m in self.children.items() for k, w in m.named_weights()]
-        return [*self.weights.items(), *inner]
+    def named_weights(self) -> list[tuple[str, Module, Weight]]:
+        own = [(name, self, weight) for name, weight in self.weights.items()]
+        inner = [
+            (f"{name}.{rest}", owner, weight)
+            for name, child in self.children.items()
+            for rest, owner, weight in child.named_weights()
+        ]
+        return [*own, *inner]
 
 
 #: Names of functions of this file whose frames are of another kind.
@@ -322,7 +338,7 @@ def test_the_ops_of_a_part_of_the_program_are_apart_from_all_others(toy: Toy) ->
     part = Scope(-1, "", "", zone="optimizer")
     weights = [(0, 1, Weight())]
     inside, outside = (
-        toy.sites.passed("read", scope, (), weights, {})[0] for scope in (part, OUTSIDE)
+        toy.sites.passed(Origin("read", scope, ()), weights, {})[0] for scope in (part, OUTSIDE)
     )
     assert inside.key != outside.key
     assert (inside.zone, outside.zone) == ("optimizer", "model")
@@ -362,9 +378,8 @@ def test_native_code_asks_for_what_it_has_not_seen(toy: Toy) -> None:
     here = sys._getframe()
     code = toy.sites.classify(here.f_code, here.f_globals)
     assert (code.kind, code.code) == (USER, here.f_code)
-    found = toy.sites.resolve(
-        "mul", toy.scopes.enter(Module(), None, False), [(code, 8)], (), {}, 2
-    )
+    scope = toy.scopes.enter(Module(), None, False)
+    found = toy.sites.resolve(Origin("mul", scope, [(code, 8)]), (), {}, 2)
     assert not isinstance(found, int)
     assert key_of(found)[4] == ((*code.label, 8),)
     assert code.label[0] == __name__
@@ -372,8 +387,9 @@ def test_native_code_asks_for_what_it_has_not_seen(toy: Toy) -> None:
 
 
 def test_a_passing_says_which_one_it_is(toy: Toy) -> None:
-    scope, counts = toy.scopes.enter(Module(), None, False), dict[Any, int]()
-    occurrences = [toy.sites.passed("mul", scope, (), (), counts) for _ in range(3)]
+    origin = Origin("mul", toy.scopes.enter(Module(), None, False), ())
+    counts = dict[Any, int]()
+    occurrences = [toy.sites.passed(origin, (), counts) for _ in range(3)]
     assert [occurrence for _, _, occurrence in occurrences] == [0, 1, 2]
     (group,) = {group for _, group, _ in occurrences}
     assert group.records == {n: record for n, (record, _, _) in enumerate(occurrences)}

@@ -41,7 +41,7 @@ def broken(*_: Any, **__: Any) -> Any:
 
 #: Where the fault lies -> the object and attribute that is replaced.
 FAULTS: dict[str, tuple[Any, str]] = {
-    "finding the site": (Sites, "_operands"),
+    "finding the site": (Sites, "_weights"),
     "binding arguments": (execute, "bind"),
     "analysis before": (Run, "_analyse"),
     "after the op": (Run, "outputs_of"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from amanda_core.weak import Known
@@ -55,21 +55,22 @@ class Activation:
 
 
 class _Known(NamedTuple):
-    """A module under a root: its scope, and the owner that holds it (None if there is none)."""
+    """A module under a root: its scope, and the module that holds it by a name (None if none)."""
 
     module: weakref.ref[Any]
     scope: Scope
-    owner: weakref.ref[Any] | None
+    owner: _Known | None
     name: str
 
 
 class _Root:
-    def __init__(self, module: Any, label: str, forget: Callable[[weakref.ref[Any]], None]) -> None:
+    def __init__(self, module: Any, label: str) -> None:
         self.label = label
-        self.module = weakref.ref(module, forget)
-        self.paths: dict[int, _Known] = {}
+        self.module = weakref.ref(module)
+        #: The id of a module, or that of the calling scope and the module's -> the module.
+        self.modules: dict[Hashable, _Known] = {}
         #: Path -> the module that was last found there.
-        self.holders: dict[str, weakref.ref[Any]] = {}
+        self.found: dict[str, weakref.ref[Any]] = {}
         #: Weight -> its name when weights were last listed.
         self.weights: Known[str] = Known()
 
@@ -79,7 +80,8 @@ class Scopes:
 
     Args:
         children_of: Returns the modules that a module holds, by name. A value may be None.
-        weights_of: Returns the weights of a module and of those under it, with qualified names.
+        weights_of: Returns the weights of a module and of those under it: the qualified name of
+            each, the module that holds it, and the weight.
         name_of: Returns the name that a module itself has, in frameworks where each has one. Then a
             path consists of the names of the calls that lead to the module, from the root on, and
             `children_of` is not used. Such frameworks number the names, so a path is dropped with
@@ -94,14 +96,12 @@ class Scopes:
     def __init__(
         self,
         children_of: Callable[[Any], Mapping[str, Any]],
-        weights_of: Callable[[Any], Iterable[tuple[str, Any]]],
+        weights_of: Callable[[Any], Iterable[tuple[str, Any, Any]]],
         name_of: Callable[[Any], str] | None = None,
     ) -> None:
         self._children_of, self._weights_of, self._name_of = children_of, weights_of, name_of
-        self._roots: dict[int, _Root] = {}
+        self._roots: Known[_Root] = Known(self._root_died)
         self._by_label: dict[str, _Root] = {}
-        #: Number of the calling scope and id of a module with a name of its own -> that module.
-        self._named: dict[tuple[int, int], _Known] = {}
         self._labels: set[str] = set()
         self._numbers: dict[tuple[str, str], int] = {}
         self._count = itertools.count(1)
@@ -116,24 +116,15 @@ class Scopes:
             again: Whether this runs inside a backward pass, where a part of a known model may be
                 called by itself to recompute it.
         """
-        above = parent if parent is not None and parent.root else OUTSIDE
-        named = self._named.get((above.number, id(module)))
-        if named is not None and named.module() is module:
-            return named.scope
-        if above is not OUTSIDE:
-            root = self._by_label.get(above.root)
-            if root is None:
-                return above  # The root has died during its own call.
-        else:
-            if again:
-                for root in self._roots.values():
-                    known = root.paths.get(id(module))
-                    if known is not None and known.module() is module:
-                        return known.scope
-            root = self._root(module)
-        if self._name_of is not None:
-            return self._called(root, module, above, self._name_of(module))
-        return self._path(root, module, above.path)
+        if parent is not None and parent.root:
+            # If the root has died during its own call, its modules belong to the calling scope.
+            around = self._by_label.get(parent.root)
+            return self._scope(around, module, parent) if around is not None else parent
+        for root in self._by_label.values() if again else ():
+            known = root.modules.get(id(module))
+            if known is not None and known.module() is module:
+                return known.scope
+        return self._scope(self._root(module), module, OUTSIDE)
 
     def holders(self, module: Any, scope: Scope, parent: Scope | None) -> list[tuple[Any, str]]:
         """Return the owners of `module`, which was just entered as `scope`, with its names there.
@@ -143,14 +134,14 @@ class Scopes:
         """
         found: list[tuple[Any, str]] = []
         root = self._by_label.get(scope.root)
-        known = root.paths.get(id(module)) if root is not None else None
-        while root is not None and known is not None and known.owner is not None:
-            owner = known.owner()
+        known = root.modules.get(id(module)) if root is not None else None
+        while known is not None and known.owner is not None:
+            owner = known.owner.module()
             if owner is None:
                 break
             found.append((owner, known.name))
-            known = root.paths.get(id(owner))
-            if known is not None and parent is not None and known.scope.path == parent.path:
+            known = known.owner
+            if parent is not None and known.scope.path == parent.path:
                 break
         return found
 
@@ -160,33 +151,22 @@ class Scopes:
         if root is None:
             return None
         known = root.weights.get(weight)
-        module = root.module()
-        if known is None and module is not None:
+        if known is None:
             root.weights.clear()
-            for name, each in self._weights_of(module):
+            for name, _, each in self.weights(scope.root):
                 root.weights.set(each, name)
             known = root.weights.get(weight)
         return known
 
-    def weights(self, root: str) -> Iterator[tuple[str, Any, Any]]:
-        """Yield each weight of a root: its qualified name, the module that holds it, the weight."""
+    def weights(self, root: str) -> Iterable[tuple[str, Any, Any]]:
+        """Return the weights of a root: the qualified name of each, its module, the weight."""
         held = self._by_label.get(root)
         module = held.module() if held is not None else None
-        for name, weight in self._weights_of(module) if module is not None else ():
-            yield name, self._owner(module, name), weight
-
-    def _owner(self, module: Any, name: str) -> Any:
-        """Return the module that holds the weight called `name` under `module`."""
-        for part, child in self._children_of(module).items():
-            # Do not split at dots, because a module's own name may have some.
-            if child is not None and name.startswith(f"{part}."):
-                return self._owner(child, name[len(part) + 1 :])
-        return module
+        return self._weights_of(module) if module is not None else ()
 
     def roots(self) -> list[Any]:
         """Return the outermost modules that have been called and are alive."""
-        modules = [root.module() for root in self._roots.values()]
-        return [module for module in modules if module is not None]
+        return [module for module, _ in self._roots.items()]
 
     def take_dead(self) -> list[tuple[str, str | None]]:
         """Return what has died: (root, None) for a root, (root, path) for a path.
@@ -203,116 +183,93 @@ class Scopes:
         self._labels.difference_update(labels)
 
     def _root(self, module: Any) -> _Root:
-        root = self._roots.get(id(module))
-        if root is not None and root.module() is module:
-            return root
-        name = type(module).__qualname__ if self._name_of is None else self._name_of(module)
-        label = _unused(name, self._labels)
-        self._labels.add(label)
-        root = _Root(module, label, self._forgetting(id(module), label))
-        self._roots[id(module)] = self._by_label[label] = root
+        root = self._roots.get(module)
+        if root is None:
+            name = type(module).__qualname__ if self._name_of is None else self._name_of(module)
+            label = _unused(name, self._labels)
+            self._labels.add(label)
+            root = self._by_label[label] = _Root(module, label)
+            self._roots.set(module, root)
         return root
 
-    def _forgetting(self, key: int, label: str) -> Callable[[weakref.ref[Any]], None]:
-        held = weakref.ref(self)
+    def _root_died(self, root: _Root) -> None:
+        del self._by_label[root.label]
+        for known in root.modules.values():
+            self._path_died(root.label, known.scope.path)
+        root.modules.clear()
+        self.dead.append((root.label, None))
 
-        def forget(dead: weakref.ref[Any]) -> None:
-            scopes = held()
-            if scopes is not None:
-                root = scopes._by_label.pop(label)
-                if scopes._roots.get(key) is root:
-                    del scopes._roots[key]
-                for called, known in tuple(scopes._named.items()):
-                    if known.scope.root == label:
-                        del scopes._named[called]
-                        scopes.dead.append((label, known.scope.path))
-                scopes.dead.append((label, None))
+    def _path_died(self, label: str, path: str) -> None:
+        self.dead.append((label, path))
+        self._numbers.pop((label, path), None)
 
-        return forget
-
-    def _path(self, root: _Root, module: Any, parent: str) -> Scope:
-        known = root.paths.get(id(module))
-        if known is not None and known.module() is module and self._in_place(root, module):
+    def _scope(self, root: _Root, module: Any, above: Scope) -> Scope:
+        """Return the scope of a module called in the scope `above` under a root."""
+        key = id(module) if self._name_of is None else (above.number, id(module))
+        known = root.modules.get(key)
+        if known is not None and known.module() is module and self._in_place(known):
             return known.scope
-        self._register(root)
-        known = root.paths.get(id(module))
-        if known is not None and known.module() is module:
-            return known.scope
-        # The module is not registered under its root: it is in a plain list, or was made in the
-        # call. It is numbered by first call. The number is free again when the module has died.
-        name = f"{parent}." * bool(parent) + f"<{type(module).__qualname__}>"
-        taken = {known.scope.path for known in root.paths.values()}
-        return self._add(root, module, _unused(name, taken), None, "")
+        if self._name_of is None:
+            self._register(root)
+            known = root.modules.get(key)
+            if known is not None and known.module() is module:
+                return known.scope
+            # The module is not registered under its root: it is in a plain list, or was made in the
+            # call. It is numbered by first call. The number is free again when it has died.
+            path = f"{above.path}." * bool(above.path) + f"<{type(module).__qualname__}>"
+        else:
+            path = f"{above.path}/{self._name_of(module)}" if above.root else root.label
+        taken = {known.scope.path for known in root.modules.values()}
+        return self._add(root, key, module, _unused(path, taken), None, "").scope
 
-    def _called(self, root: _Root, module: Any, above: Scope, name: str) -> Scope:
-        """Return the scope of a module with a name of its own that was not called there before."""
-        path = root.label
-        if above.root:
-            path = _unused(f"{above.path}/{name}", root.holders)
-        scope = Scope(next(self._count), root.label, path)
-        key, held = (above.number, id(module)), weakref.ref(self)
-
-        def forget(dead: weakref.ref[Any]) -> None:
-            del root.holders[path]
-            scopes = held()
-            if scopes is not None and scopes._named.get(key) is known:
-                del scopes._named[key]
-                scopes.dead.append((root.label, path))
-
-        root.holders[path] = weakref.ref(module, forget)
-        known = self._named[key] = _Known(root.holders[path], scope, None, name)
-        return scope
-
-    def _in_place(self, root: _Root, module: Any) -> bool:
+    def _in_place(self, known: _Known) -> bool:
         """Return True if a module is still held where it was found, all the way up to the root."""
-        while True:
-            known = root.paths.get(id(module))
-            if known is None:
+        while known.owner is not None:
+            owner = known.owner.module()
+            if owner is None or self._children_of(owner).get(known.name) is not known.module():
                 return False
-            if known.owner is None:
-                return True
-            owner = known.owner()
-            if owner is None or self._children_of(owner).get(known.name) is not module:
-                return False
-            module = owner
+            known = known.owner
+        return True
 
     def _register(self, root: _Root) -> None:
         """Find the paths of all modules that the root holds now."""
         top = root.module()
         if top is None:
             return
-        for key in [key for key, known in root.paths.items() if known.owner is not None]:
-            del root.paths[key]
-        self._add(root, top, "", None, "")
-        waiting, seen = [(top, "")], {id(top)}
+        for key in [key for key, known in root.modules.items() if known.owner is not None]:
+            del root.modules[key]
+        waiting, seen = [(top, self._add(root, id(top), top, "", None, ""))], {id(top)}
         while waiting:
-            owner, prefix = waiting.pop()
-            for name, child in self._children_of(owner).items():
+            module, owner = waiting.pop()
+            for name, child in self._children_of(module).items():
                 if child is None or id(child) in seen:
                     continue
                 seen.add(id(child))
-                path = f"{prefix}.{name}" if prefix else name
-                held = root.holders.get(path)
-                if held is not None and held() is not child:
-                    self.dead.append((root.label, path))
-                root.holders[path] = weakref.ref(child)
-                self._add(root, child, path, weakref.ref(owner), name)
-                waiting.append((child, path))
+                path = f"{owner.scope.path}.{name}" if owner.scope.path else name
+                last = root.found.get(path)
+                if last is not None and last() is not child:
+                    self._path_died(root.label, path)
+                known = self._add(root, id(child), child, path, owner, name)
+                root.found[path] = known.module
+                waiting.append((child, known))
 
     def _add(
-        self, root: _Root, module: Any, path: str, owner: weakref.ref[Any] | None, name: str
-    ) -> Scope:
+        self, root: _Root, key: Hashable, module: Any, path: str, owner: _Known | None, name: str
+    ) -> _Known:
         # By path, so that a module that is made again in each iteration keeps its sites.
         number = self._numbers.setdefault((root.label, path), next(self._count))
-        scope = Scope(number, root.label, path)
-        paths, key = root.paths, id(module)
+        modules, held = root.modules, weakref.ref(self)
 
         def forget(dead: weakref.ref[Any]) -> None:
-            if key in paths and paths[key].module is dead:
-                del paths[key]
+            known, scopes = modules.get(key), held()
+            if known is not None and known.module is dead:
+                del modules[key]
+                if scopes is not None and scopes._name_of is not None:
+                    scopes._path_died(known.scope.root, path)
 
-        paths[key] = _Known(weakref.ref(module, forget), scope, owner, name)
-        return scope
+        scope = Scope(number, root.label, path)
+        known = modules[key] = _Known(weakref.ref(module, forget), scope, owner, name)
+        return known
 
 
 class Labels:
@@ -332,41 +289,36 @@ class Labels:
         self, weight_types: tuple[type, ...], token_of: Callable[[Any], int] | None = None
     ) -> None:
         self._weight_types, self._token_of = weight_types, token_of
-        #: Tensor -> its token, its number, and whether it is of a weight type.
-        self._known: Known[tuple[int, int, bool]] = Known(self._forgotten)
+        #: Tensor -> its token and number, and whether it is of a weight type.
+        self._known: Known[tuple[tuple[int, int], bool]] = Known(self._forgotten)
         self._taken: set[int] = set()
-        self._tokens = 0
+        self._tokens = itertools.count(1)
         self._dead: list[tuple[int, bool]] = []
 
     def look_up(self, tensor: Any) -> tuple[int, int]:
         """Return the tensor's token, which is unique in this process, and its number."""
         known = self._known.get(tensor)
-        if known is not None:
-            return known[0], known[1]
-        number = 0
-        while number in self._taken:
-            number += 1
-        self._taken.add(number)
-        if self._token_of is not None:
-            token = self._token_of(tensor)
-            weight = token > 0
-        else:
-            token = self._tokens = self._tokens + 1
-            weight = isinstance(tensor, self._weight_types)
-        self._known.set(tensor, (token, number, weight))
-        return token, number
+        if known is None:
+            number = next(n for n in itertools.count() if n not in self._taken)
+            self._taken.add(number)
+            own = self._token_of is None
+            token = next(self._tokens) if self._token_of is None else self._token_of(tensor)
+            weight = isinstance(tensor, self._weight_types) if own else token > 0
+            known = (token, number), weight
+            self._known.set(tensor, known)
+        return known[0]
 
     def tensor(self, token: int) -> Any:
         """Return the tensor that `look_up` gave a token for, None if it is gone."""
-        return next((tensor for tensor, (known, *_) in self._known.items() if known == token), None)
+        return next((t for t, ((known, _), _) in self._known.items() if known == token), None)
 
     def take_dead(self) -> list[tuple[int, bool]]:
         """Return the tokens of tensors that are gone, and whether they were of `weight_types`."""
         dead, self._dead = self._dead, []
         return dead
 
-    def _forgotten(self, known: tuple[int, int, bool]) -> None:
-        token, number, weight = known
+    def _forgotten(self, known: tuple[tuple[int, int], bool]) -> None:
+        (token, number), weight = known
         self._taken.discard(number)
         self._dead.append((token, weight))
 

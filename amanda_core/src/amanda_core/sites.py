@@ -28,12 +28,14 @@ __all__ = [
     "OWN",
     "QUIET",
     "STOP",
+    "UNMARKED_FROM",
     "USER",
     "Code",
     "Frames",
     "Group",
     "Level",
     "Operands",
+    "Origin",
     "Place",
     "Rules",
     "Sites",
@@ -60,6 +62,11 @@ USER, FRAMEWORK, OWN, STOP, QUIET = range(5)
 Level = tuple[int, CodeType, int]
 
 _CORE = os.path.dirname(__file__) + os.sep
+
+#: Whether a module runs -> the position from which on a value that may be a weight counts as one.
+#: Weights that the framework marks always count. In a module others never do, since occurrences are
+#: counted there. The first operand is usually an activation, which may be a leaf.
+UNMARKED_FROM = {False: 1, True: sys.maxsize}
 
 # Used if no module runs.
 _NOWHERE = Activation(OUTSIDE)
@@ -117,6 +124,28 @@ class Code:
 Frames = Sequence[tuple[Code, int]]
 #: The weights among the operands of a call: position, token, weight.
 Operands = Sequence[tuple[int, int, Any]]
+
+
+class Origin:
+    """Where an op is called: what is the same in all of its occurrences.
+
+    Attributes:
+        numbers: The same, as numbers of this process.
+
+    Args:
+        op_type: Its type.
+        scope: That of the innermost activation.
+        frames: Its call site, from `Sites.walk`.
+    """
+
+    __slots__ = ("frames", "numbers", "op_type", "scope")
+
+    def __init__(self, op_type: str, scope: Scope, frames: Frames) -> None:
+        self.op_type, self.scope, self.frames = op_type, scope, frames
+        numbers: list[Any] = [scope.number, op_type]
+        for code, offset in frames:
+            numbers += (code.number, offset)
+        self.numbers = tuple(numbers)
 
 
 class Group(Generic[R]):
@@ -199,48 +228,38 @@ class Sites(Generic[R]):
         """Return the record of the op that is being called with these values, not yet edited."""
         assert self._place is not None
         activation = self._place.activations[-1] if self._place.activations else _NOWHERE
-        scope, inside = activation.scope, bool(activation.scope.root)
-        frames = self.walk(sys._getframe(2), FRAMES if inside else 1)
-        operands = self._told_apart(op_type, scope, frames, args, kwargs)
-        if self.regions.possible:
-            group = self._group(op_type, scope, frames, operands)
-            new = min(activation.counts.get(group, 0) if inside else 0, OCCURRENCES)
-            if new not in group.records and self._reads_parts(op_type, scope, frames, args, kwargs):
-                operands = self._told_apart(op_type, scope, frames, args, kwargs)
-        return self.passed(op_type, scope, frames, operands, activation.counts)[0]
+        frames = self.walk(sys._getframe(2), FRAMES if activation.scope.root else 1)
+        origin = Origin(op_type, activation.scope, frames)
+        values = (*args, *kwargs.values()) if kwargs else args
+        return self.passed(origin, self._weights(origin, values), activation.counts, values)[0]
 
     def passed(
-        self, op_type: str, scope: Scope, frames: Frames, operands: Operands, counts: dict[Any, int]
+        self, origin: Origin, weights: Operands, counts: dict[Any, int], values: Sequence[Any] = ()
     ) -> tuple[R, Group[R], int]:
         """Count an occurrence of an op; return its record, its group and its number.
 
         Args:
-            op_type: Its type.
-            scope: That of the innermost activation.
-            frames: Its call site, from `walk`.
-            operands: The weights among its operands.
+            origin: Where it is called.
+            weights: The weights among its operands.
             counts: Those of the innermost activation.
+            values: The operands of which some may be parts of weights.
         """
-        group, occurrence = self._group(op_type, scope, frames, operands), 0
-        if scope.root:
-            occurrence = counts.get(group, 0)
-            counts[group] = occurrence + 1
-            occurrence = min(occurrence, OCCURRENCES)
+        group = self._group(origin, weights)
+        before = counts.get(group, 0) if origin.scope.root else 0
+        occurrence = min(before, OCCURRENCES)
         record = group.records.get(occurrence)
+        if record is None and self.regions.note(origin.numbers, origin.scope.root, values):
+            return self.passed(origin, self._weights(origin, values), counts)
+        if origin.scope.root:
+            counts[group] = before + 1
         if record is None:
-            record = self._add(group, op_type, scope, frames, operands, occurrence)
+            record = self._add(group, origin, weights, occurrence)
         return record, group, occurrence
 
     def resolve(
-        self,
-        op_type: str,
-        scope: Scope,
-        frames: Frames,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        occurrence: int,
+        self, origin: Origin, args: Sequence[Any], kwargs: dict[str, Any], occurrence: int
     ) -> R | int:
-        """Return the record of an op whose frames and occurrence in its activation are known.
+        """Return the record of an op whose occurrence in its activation is known.
 
         This serves native interceptors, which do the lookup of `locate` themselves and call this
         for sites that they have not seen before.
@@ -249,39 +268,30 @@ class Sites(Generic[R]):
             The record, or the number of a site that turns out to read parts of parameters. From
             then on `regions` distinguishes its occurrences, so the lookup must start again.
         """
-        operands = self._told_apart(op_type, scope, frames, args, kwargs)
-        group = self._group(op_type, scope, frames, operands)
+        values = (*args, *kwargs.values())
+        weights = self._weights(origin, values)
+        group = self._group(origin, weights)
         if occurrence in group.records:
             return group.records[occurrence]
-        if self._reads_parts(op_type, scope, frames, args, kwargs):
-            return self.regions.number(tuple(_site(op_type, scope, frames)))
-        return self._add(group, op_type, scope, frames, operands, occurrence)
+        if self.regions.note(origin.numbers, origin.scope.root, values):
+            return self.regions.number(origin.numbers)
+        return self._add(group, origin, weights, occurrence)
 
-    def _group(self, op_type: str, scope: Scope, frames: Frames, operands: Operands) -> Group[R]:
-        # One flat tuple of numbers: this is built and hashed at every operator.
-        numbers = _site(op_type, scope, frames)
-        for position, token, _ in operands:
-            numbers.append((position, token))
-        key = tuple(numbers)
+    def _group(self, origin: Origin, weights: Operands) -> Group[R]:
+        key = origin.numbers
+        for position, token, _ in weights:
+            key += ((position, token),)
         group = self._groups.get(key)
         if group is None:
-            held = (v.token if isinstance(v, Found) else token for _, token, v in operands)
+            held = (v.token if isinstance(v, Found) else token for _, token, v in weights)
             group = self._groups[key] = Group(held)
         return group
 
-    def _add(
-        self,
-        group: Group[R],
-        op_type: str,
-        scope: Scope,
-        frames: Frames,
-        operands: Operands,
-        n: int,
-    ) -> R:
+    def _add(self, group: Group[R], origin: Origin, weights: Operands, occurrence: int) -> R:
         self._purge()
-        caller = frames[0][0].label[0] if frames else ""
-        record = self._make(self._site(op_type, scope, frames, operands, n), caller)
-        group.records[n] = record
+        caller = origin.frames[0][0].label[0] if origin.frames else ""
+        record = self._make(self._site(origin, weights, occurrence), caller)
+        group.records[occurrence] = record
         return record
 
     # Call sites.
@@ -339,44 +349,23 @@ class Sites(Generic[R]):
 
     # Weight operands.
 
-    def _operands(self, args: Sequence[Any], kwargs: dict[str, Any], inside: bool) -> list[Any]:
-        """Return the operands that distinguish ops, as (position, token, value)."""
+    def _weights(self, origin: Origin, values: Sequence[Any]) -> Operands:
+        """Return the operands that distinguish ops, with parts of weights if the site reads some.
+
+        Parts are found only at sites that `regions` has noted.
+        """
         found: list[tuple[int, int, Any]] = []
-        kinds, is_weight = self._kinds, self._is_weight
-        position = 0
-        for values in (args, kwargs.values()) if kwargs else (args,):
-            for value in values:
-                kind = kinds.get(type(value))
-                if kind is None:
-                    always = issubclass(type(value), self._rules.weight_types)
-                    kind = kinds[type(value)] = _ALWAYS if always else _NEVER
-                if kind == _ALWAYS or (
-                    # Weights that are plain tensors count only if no activation counts occurrences,
-                    # and not as the first operand: that is usually an activation, which may be a
-                    # leaf.
-                    kind and not inside and position and is_weight(value)
-                ):
-                    token = self.labels.look_up(value)[0]
-                    found.append((position, token, value))
-                position += 1
-        return found
-
-    def _told_apart(
-        self, op_type: str, scope: Scope, frames: Frames, args: Sequence[Any], kwargs: Any
-    ) -> list[tuple[int, int, Any]]:
-        """Return the operands, with the parts of weights if the site is known to read some."""
-        operands = self._operands(args, kwargs, bool(scope.root))
+        kinds, unmarked = self._kinds, UNMARKED_FROM[bool(origin.scope.root)]
+        for position, value in enumerate(values):
+            kind = kinds.get(type(value))
+            if kind is None:
+                always = issubclass(type(value), self._rules.weight_types)
+                kind = kinds[type(value)] = _ALWAYS if always else _NEVER
+            if kind == _ALWAYS or (kind and position >= unmarked and self._is_weight(value)):
+                found.append((position, self.labels.look_up(value)[0], value))
         if self.regions:
-            site = tuple(_site(op_type, scope, frames))
-            operands += self.regions.operands(site, (*args, *kwargs.values()))
-        return operands
-
-    def _reads_parts(
-        self, op_type: str, scope: Scope, frames: Frames, args: Sequence[Any], kwargs: Any
-    ) -> bool:
-        """Record and return True if a site turns out to read parts of weights."""
-        site = tuple(_site(op_type, scope, frames))
-        return self.regions.note(site, scope.root, (*args, *kwargs.values()))
+            found += self.regions.operands(origin.numbers, values)
+        return found
 
     def _operand_label(self, scope: Scope, position: int, tensor: Any) -> Any:
         if isinstance(tensor, Found):
@@ -388,16 +377,15 @@ class Sites(Generic[R]):
 
     # New sites.
 
-    def _site(
-        self, op_type: str, scope: Scope, frames: Frames, operands: Operands, occurrence: int
-    ) -> Site:
+    def _site(self, origin: Origin, weights: Operands, occurrence: int) -> Site:
+        op_type, scope = origin.op_type, origin.scope
         key = (
             "op",
             scope.root or scope.zone,
             scope.path,
             op_type,
-            tuple((*code.label, offset) for code, offset in frames),
-            tuple(self._operand_label(scope, n, tensor) for n, _, tensor in operands),
+            tuple((*code.label, offset) for code, offset in origin.frames),
+            tuple(self._operand_label(scope, n, tensor) for n, _, tensor in weights),
             occurrence,
         )
         return Site(
@@ -438,11 +426,3 @@ class Sites(Generic[R]):
             if any(dead.get(token) for token in group.tokens):
                 for record in group.records.values():
                     self._drop(record)
-
-
-def _site(op_type: str, scope: Scope, frames: Frames) -> list[Any]:
-    """Return the part of a site that is the same in all occurrences, as numbers."""
-    numbers: list[Any] = [scope.number, op_type]
-    for code, offset in frames:
-        numbers += (code.number, offset)
-    return numbers

@@ -19,7 +19,7 @@ from amanda_core.calls import MODULE_INPUT, MODULE_OUTPUT
 from amanda_core.errors import is_annotated
 from amanda_core.interceptors import NATIVE
 from amanda_core.scopes import OUTSIDE, Activation, Scope, Scopes
-from amanda_core.sites import Sites
+from amanda_core.sites import Origin, Sites
 from amanda_core.weights.state import forget_all_edited
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.records import OpRecord
@@ -222,7 +222,7 @@ class TorchAttachment:
         if self._is_ignored(call[0], call[1]):
             return None
         try:
-            return self._sites.resolve(op_type, scope or OUTSIDE, frames, *call)
+            return self._sites.resolve(Origin(op_type, scope or OUTSIDE, frames), *call)
         except Exception as error:
             self._report_failure(error, op_type)
             return None

@@ -60,11 +60,6 @@ class Regions:
     def __bool__(self) -> bool:
         return bool(self._sites)
 
-    @property
-    def possible(self) -> bool:
-        """Whether parts of parameters can be found."""
-        return self._parameters is not None
-
     def operands(
         self, site: tuple[Any, ...], values: Sequence[Any]
     ) -> Iterator[tuple[int, int, Found]]:

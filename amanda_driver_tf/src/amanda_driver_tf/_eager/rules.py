@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amanda_core.scopes import Labels, Scope, Scopes
-from amanda_core.sites import Rules
+from amanda_core.sites import UNMARKED_FROM, Rules
 from amanda_driver_tf._eager.frames import kind_of, zone_of
 from amanda_driver_tf._eager.op_types import OpType
 from amanda_driver_tf._eager.records import Operands
@@ -42,12 +42,12 @@ def new_labels() -> Labels:
     return Labels((), TOKENS.signed)
 
 
-def _variables_of(layer: Any) -> Iterator[tuple[str, Any]]:
+def _variables_of(layer: Any) -> Iterator[tuple[str, Any, Any]]:
     for variable in layer.variables:
         held = handle_in_layer(variable)
         if held is not None:
             # Variables of tf_keras are those of TensorFlow, which have no path.
-            yield str(getattr(variable, "path", variable.name)), held
+            yield str(getattr(variable, "path", variable.name)), layer, held
 
 
 def operands_of(op_type: OpType, args: Sequence[Any], inside: bool) -> Operands:
@@ -67,9 +67,8 @@ def operands_of(op_type: OpType, args: Sequence[Any], inside: bool) -> Operands:
                 if position not in op_type.handles:
                     continue
                 token = TOKENS.of(value)
-            # Watched tensors count only outside of layers, where occurrences are not counted, and
-            # not as first operand, which is usually an activation. Constants never count.
-            elif not token or (token < 0 and (inside or not position)):
+            # Watched tensors may be weights. Constants never count.
+            elif not token or (token < 0 and position < UNMARKED_FROM[inside]):
                 continue
         elif kind in _NO_VARIABLES:
             continue

@@ -13,7 +13,7 @@ from typing import Any
 
 from amanda_core import Session, Site
 from amanda_core.scopes import Activation, Scope, Scopes
-from amanda_core.sites import FRAMES, QUIET, Frames, Level
+from amanda_core.sites import FRAMES, QUIET, Frames, Level, Origin
 from amanda_core.sites import Sites as Known
 from amanda_driver_tf._eager.call_sites import CallSite, Chain, call_site_class
 from amanda_driver_tf._eager.frames import is_swallowing
@@ -80,7 +80,8 @@ class Sites:
         if record is None:
             weights = ((0, token, TOKENS.find(token)),)
             # Different ops may follow a read, so it predicts none.
-            record = self._known.passed(op_type.name, activation.scope, (), weights, {})[0]
+            origin = Origin(op_type.name, activation.scope, ())
+            record = self._known.passed(origin, weights, {})[0]
             self.reads[key] = record
             record.token = token
         return record
@@ -110,9 +111,8 @@ class Sites:
             # A variable that is gone distinguishes nothing, though its value may still exist.
             if weight is not None:
                 weights.append((position, token, weight))
-        record, group, occurrence = self._known.passed(
-            op_type.name, scope, frames, weights, activation.counts
-        )
+        origin = Origin(op_type.name, scope, frames)
+        record, group, occurrence = self._known.passed(origin, weights, activation.counts)
         if record.group is not group:
             record.group, record.occurrence, record.operands = group, occurrence, operands
         # Layers of one kind share call sites, so that these stay in the CPU's cache.

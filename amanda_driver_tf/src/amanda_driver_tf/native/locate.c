@@ -2,6 +2,7 @@
  *
  * Owns the comparison with the expected record. `_eager/sites.py` finds records in all other cases.
  */
+#include "amanda_identity.h"
 #include "interceptor.h"
 #include "parts.h"
 
@@ -54,7 +55,7 @@ static int has_operands(
         Py_DECREF(source);
         if (is_handle) {
             if (token <= 0) return 0;
-        } else if (token == 0 || (token < 0 && (inside || position == 0))) {
+        } else if (token == 0 || (token < 0 && !amanda_unmarked_counts(inside, position))) {
             continue;
         }
         if (met >= PyTuple_GET_SIZE(operands)) return 0;

@@ -6,7 +6,7 @@ The rule itself is the core's (`amanda_core.sites`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -105,5 +105,8 @@ _LAYOUTS = Layouts(
 )
 
 
-def _weights_of(module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    return module.named_parameters()
+def _weights_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+    modules = dict(module.named_modules())
+    for name, parameter in module.named_parameters():
+        # A module's own name may have dots, but not that of a parameter.
+        yield name, modules.get(name.rpartition(".")[0], module), parameter

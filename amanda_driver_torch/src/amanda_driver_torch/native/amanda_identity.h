@@ -21,9 +21,15 @@
 /* Kinds of frames. */
 enum { AMANDA_USER, AMANDA_FRAMEWORK, AMANDA_OWN, AMANDA_STOP, AMANDA_QUIET };
 
-/* How many of the user's frames make up a call site inside a module, and how many occurrences of
- * one site in one call of a module have an op of their own. */
-enum { AMANDA_SITE_FRAMES = 3, AMANDA_OCCURRENCES = 1024 };
+/* How many of the user's frames make up a call site inside a module, how many occurrences of one
+ * site in one call of a module have an op of their own, and the position from which on a value that
+ * may be a weight counts as one. */
+enum { AMANDA_SITE_FRAMES = 3, AMANDA_OCCURRENCES = 1024, AMANDA_UNMARKED_FROM = 1 };
+
+/* Whether a value that may be a weight counts as one; `inside` says whether a module runs. */
+static inline int amanda_unmarked_counts(int inside, Py_ssize_t position) {
+    return !inside && position >= AMANDA_UNMARKED_FROM;
+}
 
 /* Whether a frame counts in a call site; `found` says whether one counts that is further in. */
 static inline int amanda_frame_counts(long kind, int found) {

@@ -145,7 +145,7 @@ Owned Identity::frames_of(Thread* thread, const void* bound, bool inside) {
     return frames;
 }
 
-// Like `Sites._operands`.
+// Like the operands of `Sites.locate`.
 bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, PyObject* regions,
                             uint64_t* hash) {
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
@@ -164,7 +164,7 @@ bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, P
                 return true;
             }
         }
-        if (inside || position == 0) return true;
+        if (!amanda_unmarked_counts(inside, position)) return true;
         // Weights that are plain tensors, outside of modules.
         if (in_function_modes()) {
             Owned answer(PyObject_CallOneArg(is_weight.get(), value));
