@@ -7,13 +7,14 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import amanda
-from amanda_core.cli.progress import Progress, interval_for
+from amanda_core.cli.progress import Progress, interval_for, told_if_slow
 from amanda_core.testing import toy
 
 from .site import Site
@@ -53,6 +54,31 @@ def test_steps_are_told_now_and_then() -> None:
             toy.update([], 0.1)
     # Operators run before a step ends. If steps end, only they are reported.
     assert said == ["2 steps in 11 s", "5 steps in 22 s"]
+
+
+@pytest.mark.usefixtures("driver")
+def test_the_first_line_comes_soon() -> None:
+    said: list[str] = []
+    clock = Clock()
+    with amanda.apply(Progress(said.append, interval=10, first=2, clock=clock)):
+        for clock.now in (1.0, 2.5, 11.0, 13.0):
+            toy.relu(toy.Value(1.0))
+            toy.update([], 0.1)
+    assert said == ["2 steps in 2 s", "4 steps in 13 s"]
+
+
+def test_what_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amanda_core.cli.progress.FIRST", 0.05)
+    said: list[str] = []
+    with told_if_slow(said.append, "writing"):
+        deadline = time.monotonic() + 10
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert said == ["writing"]
+    with told_if_slow(said.append, "short"):
+        pass
+    time.sleep(0.1)
+    assert said == ["writing"]
 
 
 @pytest.mark.usefixtures("driver")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from amanda_core.cli import app
+from amanda_core.cli.drawing import narrowed
+from amanda_core.results import Table
 
 RESULT = {
     "format": "toy.counts/1",
@@ -65,6 +67,80 @@ def test_a_part_and_all_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out) == list(range(21))
     assert app.parse(["show", file, "--part", "op"]) == 2
     assert "it has format, ops, n" in capsys.readouterr().err
+
+
+MEASURED = {
+    "format": "toy/1",
+    "units": {"time": "ns", "bytes": "B", "sizes.*": "B", "took": "s"},
+    "took": 0.0125,
+    "sizes": {"weights": 1_500_000},
+    "ops": [
+        {"id": 1, "name": "a/relu", "time": 900, "bytes": 999},
+        {"id": 2, "name": "b/conv2d", "time": 2_500_000, "bytes": 80_000},
+        {"id": 3, "name": "b/add", "time": 3_000, "bytes": 0, "note": "short"},
+    ],
+    "by_module": {
+        "": {"time": 3},
+        "a": {"time": 1},
+        "a.b.c": {"time": 2},
+        "a/b": {"time": 4},
+    },
+}
+
+
+def test_units_are_human_and_rows_that_matter_come_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "r.json", MEASURED)
+    assert app.parse(["show", file, "--by", "op", "--sort", "time", "--top", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[3:] == [
+        "name      id    time  bytes  note",
+        "b/conv2d   2  2.5 ms  80 kB",
+        "b/add      3    3 µs    0 B  short",
+        "1 more; --all shows them",
+    ]
+    assert app.parse(["show", file]) == 0
+    out = capsys.readouterr().out
+    assert "took   12.5 ms" in out
+    assert "weights  1.5 MB" in out
+    assert "units" not in out
+    assert app.parse(["show", file, "--by", "module", "--depth", "2", "--sort", "time"]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()[4:]]
+    assert rows == ["a/b", "3", "a"]
+
+
+def test_plain_numbers_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "r.json", MEASURED)
+    assert app.parse(["show", file, "--by", "op", "--sort", "name", "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "name,id,time,bytes,note",
+        "a/relu,1,900,999,",
+        "b/add,3,3000,0,short",
+        "b/conv2d,2,2500000,80000,",
+    ]
+    for wrong, message in (
+        (["--csv"], "--csv writes one part"),
+        (["--sort", "size"], "No column is 'size'; there are field, value"),
+        (["--by", "op", "--part", "ops"], "exclude one another"),
+        (["--by", "type"], "has no part 'by_type'"),
+    ):
+        assert app.parse(["show", file, *wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_columns_go_before_names_are_wrapped() -> None:
+    name = "encoder.layers.11.attention.self.query/linear"
+    columns = ("op", "calls", "source", "time", "note")
+    table = Table("", columns, [(name, 3, "x.py:" + "9" * 40, 1.5, "x")])
+    whole, hidden = narrowed(table, 200)
+    assert (whole.columns, hidden) == (list(columns), [])
+    some, hidden = narrowed(table, 75)
+    assert (list(some.columns), hidden) == (["op", "calls", "time"], ["source", "note"])
+    few, hidden = narrowed(table, 60)
+    assert (list(few.columns), hidden) == (["op", "calls"], ["source", "time", "note"])
+    assert few.rows == [[name, 3]]
+    one, _ = narrowed(table, 20)
+    assert one.rows == [[name]]
 
 
 def test_a_folder_of_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

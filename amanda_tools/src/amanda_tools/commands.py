@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from amanda_core.cli.drawing import show, show_json
+from amanda_core.cli.progress import told_if_slow
 from amanda_core.errors import AmandaError, MissingExtraError
 from amanda_core.results import printable
 
@@ -51,7 +52,8 @@ def diff(
     from amanda_tools.diff import compare
 
     try:
-        found = compare(a, b, rtol, atol)
+        with told_if_slow(lambda what: click.echo(f"amanda: {what}", err=True), "comparing"):
+            found = compare(a, b, rtol, atol)
     except AmandaError:
         raise
     except ImportError as error:

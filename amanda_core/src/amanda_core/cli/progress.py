@@ -6,19 +6,23 @@ Each is a line of its own, because the program may print lines in between.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO
 
 from amanda_core.context import OpContext
 from amanda_core.namespace import matches
 from amanda_core.tool import Tool
 
-__all__ = ["Progress", "interval_for"]
+__all__ = ["FIRST", "Progress", "interval_for", "told_if_slow"]
 
 #: Seconds between two lines on a terminal, and in a file.
 _ON_TERMINAL = 10.0
 _IN_LOGS = 60.0
+#: Seconds before the first line on a terminal, and before something else is said to take long.
+FIRST = 2.0
 #: Factor between the numbers of operators that ran before two counted ones.
 _APART = 4
 
@@ -31,6 +35,18 @@ def interval_for(stream: IO[str] | None) -> float:
         return _IN_LOGS
 
 
+@contextmanager
+def told_if_slow(say: Callable[[str], object], what: str) -> Iterator[None]:
+    """Say what runs in this block if it takes long."""
+    timer = threading.Timer(FIRST, say, [what])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 class Progress(Tool):
     """Reports how many steps have ended, or how often operators ran if no step has ended.
 
@@ -40,7 +56,8 @@ class Progress(Tool):
 
     Args:
         say: Writes a line.
-        interval: Seconds between two lines, and before the first.
+        interval: Seconds between two lines.
+        first: Seconds before the first line; as many as between two if left out.
         clock: Seconds since some point.
     """
 
@@ -48,11 +65,13 @@ class Progress(Tool):
         self,
         say: Callable[[str], object],
         interval: float = _ON_TERMINAL,
+        first: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self._say, self._interval, self._clock = say, interval, clock
         self._begin = self._said = clock()
+        self._said -= 0 if first is None else interval - first
         self._ended = self._told = 0
         #: Number of operators so far, and number of the next one to be counted.
         self._met, self._next = 0, 1

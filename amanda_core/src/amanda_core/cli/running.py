@@ -15,7 +15,7 @@ from typing import Any
 from amanda_core import discovery
 from amanda_core.cli.drawing import show
 from amanda_core.cli.program import Program, report
-from amanda_core.cli.progress import Progress, interval_for
+from amanda_core.cli.progress import FIRST, Progress, interval_for, told_if_slow
 from amanda_core.cli.termination import Termination
 from amanda_core.containment import contain, described
 from amanda_core.errors import AmandaError
@@ -70,7 +70,9 @@ class Run:
 
         try:
             told = not (self.quiet or self.brief)
-            telling = [Progress(self._say, interval_for(sys.stderr))] if told else []
+            interval = interval_for(sys.stderr)
+            first = min(interval, FIRST) if interval < interval_for(None) else interval
+            telling = [Progress(self._say, interval, first)] if told else []
             self._handle = amanda.attach(
                 *self.tools.values(),
                 *telling,
@@ -240,7 +242,8 @@ class Run:
             # The tool may have another attribute of that name.
             try:
                 if isinstance(tool, HasResult) and callable(tool.result):
-                    found[name] = tool.result()
+                    with told_if_slow(self._tell, f"collecting the result of {name}"):
+                        found[name] = tool.result()
             except BaseException as error:
                 contain(error)
                 complete = self._not_written(name, error)
@@ -259,7 +262,8 @@ class Run:
 
     def _write(self, name: str, result: Result) -> bool:
         try:
-            files = self.output.write(name, result)
+            with told_if_slow(self._tell, f"writing the result of {name}"):
+                files = self.output.write(name, result)
         except BaseException as error:
             contain(error)
             return self._not_written(name, error)
@@ -282,6 +286,10 @@ class Run:
                 more = len(table.rows) - _ROWS
                 self._say(f"{more} more row{'s' if more > 1 else ''} in {files[0]}")
         self._say(f"{name}: {', '.join(files)}")
+
+    def _tell(self, text: str) -> None:
+        if not (self.quiet or self.brief):
+            self._say(text)
 
     @staticmethod
     def _say(text: str) -> None:

@@ -6,7 +6,9 @@ execute anything.
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,12 +19,15 @@ import click
 from amanda_core import results
 from amanda_core.cli.drawing import show as draw
 from amanda_core.cli.drawing import show_json
+from amanda_core.cli.units import Quantity
 from amanda_core.results import Table, printable
 
 __all__ = ["show"]
 
 #: Rows of a part that are shown without --all.
 _ROWS = 20
+#: What `--by` names -> part of a file.
+_BY = {"module": "by_module", "type": "by_type", "op": "ops"}
 #: Longest text of a value that is a list or an object.
 _WIDTH = 60
 
@@ -30,10 +35,29 @@ _WIDTH = 60
 @click.command()
 @click.argument("file", type=click.Path(exists=True, path_type=Path))
 @click.option("--part", help="Only this part of the file, such as ops or by_type.")
+@click.option(
+    "--by", type=click.Choice(list(_BY)), help="Only the figures of each module, type or op."
+)
+@click.option("--depth", type=click.IntRange(min=1), help="Of modules, this many parts of a path.")
+@click.option("--sort", metavar="COLUMN", help="The largest numbers of a column first.")
+@click.option("--top", type=click.IntRange(min=0), default=_ROWS, help="Rows of a part.")
 @click.option("--all", "everything", is_flag=True, help="All rows, and not the first 20 of a part.")
+@click.option("--csv", "as_csv", is_flag=True, help="All rows of one part, as plain numbers.")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
-def show(file: Path, part: str | None, everything: bool, as_json: bool) -> None:
+def show(
+    file: Path,
+    part: str | None,
+    by: str | None,
+    depth: int | None,
+    sort: str | None,
+    top: int,
+    everything: bool,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
     """Show a file of results, FILE, that `amanda run -o` wrote; of a folder, all that are in it."""
+    if by is not None and part is not None:
+        raise click.UsageError("--part and --by exclude one another.")
     files = sorted(file.glob("*.json")) if file.is_dir() else [file]
     found = {path: results.load(path) for path in files}
     if file.is_dir():
@@ -47,6 +71,10 @@ def show(file: Path, part: str | None, everything: bool, as_json: bool) -> None:
                 "write beside their results are for the programs that their pages name. A tool of "
                 "one's own puts a 'format' into what its to_json() gives, such as 'my-tool/1'"
             )
+    part = part if by is None else _BY[by]
+    if by is not None and any(part in content for content in found.values()):
+        found = {path: content for path, content in found.items() if part in content}
+    for path, content in found.items():
         if part is not None and part not in content:
             raise click.UsageError(
                 f"{str(path)!r} has no part {part!r}; it has {', '.join(map(printable, content))}"
@@ -55,15 +83,65 @@ def show(file: Path, part: str | None, everything: bool, as_json: bool) -> None:
         parts = [content if part is None else content[part] for content in found.values()]
         show_json(parts if file.is_dir() else parts[0])
         return
+    tables = {
+        path: [_chosen(table, depth, sort) for table in _tables(content, part)]
+        for path, content in found.items()
+    }
+    if sort is not None and not any(sort in t.columns for shown in tables.values() for t in shown):
+        every = [table for path in tables for table in tables[path]]
+        columns = ", ".join(dict.fromkeys(str(c) for table in every for c in table.columns))
+        raise click.UsageError(f"No column is {sort!r}; there are {columns}")
+    if as_csv:
+        _write_csv([table for shown in tables.values() for table in shown])
+        return
     for number, (path, content) in enumerate(found.items()):
         click.echo(printable(f"{path.name}: {content['format']}"))
-        for table in _tables(content, part):
+        for table in tables[path]:
             click.echo()
-            draw(table if everything else table.first(_ROWS), sys.stdout)
-            if not everything and len(table.rows) > _ROWS:
-                click.echo(f"{len(table.rows) - _ROWS} more; --all shows them")
+            shown = table if everything else table.first(top)
+            draw(shown, sys.stdout, _units(content))
+            if not everything and len(table.rows) > top:
+                click.echo(f"{len(table.rows) - top} more; --all shows them")
         if number + 1 < len(found):
             click.echo()
+
+
+def _chosen(table: Table, depth: int | None, sort: str | None) -> Table:
+    """Return the rows that are to be shown, in their order."""
+    rows = list(table.rows)
+    if depth is not None and table.title == _BY["module"]:
+        rows = [row for row in rows if len(re.split(r"[./]", str(row[0]))) <= depth]
+    if sort is not None and sort in table.columns:
+        column = list(table.columns).index(sort)
+        numbers = [row for row in rows if isinstance(row[column], (int, float))]
+        texts = [row for row in rows if not isinstance(row[column], (int, float))]
+        rows = sorted(numbers, key=lambda row: row[column], reverse=True)  # type: ignore[arg-type,return-value]
+        rows += sorted(texts, key=lambda row: str(row[column]))
+    return Table(table.title, table.columns, rows)
+
+
+def _quantity(content: Mapping[str, Any], name: str, value: Any, part: str = "") -> Any:
+    units = _units(content)
+    unit = units.get(name, units.get(f"{part}.*"))
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return Quantity(value, unit) if is_number and unit is not None else value
+
+
+def _units(content: Mapping[str, Any]) -> dict[str, str]:
+    """Return the units of the columns, which a result gives by the names of its fields."""
+    units = content.get("units")
+    if not isinstance(units, dict):
+        return {}
+    return {str(name): unit for name, unit in units.items() if isinstance(unit, str)}
+
+
+def _write_csv(tables: Sequence[Table]) -> None:
+    if len(tables) != 1:
+        named = ", ".join(table.title or "the single values" for table in tables)
+        raise click.UsageError(f"--csv writes one part. Choose it with --part or --by: {named}")
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(tables[0].columns)
+    writer.writerows(tables[0].rows)
 
 
 def _is_result(content: object) -> bool:
@@ -78,13 +156,17 @@ def _tables(content: Mapping[str, Any], part: str | None) -> Iterator[Table]:
         for name, value in shown.items()
         if not isinstance(value, (list, dict)) and name != "format"
     ]
+    single = [(name, _quantity(content, name, value)) for name, value in single]
     if single:
         yield Table("", ("field", "value"), single)
     for name, value in shown.items():
+        if name == "units":
+            continue
         if isinstance(value, list) and value:
             yield _table(name, value)
         elif isinstance(value, dict) and value:
-            yield _table(name, list(value.values()), list(value))
+            values = [_quantity(content, key, one, name) for key, one in value.items()]
+            yield _table(name, values, list(value))
 
 
 def _table(title: str, values: Sequence[Any], names: Sequence[str] | None = None) -> Table:
@@ -93,6 +175,8 @@ def _table(title: str, values: Sequence[Any], names: Sequence[str] | None = None
     rows = [value if isinstance(value, dict) else {"value": value} for value in values]
     for row in rows:
         columns |= dict.fromkeys(row)
+    if names is None and "name" in columns:
+        columns = {"name": None} | columns  # The first column stays on a narrow terminal.
     front = ["name"] if names is not None else []
     cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
     if names is not None:

@@ -163,6 +163,11 @@ class FlopsResult(Summed[Sum]):
             {
                 "format": "amanda.flops/1",
                 "flops_per_mac": 2,
+                "units": {
+                    **dict.fromkeys(("macs", "backward_macs"), "MACs"),
+                    **dict.fromkeys(("flops", "backward_flops"), "FLOPs"),
+                    **dict.fromkeys(("tool_seconds", "wall_seconds"), "s"),
+                },
                 **asdict(self),
                 "total": asdict(self.total),
                 **self._sums_as_json(),

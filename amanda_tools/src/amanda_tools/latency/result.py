@@ -185,6 +185,7 @@ class LatencyResult(Summed[Times]):
             {
                 "format": "amanda.latency/1",
                 "unit": "ns",
+                "units": dict.fromkeys(_TIMES, "ns") | {"tool_seconds": "s", "wall_seconds": "s"},
                 **content,
                 "total": asdict(self.total),
                 **self._sums_as_json(),
@@ -317,6 +318,12 @@ class LatencyResult(Summed[Times]):
         return [(*key, time / 1e6) for key, time in longest]
 
 
+#: Fields of operators, steps and sums that are times.
+_TIMES = (
+    *("total", "self", "first", "shortest", "longest", "median", "p95", "spread", "plain"),
+    *("device", "device_total", "device_self", "kernel_time", "forward", "backward"),
+    *("wall", "ops", "tool", "driver", "between", "graph_busy", "graph_total"),
+)
 #: Fields that are not in the JSON.
 _APART = ("spans", "kernels")
 

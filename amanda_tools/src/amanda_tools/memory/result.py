@@ -20,6 +20,11 @@ from amanda_tools.output.rendering import dataframe, describe_overhead, format_q
 
 __all__ = ["AllocatingOp", "MemoryResult", "Moment", "StepMemory", "Sum"]
 
+#: Fields of operators, steps and sums that are sizes.
+_SIZES = (
+    *("allocated", "live_after", "at_peak", "live", "output", "peak", "given", "building"),
+    "kinds_at_peak.*",  # All of its values.
+)
 #: Kinds of live buffers in the order in which they are shown.
 KINDS = ("weights", "gradients", "optimizer state", "activations", "other")
 #: Shown instead of figures of graphs, whose buffers are not visible.
@@ -219,6 +224,7 @@ class MemoryResult(Summed[Sum]):
             {
                 "format": "amanda.memory/1",
                 "unit": "B",
+                "units": dict.fromkeys(_SIZES, "B") | {"tool_seconds": "s", "wall_seconds": "s"},
                 "allocated": self.allocated,
                 **content,
                 **self._sums_as_json(),
