@@ -53,6 +53,8 @@ def test_what_a_driver_leaves_out() -> None:
     assert (facts.stored(1.0), facts.nbytes(1.0), facts.version(1.0)) == (None, None, None)
     assert facts.base(1.0) == 1.0
     assert not facts.is_parameter(1.0)
+    assert facts.is_own(1.0)
+    assert facts.constant("cpu") is None
     with pytest.raises(NotReadableError, match="does not report where tensors lie"):
         facts.storage(1.0)
     with pytest.raises(NotReadableError, match="does not read values"):

@@ -16,7 +16,7 @@ _OF_TENSORS = frozenset(
     [
         *("detach", "numpy", "dtype", "shape", "device", "layout", "data_ptr", "untyped_storage"),
         *("requires_grad", "is_leaf", "is_sparse", "is_nested", "is_quantized", "is_meta"),
-        *("_version", "_base", "nbytes", "itemsize", "__array__", "__torch_function__"),
+        *("_version", "_base", "nbytes", "itemsize", "__array__", "__torch_function__", "new_full"),
     ]
 )
 
@@ -31,7 +31,7 @@ def guesses(source: str) -> Iterator[str]:
             if isinstance(name, ast.Constant) and name.value in _OF_TENSORS:
                 yield f"{node.lineno}: {ast.unparse(node)}"
         # Where the class of a value comes from.
-        if isinstance(node, ast.Attribute) and node.attr == "__mro__":
+        if isinstance(node, ast.Attribute) and node.attr in ("__mro__", "__module__"):
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 
@@ -46,7 +46,8 @@ def test_no_tool_guesses(path: Path) -> None:
         ("hasattr(value, 'detach')", ["1: hasattr(value, 'detach')"]),
         ("x = getattr(v, 'device', None)", ["1: getattr(v, 'device', None)"]),
         ("'torch' in sys.modules", ["1: sys.modules"]),
-        ("{k.__module__ for k in type(x).__mro__}", ["1: type(x).__mro__"]),
+        ("type(x).__mro__", ["1: type(x).__mro__"]),
+        ("type(x).__module__ != 'numpy'", ["1: type(x).__module__"]),
         ("facts.device(value); getattr(op, 'graph', None)", []),
     ],
 )

@@ -98,9 +98,7 @@ class OpContext(dict[str, Any]):
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         """Return the value of `key` here or in the forward context, or else set `default`."""
-        if key not in self:
-            self[key] = default
-        return self[key]
+        return self[key] if key in self else super().setdefault(key, default)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -472,11 +470,9 @@ class OpContext(dict[str, Any]):
         return op() if isinstance(op, weakref.ref) else op
 
     def _read(self, what: str, *, of_forward: bool) -> Any:
-        holder = self
-        if of_forward and self._backward:
-            if self._forward is None:
-                return None
-            holder = self._forward
+        holder = self._forward if of_forward and self._backward else self
+        if holder is None:
+            return None
         if holder.execution.get("open"):
             return holder.execution.get(what)
         if self.execution.get("open"):

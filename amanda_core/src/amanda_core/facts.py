@@ -52,6 +52,16 @@ class Facts:
         """Return True for a tensor, and for a value that the framework accepts as one."""
         raise NotImplementedError
 
+    def is_own(self, tensor: Any) -> bool:
+        """Return True if an operator or the framework made a tensor, False for other values that
+        the framework accepts as one, such as a NumPy array.
+        """
+        return True
+
+    def constant(self, value: Any) -> str | None:
+        """Return a constant of the framework, such as a dtype or a device, as text; else None."""
+        return None
+
     def dtype(self, tensor: Any) -> str:
         """Return the name of its dtype, without that of the framework: ``float32``."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ import contextlib
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from amanda_core.facts import DENSE, SYMBOLIC, Facts, NotReadableError, Storage
@@ -32,6 +33,12 @@ class _TensorFlowFacts(Facts):
     def is_tensor(self, value: Any) -> bool:
         # Arrays, variables, slices and Keras' variables are accepted as tensors, too.
         return hasattr(value, "dtype") and hasattr(value, "shape")
+
+    def is_own(self, tensor: Any) -> bool:
+        return not isinstance(tensor, (np.ndarray, np.generic))
+
+    def constant(self, value: Any) -> str | None:
+        return str(value) if type(value).__module__.partition(".")[0] == "tensorflow" else None
 
     def dtype(self, tensor: Any) -> str:
         dtype = tensor.dtype

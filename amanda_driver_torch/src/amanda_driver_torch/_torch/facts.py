@@ -40,6 +40,9 @@ class _TorchFacts(Facts):
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 
+    def constant(self, value: Any) -> str | None:
+        return str(value) if type(value).__module__.partition(".")[0] == "torch" else None
+
     def dtype(self, tensor: torch.Tensor) -> str:
         return str(tensor.dtype).rpartition(".")[2]
 

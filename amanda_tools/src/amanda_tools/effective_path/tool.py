@@ -288,11 +288,10 @@ class _Op:
 
     def is_tensor(self, value: Any) -> bool:
         """Return True for a dense or symbolic tensor, which may come from an operator."""
-        # NumPy arrays never come from an operator.
         return (
             self.tensors.is_tensor(value)
             and self.tensors.layout(value) in (DENSE, SYMBOLIC)
-            and type(value).__module__ != "numpy"
+            and self.tensors.is_own(value)
         )
 
     def listed(self, value: Any) -> list[Any]:

@@ -58,5 +58,5 @@ def _text(facts: Facts, value: Any) -> str:
     if facts.is_tensor(value):
         return str(type_of(facts, value))
     # Only the type of users' objects: their `__str__` may be slow or have side effects.
-    module = type(value).__module__.partition(".")[0]
-    return str(value)[:80] if module in ("torch", "tensorflow") else type(value).__name__
+    constant = facts.constant(value)
+    return type(value).__name__ if constant is None else constant[:80]

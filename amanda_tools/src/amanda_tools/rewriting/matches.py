@@ -106,11 +106,12 @@ def kind_of(facts: Facts, inputs: Sequence[Any]) -> Any:
     return tuple(type_of(facts, value) or repr(value) for value in flat(inputs))
 
 
-def stand_in_like(inputs: Sequence[Any], like: tuple[tuple[int, ...], Any]) -> Any:
+def stand_in_like(facts: Facts, inputs: Sequence[Any], like: tuple[tuple[int, ...], Any]) -> Any:
     """Return a placeholder with the shape and dtype of an output, all NaN and with no memory of its
     own.
 
     Args:
+        facts: The driver's facts about tensors.
         inputs: Inputs of the operator.
         like: Shape and dtype.
 
@@ -118,7 +119,7 @@ def stand_in_like(inputs: Sequence[Any], like: tuple[tuple[int, ...], Any]) -> A
         A PyTorch tensor, or None if a placeholder is not possible, as for integers.
     """
     shape, dtype = like
-    first = next((value for value in flat(inputs) if hasattr(value, "new_full")), None)
+    first = next(filter(facts.is_tensor, flat(inputs)), None)
     if first is None or not dtype.is_floating_point:
         return None
     one = first.new_full((1,), float("nan"), dtype=dtype)

@@ -149,7 +149,9 @@ class Rewrite(Tool):
             shape = role.outputs.get(kind)
             taken = Taken(role.op.word or role.op.type, inputs, role.names, role.attrs, original)
             if match.off is None and missing is None and self.interior == "skip" and shape:
-                stand_in = stand_in_like(inputs, shape) if match.is_torch else None
+                stand_in = None
+                if match.is_torch:
+                    stand_in = stand_in_like(role.facts, inputs, shape)
                 if stand_in is not None:
                     self._keep(stand_in, Inside(role, taken, deferred=True))
                     return stand_in
