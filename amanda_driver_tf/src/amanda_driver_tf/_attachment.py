@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from amanda_core import CoverageGap, Session
+from amanda_core.scopes import Labels
 from amanda_driver_tf._eager.mode import EagerMode
 from amanda_driver_tf._eager.replicas import refuse_in_replica
+from amanda_driver_tf._eager.rules import handle_of, new_scopes, variables_of
 from amanda_driver_tf._facts import FACTS
 from amanda_driver_tf._functions.mode import FunctionMode
 from amanda_driver_tf._sessions.mode import GraphMode
+from amanda_driver_tf._shared.variables import Variables
 
 __all__ = ["Mode", "TensorFlowAttachment"]
 
@@ -42,6 +45,11 @@ class TensorFlowAttachment:
     facts = FACTS
 
     def __init__(self, session: Session) -> None:
+        scopes = session.persistent("tensorflow.eager.scopes", new_scopes)
+        session.persistent(
+            "tensorflow.parameters",
+            lambda: Variables(Labels(()), handle_of, lambda: variables_of(scopes.roots())),
+        )
         # The recorder stays installed, so the modes' replacements must be put on top of it.
         self._modes: list[Mode] = [FunctionMode(session), GraphMode(session), EagerMode(session)]
         self._attached = False

@@ -13,6 +13,7 @@ from amanda_core import OpContext, Tool
 from amanda_core.facts import Facts
 from amanda_core.weak import Known
 from amanda_core.weights.reads import Weight
+from amanda_tools.operators.tool import is_eager
 
 __all__ = ["COPYING", "Copies"]
 
@@ -46,7 +47,8 @@ class Copies(Tool):
 
     def analyse(self, context: OpContext) -> None:
         """Insert a routine that notes the outputs, if the op copies weights."""
-        if context.get("type") not in COPYING:
+        # In a graph a routine would have to run in each execution, although nothing changes there.
+        if context.get("type") not in COPYING or not is_eager(context.namespace):
             return
         sources = self._all(context)
         if sources:

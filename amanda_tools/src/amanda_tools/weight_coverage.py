@@ -87,7 +87,7 @@ class WeightCoverage:
             total, reached = total + elements, reached + read
             if read < elements:
                 reasons = list(self._reasons.get(owner, ())) or [otherwise]
-                name = owner if owner.startswith(":") else owner.partition(":")[2]
+                name = owner.partition(":")[2]
                 unreached.append(UnreachedWeight(name, elements - read, "; ".join(reasons)))
         return total, reached, unreached
 

@@ -121,16 +121,14 @@ class Parameters:
         memory = layouts.memory(value)
         # Outside of modules, parameters of the models that have run are read as well.
         for label in (root,) if root else tuple(self._tables):
-            found = self._held(value, label, memory)
-            if found is not None:
+            if (found := self._held(value, label, memory)) is not None:
                 return found
         base = layouts.base(value)
         marked = layouts.is_parameter(base)
         if root and marked and not self._strangers.get(base):
             # The table lacks this parameter: it has moved, or is newer than the table.
             self.forget(root)
-            found = self._held(value, root, memory)
-            if found is not None:
+            if (found := self._held(value, root, memory)) is not None:
                 return found
             self._strangers.set(base, True)
         if marked or (not root and operand and layouts.is_weight(base)):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Reads", "Weight", "reads_of"]
 
+#: A driver whose tensors do not show parts of parameters finds the reads itself.
+Finder = Callable[["OpContext"], "Reads"]
 #: Context -> whether its op only makes views of its weights.
 _views: weakref.WeakKeyDictionary[OpContext, bool] = weakref.WeakKeyDictionary()
 
@@ -164,9 +166,11 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
         persistent: The drivers' objects for the session, among them those that find parameters.
     """
     framework = context.namespace.partition("/")[0]
-    parameters: Parameters | None = persistent.get(f"{framework}.parameters")
+    parameters: Parameters | Finder | None = persistent.get(f"{framework}.parameters")
     if parameters is None:
         return Reads({}, dict, supported=False)
+    if not isinstance(parameters, Parameters):
+        return parameters(context)
     holder = context.forward or context
     root, known = _operands_of(holder.site.key)
 

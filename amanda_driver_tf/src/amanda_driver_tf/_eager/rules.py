@@ -5,7 +5,7 @@ The rule itself is in the core (`amanda_core.sites`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from amanda_core.scopes import Labels, Scope, Scopes
@@ -17,7 +17,15 @@ from amanda_driver_tf._eager.tokens import TOKENS
 from amanda_driver_tf._tensorflow_internals.modules import ops
 from amanda_driver_tf._tensorflow_internals.objects import handle_in_layer, variable_handle
 
-__all__ = ["OPTIMIZER", "RULES", "new_labels", "new_scopes", "operands_of"]
+__all__ = [
+    "OPTIMIZER",
+    "RULES",
+    "handle_of",
+    "new_labels",
+    "new_scopes",
+    "operands_of",
+    "variables_of",
+]
 
 _EagerTensor = ops.EagerTensor
 # Types of most operands that are not variables.
@@ -40,6 +48,22 @@ def new_scopes() -> Scopes:
 def new_labels() -> Labels:
     """Return labels for tensors."""
     return Labels((), TOKENS.signed)
+
+
+def variables_of(layers: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and handles of the variables of layers."""
+    for layer in layers:
+        for name, _, handle in _variables_of(layer):
+            yield name, handle
+
+
+def handle_of(value: Any) -> Any:
+    """Return the handle of the variable whose value a tensor is, or that it is a handle of."""
+    token = value._amanda_source if isinstance(value, _EagerTensor) else None
+    if token.__class__ is not int or token <= 0:
+        handle = variable_handle(value)
+        return handle if isinstance(handle, _EagerTensor) else None
+    return TOKENS.find(token)
 
 
 def _variables_of(layer: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -170,7 +170,7 @@ class FunctionMode(Mode):
     def __init__(self, session: Session) -> None:
         super().__init__(session, _PATCHES, "function")
         self._constants = Constants()
-        self._analysis = Analysis(session, FUNCTION, self._constants.read)
+        self._analysis = Analysis(session, FUNCTION, self._constants)
         self._twins = session.persistent("tensorflow.twins", Twins)
 
     def start(self) -> None:

@@ -14,12 +14,14 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site
+from amanda_driver_tf._graphs.constants import Constants, SessionConstants
 from amanda_driver_tf._graphs.records import Record, Records
 from amanda_driver_tf._shared.signature import grouped, signature_of
+from amanda_driver_tf._shared.variables import VARIABLE
 from amanda_driver_tf._tensorflow_internals.modules import dtypes, op_def_registry, ops, tensor_util
 from amanda_driver_tf._tensorflow_internals.names import (
     MODULES_OF_GRADIENTS,
@@ -176,13 +178,15 @@ class Analysis:
     Args:
         session: The session.
         namespace: Namespace of the contexts.
-        read: Returns the value of a symbolic tensor that reads a variable, else None.
+        constants: Reads the variables of the graphs.
     """
 
-    def __init__(self, session: Session, namespace: str, read: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, session: Session, namespace: str, constants: Constants | SessionConstants
+    ) -> None:
         self.session = session
         self._namespace = namespace
-        self._read = read
+        self._read, self._variable = constants.read, constants.variable
         self._labels = session.persistent(f"{namespace}.labels", Labels)
         self._plans: dict[int, tuple[Any, OpPlans | None]] = {}
 
@@ -282,6 +286,7 @@ class Analysis:
             constant=self._constant,
             recomputed=self.owner(op) is not None,
         )
+        context.execution[VARIABLE] = self._variable
         at = context.trigger_callback if analyse else context.plan
         try:
             before = at(IPoint.BEFORE_FORWARD)

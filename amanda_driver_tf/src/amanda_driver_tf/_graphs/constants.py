@@ -9,8 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 from amanda_driver_tf._shared.state import quietly
-from amanda_driver_tf._tensorflow_internals.modules import errors, gen_resource_variable_ops, ops
-from amanda_driver_tf._tensorflow_internals.objects import c_output, extend_graph, run_session
+from amanda_driver_tf._tensorflow_internals.modules import (
+    dtypes,
+    errors,
+    gen_resource_variable_ops,
+    ops,
+)
+from amanda_driver_tf._tensorflow_internals.objects import (
+    c_output,
+    extend_graph,
+    is_symbolic,
+    run_session,
+)
 
 __all__ = ["Constants", "SessionConstants"]
 
@@ -38,6 +48,13 @@ class Constants:
         with quietly(), ops.init_scope():
             return gen_resource_variable_ops.read_variable_op(handle, op.get_attr("dtype"))
 
+    def variable(self, tensor: Any) -> Any:
+        """Return the handle of the variable that a tensor reads or refers to, else None."""
+        if not is_symbolic(tensor):
+            return None
+        read = _reader(tensor)
+        return self._handle(read) if read.dtype == dtypes.resource else None
+
     def _handle(self, tensor: Any) -> Any:
         while not isinstance(tensor, ops.EagerTensor):
             known = self.handles.get(id(tensor.op))
@@ -62,6 +79,13 @@ class SessionConstants:
         """Read through the session `owner` from now on; None ends this."""
         self._owner = owner
 
+    def variable(self, tensor: Any) -> Any:
+        """Return the op that holds the variable that a tensor reads or refers to, else None."""
+        if not is_symbolic(tensor):
+            return None
+        op = _reader(tensor).op
+        return op if op.type in ("VarHandleOp", "VariableV2", "Variable") else None
+
     def read(self, tensor: Any) -> Any:
         """Return the value of a tensor that reads a variable, else None."""
         op = tensor.op
@@ -76,3 +100,10 @@ class SessionConstants:
             return run_session(self._owner, [c_output(op.outputs[0])])[0]
         except errors.FailedPreconditionError:
             return None  # The variable is not initialized yet.
+
+
+def _reader(tensor: Any) -> Any:
+    """Return the handle that a tensor was read from, or the tensor itself."""
+    while tensor.op.type in ("Identity", "ReadVariableOp"):
+        tensor = tensor.op.inputs[0]
+    return tensor

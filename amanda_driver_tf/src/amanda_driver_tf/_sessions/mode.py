@@ -116,7 +116,7 @@ class GraphMode(Mode):
     def __init__(self, session: Session) -> None:
         super().__init__(session, PATCHES, "graph")
         self._reader = SessionConstants()
-        self._analysis = Analysis(session, GRAPH, self._reader.read)
+        self._analysis = Analysis(session, GRAPH, self._reader)
         self._translations = session.persistent("tensorflow.translations", _Translations)
 
     def start(self) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from amanda_driver_tf._tensorflow_internals.modules import resource_variable_ops, script_ops
+from amanda_driver_tf._tensorflow_internals.modules import (
+    ops,
+    resource_variable_ops,
+    script_ops,
+    tensor,
+    tensor_shape,
+)
 
 __all__ = [
     "AS_GRAPH_DEF",
@@ -169,6 +175,37 @@ def variable_handle(value: Any) -> Any:
 def handle_in_layer(variable: Any) -> Any:
     """Return the handle of a variable listed by a layer, which may be distributed, or None."""
     return getattr(getattr(variable, "_value", variable), "_handle", None)
+
+
+def is_symbolic(value: Any) -> bool:
+    """Return True for a tensor of a graph or function."""
+    return isinstance(value, tensor.Tensor) and not isinstance(value, ops.EagerTensor)
+
+
+def shape_of_variable(holder: Any) -> tuple[int, ...] | None:
+    """Return the shape of a variable, given its eager handle or the op that holds it."""
+    if isinstance(holder, ops.Operation):
+        shape = tensor_shape.TensorShape(holder.get_attr("shape"))
+    else:
+        data = getattr(holder, "_handle_data", None)
+        if data is None or not data.is_set or not data.shape_and_type:
+            return None
+        shape = tensor_shape.TensorShape(data.shape_and_type[0].shape)
+    return tuple(shape.as_list()) if shape.is_fully_defined() else None
+
+
+def variables_of_graph(graph: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the trainable variables of a graph or function: the name, and what identifies each.
+
+    That is the eager handle, or, in the graphs of sessions, the op that holds the variable.
+    """
+    captured = getattr(graph, "variables", None)
+    variables = graph.get_collection("trainable_variables") if captured is None else captured
+    for variable in variables:
+        if variable.trainable:
+            handle = variable_handle(variable)
+            holder = handle if isinstance(handle, ops.EagerTensor) else variable.op
+            yield str(variable.name).removesuffix(":0"), holder
 
 
 # Functions.

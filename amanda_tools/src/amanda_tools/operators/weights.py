@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 
 from amanda_core import OpContext
+from amanda_core.weights.reads import Weight
 
 __all__ = ["WeightKeys"]
 
@@ -31,7 +32,7 @@ class WeightKeys:
         reads = context.weights
         self.consumed = reads.consumed
         there = views or reads.consumed
-        self._keys = {place: weight.key for place, weight in reads.items() if there}
+        self._keys = {place: _key(weight) for place, weight in reads.items() if there}
         varies = there and any(weight.varies for weight in reads.values())
         self._context = weakref.ref(context) if varies else None
 
@@ -51,4 +52,8 @@ class WeightKeys:
         if context is None:
             return self._keys.get(place)
         weight = context.weights.get(place)
-        return None if weight is None else weight.key
+        return None if weight is None else _key(weight)
+
+
+def _key(weight: Weight) -> str:
+    return weight.key.removeprefix(":")  # A parameter outside of modules has no model.

@@ -102,10 +102,10 @@ class Prune(Tool):
     def analyse(self, context: OpContext) -> None:
         """Prune the op's weights, if it has any."""
         reads = context.weights
+        self._coverage.add_parameters(reads)
         if not reads.supported or _PART not in context:
             self._prune_by_op(context)
             return
-        self._coverage.add_parameters(reads)
         self.masks.watch(context)
         if not reads.consumed or context.zone != "model":
             self._list_skipped(context, bool(reads))
@@ -233,8 +233,7 @@ class Prune(Tool):
     def _row_of(self, context: OpContext, weight: Weight) -> PrunedWeight:
         if weight.owner not in self._rows:
             shape = list(weight.shape)
-            # A parameter that is not in a module has no name.
-            name = weight.name if weight.root else ""
+            name = "" if weight.name.startswith("#") else weight.name
             self._rows[weight.owner] = PrunedWeight(
                 context.name, context.source, shape, math.prod(shape), 0, name
             )
@@ -268,7 +267,11 @@ class Prune(Tool):
         return mask
 
     def _prune_by_op(self, context: OpContext) -> None:
-        """Prune a weight that is known by its operator only."""
+        """Prune the weight of an operator whose mask is constant, whole and with one layout."""
+        reads = context.weights
+        for place, read in reads.items() if reads.consumed and context.zone == "model" else ():
+            if context["type"] not in _WEIGHTED or place != _weight_of(context):
+                self._coverage.add_unreached(read, f"read by {context.op_type}")
         if context["type"] not in _WEIGHTED:
             return
         position, layout = _weight_of(context), context.get("weight_layout")
@@ -285,15 +288,24 @@ class Prune(Tool):
         elements = math.prod(shape)
         count = round(self.sparsity * elements)
         axes = [layout.index(axis) for axis in _AXES if axis in layout]
-        try:
+
+        def make(_: Any = None) -> Any:
             with self._clock:
-                mask = context[_MASK](weight, axes, count)
+                return context[_MASK](weight, axes, count)
+
+        known = reads.get(position)
+        try:
+            mask = self.masks.get(known, make) if known is not None else make()
         except NotReadableError as error:
             self._note(f"{context.name} is not pruned: {error}")
             return
-        self._result.weights.append(
-            PrunedWeight(context.name, context.source, shape, elements, count, read=elements)
-        )
+        if known is not None:
+            self._row_of(context, known).pruned = count
+            self._coverage.add_reached(known)
+        else:
+            self._result.weights.append(
+                PrunedWeight(context.name, context.source, shape, elements, count, read=elements)
+            )
         context.insert_before_op(multiply, inputs=[position], mask=mask)
         if self.gradients:
             context.insert_after_backward_op(multiply, grad_inputs=[position], mask=mask)

@@ -1,0 +1,140 @@
+"""`context.weights` on TensorFlow: variables, in eager mode, functions and sessions."""
+
+# mypy: allow-untyped-calls, allow-untyped-decorators
+# TensorFlow has no types.
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda_core import OpContext
+from amanda_tools.prune import Prune, numpy_mask
+
+V1: Any = tf.compat.v1
+
+
+class Reads(amanda.Tool):
+    """Notes which weights are read at which ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, set[str]] = {}
+        self.views: set[str] = set()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: OpContext) -> None:
+        reads = context.weights
+        assert reads.supported
+        for weight in reads.values():
+            if reads.consumed:
+                self.seen.setdefault(context.op_type, set()).add(weight.key)
+            else:
+                self.views.add(context.op_type)
+
+
+def dense() -> Any:
+    model = keras.Sequential(
+        [keras.layers.Dense(3, name="first"), keras.layers.Dense(2, name="second")], name="net"
+    )
+    model.build((None, 4))
+    return model
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_layers_read_variables_by_their_paths(mode: str) -> None:
+    model, tool = dense(), Reads()
+    call = model if mode == "eager" else tf.function(model)
+    with amanda.apply(tool):
+        call(tf.ones((1, 4)))
+    assert tool.seen["MatMul"] == {":net/first/kernel", ":net/second/kernel"}
+    assert {":net/first/bias", ":net/second/bias"} <= set.union(*tool.seen.values())
+    assert "ReadVariableOp" not in tool.seen
+
+
+def test_gathers_and_slices_of_variables_are_readers() -> None:
+    table = tf.Variable(tf.ones((5, 3)), name="table")
+
+    @tf.function
+    def program(indices: Any) -> Any:
+        return tf.reduce_sum(tf.gather(table, indices)) + tf.reduce_sum(table[1:3])
+
+    tool = Reads()
+    with amanda.apply(tool):
+        program(tf.constant([0, 2]))
+        eager = tf.gather(table, [0, 2]) @ table[:3]
+    assert eager.shape == (2, 3)
+    assert tool.seen["ResourceGather"] == tool.seen["StridedSlice"] == {":table"}
+
+
+def test_sessions_read_variables_by_their_names() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = V1.placeholder(tf.float32, (None, 4))
+        w = V1.get_variable("w", (4, 3), use_resource=True)
+        old = V1.get_variable("old", (3, 2), use_resource=False)
+        y = (x @ w) @ old
+        start = V1.global_variables_initializer()
+    tool = Reads()
+    with V1.Session(graph=graph) as session, amanda.apply(tool):
+        session.run(start)
+        session.run(y, {x: np.ones((1, 4), np.float32)})
+    assert tool.seen["MatMul"] == {":w", ":old"}
+
+
+def test_variables_of_one_name_have_keys_of_their_own() -> None:
+    one, two = (tf.Variable(tf.ones((2, 2)), name="same") for _ in range(2))
+    tool = Reads()
+    with amanda.apply(tool):
+        tf.function(lambda x: x @ one @ two)(tf.ones((1, 2)))
+    assert tool.seen["MatMul"] == {":same", ":same#2"}
+
+
+def test_a_variable_has_one_mask_however_many_functions_read_it() -> None:
+    model = dense()
+    kernels = [variable.numpy() for variable in model.trainable_variables[::2]]
+    x = tf.random.normal((2, 4), seed=1)
+    tool = Prune(0.5)
+    with amanda.apply(tool):
+        outputs = [model(x), tf.function(model)(x), tf.function(lambda x: model(x) + 0)(x)]
+    first, second = (kernel * numpy_mask(kernel, [1, 0], kernel.size // 2) for kernel in kernels)
+    for output in outputs:
+        np.testing.assert_allclose(output, x @ first @ second, rtol=1e-5)
+    found = tool.result()
+    assert [(one.name, one.pruned, one.elements) for one in found.weights] == [
+        ("net/first/kernel", 6, 12),
+        ("net/second/kernel", 3, 6),
+    ]
+    assert set(tool.masks.saved()) == {"net/first/kernel", "net/second/kernel"}
+    assert (found.parameters, found.reached, found.unreached) == (18, 18, [])
+
+
+def test_fit_and_predict_count_a_weight_once() -> None:
+    model = dense()
+    model.compile(optimizer="sgd", loss="mse")
+    x, y = np.ones((4, 4), np.float32), np.ones((4, 2), np.float32)
+    tool = Prune(0.5)
+    with amanda.apply(tool):
+        model.fit(x, y, epochs=1, verbose=0)
+        model.predict(x, verbose=0)
+    found = tool.result()
+    assert [one.name for one in found.weights] == ["net/first/kernel", "net/second/kernel"]
+    assert found.reached == found.parameters == 18
+
+
+def test_what_is_not_reached_is_named() -> None:
+    table = tf.Variable(tf.ones((5, 4)), name="table")
+    kernel = tf.Variable(tf.ones((4, 2)), name="kernel")
+    tool = Prune(0.5)
+    with amanda.apply(tool):
+        tf.function(lambda i: tf.gather(table, i) @ kernel)(tf.constant([0, 2]))
+    found = tool.result()
+    assert (found.parameters, found.reached) == (28, 8)
+    assert [vars(one) for one in found.unreached] == [
+        {"name": "table", "elements": 20, "reason": "read by ResourceGather"}
+    ]
