@@ -34,6 +34,7 @@ PUBLIC_MODULES: Mapping[str, str] = {
     "amanda_core.scopes": "paths of modules, and names of their weights",
     "amanda_core.weights.geometry": "the memory of a tensor, and the part of a parameter in it",
     "amanda_core.weights.parameters": "functions of a driver about tensors, to find parameters",
+    "amanda_core.weights.reads": "the weights that an operator reads",
     "amanda_core.weights.state": "routines whose results a driver may use again",
     "amanda_core.weak": "remembering values without keeping them alive",
     "amanda_core.threads": "the switches of the control API in one thread",

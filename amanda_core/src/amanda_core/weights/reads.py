@@ -167,10 +167,8 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
     """
     framework = context.namespace.partition("/")[0]
     parameters: Parameters | Finder | None = persistent.get(f"{framework}.parameters")
-    if parameters is None:
-        return Reads({}, dict, supported=False)
     if not isinstance(parameters, Parameters):
-        return parameters(context)
+        return parameters(context) if parameters else Reads({}, dict, supported=False)
     holder = context.forward or context
     root, known = _operands_of(holder.site.key)
 
