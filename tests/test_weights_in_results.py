@@ -98,6 +98,14 @@ def test_a_graph_names_parameters_as_the_model_does() -> None:
     assert sorted(node.name for node in sources if node.kind == "parameter") == ["head", "w"]
 
 
+def test_a_graph_names_other_parameters_after_their_first_reader() -> None:
+    tool, weight = GraphTracing(), nn.Parameter(torch.eye(2))
+    with amanda.apply(tool):
+        functional.linear(X, weight)
+    (graph,) = tool.graphs.values()
+    assert "linear.weight" in {node.name for node in graph.nodes if isinstance(node, Source)}
+
+
 def test_effective_paths_name_the_weight_of_each_layer() -> None:
     tool = EffectivePath(edges=True)
     with amanda.apply(tool):

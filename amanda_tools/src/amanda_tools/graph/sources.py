@@ -73,9 +73,10 @@ class Sources:
             kind = "parameter"  # The handle of a TensorFlow variable.
         names = op.input_names
         name = names[position] if position < len(names) else str(position)
-        root, _, path = (weight or "").partition(":")
-        # A parameter outside of modules has no name.
-        named = path if root else f"{op.module or op.name}.{name}"
+        named = f"{op.module or op.name}.{name}"
+        # A parameter outside of modules has a number instead of a name.
+        if weight is not None and not weight.startswith("#"):
+            named = weight.partition(":")[2] or weight
         return self._origin(
             graph, (op.index, position, item, ""), kind, named, type_of(facts, value), op.program
         )
