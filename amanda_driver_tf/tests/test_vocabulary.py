@@ -21,7 +21,7 @@ from tensorflow.python.framework import op_def_registry
 
 import amanda
 from amanda_core import OpContext, Session, Site
-from amanda_core.vocabulary import OP_TYPES as WORDS
+from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
 from amanda_driver_tf._shared.signature import grouped, signature_of
 from amanda_driver_tf.plugin import amanda_driver_info
 from amanda_driver_tf.vocabulary import BACKWARD_TYPES, OP_TYPES
@@ -68,7 +68,7 @@ def last_context(session: Session, call: Call) -> OpContext:
     return contexts_of(session, call)[-1]
 
 
-def backward_words_of(session: Session, call: Call) -> dict[str, str | None]:
+def backward_types_of(session: Session, call: Call) -> dict[str, str | None]:
     """Map op type to common type, for the backward ops of the last op of a call."""
     graph = tf.Graph()
     with amanda.disabled(), graph.as_default():
@@ -360,7 +360,7 @@ def test_attributes_come_as_bytes_or_text(session: Session) -> None:
 def test_words_of_backward_operators(
     session: Session, call: Call, expected: dict[str, str | None]
 ) -> None:
-    words = backward_words_of(session, call)
+    words = backward_types_of(session, call)
     for op_type, word in expected.items():
         assert words[op_type] == (None if word is None else f"{word}_backward"), words
 
@@ -370,7 +370,7 @@ def test_batch_norms_backward_is_one_operator(session: Session) -> None:
         xs = [image(), filters(4), filters(4)]
         return xs, tf.compat.v1.nn.fused_batch_norm(*xs)[0]
 
-    words = backward_words_of(session, call)
+    words = backward_types_of(session, call)
     assert {t: w for t, w in words.items() if w is not None} == {
         "FusedBatchNormGradV3": "batch_norm_backward"
     }
@@ -512,13 +512,13 @@ def test_every_name_is_tensorflows() -> None:
 
 
 def test_every_word_used_is_a_common_word() -> None:
-    assert set(OP_TYPES.values()) <= set(WORDS)
+    assert set(OP_TYPES.values()) <= set(COMMON_TYPES)
     assert all(word.endswith("_backward") for word in BACKWARD_TYPES.values())
-    assert {word.removesuffix("_backward") for word in BACKWARD_TYPES.values()} <= set(WORDS)
+    assert {word.removesuffix("_backward") for word in BACKWARD_TYPES.values()} <= set(COMMON_TYPES)
 
 
 def test_every_word_is_used() -> None:
-    assert set(WORDS) - set(OP_TYPES.values()) - ATTRIBUTES == UNUSED
+    assert set(COMMON_TYPES) - set(OP_TYPES.values()) - ATTRIBUTES == UNUSED
 
 
 def test_the_driver_tells_its_vocabulary() -> None:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import amanda
 from amanda_core import OpContext
-from amanda_core.vocabulary import OP_TYPES as WORDS
-from amanda_core.vocabulary import backward_word
+from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
+from amanda_core.vocabulary import backward_type_of
 from amanda_driver_torch.plugin import amanda_driver_info
 from amanda_driver_torch.vocabulary import BACKWARD_TYPES, OP_TYPES
 
@@ -62,7 +62,7 @@ def only_context(call: Call) -> OpContext:
     return context
 
 
-def backward_words_of(call: Callable[[], Tensor]) -> dict[str, str | None]:
+def backward_types_of(call: Callable[[], Tensor]) -> dict[str, str | None]:
     """Map node to common type, for the backward ops of a call's last operator."""
     seen: dict[str, str | None] = {}
     operators: list[OpContext] = []
@@ -430,7 +430,7 @@ def test_layout_of_pooling() -> None:
     ],
 )
 def test_word_of_a_backward_operator(call: Call, node: str | None, word: str) -> None:
-    words = backward_words_of(call)
+    words = backward_types_of(call)
     if node is None:
         assert f"{word}_backward" in words.values(), words
     else:
@@ -461,14 +461,14 @@ def test_lstm_is_one_backward_operator() -> None:
         assert isinstance(y, Tensor)
         return y
 
-    words = backward_words_of(output)
+    words = backward_types_of(output)
     if not torch._C._has_mkldnn:
         pytest.skip("this build of torch runs an LSTM as many operators")
     assert words == {"MkldnnRnnLayerBackward0": "lstm_backward"}
 
 
 def test_backward_operator_without_a_word_has_none() -> None:
-    assert backward_words_of(lambda: torch.digamma(ROW)) == {"DigammaBackward0": None}
+    assert backward_types_of(lambda: torch.digamma(ROW)) == {"DigammaBackward0": None}
 
 
 # Overriding.
@@ -542,14 +542,14 @@ def test_backward_words_do_not_depend_on_what_a_rule_wrote(
 
 
 def test_every_word_used_is_a_common_word() -> None:
-    assert set(OP_TYPES.values()) <= set(WORDS)
+    assert set(OP_TYPES.values()) <= set(COMMON_TYPES)
     backward = {word for word in BACKWARD_TYPES.values() if word != "accumulate_grad"}
     assert all(word.endswith("_backward") for word in backward)
-    assert {word.removesuffix("_backward") for word in backward} <= set(WORDS)
+    assert {word.removesuffix("_backward") for word in backward} <= set(COMMON_TYPES)
 
 
 def test_every_word_is_used() -> None:
-    assert set(WORDS) - set(OP_TYPES.values()) == {"accumulate_grad"}
+    assert set(COMMON_TYPES) - set(OP_TYPES.values()) == {"accumulate_grad"}
 
 
 def test_every_name_is_torchs() -> None:
@@ -562,7 +562,7 @@ def test_every_name_is_torchs() -> None:
 
 
 def test_words_are_described() -> None:
-    for word, meaning in WORDS.items():
+    for word, meaning in COMMON_TYPES.items():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", word), word
         assert meaning
         assert meaning != word
@@ -573,12 +573,12 @@ def test_words_belong_to_no_framework() -> None:
     # Names that PyTorch alone uses have a common operator type instead.
     for name in ("mm", "addmm", "view", "cat", "eq", "clamp", "__getitem__", "pixel_shuffle"):
         assert name in OP_TYPES
-        assert name not in WORDS
+        assert name not in COMMON_TYPES
 
 
 def test_the_driver_tells_its_vocabulary() -> None:
     vocabulary = amanda_driver_info().vocabulary
     assert vocabulary["conv2d"] == "conv2d"
     assert vocabulary["T"] == vocabulary["permute"] == "transpose"
-    assert vocabulary["AddmmBackward"] == backward_word("linear")
+    assert vocabulary["AddmmBackward"] == backward_type_of("linear")
     assert vocabulary["AccumulateGrad"] == "accumulate_grad"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["AXES", "CONTEXT_KEYS", "INPUT_ROLES", "OP_TYPES", "backward_word"]
+__all__ = ["AXES", "CONTEXT_KEYS", "INPUT_ROLES", "OP_TYPES", "backward_type_of"]
 
 #: Common operator type -> meaning. The names are those that frameworks, NumPy and ONNX have in
 #: common. A type says what is computed, but not from which positions: ``input_roles`` of a context
@@ -252,7 +252,7 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(
 CONTEXT_KEYS: Mapping[str, str] = MappingProxyType(
     {
         "type": "common operator type of a forward operator, one of `OP_TYPES`",
-        "backward_type": "common operator type of a backward operator, made by `backward_word`",
+        "backward_type": "common operator type of a backward operator, made by `backward_type_of`",
         "input_roles": "roles of the leading inputs in the order of their positions, a tuple",
         "layout": "axes of the input and output of a layer, such as NCHW",
         "weight_layout": "axes of the weight, such as OI or HWIO",
@@ -302,10 +302,10 @@ AXES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def backward_word(word: str) -> str:
-    """Return the common type of the backward operator of the common forward type `word`.
+def backward_type_of(common_type: str) -> str:
+    """Return the common type of the backward operators of a common forward type.
 
-    >>> backward_word("conv2d")
+    >>> backward_type_of("conv2d")
     'conv2d_backward'
     """
-    return f"{word}_backward"
+    return f"{common_type}_backward"

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.vocabulary import OP_TYPES as WORDS
-from amanda_core.vocabulary import backward_word
+from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
+from amanda_core.vocabulary import backward_type_of
 
 __all__ = ["BACKWARD_TYPES", "OP_TYPES", "describe"]
 
@@ -354,8 +354,8 @@ _CUDNN = frozenset({"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"})
 _CUDNN_GRADIENTS = frozenset({"CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"})
 
 
-def _by_name(words: Mapping[str, str]) -> dict[str, str]:
-    return {name: word for word, names in words.items() for name in names.split()}
+def _by_name(named: Mapping[str, str]) -> dict[str, str]:
+    return {name: common_type for common_type, names in named.items() for name in names.split()}
 
 
 #: Op type -> common type of a forward op.
@@ -363,10 +363,10 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(_by_name(_NAMES))
 
 #: Type of a backward op -> common type, if it is the same for any forward op.
 BACKWARD_TYPES: Mapping[str, str] = MappingProxyType(
-    {name: backward_word(word) for name, word in _by_name(_GRADIENTS).items()}
+    {name: backward_type_of(common_type) for name, common_type in _by_name(_GRADIENTS).items()}
 )
 
-_OWN = {word: frozenset(names.split()) for word, names in _OWN_OPS.items()}
+_OWN = {common_type: frozenset(names.split()) for common_type, names in _OWN_OPS.items()}
 _ROLES_OF = {name: roles for roles, names in _ROLES.items() for name in names.split()}
 
 
@@ -375,17 +375,17 @@ def describe(context: OpContext) -> None:
     if context.is_backward():
         context["backward_type"] = _backward_type(context)
         return
-    word = context["type"] = _type(context.op_type, context)
-    if word is None:
+    common_type = context["type"] = _type(context.op_type, context)
+    if common_type is None:
         return
     name = context.op_type
-    roles = ("weight", "indices") if word == "embedding" else _ROLES_OF.get(name)
+    roles = ("weight", "indices") if common_type == "embedding" else _ROLES_OF.get(name)
     if roles is not None:
         context["input_roles"] = roles
-    layout = _layout(word, context)
+    layout = _layout(common_type, context)
     if layout is not None:
         context["layout"] = layout
-    weight_layout = _weight_layout(word, context)
+    weight_layout = _weight_layout(common_type, context)
     if weight_layout is not None:
         context["weight_layout"] = weight_layout
 
@@ -427,20 +427,20 @@ def _picks_rows(name: str, context: OpContext) -> bool:
     return axis is not None and int(axis) == 0
 
 
-def _layout(word: str, context: OpContext) -> str | None:
+def _layout(common_type: str, context: OpContext) -> str | None:
     given = context.attrs.get("data_format")
     if context.op_type == "Conv":
-        axes = _SPATIAL[int(word[4])]
+        axes = _SPATIAL[int(common_type[4])]
         return f"NC{axes}" if given and _text(given) == "CHANNELS_FIRST" else f"N{axes}C"
-    if word not in _LAYOUTS:
+    if common_type not in _LAYOUTS:
         return None
-    return _text(given) if given else _LAYOUTS[word]
+    return _text(given) if given else _LAYOUTS[common_type]
 
 
-def _weight_layout(word: str, context: OpContext) -> str | None:
+def _weight_layout(common_type: str, context: OpContext) -> str | None:
     name = context.op_type
     if name == "Conv":
-        return _CONV_LAYOUTS[int(word[4])]
+        return _CONV_LAYOUTS[int(common_type[4])]
     if name in _TRANSPOSED:
         inputs = context.get_inputs()
         # A batch of matrices has more axes than these two.
@@ -452,14 +452,16 @@ def _weight_layout(word: str, context: OpContext) -> str | None:
 
 def _backward_type(context: OpContext) -> str | None:
     name, forward = context.op_type, context.forward
-    word = forward["type"] if forward is not None else None
-    if not isinstance(word, str) or word not in WORDS:
+    common_type = forward["type"] if forward is not None else None
+    if not isinstance(common_type, str) or common_type not in COMMON_TYPES:
         # A tool may have set a type of its own.
-        word = None if forward is None else _type(forward.op_type, context)
+        common_type = None if forward is None else _type(forward.op_type, context)
     if name in _CUDNN_GRADIENTS:
-        return None if word is None else backward_word(word)
-    if word is not None and (name in _OWN.get(word, ()) or OP_TYPES.get(name) == word):
-        return backward_word(word)
+        return None if common_type is None else backward_type_of(common_type)
+    if common_type is not None and (
+        name in _OWN.get(common_type, ()) or OP_TYPES.get(name) == common_type
+    ):
+        return backward_type_of(common_type)
     return BACKWARD_TYPES.get(name)
 
 

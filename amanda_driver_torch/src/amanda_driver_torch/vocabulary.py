@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from amanda_core import OpContext
-from amanda_core.vocabulary import OP_TYPES as WORDS
-from amanda_core.vocabulary import backward_word
+from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
+from amanda_core.vocabulary import backward_type_of
 
 __all__ = ["BACKWARD_TYPES", "OP_TYPES", "describe"]
 
@@ -136,13 +136,14 @@ _NOT_NAMES = frozenset(
 )
 
 
-def _names_of(words: Mapping[str, str]) -> dict[str, str]:
-    return {name: word for word, names in words.items() for name in names.split()}
+def _names_of(synonyms: Mapping[str, str]) -> dict[str, str]:
+    return {name: common_type for common_type, names in synonyms.items() for name in names.split()}
 
 
 #: Operator type of this driver -> common type, which in-place variants share.
 OP_TYPES: Mapping[str, str] = MappingProxyType(
-    {word: word for word in WORDS if word not in _NOT_NAMES} | _names_of(_SYNONYMS)
+    {common_type: common_type for common_type in COMMON_TYPES if common_type not in _NOT_NAMES}
+    | _names_of(_SYNONYMS)
 )
 
 
@@ -153,12 +154,12 @@ def _node_kind(name: str) -> str:
 
 #: Kind of autograd node, without its number -> common operator type.
 BACKWARD_TYPES: Mapping[str, str] = MappingProxyType(
-    {_node_kind(name): backward_word(word) for name, word in OP_TYPES.items()}
+    {_node_kind(name): backward_type_of(common_type) for name, common_type in OP_TYPES.items()}
     | {
         # That of a linear layer by default; for `torch.addmm` it is a matmul, see _OWN_NODES.
-        "AddmmBackward": backward_word("linear"),
-        "CopySlices": backward_word("assign_slice"),
-        "CopyBackwards": backward_word("assign"),
+        "AddmmBackward": backward_type_of("linear"),
+        "CopySlices": backward_type_of("assign_slice"),
+        "CopyBackwards": backward_type_of("assign"),
         "AccumulateGrad": "accumulate_grad",
     }
 )
@@ -169,8 +170,8 @@ _OF_FORWARD = ("Convolution", "Cudnn", "Miopen", "Mkldnn", "ScaledDotProduct", "
 
 # Common type of a forward op -> nodes that compute its gradient proper under another op's name.
 _OWN_NODES = {
-    word: frozenset(f"{kind}Backward" for kind in kinds.split())
-    for word, kinds in {
+    common_type: frozenset(f"{kind}Backward" for kind in kinds.split())
+    for common_type, kinds in {
         "linear": "Addmm Mm Bmm Mv",
         "matmul": "Addmm Mm Bmm Mv",
         "einsum": "Mm Bmm",
@@ -234,15 +235,15 @@ def describe(context: OpContext) -> None:
         context["backward_type"] = _backward_type(context)
         return
     name = _plain_name(context)
-    word = context["type"] = _type(name, context)
-    if word is None:
+    common_type = context["type"] = _type(name, context)
+    if common_type is None:
         return
     if name in _ROLES:
         context["input_roles"] = _ROLES[name]
-    if word in _WEIGHT_LAYOUTS:
-        context["weight_layout"] = _WEIGHT_LAYOUTS[word]
-    if word[-2:] in _LAYOUTS:
-        context["layout"] = _LAYOUTS[word[-2:]]
+    if common_type in _WEIGHT_LAYOUTS:
+        context["weight_layout"] = _WEIGHT_LAYOUTS[common_type]
+    if common_type[-2:] in _LAYOUTS:
+        context["layout"] = _LAYOUTS[common_type[-2:]]
 
 
 def _plain_name(context: OpContext) -> str:
@@ -265,10 +266,14 @@ def _type(name: str, context: OpContext) -> str | None:
 
 def _backward_type(context: OpContext) -> str | None:
     kind = _NUMBER.sub("", context.op_type.rpartition("::")[2])
-    word = context.forward["type"] if context.forward is not None else None
-    if not isinstance(word, str) or word not in WORDS:
+    common_type = context.forward["type"] if context.forward is not None else None
+    if not isinstance(common_type, str) or common_type not in COMMON_TYPES:
         # A tool may have set a type of its own.
-        word = None if context.forward is None else OP_TYPES.get(_plain_name(context.forward))
-    if word is not None and (kind.startswith(_OF_FORWARD) or kind in _OWN_NODES.get(word, ())):
-        return backward_word(word)
+        common_type = (
+            None if context.forward is None else OP_TYPES.get(_plain_name(context.forward))
+        )
+    if common_type is not None and (
+        kind.startswith(_OF_FORWARD) or kind in _OWN_NODES.get(common_type, ())
+    ):
+        return backward_type_of(common_type)
     return BACKWARD_TYPES.get(kind)

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 from amanda_core import OpContext
 from amanda_core.facts import Facts
-from amanda_core.vocabulary import OP_TYPES, backward_word
+from amanda_core.vocabulary import OP_TYPES, backward_type_of
 from amanda_tools.flops.formulas import Formula, formula_of
 from amanda_tools.flops.operators import APART, FORMULA, rules
 from amanda_tools.flops.result import CountedOp, FlopsResult
@@ -136,7 +136,7 @@ class Flops(OperatorTool["_Op"]):
         word = forward["type"]
         if op is None or op.formula is None or not isinstance(word, str):
             return
-        if context["backward_type"] == backward_word(word):
+        if context["backward_type"] == backward_type_of(word):
             self._requested[context.name] = op
             context.insert_after_backward_op(
                 self.gradient, observe=True, grad_inputs=[], op=op, name=context.name

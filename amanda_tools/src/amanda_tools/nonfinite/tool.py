@@ -14,7 +14,7 @@ from typing import Any, Literal
 from amanda_core import OpContext
 from amanda_core.errors import AmandaWarning
 from amanda_core.selection import select
-from amanda_core.vocabulary import backward_word
+from amanda_core.vocabulary import backward_type_of
 from amanda_core.weak import Known, Witness, add_holder
 from amanda_tools.nonfinite.probe import (
     INF,
@@ -41,7 +41,7 @@ __all__ = ["NonFinite", "NonFiniteError"]
 
 #: Backward types of operators whose gradients are only rearranged, not summed.
 _MOVED = {
-    backward_word(word)
+    backward_type_of(word)
     for word in REARRANGING - {"slice", "expand", "tile", "repeat", "split", "identity"}
 }
 #: Number of executions whose check may be pending on a device.
