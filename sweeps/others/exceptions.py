@@ -40,6 +40,15 @@ class Excepted:
 EXCEPTED: tuple[Excepted, ...] = (
     *(
         Excepted(
+            "torch",
+            f"test_indexing.py::TestIndexingCPU::{test}",
+            "Counts warnings, which Python shows once for each line. PyTorch ascribes a warning to "
+            "the line that called the operator, which is one of Amanda's",
+        )
+        for test in ("test_bool_indices_cpu", "test_byte_mask_cpu")
+    ),
+    *(
+        Excepted(
             "tensorflow",
             f"backprop_test.py::BackpropTest::{test}",
             "Counts the tensors of the process, among which are those of a function that Amanda "
