@@ -196,6 +196,27 @@ def test_being_told_to_stop(stop: type[BaseException], point: str) -> None:
     close(outside(function), PLAIN)
 
 
+def test_an_error_of_an_op_names_the_lines_of_the_program() -> None:
+    inner = tf.function(lambda x: tf.gather(x, [7]))
+
+    def branch(x: Any) -> Any:
+        return tf.cond(tf.reduce_sum(x) > 1e9, lambda: x, lambda: inner(tf.nn.relu(x)))
+
+    program = tf.function(branch)
+
+    def message() -> str:
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            program(X)
+        return str(raised.value)
+
+    expected = message()
+    assert "Graph execution error" in expected
+    watched = tool(lambda c: c.insert_after_op(lambda *values: None))
+    for made in (watched, after("Relu", lambda v: v * 2)):
+        with amanda.apply(made):
+            assert message() == message() == expected
+
+
 def test_an_error_that_the_program_itself_raises_is_its_own() -> None:
     function = tf.function(lambda x: tf.debugging.check_numerics(tf.math.log(x), "not a number"))
     with (

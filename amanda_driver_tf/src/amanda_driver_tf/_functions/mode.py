@@ -24,7 +24,11 @@ from amanda_driver_tf._graphs.analysis import Analysis, OpPlans
 from amanda_driver_tf._graphs.constants import Constants
 from amanda_driver_tf._graphs.records import GRAPHS, Records, children_of, name_of
 from amanda_driver_tf._insertion.shape_checks import failed_check_error
-from amanda_driver_tf._rewriting.function_rewriting import Call, FunctionRewriter
+from amanda_driver_tf._rewriting.function_rewriting import (
+    Call,
+    FunctionRewriter,
+    with_names_of_program,
+)
 from amanda_driver_tf._rewriting.mode import Mode
 from amanda_driver_tf._rewriting.rewritten_function import RewrittenFunction
 from amanda_driver_tf._shared.namespaces import FUNCTION
@@ -43,7 +47,7 @@ from amanda_driver_tf._tensorflow_internals.modules import (
     ops,
     record,
 )
-from amanda_driver_tf._tensorflow_internals.objects import graph_of_function
+from amanda_driver_tf._tensorflow_internals.objects import graph_of_function, set_message
 
 __all__ = ["FunctionMode"]
 
@@ -260,6 +264,9 @@ class FunctionMode(Mode):
             refused = failed_check_error(error) or _spread(error)
             if refused is not None:
                 raise refused from error
+            if isinstance(error, errors.OpError):
+                # TensorFlow finds the lines of the program by the names of its own functions.
+                set_message(error, with_names_of_program(error.message))
         except BaseException:
             if waits:
                 context.async_clear_error()  # Otherwise everything that runs later would raise it.

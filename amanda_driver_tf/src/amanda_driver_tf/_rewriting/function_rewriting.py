@@ -7,6 +7,7 @@ of the functions written. The module is a little over 400 lines because it is on
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ from amanda_driver_tf._rewriting.xla import (
 )
 from amanda_driver_tf._tensorflow_internals.objects import operation_number
 
-__all__ = ["Call", "FunctionRewriter"]
+__all__ = ["Call", "FunctionRewriter", "with_names_of_program"]
 
 # The attributes of an op that name the functions it calls; the body of a loop comes first.
 _FUNCTIONS = {
@@ -69,6 +70,12 @@ _STATEFUL = {
 }
 _LOOPS = ("While", "StatelessWhile")
 _NUMBERS = itertools.count(1)
+_PREFIX = re.compile(r"\bamanda_\d+_")
+
+
+def with_names_of_program(message: str) -> str:
+    """Return a message with the names of the functions that were rewritten."""
+    return _PREFIX.sub("", message)
 
 
 @dataclass(frozen=True)
@@ -335,7 +342,7 @@ class FunctionRewriter:
         if not (edits.changed or rewritten.arguments or rewritten.results or alone):
             return None
         edits.kept.settle_passed_on(rewritten.results)
-        name = f"amanda_{next(_NUMBERS)}_{rewritten.name.strip('_')}"
+        name = f"amanda_{next(_NUMBERS)}_{rewritten.name}"
         self.written.has_hosts = False
         fdef = write_function(
             rewritten.body,

@@ -46,6 +46,7 @@ __all__ = [
     "reopen",
     "run_session",
     "set_control_flow_context",
+    "set_message",
     "tensor_of_source",
     "variable_handle",
 ]
@@ -263,6 +264,11 @@ def run_session(session: Any, fetches: list[Any]) -> list[Any]:
 
 
 # Exceptions.
+
+
+def set_message(error: Any, message: str) -> None:
+    """Set the message of an `OpError`."""
+    error._message = message
 
 
 def keep_from_keras(error: BaseException) -> None:
