@@ -190,6 +190,23 @@ class Swapped(nn.Module):
         return functional.linear(x, self.weight)
 
 
+def test_a_module_whose_own_name_has_dots_holds_its_parameters() -> None:
+    model, found = nn.Module(), list[tuple[str, Any]]()
+    part = nn.Linear(2, 2)
+    model.forward = lambda x: part(x)
+    setattr(model, "a.b", part)
+
+    def analyse(context: OpContext) -> None:
+        found.extend((weight.name, weight.parameter) for weight in context.weights.values())
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool):
+        model(torch.ones(1, 2))
+    assert [name for name, _ in found] == ["a.b.weight", "a.b.bias"]
+    assert [parameter for _, parameter in found] == [part.weight, part.bias]
+
+
 def test_a_context_names_the_parts_of_parameters_that_an_op_reads() -> None:
     tool = Reads()
     with amanda.apply(tool):
