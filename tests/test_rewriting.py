@@ -197,6 +197,8 @@ def test_a_guard_that_refuses() -> None:
     (match,) = tool.result().matches
     assert match.fallbacks == {"the normalisation is in training": 2}
     assert match.rewritten == 0
+    assert tool.result().reasons == match.fallbacks
+    assert "not rewritten: 2 as the normalisation is in training" in tool.result().table().title
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

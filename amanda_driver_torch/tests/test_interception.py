@@ -172,6 +172,49 @@ def test_code_of_hooks_and_functions_in_a_backward_pass_is_quiet() -> None:
     assert ops_of(program) == ["exp", "sum"]
 
 
+def fill(weight: torch.Tensor) -> torch.Tensor:
+    """Fill a weight as libraries do, in a function of their own."""
+    with torch.no_grad():
+        return weight.copy_(torch.arange(weight.numel()).view(weight.shape))
+
+
+class FromLibrary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2, 2))
+        self.apply(self._init_weights)
+        self(torch.ones(2, 2))  # To find a shape, say.
+
+    def _init_weights(self, module: nn.Module) -> None:
+        fill(self.weight)
+
+    @classmethod
+    def from_pretrained(cls) -> FromLibrary:
+        return load(cls())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+def load(model: FromLibrary) -> FromLibrary:
+    """Load weights into a model."""
+    fill(model.weight).detach()
+    return model
+
+
+def test_what_a_library_does_to_build_or_load_a_model_is_not_the_model() -> None:
+    zones: dict[str, set[str]] = {}
+    with amanda.apply(tool(lambda c: zones.setdefault(c.zone, set()).add(c.op_type))):
+        model = FromLibrary()
+        assert zones["model"] == {"matmul"}
+        FromLibrary.from_pretrained()
+        model.load_state_dict(model.state_dict())
+        assert zones["model"] - {"detach"} == {"matmul"}  # To save is none of these.
+        assert {"arange", "view", "copy_"} <= zones["init"]
+        model.weight.detach().mul_(2.0)
+    assert "mul_" in zones["model"]
+
+
 def test_zones_mark_what_is_not_the_model() -> None:
     zones: list[tuple[str, str]] = []
     model = nn.Linear(2, 1)

@@ -26,6 +26,13 @@ __all__ = ["BOUNDARY", "RULES", "new_labels", "new_parameters", "new_scopes"]
 #: Codes at which a call site ends: what lies further out may differ between a first run and a
 #: recomputation. Module calls and checkpointed functions add theirs.
 BOUNDARY: set[CodeType] = set()
+#: Methods of a model that build, initialize or load it.
+_BUILDING = frozenset(
+    [
+        *("__init__", "init_weights", "_init_weights", "initialize_weights", "reset_parameters"),
+        *("load_state_dict", "from_pretrained"),
+    ]
+)
 
 
 def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
@@ -48,16 +55,34 @@ def zone_of() -> str:
             return "optimizer"
         if module == "torch.nn.init":
             return "init"
-        if frame.f_code.co_name in ("__init__", "step"):
+        name = frame.f_code.co_name
+        if name == "step" or name in _BUILDING:
             owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and frame.f_code.co_name == "__init__":
+            if isinstance(owner, nn.Module) and name in _BUILDING:
                 return "init"
             if isinstance(owner, torch.optim.Optimizer):
                 return "optimizer"
         if not (is_torchs(frame.f_globals) or is_own(frame.f_code)):
-            break  # Further out it may be an optimizer that calls the user's closure.
+            # Further out it may be an optimizer that calls the user's closure.
+            return "init" if _is_building(frame) else "model"
         frame = frame.f_back
     return "model"
+
+
+def _is_building(frame: FrameType | None) -> bool:
+    """Return True if a model is built, initialized or loaded around a frame.
+
+    A library does so in functions of its own, which its models' constructors and loaders call.
+    """
+    while frame is not None and frame.f_code not in BOUNDARY:
+        name = frame.f_code.co_name
+        if name in _BUILDING or name == "forward":
+            owner = frame.f_locals.get("self", frame.f_locals.get("cls"))
+            kind = owner if isinstance(owner, type) else type(owner)
+            if issubclass(kind, nn.Module):
+                return name in _BUILDING  # A constructor may run the model.
+        frame = frame.f_back
+    return False
 
 
 RULES = Rules(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -59,6 +60,18 @@ class RewriteResult:
         """Return the number of times that any match was rewritten."""
         return sum(match.rewritten for match in self.matches)
 
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Return why matches were refused and executions not rewritten: reason -> number, the most
+        frequent first.
+        """
+        found: Counter[str] = Counter()
+        for match in self.matches:
+            if match.refused is not None:
+                found[match.refused] += 1
+            found.update(match.fallbacks)
+        return dict(found.most_common())
+
     def table(self) -> Table:
         """Return a table with one row for each match."""
         rows = [
@@ -75,6 +88,9 @@ class RewriteResult:
         refused = sum(match.refused is not None for match in self.matches)
         matches = format_count(len(self.matches), "match", "matches")
         told = [f"{matches}, {refused} refused; rewritten {format_count(self.rewritten, 'time')}"]
+        if self.reasons:
+            reasons = (f"{number} as {reason}" for reason, number in self.reasons.items())
+            told.append(f"not rewritten: {', '.join(reasons)}")
         if not self.rules:
             told.append("NO rules were given, so nothing was looked for: name some as `rules`")
         told += describe_overhead("the tool", self.tool_seconds, self.wall_seconds)
@@ -84,7 +100,9 @@ class RewriteResult:
 
     def to_json(self) -> str:
         """Return the whole result as JSON."""
-        return json.dumps({"format": "amanda.rewrite/1", **asdict(self)}, indent=1)
+        return json.dumps(
+            {"format": "amanda.rewrite/1", **asdict(self), "reasons": self.reasons}, indent=1
+        )
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each match; needs pandas.
