@@ -795,6 +795,18 @@ def test_in_inference_mode_nothing_is_kept() -> None:
         assert len(tool.made) == 3
 
 
+def test_writes_outside_of_a_selection_count() -> None:
+    model, x = nn.Sequential(nn.Linear(2, 2, bias=False)), torch.ones(1, 2)
+    tool = Prune(0.25).where(amanda.select(module="0"))
+    with amanda.apply(tool), torch.no_grad():
+        plain = model(x)
+        assert tool.result().reached == 4
+        next(model.parameters()).data.mul_(2)
+        assert torch.equal(model(x), plain * 2)
+        torch._foreach_mul_([p.data for p in model.parameters()], 2.0)
+        assert torch.equal(model(x), plain * 4)
+
+
 # How much of the parameters a tool reaches.
 
 

@@ -57,6 +57,7 @@ def test_layers_read_variables_by_their_paths(mode: str) -> None:
     assert "ReadVariableOp" not in tool.seen
 
 
+@pytest.mark.slow
 def test_gathers_and_slices_of_variables_are_readers() -> None:
     table = tf.Variable(tf.ones((5, 3)), name="table")
 
@@ -87,6 +88,7 @@ def test_sessions_read_variables_by_their_names() -> None:
     assert tool.seen["MatMul"] == {":w", ":old"}
 
 
+@pytest.mark.slow
 def test_variables_of_one_name_have_keys_of_their_own() -> None:
     one, two = (tf.Variable(tf.ones((2, 2)), name="same") for _ in range(2))
     tool = Reads()
@@ -114,6 +116,7 @@ def test_a_variable_has_one_mask_however_many_functions_read_it() -> None:
     assert (found.parameters, found.reached, found.unreached) == (18, 18, [])
 
 
+@pytest.mark.slow
 def test_fit_and_predict_count_a_weight_once() -> None:
     model = dense()
     model.compile(optimizer="sgd", loss="mse")
@@ -127,6 +130,7 @@ def test_fit_and_predict_count_a_weight_once() -> None:
     assert found.reached == found.parameters == 18
 
 
+@pytest.mark.slow
 def test_what_is_not_reached_is_named() -> None:
     table = tf.Variable(tf.ones((5, 4)), name="table")
     kernel = tf.Variable(tf.ones((4, 2)), name="kernel")

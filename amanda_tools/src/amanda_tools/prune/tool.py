@@ -25,6 +25,7 @@ from amanda_tools.tensors.types import size_of
 from amanda_tools.tensors.values import facts_of
 from amanda_tools.weight_copies import COPYING, Copies
 from amanda_tools.weight_coverage import WeightCoverage
+from amanda_tools.weight_writes import Watch
 
 __all__ = ["Prune"]
 
@@ -88,6 +89,7 @@ class Prune(Tool):
         self._clock = Clock()
         self.depends_on(
             self._copies,
+            Watch(self.masks),
             MappingTool(
                 [
                     ["*", _by_values],
@@ -106,7 +108,6 @@ class Prune(Tool):
         if not reads.supported or _PART not in context:
             self._prune_by_op(context)
             return
-        self.masks.watch(context)
         if not reads.consumed or context.zone != "model":
             self._list_skipped(context, bool(reads))
             return
