@@ -1,16 +1,19 @@
 """Pruning of mixtures of experts: all that transformers registers, whatever runs their experts.
 
-`python -m tests.test_mixtures_of_experts` prints the table of the documentation.
+`python -m tests.test_mixtures_of_experts` prints what comes out; with `--page` it also writes
+docs/tools/mixtures-of-experts.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import amanda
 from amanda_tools.prune import Prune, PruneResult
@@ -25,6 +28,23 @@ from .mixtures import (
     prompts,
 )
 
+PAGE = Path(__file__).parents[1] / "docs/tools/mixtures-of-experts.md"
+INTRODUCTION = """\
+# Mixtures of experts
+
+See what `Prune(0.5)` does to each mixture of experts that transformers {version} registers, in a
+tiny configuration, with each implementation of the experts.
+
+`tests/test_mixtures_of_experts.py` compares the outputs of four prompts with different routing, and
+the gradients of a training step, with a copy whose parameters were masked matrix by matrix without
+Amanda.
+
+- *equal*: they are the same. The share is that of the matrices that the prompts read.
+- *skipped*: the model could not be built in a small configuration, or does not run. The text says
+  why, in its first 120 letters.
+
+This page is made by `python -m tests.test_mixtures_of_experts --page`.
+"""
 SPARSITY = 0.5
 #: Two for each kind of experts: linear layers gated and not, with biases, shared, transposed.
 SAMPLE = ("mixtral", "gpt_oss")
@@ -144,8 +164,29 @@ def row_of(name: str, implementation: str) -> tuple[str, str, str, str]:
     return name, implementation, wrong if outcome.wrong else "equal", share
 
 
+def page_of(rows: list[tuple[str, str, str, str]]) -> str:
+    """Return the page of the documentation, from a row for each model and implementation."""
+    cells: dict[str, dict[str, str]] = {}
+    for name, implementation, outcome, share in rows:
+        cells.setdefault(name, {})[implementation] = f"{outcome}, {share}" if share else outcome
+    lines = [INTRODUCTION.format(version=transformers.__version__)]
+    lines.append(f"| model | {' | '.join(IMPLEMENTATIONS)} |\n|---|---|---|---|")
+    for name, found in cells.items():
+        shown = [found.get(way, "").replace("|", "/") for way in IMPLEMENTATIONS]
+        same = len(set(shown)) == 1 and shown[0].startswith("skipped")
+        lines.append(f"| {name} | {' | '.join([shown[0], 'same', 'same'] if same else shown)} |")
+    equal = [way for _, way, outcome, _ in rows if outcome == "equal"]
+    counts = [str(equal.count(way)) for way in IMPLEMENTATIONS]
+    lines.append(f"| equal | {' | '.join(counts)} |")
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
-    chosen: Any = sys.argv[1:] or architectures()
+    chosen: Any = [name for name in sys.argv[1:] if name != "--page"] or architectures()
+    found = []
     for each in chosen:
         for way in IMPLEMENTATIONS:
-            print(*row_of(each, way), sep=" | ", flush=True)
+            found.append(row_of(each, way))
+            print(*found[-1], sep=" | ", flush=True)
+    if "--page" in sys.argv:
+        PAGE.write_text(page_of(found))
