@@ -363,4 +363,5 @@ def test_checkpoint_is_a_container() -> None:
     x = leaf(3)
     for reentrant in (True, False):
         names = ops_of(lambda: checkpoint(torch.exp, x, use_reentrant=reentrant))  # noqa: B023
-        assert names == ["exp"]
+        # The checkpoint of PyTorch 2.10 and 2.11 makes empty tensors itself.
+        assert [name for name in names if name != "empty"] == ["exp"]

@@ -62,11 +62,6 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "driver": ("amanda_driver_tf/tests",),
     },
 }
-#: Failures whose reason is known -> the reason.
-KNOWN = {
-    "test_checkpoint_is_a_container": "`torch.utils.checkpoint` of 2.10 itself makes two empty "
-    "tensors, which are seen",
-}
 FAST = "not slow and not exhaustive"
 #: A deprecation in a new release is not a failure.
 ARGUMENTS = (
@@ -216,8 +211,8 @@ def page() -> str:
         "  native interceptor fails, the one in Python is used. If that fails, too, `apply`",
         "  refuses the release by name. `amanda doctor` and `amanda drivers` show which one is",
         "  used and why.",
-        "- PyTorch 2.10 cannot make saved tensors from Python. There an edit adds a node to the",
-        "  graph, and sums of gradients of gradients may differ in the last bit.",
+        "- PyTorch 2.10 and 2.11 cannot make saved tensors from Python. There an edit adds a node",
+        "  to the graph, and sums of gradients of gradients may differ in the last bit.",
         "",
     ]
     for framework, title in (("torch", "PyTorch"), ("tensorflow-cpu", "TensorFlow")):
@@ -230,13 +225,8 @@ def page() -> str:
         lines += ["", "## Failures", ""]
         for r in failing:
             lines.append(f"- {r['framework']} {r['version']}, {r['interceptor']}, {r['group']}:")
-            lines += [f"    - `{failure}`{_reason(failure)}" for failure in r["failures"]]
+            lines += [f"    - `{failure}`" for failure in r["failures"]]
     return "\n".join(lines) + "\n"
-
-
-def _reason(failure: str) -> str:
-    reason = KNOWN.get(failure.rpartition("::")[2])
-    return "" if reason is None else f": {reason}"
 
 
 def _table(framework: str, title: str, results: list[dict[str, Any]]) -> list[str]:

@@ -137,6 +137,8 @@ class _Mode(TorchFunctionMode):
         try:
             operator = self._operators[func]
         except KeyError:
+            if not self._attachment.watching():  # Dynamo, which may be tracing this, stops here.
+                return func(*args, **kwargs)
             operator = self._operators[func] = (
                 Operator(func, operator_of(func), type_name(func)) if is_operator(func) else None
             )
