@@ -28,7 +28,7 @@ from amanda_core.testing import (
 )
 from amanda_core.testing.capabilities import needs_of
 from amanda_core.testing.conformance import suite_tests
-from amanda_core.testing.models import CORE_WORDS
+from amanda_core.testing.models import CORE_TYPES
 from amanda_core.testing.oracle import mapped, same
 from amanda_core.testing.toy_driver import CAPABILITIES as CAPABILITIES_OF_TOY
 from amanda_core.testing.toy_driver import REPLACED
@@ -110,8 +110,8 @@ def test_each_test_is_explained_in_the_documentation() -> None:
 
 def test_each_capability_is_explained_in_the_documentation() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    for word, meaning in CAPABILITIES.items():
-        assert f"| `{word}` | {meaning} |" in text
+    for capability, meaning in CAPABILITIES.items():
+        assert f"| `{capability}` | {meaning} |" in text
 
 
 # The oracle.
@@ -189,7 +189,7 @@ def test_values_are_the_same_only_in_one_shape() -> None:
 def test_core_models_need_core_words_only() -> None:
     for name, model in MODELS.items():
         if name not in ("dense", "reduced"):
-            assert model.words <= CORE_WORDS, name
+            assert model.common_types <= CORE_TYPES, name
 
 
 def test_each_op_has_a_line_and_modules_are_functions() -> None:

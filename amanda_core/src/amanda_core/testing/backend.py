@@ -133,9 +133,9 @@ class Backend(ABC):
         outputs = program.function(*map(self.from_python, inputs), *program.parameters)
         return [self.to_python(output) for output in outputs]
 
-    def call(self, word: str, *values: Any) -> Any:
+    def call(self, common_type: str, *values: Any) -> Any:
         """Call an operator of the framework from a routine."""
-        return self.functions[word](*values)
+        return self.functions[common_type](*values)
 
     def scoped(
         self, name: str, function: Callable[..., Any], inner: Mapping[str, Callable[..., Any]]

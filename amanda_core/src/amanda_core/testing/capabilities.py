@@ -63,12 +63,12 @@ class Needs:
 
     Attributes:
         capabilities: Capabilities that must all be declared; the test is about the last one.
-        words: Operators that the backend must provide besides the required ones.
+        common_types: Operators that the backend must provide besides the required ones.
         optional: Whether the test is about what a backend may provide. Such a test skips itself.
     """
 
     capabilities: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    common_types: tuple[str, ...] = ()
     optional: bool = False
 
     @property
@@ -78,11 +78,11 @@ class Needs:
             return OPTIONAL
         if self.capabilities:
             return self.capabilities[-1]
-        return OPERATORS if self.words else CORE
+        return OPERATORS if self.common_types else CORE
 
 
 def needs(
-    *capabilities: str, words: tuple[str, ...] = (), optional: bool = False
+    *capabilities: str, common_types: tuple[str, ...] = (), optional: bool = False
 ) -> Callable[[F], F]:
     """Mark a test of the suite with what it needs."""
     unknown = set(capabilities) - set(CAPABILITIES)
@@ -91,7 +91,7 @@ def needs(
 
     def mark(function: F) -> F:
         # An attribute and not a pytest mark, which must be registered before the import.
-        function.__amanda_needs__ = Needs(capabilities, words, optional)  # type: ignore[attr-defined]
+        function.__amanda_needs__ = Needs(capabilities, common_types, optional)  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -112,7 +112,9 @@ def reason_to_skip(needed: Needs, backend: Backend, info: DriverInfo) -> str:
             return f"the driver {info.name!r} does not declare {capability!r} for {backend.mode!r}"
         if capability in backend.without:
             return f"{backend.title} has no {capability!r}: {backend.without[capability]}"
-    missing = [word for word in needed.words if word not in backend.functions]
+    missing = [
+        common_type for common_type in needed.common_types if common_type not in backend.functions
+    ]
     if missing:
         return f"{backend.title} offers the suite no {', '.join(missing)}"
     return ""

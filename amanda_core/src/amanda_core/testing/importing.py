@@ -28,12 +28,12 @@ def main(file: str, name: str) -> None:
         AssertionError: The model's operators were not seen.
     """
     executed: list[str] = []
-    words: set[str] = set()
+    common_types: set[str] = set()
 
     def analyse(context: OpContext) -> None:
-        word = context.get("type")
-        if context.zone == "model" and word in words:
-            context.insert_before_op(lambda *values: executed.append(str(word)))
+        common_type = context.get("type")
+        if context.zone == "model" and common_type in common_types:
+            context.insert_before_op(lambda *values: executed.append(str(common_type)))
 
     tool = Tool()
     tool.add_inst_for_op(analyse)
@@ -45,7 +45,7 @@ def main(file: str, name: str) -> None:
             assert not modules & before, f"{modules & before} was loaded before tools were applied"
             assert modules & set(sys.modules), f"{file} imports none of {modules}"
             built = Rig(backend, backend.info()).build("chain")
-            words |= built.model.words
+            common_types |= built.model.common_types
             built.run()
     assert executed == built.model.sequence, executed
 

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-__all__ = ["ARITY", "CORE_WORDS", "MODELS", "Model", "Node", "Value", "numbers"]
+__all__ = ["ARITY", "CORE_TYPES", "MODELS", "Model", "Node", "Value", "numbers"]
 
 #: A number or nested lists of numbers.
 Value = float | list["Value"]
@@ -27,7 +27,7 @@ ARITY: Mapping[str, int] = {
     "sum": 1,
 }
 #: What every backend has to have. The others are tested where a backend offers them.
-CORE_WORDS = frozenset({"add", "mul", "relu"})
+CORE_TYPES = frozenset({"add", "mul", "relu"})
 
 # Multiples of 1/4: short chains of sums and products of them are exact in single precision. Every
 # third is positive, so that models of single numbers run `relu` where it has a slope.
@@ -40,13 +40,13 @@ class Node:
 
     Attributes:
         result: Name of what it computes.
-        word: The operator, one of `ARITY`.
+        common_type: The operator, one of `ARITY`.
         operands: Names of inputs, parameters or earlier results.
         scope: Path of the module that it runs in, parts joined by ``/``; empty outside any.
     """
 
     result: str
-    word: str
+    common_type: str
     operands: tuple[str, ...]
     scope: str = ""
 
@@ -74,14 +74,14 @@ class Model:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
 
     @property
-    def words(self) -> frozenset[str]:
+    def common_types(self) -> frozenset[str]:
         """The common types of the operators."""
-        return frozenset(node.word for node in self.nodes)
+        return frozenset(node.common_type for node in self.nodes)
 
     @property
     def sequence(self) -> list[str]:
         """The common types of the operators in the order of execution."""
-        return [node.word for node in self.nodes] * self.times
+        return [node.common_type for node in self.nodes] * self.times
 
     def node(self, result: str) -> Node:
         """Return the node that computes `result`."""
@@ -98,7 +98,7 @@ class Model:
     def seeds(self, shape: Sequence[int]) -> list[Value]:
         """Return gradients that arrive at the outputs, with no number twice."""
         return [
-            numbers(() if self.node(name).word == "sum" else shape, 9 + 3 * place)
+            numbers(() if self.node(name).common_type == "sum" else shape, 9 + 3 * place)
             for place, name in enumerate(self.outputs)
         ]
 

@@ -141,7 +141,7 @@ def _forward(
                 edit = edits.before.get((node.result, place))
                 operands[place] = operand if edit is None else mapped(edit, operand)
             read = [_binding(model, name, version) for name in node.operands]
-            result = _FORWARD[node.word](*operands)
+            result = _FORWARD[node.common_type](*operands)
             if node.result in edits.after:
                 result = mapped(edits.after[node.result], result)
             known[node.result] = result
@@ -206,7 +206,7 @@ def differentiate(
         if node.result in edits.backward:
             contributions = edits.backward[node.result](gradient)
         else:
-            contributions = _BACKWARD[node.word](gradient, *execution.operands)
+            contributions = _BACKWARD[node.common_type](gradient, *execution.operands)
         for place, (binding, part) in enumerate(zip(execution.read, contributions, strict=True)):
             trace.contributions[node.result, place] = part
             edit = edits.grad_after.get((node.result, place))

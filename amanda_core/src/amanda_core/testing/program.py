@@ -47,7 +47,7 @@ def _body(nodes: Sequence[Node], scope: str) -> tuple[list[str], list[str]]:
     inner: list[str] = []
     for node in nodes:
         if node.scope == scope:
-            lines.append(f"{node.result} = {node.word}({', '.join(node.operands)})")
+            lines.append(f"{node.result} = {node.common_type}({', '.join(node.operands)})")
             continue
         below = node.scope[len(scope) + 1 if scope else 0 :].partition("/")[0]
         path = f"{scope}/{below}" if scope else below
@@ -120,7 +120,7 @@ def function_of(
     # So that tracebacks, and frameworks that read sources, find the lines.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     names: dict[str, Any] = {"__name__": f"amanda_model_{model.name}"}
-    names.update((word, functions[word]) for word in model.words)
+    names.update((common_type, functions[common_type]) for common_type in model.common_types)
     exec(compile(source, filename, "exec"), names)
     scopes = _scopes(model.nodes)
     for scope in scopes:

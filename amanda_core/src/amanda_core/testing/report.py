@@ -155,7 +155,9 @@ def as_json(reports: list[Report]) -> dict[str, Any]:
                 "conforms": report.conforms,
                 "not_run": report.missing,
                 "capabilities": {
-                    word: report.verdict(word) for word in CAPABILITIES if word not in _NEITHER
+                    capability: report.verdict(capability)
+                    for capability in CAPABILITIES
+                    if capability not in _NEITHER
                 },
                 "tests": {name: asdict(group) for name, group in sorted(report.groups.items())},
             }
@@ -177,17 +179,17 @@ def as_markdown(reports: list[Report]) -> str:
         [OPERATORS, *(_count(report, OPERATORS) for report in reports)],
         [OPTIONAL, *(_count(report, OPTIONAL) for report in reports)],
     ]
-    for word in CAPABILITIES:
-        if word not in _NEITHER:
+    for capability in CAPABILITIES:
+        if capability not in _NEITHER:
             cells = []
             for report in reports:
-                verdict = report.verdict(word)
+                verdict = report.verdict(capability)
                 cells.append(
-                    f"{verdict} ({_count(report, word)})"
-                    if word in report.groups and verdict in ("passed", "failed")
+                    f"{verdict} ({_count(report, capability)})"
+                    if capability in report.groups and verdict in ("passed", "failed")
                     else verdict
                 )
-            rows.append([f"`{word}`", *cells])
+            rows.append([f"`{capability}`", *cells])
     rows.append(["result", *(f"**{report.conclusion}**" for report in reports)])
     table = "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows)
     parts = ["# Conformance to Amanda's driver interface", versions, table]

@@ -102,11 +102,15 @@ class Rig:
 
     # Tools.
 
-    def is_ours(self, context: OpContext, words: Sequence[str] | frozenset[str]) -> bool:
+    def is_ours(self, context: OpContext, common_types: Sequence[str] | frozenset[str]) -> bool:
         """Return True for a forward op of the model, by its common type: frameworks add ops."""
         if Namespace.parse(context.namespace).framework != self.backend.driver:
             return False
-        if not context.is_forward() or context.zone != "model" or context["type"] not in words:
+        if (
+            not context.is_forward()
+            or context.zone != "model"
+            or context["type"] not in common_types
+        ):
             return False
         if context.namespace not in self.namespaces:
             self.namespaces.append(context.namespace)
@@ -115,46 +119,46 @@ class Rig:
     def tool(
         self,
         analyse: Callable[[OpContext], Any],
-        *words: str,
+        *common_types: str,
         after: bool = False,
     ) -> Tool:
         """Return a tool that analyses the forward ops of these common types."""
 
         def routine(context: OpContext) -> None:
-            if self.is_ours(context, words):
+            if self.is_ours(context, common_types):
                 analyse(context)
 
         tool = Tool()
         tool.add_inst_for_op(routine, require_outputs=after)
         return tool
 
-    def asking(self, ask: str, routine: Routine, *words: str, **arguments: Any) -> Tool:
+    def asking(self, ask: str, routine: Routine, *common_types: str, **arguments: Any) -> Tool:
         """Return a tool that makes one request at each op of these common types.
 
         Args:
             ask: A method of `OpContext`, such as ``insert_before_op``.
             routine: The instrumentation routine.
-            *words: The operators.
+            *common_types: The operators.
             **arguments: Positions, and keyword arguments of the routine.
         """
         return self.tool(
             lambda context: getattr(context, ask)(routine, **arguments),
-            *words,
+            *common_types,
             after=ask == "insert_after_op",
         )
 
-    def recording(self, executed: list[tuple[str, int]], *words: str) -> Tool:
+    def recording(self, executed: list[tuple[str, int]], *common_types: str) -> Tool:
         """Return a tool that records the common type and op id of each execution."""
 
         def analyse(context: OpContext) -> None:
-            word, number = context["type"], context.get_op_id()
+            common_type, number = context["type"], context.get_op_id()
 
             def note(*values: Any) -> None:
-                executed.append((word, number))
+                executed.append((common_type, number))
 
             context.insert_before_op(note)
 
-        return self.tool(analyse, *words)
+        return self.tool(analyse, *common_types)
 
     def edit(self, change: Edit) -> Routine:
         """Return a routine that changes each number of each value."""

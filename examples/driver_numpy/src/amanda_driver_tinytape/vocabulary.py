@@ -25,5 +25,5 @@ def describe(context: OpContext) -> None:
         if context.op_type == "matmul":
             context["input_roles"] = ("left", "right")
     else:
-        word = OP_TYPES.get(context.op_type.removesuffix("_pull"))
-        context["backward_type"] = f"{word}_backward" if word is not None else None
+        common_type = OP_TYPES.get(context.op_type.removesuffix("_pull"))
+        context["backward_type"] = f"{common_type}_backward" if common_type is not None else None

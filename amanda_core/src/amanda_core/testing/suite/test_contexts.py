@@ -19,7 +19,7 @@ from amanda_core.vocabulary import OP_TYPES
 def _contexts(rig: Rig, name: str = "chain", runs: int = 1) -> list[OpContext]:
     found: list[OpContext] = []
     built = rig.build(name)
-    with apply(rig.tool(found.append, *built.model.words)):
+    with apply(rig.tool(found.append, *built.model.common_types)):
         for _ in range(runs):
             built.run()
     return found
@@ -41,7 +41,7 @@ def test_facts_of_an_op(rig: Rig) -> None:
         assert not context.is_backward()
         assert context.get_backward_op_id() is None
 
-    with apply(rig.tool(analyse, *built.model.words)):
+    with apply(rig.tool(analyse, *built.model.common_types)):
         built.run()
     assert len(raw) == len(set(ids)) == 3
     assert None not in raw
@@ -61,8 +61,8 @@ def test_the_namespace_is_a_declared_one(rig: Rig) -> None:
 
 def test_operators_have_common_words(rig: Rig) -> None:
     """Set context["type"] to the common type, by `amanda_prepare_context` or `DriverInfo`."""
-    words = [context["type"] for context in _contexts(rig)]
-    assert words == ["mul", "add", "relu"]
+    common_types = [context["type"] for context in _contexts(rig)]
+    assert common_types == ["mul", "add", "relu"]
     for context in _contexts(rig):
         assert rig.info.vocabulary[context.op_type] == context["type"]
     unknown = {
@@ -137,7 +137,7 @@ def test_everything_is_restored(rig: Rig) -> None:
     before = dict(rig.backend.found())
     assert before
     executed: list[tuple[str, int]] = []
-    with apply(rig.recording(executed, *built.model.words)):
+    with apply(rig.recording(executed, *built.model.common_types)):
         built.run()
     after = rig.backend.found()
     assert [name for name in before if after.get(name) is not before[name]] == []

@@ -24,7 +24,7 @@ def _looked(rig: Rig, look: Callable[[Facts, Any], Any]) -> list[Any]:
         assert facts is not None
         context.insert_after_op(lambda output: found.append(look(facts, output)), outputs=[0])
 
-    with apply(rig.tool(analyse, *built.model.words)):
+    with apply(rig.tool(analyse, *built.model.common_types)):
         built.run()
     assert len(found) == 3
     return found

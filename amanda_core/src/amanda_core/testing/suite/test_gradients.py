@@ -35,13 +35,13 @@ def _assert_gradients(rig: Rig, built: Built, found: Any, edits: Edits | None = 
         assert rig.same(found.gradients[name], gradient), name
 
 
-def _backward_tool(rig: Rig, analyse: Any, word: str, *, after: bool = False) -> Tool:
-    """Return a tool that analyses the backward ops of forward ops of this word."""
+def _backward_tool(rig: Rig, analyse: Any, common_type: str, *, after: bool = False) -> Tool:
+    """Return a tool that analyses the backward ops of forward ops of this type."""
     tool = Tool()
 
     def routine(context: OpContext) -> None:
         forward = context.forward
-        if forward is not None and rig.is_ours(forward, [word]):
+        if forward is not None and rig.is_ours(forward, [common_type]):
             analyse(context)
 
     tool.add_inst_for_op(routine, backward=True, require_outputs=after)
@@ -83,7 +83,7 @@ def test_backward_ops_know_their_forward_op(rig: Rig) -> None:
         context["mark"] = context["type"]
 
     def look(context: OpContext) -> None:
-        if context.forward is None or not rig.is_ours(context.forward, built.model.words):
+        if context.forward is None or not rig.is_ours(context.forward, built.model.common_types):
             return
         seen[context["mark"]] += 1
         assert context.is_backward()
@@ -95,7 +95,7 @@ def test_backward_ops_know_their_forward_op(rig: Rig) -> None:
 
     tool = Tool()
     tool.add_inst_for_op(look, backward=True)
-    with apply(rig.tool(note, *built.model.words), tool):
+    with apply(rig.tool(note, *built.model.common_types), tool):
         found = built.gradients()
     # A sum passes its gradient on, and some frameworks need no op for that.
     assert {"mul", "relu"} <= set(seen) <= {"mul", "add", "relu"}
@@ -114,7 +114,9 @@ def test_backward_ids_are_stable_and_analysed_once(rig: Rig) -> None:
         count[number] += 1
         context.insert_before_backward_op(lambda *gradients: executed.append(number))
 
-    with apply(*(_backward_tool(rig, analyse, word) for word in ("mul", "add", "relu"))):
+    with apply(
+        *(_backward_tool(rig, analyse, common_type) for common_type in ("mul", "add", "relu"))
+    ):
         built.gradients()
         once = list(executed)
         built.gradients()
@@ -170,15 +172,15 @@ def test_a_gradient_that_a_backward_op_computed_is_edited(rig: Rig) -> None:
 
 @needs("gradients")
 @pytest.mark.parametrize(
-    ("name", "word", "result", "position"),
+    ("name", "common_type", "result", "position"),
     [("chain", "relu", "y", 0), ("tied", "mul", "h", 1), ("diamond", "add", "y", 1)],
 )
 def test_an_edited_input_lets_gradients_straight_through(
-    rig: Rig, name: str, word: str, result: str, position: int
+    rig: Rig, name: str, common_type: str, result: str, position: int
 ) -> None:
     """Differentiate at the edited input, and send its gradient to where the original came from."""
     built = rig.build(name)
-    with apply(rig.asking("insert_before_op", rig.edit(_lower), word, inputs=[position])):
+    with apply(rig.asking("insert_before_op", rig.edit(_lower), common_type, inputs=[position])):
         first, second = built.gradients(), built.gradients()
     _assert_gradients(rig, built, first, Edits(before={(result, position): _lower}))
     assert second == first
@@ -241,14 +243,18 @@ def test_backward_is_disabled_too(rig: Rig) -> None:
 
 @needs("gradients", "aligned_gradients")
 @pytest.mark.parametrize(
-    ("name", "word", "result"),
+    ("name", "common_type", "result"),
     [("chain", "add", "a"), ("diamond", "mul", "h"), ("fork", "mul", "h"), ("tied", "mul", "h")],
 )
-def test_the_whole_gradient_of_an_output(rig: Rig, name: str, word: str, result: str) -> None:
+def test_the_whole_gradient_of_an_output(
+    rig: Rig, name: str, common_type: str, result: str
+) -> None:
     """Pass as grad_outputs of a forward op the sum of what all readers of the output send."""
     built = rig.build(name)
     seen: list[Any] = []
-    with apply(rig.asking("insert_before_backward_op", rig.taking(seen), word, grad_outputs=[0])):
+    with apply(
+        rig.asking("insert_before_backward_op", rig.taking(seen), common_type, grad_outputs=[0])
+    ):
         found = built.gradients()
     assert rig.same(seen, [built.expected().arriving[result]])
     _assert_gradients(rig, built, found)
@@ -256,7 +262,7 @@ def test_the_whole_gradient_of_an_output(rig: Rig, name: str, word: str, result:
 
 @needs("gradients", "aligned_gradients")
 @pytest.mark.parametrize(
-    ("name", "word", "result", "position"),
+    ("name", "common_type", "result", "position"),
     [
         ("chain", "mul", "h", 1),
         ("diamond", "relu", "r", 0),
@@ -266,13 +272,15 @@ def test_the_whole_gradient_of_an_output(rig: Rig, name: str, word: str, result:
     ],
 )
 def test_an_ops_contribution_to_the_gradient_of_an_input(
-    rig: Rig, name: str, word: str, result: str, position: int
+    rig: Rig, name: str, common_type: str, result: str, position: int
 ) -> None:
     """Pass as grad_inputs of a forward op its own part, before other readers' parts are added."""
     built = rig.build(name)
     seen: list[Any] = []
     with apply(
-        rig.asking("insert_after_backward_op", rig.taking(seen), word, grad_inputs=[position])
+        rig.asking(
+            "insert_after_backward_op", rig.taking(seen), common_type, grad_inputs=[position]
+        )
     ):
         found = built.gradients()
     assert rig.same(seen, [built.expected().contributions[result, position]])
@@ -281,13 +289,17 @@ def test_an_ops_contribution_to_the_gradient_of_an_input(
 
 @needs("gradients", "aligned_gradients")
 @pytest.mark.parametrize(
-    ("name", "word", "result"),
+    ("name", "common_type", "result"),
     [("chain", "add", "a"), ("diamond", "mul", "h"), ("fork", "mul", "h")],
 )
-def test_the_gradient_of_an_output_is_edited(rig: Rig, name: str, word: str, result: str) -> None:
+def test_the_gradient_of_an_output_is_edited(
+    rig: Rig, name: str, common_type: str, result: str
+) -> None:
     """Run the op's backward program on the whole gradient as the routine returned it."""
     built = rig.build(name)
-    with apply(rig.asking("insert_before_backward_op", rig.edit(_double), word, grad_outputs=[0])):
+    with apply(
+        rig.asking("insert_before_backward_op", rig.edit(_double), common_type, grad_outputs=[0])
+    ):
         first, second = built.gradients(), built.gradients()
     _assert_gradients(rig, built, first, Edits(grad_before={result: _double}))
     assert second == first
@@ -295,7 +307,7 @@ def test_the_gradient_of_an_output_is_edited(rig: Rig, name: str, word: str, res
 
 @needs("gradients", "aligned_gradients")
 @pytest.mark.parametrize(
-    ("name", "word", "result", "position"),
+    ("name", "common_type", "result", "position"),
     [
         ("chain", "mul", "h", 1),
         ("diamond", "add", "y", 0),
@@ -305,12 +317,14 @@ def test_the_gradient_of_an_output_is_edited(rig: Rig, name: str, word: str, res
     ],
 )
 def test_a_contribution_is_edited(
-    rig: Rig, name: str, word: str, result: str, position: int
+    rig: Rig, name: str, common_type: str, result: str, position: int
 ) -> None:
     """Change one op's part of an input's gradient, and no other reader's part."""
     built = rig.build(name)
     with apply(
-        rig.asking("insert_after_backward_op", rig.edit(_double), word, grad_inputs=[position])
+        rig.asking(
+            "insert_after_backward_op", rig.edit(_double), common_type, grad_inputs=[position]
+        )
     ):
         first, second = built.gradients(), built.gradients()
     _assert_gradients(rig, built, first, Edits(grad_after={(result, position): _double}))
@@ -389,7 +403,7 @@ def test_the_backward_program_of_an_op_of_two_inputs_is_replaced(rig: Rig) -> No
     _assert_gradients(rig, built, found, Edits(backward={"h": lambda g: [g, mapped(_triple, g)]}))
 
 
-@needs("gradients", words=("matmul", "tanh"))
+@needs("gradients", common_types=("matmul", "tanh"))
 def test_gradients_of_a_matrix_product(rig: Rig) -> None:
     """Send the gradients of a dense layer with an edited weight straight through."""
     built = rig.build("dense")

@@ -19,17 +19,17 @@ def test_each_op_is_seen_once_and_in_order(rig: Rig) -> None:
     with apply(rig.recording(executed, "mul", "add", "relu")):
         for built in models:
             built.run()
-    expected = [word for built in models for word in built.model.sequence]
-    assert [word for word, _ in executed] == expected
+    expected = [common_type for built in models for common_type in built.model.sequence]
+    assert [common_type for common_type, _ in executed] == expected
 
 
 def test_a_loop_executes_its_ops_each_time(rig: Rig) -> None:
     """Count three executions of a layer that runs three times, as one op or as three."""
     built = rig.build("loop")
     executed: list[tuple[str, int]] = []
-    with apply(rig.recording(executed, *built.model.words)):
+    with apply(rig.recording(executed, *built.model.common_types)):
         outputs = built.run()
-    assert [word for word, _ in executed] == built.model.sequence
+    assert [common_type for common_type, _ in executed] == built.model.sequence
     assert rig.is_run(outputs, built)
 
 
@@ -40,7 +40,7 @@ def test_ids_stay_the_same_from_run_to_run(rig: Rig) -> None:
     """
     built = rig.build("chain")
     executed: list[tuple[str, int]] = []
-    with apply(rig.recording(executed, *built.model.words)):
+    with apply(rig.recording(executed, *built.model.common_types)):
         built.run()
         built.run()
         with cache_disabled():
@@ -63,9 +63,9 @@ def test_readers_of_one_value_are_seen(rig: Rig) -> None:
     """See each op of a branching graph once, after the ops that it reads from."""
     built = rig.build("diamond")
     executed: list[tuple[str, int]] = []
-    with apply(rig.recording(executed, *built.model.words)):
+    with apply(rig.recording(executed, *built.model.common_types)):
         built.run()
-    assert [word for word, _ in executed] == ["mul", "relu", "add"]
+    assert [common_type for common_type, _ in executed] == ["mul", "relu", "add"]
 
 
 def test_watching_changes_nothing(rig: Rig) -> None:
@@ -85,22 +85,22 @@ def test_routines_that_return_none_or_what_they_got_change_nothing(rig: Rig) -> 
     """Write back only what a plan's step returns: None and the same object mean unchanged."""
     built = rig.build("chain")
     plain = built.run()
-    words = sorted(built.model.words)
-    nothing = rig.asking("insert_before_op", lambda *values: None, *words)
-    same = rig.asking("insert_before_op", lambda *values: list(values), *words)
-    after = rig.asking("insert_after_op", lambda *values: list(values), *words)
+    common_types = sorted(built.model.common_types)
+    nothing = rig.asking("insert_before_op", lambda *values: None, *common_types)
+    same = rig.asking("insert_before_op", lambda *values: list(values), *common_types)
+    after = rig.asking("insert_after_op", lambda *values: list(values), *common_types)
     with apply(nothing, same, after):
         outputs = built.run()
     assert outputs == plain
 
 
-@needs(words=("matmul", "tanh"))
+@needs(common_types=("matmul", "tanh"))
 def test_a_matrix_product(rig: Rig) -> None:
     """See the ops of a dense layer, with the right values."""
     _sequence(rig, "dense")
 
 
-@needs(words=("exp", "sum"))
+@needs(common_types=("exp", "sum"))
 def test_a_reduction(rig: Rig) -> None:
     """See the ops of a reduction to one number, with the right values."""
     _sequence(rig, "reduced")
@@ -109,7 +109,7 @@ def test_a_reduction(rig: Rig) -> None:
 def _sequence(rig: Rig, name: str) -> None:
     built = rig.build(name)
     executed: list[tuple[str, int]] = []
-    with apply(rig.recording(executed, *built.model.words)):
+    with apply(rig.recording(executed, *built.model.common_types)):
         outputs = built.run()
-    assert [word for word, _ in executed] == built.model.sequence
+    assert [common_type for common_type, _ in executed] == built.model.sequence
     assert rig.is_run(outputs, built)

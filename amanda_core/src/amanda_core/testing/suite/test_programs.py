@@ -48,19 +48,23 @@ def test_routines_run_in_program_order(rig: Rig) -> None:
     events: list[tuple[str, str]] = []
 
     def before(context: OpContext) -> None:
-        word = context["type"]
-        context.insert_before_op(lambda *_: events.append(("before", word)), observe=True)
+        common_type = context["type"]
+        context.insert_before_op(lambda *_: events.append(("before", common_type)), observe=True)
 
     def after(context: OpContext) -> None:
-        word = context["type"]
-        context.insert_after_op(lambda *_: events.append(("after", word)), observe=True)
+        common_type = context["type"]
+        context.insert_after_op(lambda *_: events.append(("after", common_type)), observe=True)
 
-    words = built.model.words
-    with apply(rig.tool(before, *words), rig.tool(after, *words, after=True)):
+    common_types = built.model.common_types
+    with apply(rig.tool(before, *common_types), rig.tool(after, *common_types, after=True)):
         for _ in range(3):
             events.clear()
             built.run()
-            expected = [(at, word) for word in built.model.sequence for at in ("before", "after")]
+            expected = [
+                (at, common_type)
+                for common_type in built.model.sequence
+                for at in ("before", "after")
+            ]
             assert events == expected
 
 
@@ -73,7 +77,7 @@ def test_ops_know_the_module_that_they_run_in(rig: Rig) -> None:
     def analyse(context: OpContext) -> None:
         paths[context["type"]] = context.module_path
 
-    with apply(rig.tool(analyse, *built.model.words)):
+    with apply(rig.tool(analyse, *built.model.common_types)):
         outputs = built.run()
     assert rig.is_run(outputs, built)
     # Frameworks may number names; parts are joined by a mark of their own.

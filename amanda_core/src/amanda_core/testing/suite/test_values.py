@@ -26,7 +26,9 @@ def _without(value: Any, axis: int, index: int) -> Any:
     return [mapped(lambda _: 0.0, v) if i == index else v for i, v in enumerate(value)]
 
 
-def _without_output(rig: Rig, built: Built, word: str, index: int) -> tuple[list[Value], OpContext]:
+def _without_output(
+    rig: Rig, built: Built, common_type: str, index: int
+) -> tuple[list[Value], OpContext]:
     """Run with one output channel of the weight set to zero, as the context says where it is."""
     found: list[OpContext] = []
 
@@ -42,7 +44,7 @@ def _without_output(rig: Rig, built: Built, word: str, index: int) -> tuple[list
 
         context.insert_before_op(remove, inputs=[position])
 
-    with apply(rig.tool(analyse, word)):
+    with apply(rig.tool(analyse, common_type)):
         outputs = built.run()
     (context,) = found
     assert set(context["input_roles"]) <= set(INPUT_ROLES)
@@ -50,7 +52,7 @@ def _without_output(rig: Rig, built: Built, word: str, index: int) -> tuple[list
     return outputs, context
 
 
-@needs(words=("matmul", "tanh"))
+@needs(common_types=("matmul", "tanh"))
 def test_the_roles_of_a_matrix_product(rig: Rig) -> None:
     """Name the operands in ``input_roles``, and the weight's axes in ``weight_layout``."""
     built = rig.build("dense")
@@ -60,7 +62,7 @@ def test_the_roles_of_a_matrix_product(rig: Rig) -> None:
     assert rig.same(outputs, evaluate(built.model, {**built.values, "w": weight}).outputs)
 
 
-@needs(words=("conv2d",))
+@needs(common_types=("conv2d",))
 def test_the_roles_and_layouts_of_a_convolution(rig: Rig) -> None:
     """Name the axes in ``layout`` and ``weight_layout`` in the order that the values have."""
     layout, weight_layout = rig.backend.conv2d_layouts
