@@ -31,6 +31,10 @@ class Op:
         self.of = of
         self.names = context.input_names if not of else ()
         self.allowed = False
+        #: Of a backward operator, the forward operator, whose values it may have saved.
+        self.forward: Op | None = None
+        #: Bits of the values that it read or returned in this step, which its backward passes on.
+        self.spoiled = 0
         kind = context.op_type
         inner = kind.startswith("__i") and kind.endswith("__")
         self.writes = not of and (
@@ -57,8 +61,9 @@ class Op:
         return waiting.pop() if self._eager else waiting.pop(0)
 
     def forget(self) -> None:
-        """Drop executions that have not ended because an exception left them."""
+        """Drop what belongs to the step: executions that an exception left, and bits."""
         self._entered.clear()
+        self.spoiled = 0
 
     @property
     def _thread(self) -> int:

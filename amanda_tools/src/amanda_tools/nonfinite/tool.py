@@ -33,7 +33,7 @@ from amanda_tools.nonfinite.record import (
     weak_reference,
 )
 from amanda_tools.nonfinite.result import Fault, NonFiniteResult, Origin
-from amanda_tools.operators.entries import REARRANGING
+from amanda_tools.operators.entries import REARRANGING, key_of
 from amanda_tools.operators.tool import OperatorTool
 from amanda_tools.tensors.values import need_numpy
 
@@ -120,8 +120,13 @@ class NonFinite(OperatorTool[Op]):
         self._made: Known[Made] = Known()
         add_holder(self)
         self._live: weakref.WeakSet[Op] = weakref.WeakSet()
+        self._forward: weakref.WeakValueDictionary[tuple[object, ...], Op] = (
+            weakref.WeakValueDictionary()
+        )
         self._step = 0
         self._looks = True
+        #: The last step in which a forward operator had a fault.
+        self._faulted = -1
         #: Whether there was a NaN earlier in this step.
         self._seen = False
         self.add_inst_for_op(self.analyse)
@@ -137,6 +142,7 @@ class NonFinite(OperatorTool[Op]):
             return  # These operators only move values.
         op = Op(context)
         self._live.add(op)
+        self._forward[op.key] = op
         # Uninitialized memory may contain anything.
         op.allowed = context["type"] == "empty" or any(test(context) for test in self._allowed)
         context.insert_before_op(self.enter, observe=True, op=op)
@@ -151,6 +157,7 @@ class NonFinite(OperatorTool[Op]):
         op = Op(context, of=context.op_type)
         self._live.add(op)
         holder = context if context.forward is None else context.forward
+        op.forward = self._forward.get(key_of(holder))
         op.allowed = any(test(holder) for test in self._allowed)
         context.insert_before_backward_op(self.enter, observe=True, op=op)
         context.insert_after_backward_op(self.leave, observe=True, op=op)
@@ -192,6 +199,10 @@ class NonFinite(OperatorTool[Op]):
             waiting = waits or entered.waits
             found = (self._bits(value, op) for _, value in op.probe.candidates(outputs))
             if not waiting and not any(found):
+                if self._seen and not op.of and entered.looks is None:
+                    # A mask may have hidden a NaN, which backward reads again.
+                    given = op.probe.candidates(entered.inputs)
+                    op.spoiled |= NAN if any(self._bits(v, op) & NAN for _, v in given) else 0
                 return
             if entered.looks is None:
                 entered.looks = self._probed(entered.inputs, op, False)
@@ -307,12 +318,19 @@ class NonFinite(OperatorTool[Op]):
         op = execution.op
         before, after = union(execution.inputs), union(execution.outputs)
         seen, self._seen = self._seen, self._seen or bool((before | after) & NAN)
+        if not op.of:
+            # Infinities are usually masks, unless one has been reported in this step.
+            counts = NAN | INF if self._faulted == execution.step else NAN
+            op.spoiled |= (before | after) & counts
         if op.allowed:
             self._result.allowed += 1
             return
         # In steps after a fault, parameters are non-finite because of it.
         sound = not any(fault.step < execution.step for fault in self._faults.values())
         new = after & NAN & ~before or (after & INF if not before else 0)
+        if new and op.forward is not None and op.forward.spoiled:
+            self._result.passed_on += 1
+            return
         if new and not op.reads_variable:
             origin: Origin = "gradient" if op.of else "operator"
             self._fault(execution, origin, new, op.of, raises)
@@ -335,6 +353,9 @@ class NonFinite(OperatorTool[Op]):
         self, execution: Execution, origin: Origin, bits: int, what: str, raises: bool
     ) -> None:
         op = execution.op
+        if not op.of:
+            self._faulted = execution.step
+            op.spoiled |= bits
         kind: Literal["nan", "inf"] = "nan" if bits & NAN else "inf"
         key = (*op.key, origin, kind, what)
         fault = self._faults.get(key)
