@@ -36,6 +36,8 @@ from amanda_tools.weight_copies import Copies
 from amanda_tools.weight_coverage import elements_in
 from amanda_tools.weight_files import load_weights, save_weights
 
+from .language_models import MODELS, generate
+
 swap_tensors: Any = untyped_swap
 make_dual: Any = forward_ad.make_dual
 unpack_dual: Any = forward_ad.unpack_dual
@@ -598,6 +600,8 @@ import sys
 import torch
 import amanda
 from amanda_tools.weight_files import load_weights, save_weights
+
+from .language_models import MODELS, generate
 sys.path[:0] = [sys.argv[1]]
 from test_weights import Block, Scales
 tool = Scales()
@@ -855,3 +859,30 @@ def test_products_of_pruned_copies_are_not_skipped() -> None:
     found = tool.result()
     assert found.skipped == []
     assert found.reached == found.parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "mixtral"])
+def test_ids_are_flat_over_512_generated_tokens(name: str) -> None:
+    (language,) = (one for one in MODELS if one.name == name)
+    model, tool = language.made(), Reads()
+    if name == "mixtral":
+        model.set_experts_implementation("eager")
+    prompt = torch.randint(1, 59, (2, 5), generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    counts = []
+    with amanda.apply(tool) as handle:
+        # The first tokens reach all experts, and the loops of the generation.
+        for tokens in (64, 512):
+            generate(model, prompt, tokens, do_sample=True)
+            counts.append(contexts_of(handle))
+    assert counts[1] == counts[0]
+    weights: dict[int, set[tuple[str, ...]]] = {}
+    for op_id, keys in tool.ids:
+        weights.setdefault(op_id, set()).add(keys)
+    assert all(len(keys) == 1 for keys in weights.values())
+    read = {key for [keys] in weights.values() for key in keys}
+    if name == "mixtral":
+        assert {key.rpartition("[")[2] for key in read if ".experts." in key} == {
+            f"{expert}]" for expert in range(4)
+        }
