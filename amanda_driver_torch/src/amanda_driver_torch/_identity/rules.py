@@ -18,7 +18,7 @@ from amanda_core.sites import FRAMEWORK, OWN, QUIET, STOP, USER, Rules
 from amanda_core.weights.parameters import Layouts, Parameters
 from amanda_driver_torch._identity.frames import is_own, is_torchs, looks_away
 from amanda_driver_torch._torch.facts import FACTS
-from amanda_driver_torch._torch.internals import children_of, parameter_of
+from amanda_driver_torch._torch.internals import BUILDING_METHODS, children_of, parameter_of
 from amanda_driver_torch._torch.tensor_attributes import is_weight, layout_of, storage_of
 
 __all__ = ["BOUNDARY", "RULES", "new_labels", "new_parameters", "new_scopes"]
@@ -26,13 +26,6 @@ __all__ = ["BOUNDARY", "RULES", "new_labels", "new_parameters", "new_scopes"]
 #: Codes at which a call site ends: what lies further out may differ between a first run and a
 #: recomputation. Module calls and checkpointed functions add theirs.
 BOUNDARY: set[CodeType] = set()
-#: Methods of a model that build, initialize or load it.
-_BUILDING = frozenset(
-    [
-        *("__init__", "init_weights", "_init_weights", "initialize_weights", "reset_parameters"),
-        *("load_state_dict", "from_pretrained"),
-    ]
-)
 
 
 def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
@@ -56,9 +49,9 @@ def zone_of() -> str:
         if module == "torch.nn.init":
             return "init"
         name = frame.f_code.co_name
-        if name == "step" or name in _BUILDING:
+        if name == "step" or name in BUILDING_METHODS:
             owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and name in _BUILDING:
+            if isinstance(owner, nn.Module) and name in BUILDING_METHODS:
                 return "init"
             if isinstance(owner, torch.optim.Optimizer):
                 return "optimizer"
@@ -76,11 +69,11 @@ def _is_building(frame: FrameType | None) -> bool:
     """
     while frame is not None and frame.f_code not in BOUNDARY:
         name = frame.f_code.co_name
-        if name in _BUILDING or name == "forward":
+        if name in BUILDING_METHODS or name == "forward":
             owner = frame.f_locals.get("self", frame.f_locals.get("cls"))
             kind = owner if isinstance(owner, type) else type(owner)
             if issubclass(kind, nn.Module):
-                return name in _BUILDING  # A constructor may run the model.
+                return name in BUILDING_METHODS  # A constructor may run the model.
         frame = frame.f_back
     return False
 

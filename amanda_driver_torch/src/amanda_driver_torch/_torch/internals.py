@@ -37,6 +37,7 @@ from torch.utils._pytree import tree_map_only
 
 __all__ = [
     "BINDING_OWNERS",
+    "BUILDING_METHODS",
     "CHECKPOINT_FIRST_RUNS",
     "CHECKPOINT_FUNCTIONS",
     "COMPILED_FRAMES",
@@ -323,6 +324,14 @@ def name_of_packet(packet: OpOverloadPacket) -> str:
 
 
 # Modules.
+
+#: Methods of a model that build, initialize or load it.
+BUILDING_METHODS = frozenset(
+    [
+        *("__init__", "init_weights", "_init_weights", "initialize_weights", "reset_parameters"),
+        *("load_state_dict", "from_pretrained"),
+    ]
+)
 
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
