@@ -97,6 +97,7 @@ def test_one_that_is_planted_is_found(file: str, planted: str) -> None:
 OF_OTHERS = {
     ("body", "body._add"): "a class of the TensorFlow driver",
     ("twins", "twins._found"): "a class of the TensorFlow driver",
+    ("objects", "graph._lock"): "TensorFlow",
     ("objects", "op._id"): "TensorFlow",
     ("objects", "_value"): "TensorFlow",
     ("tapes", "context._context"): "TensorFlow",
