@@ -48,6 +48,11 @@ NEEDED = {
     ),
     "tensorflow-cpu": ("pytest-xdist", "hypothesis", "numpy", "networkx"),
 }
+#: Release -> what it does not work without, although its metadata do not say so.
+PINS = {
+    # Its `tf.io.write_graph` passes an argument that later ones do not know.
+    "2.20.0": ("protobuf<6",),
+}
 #: Framework -> group of tests -> its files.
 GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "torch": {
@@ -135,7 +140,7 @@ def build(folder: Path, framework: str, version: str) -> Path:
         copy = shutil.copytree(ROOT / name, folder / name, ignore=LEFT_BY_BUILDS)
         members.append(f"{copy}{bracket}{extra}")
     install = [str(python), "-m", "pip", "install", "-q", "--no-cache-dir"]
-    needed = [f"{framework}=={version}", *members, *NEEDED[framework]]
+    needed = [f"{framework}=={version}", *members, *NEEDED[framework], *PINS.get(version, ())]
     subprocess.run([*install, *needed], check=True)
     return python
 
