@@ -36,8 +36,6 @@ from amanda_tools.weight_copies import Copies
 from amanda_tools.weight_coverage import elements_in
 from amanda_tools.weight_files import load_weights, save_weights
 
-from .language_models import MODELS, generate
-
 swap_tensors: Any = untyped_swap
 make_dual: Any = forward_ad.make_dual
 unpack_dual: Any = forward_ad.unpack_dual
@@ -600,8 +598,6 @@ import sys
 import torch
 import amanda
 from amanda_tools.weight_files import load_weights, save_weights
-
-from .language_models import MODELS, generate
 sys.path[:0] = [sys.argv[1]]
 from test_weights import Block, Scales
 tool = Scales()
@@ -864,6 +860,8 @@ def test_products_of_pruned_copies_are_not_skipped() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
 def test_ids_are_flat_over_512_generated_tokens(name: str) -> None:
+    from .language_models import MODELS, generate  # Other processes load this file by itself.
+
     (language,) = (one for one in MODELS if one.name == name)
     model, tool = language.made(), Reads()
     if name == "mixtral":
