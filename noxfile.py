@@ -266,6 +266,15 @@ def others(session: nox.Session) -> None:
 
 
 @nox.session
+def vendor(session: nox.Session) -> None:
+    """Renew the JavaScript libraries that pages contain; `-- echarts=6.2.0` takes another version.
+
+    They come from the npm registry. What uses them needs neither node nor a network.
+    """
+    session.run(sys.executable, "tests/packages/vendor.py", *session.posargs, external=True)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check rules, formatting and types; `nox -s lint -- --fix` fixes what ruff can."""
     environment(session, *FURTHER, *COVERAGE)

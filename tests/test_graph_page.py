@@ -203,7 +203,7 @@ def test_figures_of_other_tools(browser: Any, tmp_path: Path) -> None:
         }
     # 40 products of (3, 4) by (4, 4), and one by (4, 2); float32.
     assert bars["flops: macs"] == {"blocks": "1.92 k", "head": "24"}
-    assert bars["memory: allocated"]["blocks"] == "1.88 KiB"
+    assert bars["memory: allocated"]["blocks"] == "1.92 kB"
     for module, shown in bars["latency: self"].items():
         ops = (op for op in results["latency"].ops if op.phase == "forward")
         time = sum(op.self for op in ops if op.module.startswith(module))
@@ -263,7 +263,7 @@ def test_bars_follow_the_measure(page: Page) -> None:
     select = support.Select(page.browser.find_element("id", "measure"))
     assert [option.text for option in select.options] == ["size of outputs", "executions", "macs"]
     select.select_by_visible_text("macs")
-    assert page.browser.find_element("css selector", "#tree .bar").text == "2.11 k"  # 44 * 48
+    assert page.browser.find_element("css selector", "#tree .bar").text == "2.112 k"  # 44 * 48
     select.select_by_visible_text("executions")
     assert page.browser.find_element("css selector", "#tree .bar").text == "44"
 

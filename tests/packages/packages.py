@@ -52,10 +52,15 @@ def scaffolds(root: Path) -> Iterator[Path]:
 
 
 def holds_what_it_should(wheel: Path) -> None:
-    """Check that a wheel has a type marker and no tests."""
+    """Check that a wheel has a type marker, what its pages are made of, and no tests."""
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith("/py.typed") for name in names), wheel
     assert not [name for name in names if name.startswith("tests/")], wheel
+    if wheel.name.startswith("amanda_tools"):
+        pages = [ROOT / "amanda_tools/src/amanda_tools" / name for name in ("graph", "page")]
+        files = [file for page in pages for file in page.rglob("*") if file.is_file()]
+        missing = {file.relative_to(pages[0].parents[1]).as_posix() for file in files} - {*names}
+        assert not [name for name in missing if "__pycache__" not in name], missing
 
 
 def of_core(environment: Environment, driver: Path) -> None:

@@ -1,7 +1,7 @@
 "use strict";
-// Everything that comes from the program is put in as text, never as markup.
 (() => {
-  const graphs = JSON.parse(document.getElementById("data").textContent);
+  const {make, quantity: scaled} = amanda;
+  const graphs = amanda.data("graphs");
   const byId = (id) => document.getElementById(id);
   const tree = byId("tree"), details = byId("details"), search = byId("search");
   const SVG = "http://www.w3.org/2000/svg";
@@ -10,12 +10,6 @@
 
   // Facts.
 
-  const make = (tag, name, ...children) => {
-    const node = document.createElement(tag);
-    if (name) node.className = name;
-    node.append(...children.filter((child) => child !== null && child !== undefined));
-    return node;
-  };
   const isOp = (node) => node.node === "op";
   const kindOf = (node) => isOp(node) ? node.word || node.type : node.kind;
   const text = (tensor) => {
@@ -31,16 +25,6 @@
     const bits = /(\d+)/.exec(tensor.dtype);
     const each = BYTES[tensor.dtype] || (bits ? Number(bits[1]) / 8 : 0);
     return tensor.shape.reduce((product, n) => product * n, each);
-  };
-  const scaled = (number, unit) => {
-    const base = unit === "B" ? 1024 : 1000;
-    const prefixes = unit === "B" ? ["", "Ki", "Mi", "Gi", "Ti"]
-      : unit === "s" ? ["n", "µ", "m", ""] : ["", "k", "M", "G", "T"];
-    let power = 0;
-    if (unit === "s") number *= 1e9;
-    while (Math.abs(number) >= base && power < prefixes.length - 1) { number /= base; power += 1; }
-    const digits = Number.isInteger(number) ? String(number) : number.toPrecision(3);
-    return (digits + " " + prefixes[power] + unit).trim();
   };
   // The name of a figure ends with its unit.
   const unitOf = (name) => (/ \(([^()]+)\)$/.exec(name) || ["", ""])[1];

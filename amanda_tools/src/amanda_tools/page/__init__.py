@@ -1,0 +1,1 @@
+"""Self-contained HTML pages: composition, libraries of others, colours, what scripts share."""
