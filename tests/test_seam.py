@@ -234,6 +234,16 @@ def test_one_header_alone_knows_the_interpreters_frames(member: str) -> None:
     assert known == ["amanda_identity.h"]
 
 
+@pytest.mark.parametrize("member", ["amanda_driver_tf", "amanda_driver_torch"])
+def test_private_names_of_cpython_stand_in_that_header_only(member: str) -> None:
+    """Builds are optional: a version without one of them would leave the slow interceptor."""
+    texts = {path.name: text for path, text in sources(member).items() if path.suffix != ".py"}
+    names = {name: re.findall(r"\b_Py[A-Z]\w*", _COMMENT.sub("", texts[name])) for name in texts}
+    found = {(name, private) for name in names if name not in HEADERS for private in names[name]}
+    assert found <= {("identity.h", "_PyObject_GetDictPtr")}
+    assert names["amanda_identity.h"]
+
+
 def test_the_constants_of_the_rule_of_identity_are_those_of_the_header() -> None:
     constants = {}
     for body in re.findall(r"enum \{(.+?)\}", text_of("amanda_core", "amanda_identity.h")):

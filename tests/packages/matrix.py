@@ -78,6 +78,8 @@ ARGUMENTS = (
     *("-W", "ignore::FutureWarning"),
     *("-W", "ignore::DeprecationWarning"),
     *("-W", "ignore::UserWarning:torch"),
+    # What torch says of Python 3.13.0 wherever Dynamo makes a guard.
+    *("-W", "ignore:Guards may run slower:RuntimeWarning"),
 )
 
 

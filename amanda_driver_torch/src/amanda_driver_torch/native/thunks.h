@@ -76,8 +76,22 @@ PyObject* call_function(Definition* d, PyObject* function, PyObject* const* args
     if (d->original != nullptr) {
         return reinterpret_cast<vectorcallfunc>(d->original)(function, args, count, names);
     }
-    return _PyObject_MakeTpCall(PyThreadState_Get(), function, args, PyVectorcall_NARGS(count),
-                                names);
+    // By its type: `PyObject_Call` would look for the function's vectorcall first, which is ours.
+    Py_ssize_t positional = PyVectorcall_NARGS(count);
+    Owned tuple(PyTuple_New(positional)), keywords;
+    if (!tuple) return nullptr;
+    for (Py_ssize_t i = 0; i < positional; ++i) {
+        PyTuple_SET_ITEM(tuple.get(), i, Py_NewRef(args[i]));
+    }
+    if (names != nullptr) {
+        keywords = Owned(PyDict_New());
+        if (!keywords) return nullptr;
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
+            PyObject *name = PyTuple_GET_ITEM(names, i), *value = args[positional + i];
+            if (PyDict_SetItem(keywords.get(), name, value) < 0) return nullptr;
+        }
+    }
+    return Py_TYPE(function)->tp_call(function, tuple.get(), keywords.get());
 }
 
 class Function final : public Call {
