@@ -11,7 +11,7 @@ class Thing:
 
 
 def test_the_ledger() -> None:
-    ledger = Ledger(lambda when: None)
+    ledger = Ledger(lambda when, owner, size: None)
     one, two, view = Thing(), Thing(), Thing()
     assert ledger.meet(Storage("a", 10, one), 1, 0) == 10
     assert ledger.meet(Storage("a", 10, view), 2, 0) == 0

@@ -112,7 +112,8 @@ class Result(Protocol):
     def to_json(self) -> str:
         """Return the whole result as JSON (RFC 8259, so without NaN).
 
-        `amanda show` reads an object with a ``format``: name and version, such as ``my-tool/1``.
+        `amanda show` reads an object with a ``format``: name and version, such as ``my-tool/1``. It
+        may have ``units``, field -> unit, and ``charts``, as docs/guides/charts.md describes.
         """
 
 

@@ -14,6 +14,7 @@ from amanda_core import discovery
 from amanda_core.cli.blocking import DISABLE_PLUGINS, block, use_only
 from amanda_core.cli.drawing import show
 from amanda_core.cli.program import Program
+from amanda_core.cli.reports import ReportPage
 from amanda_core.cli.running import Run
 from amanda_core.config import Selecting, factories, from_flags, layers
 from amanda_core.config.explanation import explain
@@ -118,6 +119,11 @@ def divide(arguments: Sequence[str], valued: set[str]) -> tuple[list[str], Progr
     f"Without -o: {_DEFAULT}, or {_DEFAULT}-2 and so on where that has results already.",
 )
 @click.option("--force", is_flag=True, help="Replace the results of these tools in the folder.")
+@click.option(
+    "--html",
+    metavar="FILE",
+    help="Write all results with charts into one page, too, for a browser.",
+)
 @click.option("--drivers", metavar="A,B", help="The drivers that may attach; all by default.")
 @DISABLE_PLUGINS
 @click.option("--ops", multiple=True, metavar="GLOB", help="Only these ops; may be repeated.")
@@ -152,6 +158,7 @@ def run(
     tools: tuple[str, ...],
     output: str | None,
     force: bool,
+    html: str | None,
     drivers: str | None,
     disable_plugins: str | None,
     ops: tuple[str, ...],
@@ -217,6 +224,7 @@ def run(
         else _numbered(Path.cwd() / _DEFAULT, names, part, force)
     )
     try:
+        page = ReportPage(Path(html), part, force=force) if html is not None else None
         program.enter()  # Before tools are imported: they may lie beside the script.
         if config.drivers is not None:
             try:
@@ -229,7 +237,14 @@ def run(
         folder.release()
         raise
     return Run(
-        program, made, folder, processes, quiet=quiet, brief=bool(rank), keep_going=keep_going
+        program,
+        made,
+        folder,
+        processes,
+        page,
+        quiet=quiet,
+        brief=bool(rank),
+        keep_going=keep_going,
     )
 
 

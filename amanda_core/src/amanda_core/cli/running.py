@@ -10,12 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from amanda_core import discovery
 from amanda_core.cli.drawing import show
 from amanda_core.cli.program import Program, report
 from amanda_core.cli.progress import FIRST, Progress, interval_for, told_if_slow
+from amanda_core.cli.reports import ReportPage
 from amanda_core.cli.termination import Termination
 from amanda_core.containment import contain, described
 from amanda_core.errors import AmandaError
@@ -44,6 +46,7 @@ class Run:
         output: Where results are written, which is reserved for this run.
         processes: Number of processes whose results this one keeps where it replaces earlier ones:
             see `Output.clear`.
+        page: The page that all results are written to as well, or None.
         quiet: Whether to print only errors.
         brief: Whether to omit tables, as all but one of several processes do.
         keep_going: Whether to skip operators at which a driver itself fails.
@@ -53,11 +56,15 @@ class Run:
     tools: dict[str, Tool]
     output: Output
     processes: int | None = None
+    page: ReportPage | None = None
     quiet: bool = False
     brief: bool = False
     keep_going: bool = False
     _handle: Any = field(default=None, init=False)
     _finished: bool = field(default=False, init=False)
+    #: How the program ended, if it did not end well. A signal ends it before this is known.
+    _problem: str = field(default="Ended by a signal", init=False)
+    _files: list[Path] = field(default_factory=list, init=False)
     _process: int = field(default_factory=os.getpid, init=False)
     _termination: Termination = field(init=False)
 
@@ -86,6 +93,7 @@ class Run:
             self._say(f"running {self.program.target} under {', '.join(self.tools)}")
         with self._termination.handled():
             ended = self._execute()
+            self._problem = _problem(ended)
             # The results of a fork are its parent's.
             status = self._finish() if os.getpid() == self._process else 0
         return self._end(ended, status)
@@ -144,7 +152,7 @@ class Run:
             results, complete = self._results()
             complete = self._clear() and complete
             written = [self._write(name, result) for name, result in results.items()]
-            failed = failed or not complete or not all(written)
+            failed = failed or not complete or not all(written) or not self._write_page()
         except KeyboardInterrupt:
             self._say("interrupted while results were written; some are missing")
             failed = True
@@ -264,6 +272,7 @@ class Run:
         try:
             with told_if_slow(self._tell, f"writing the result of {name}"):
                 files = self.output.write(name, result)
+            self._files.append(files[0])
         except BaseException as error:
             contain(error)
             return self._not_written(name, error)
@@ -277,6 +286,19 @@ class Run:
         for problem in problems:
             self._say(f"error: {name}: {problem}")
         return not problems
+
+    def _write_page(self) -> bool:
+        if self.page is None:
+            return True
+        program = self.program
+        lines = [" ".join([program.target, *program.arguments]), f"tools: {', '.join(self.tools)}"]
+        try:
+            self.page.write(self._files, os.path.basename(program.target), lines, self._problem)
+        except AmandaError as error:
+            self._say(f"error: the report is not written: {error}")
+            return False
+        self._say(f"report: {self.page.path}")
+        return True
 
     def _summarise(self, name: str, result: Result, files: Sequence[str]) -> None:
         if not self.brief:
@@ -296,6 +318,13 @@ class Run:
         # The program may have closed or replaced it.
         with suppress(AttributeError, OSError, ValueError):
             print(f"amanda: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def _problem(ended: BaseException | None) -> str:
+    """Describe an end that is not the program's regular one, or return an empty text."""
+    if isinstance(ended, SystemExit):
+        return f"Ended with status {printable(ended.code)}" if ended.code else ""
+    return "" if ended is None else f"Ended by {described(ended)}"
 
 
 def _titled(table: Table, name: str) -> Table:

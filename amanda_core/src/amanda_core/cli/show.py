@@ -19,6 +19,7 @@ import click
 from amanda_core import results
 from amanda_core.cli.drawing import show as draw
 from amanda_core.cli.drawing import show_json
+from amanda_core.cli.reports import is_result, open_report
 from amanda_core.cli.units import Quantity
 from amanda_core.results import Table, printable
 
@@ -44,6 +45,7 @@ _WIDTH = 60
 @click.option("--all", "everything", is_flag=True, help="All rows, and not the first 20 of a part.")
 @click.option("--csv", "as_csv", is_flag=True, help="All rows of one part, as plain numbers.")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
+@click.option("--open", "as_page", is_flag=True, help="As a page with charts, in the browser.")
 def show(
     file: Path,
     part: str | None,
@@ -54,6 +56,7 @@ def show(
     everything: bool,
     as_csv: bool,
     as_json: bool,
+    as_page: bool,
 ) -> None:
     """Show a file of results, FILE, that `amanda run -o` wrote; of a folder, all that are in it."""
     if by is not None and part is not None:
@@ -61,16 +64,19 @@ def show(
     files = sorted(file.glob("*.json")) if file.is_dir() else [file]
     found = {path: results.load(path) for path in files}
     if file.is_dir():
-        found = {path: content for path, content in found.items() if _is_result(content)}
+        found = {path: content for path, content in found.items() if is_result(content)}
         if not found:
             raise click.UsageError(f"There are no results in {str(file)!r}")
     for path, content in found.items():
-        if not _is_result(content):
+        if not is_result(content):
             raise click.UsageError(
                 f"{str(path)!r} is not the result of a tool: it has no 'format'. Files that tools "
                 "write beside their results are for the programs that their pages name. A tool of "
                 "one's own puts a 'format' into what its to_json() gives, such as 'my-tool/1'"
             )
+    if as_page:
+        click.echo(open_report(list(found), file.resolve().name))
+        return
     part = part if by is None else _BY[by]
     if by is not None and any(part in content for content in found.values()):
         found = {path: content for path, content in found.items() if part in content}
@@ -144,10 +150,6 @@ def _write_csv(tables: Sequence[Table]) -> None:
     writer.writerows(tables[0].rows)
 
 
-def _is_result(content: object) -> bool:
-    return isinstance(content, dict) and isinstance(content.get("format"), str)
-
-
 def _tables(content: Mapping[str, Any], part: str | None) -> Iterator[Table]:
     """Return a table of the single values, and one for each part that has several."""
     shown = {name: value for name, value in content.items() if part in (None, name)}
@@ -160,7 +162,7 @@ def _tables(content: Mapping[str, Any], part: str | None) -> Iterator[Table]:
     if single:
         yield Table("", ("field", "value"), single)
     for name, value in shown.items():
-        if name == "units":
+        if name in ("units", "charts"):
             continue
         if isinstance(value, list) and value:
             yield _table(name, value)

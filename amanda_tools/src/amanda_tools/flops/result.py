@@ -10,6 +10,7 @@ from typing import Any, Literal
 from amanda_core.results import OpFigures, Table
 from amanda_tools.operators.entries import OpFacts
 from amanda_tools.operators.sums import Summed
+from amanda_tools.output import charts
 from amanda_tools.output.rendering import (
     dataframe,
     describe_overhead,
@@ -171,9 +172,38 @@ class FlopsResult(Summed[Sum]):
                 **asdict(self),
                 "total": asdict(self.total),
                 **self._sums_as_json(),
+                "charts": self._charts(),
             },
             indent=1,
         )
+
+    def _charts(self) -> list[charts.Chart]:
+        total, unknown = self.total, self.unknown
+        forward = charts.measure("forward", "macs", unit="MACs")
+        backward = charts.measure("backward", "backward_macs", unit="MACs")
+        both = charts.measure(
+            "forward and backward",
+            "macs",
+            "backward_macs",
+            unit="MACs",
+            labels=["forward", "backward"],
+        )
+        measures = [both, forward, backward] if total.backward_macs else [forward]
+        missing = len(unknown) or None
+        return [
+            charts.figures(
+                charts.figure("forward", total.macs, "MACs", f"{total.calls} calls"),
+                charts.figure("backward", total.backward_macs or None, "MACs"),
+                charts.figure("FLOPs forward", total.flops, "FLOPs"),
+                charts.figure("operators not counted", missing),
+            ),
+            charts.icicle("MACs by module", "ops", *measures),
+            charts.bars(
+                "Most",
+                [("operator", "ops", ""), ("layer", "ops", "module"), ("type", "ops", "word|type")],
+                *measures,
+            ),
+        ]
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each operator; needs pandas.

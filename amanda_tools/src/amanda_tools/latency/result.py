@@ -13,6 +13,7 @@ from amanda_tools.latency.kernels import Kernel
 from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp, Times, quantiles
 from amanda_tools.operators.entries import with_parents
 from amanda_tools.operators.sums import Summed
+from amanda_tools.output import charts
 from amanda_tools.output.chrome import Span, TraceFile
 from amanda_tools.output.folders import create_folder
 from amanda_tools.output.rendering import (
@@ -181,6 +182,8 @@ class LatencyResult(Summed[Times]):
         content = {name: value for name, value in vars(self).items() if name not in _APART}
         for name in ("ops", "steps", "threads"):
             content[name] = [asdict(item) for item in content[name]]
+        for step, known in zip(content["steps"], self.steps, strict=True):
+            step["rest"] = known.rest
         return json.dumps(
             {
                 "format": "amanda.latency/1",
@@ -189,9 +192,59 @@ class LatencyResult(Summed[Times]):
                 **content,
                 "total": asdict(self.total),
                 **self._sums_as_json(),
+                "charts": self._charts(),
             },
             indent=1,
         )
+
+    def _charts(self) -> list[charts.Chart]:
+        steps = [step for step in self.counted if step.ended] or self.counted
+        wall, ops = sum(step.wall for step in steps), sum(step.ops for step in steps)
+        middle, last, _ = quantiles(step.wall for step in steps)
+        longest = max(self.ops, key=lambda op: op.self, default=None)
+        items = [
+            charts.figure("a step, median", middle, "ns", f"of {format_count(len(steps), 'step')}"),
+            charts.figure("a step, 95th percentile", last if len(steps) > 1 else None, "ns"),
+            charts.figure("of it in operators", ops / wall if wall else None, "%"),
+            charts.figure("a step without the profiler", self.plain, "ns"),
+        ]
+        if longest is not None:
+            detail = f"in {format_count(longest.calls, 'call')} of {longest.name}"
+            items.append(charts.figure("longest", longest.self, "ns", detail, longest.name))
+        own = charts.measure("own time", "self")
+        kernels = [charts.measure("on the device", "device_self")] if self._is_on_device() else []
+        return [
+            charts.figures(*(items if wall else items[4:])),
+            charts.icicle(
+                "Time by module",
+                "ops",
+                own,
+                *kernels,
+                rest={"part": "between", "label": "(between operators)", "of": own["label"]},
+                note="Own time of operators, forward and backward, and the time between them.",
+            ),
+            charts.bars(
+                "Longest",
+                [("operator", "ops", ""), ("layer", "ops", "module"), ("type", "ops", "word|type")],
+                *(own, *kernels),
+            ),
+            charts.lines(
+                "Steps",
+                "steps",
+                "number",
+                ("ops", "rest", "driver", "tool"),
+                labels=("operators", "between operators", "driver, to call it", "profiler"),
+                x_label="step",
+                style="columns",
+                half=True,
+                stack=True,
+                marked="warm_up",
+                note="A step of warm-up is pale, and in none of the other figures.",
+            ),
+        ]
+
+    def _is_on_device(self) -> bool:
+        return any(op.device for op in self.ops)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each operator; needs pandas.
@@ -301,7 +354,7 @@ class LatencyResult(Summed[Times]):
         return {**sums, "(no module)": outside}
 
     def _device_columns(self) -> tuple[str, ...]:
-        timed = ["device ms"] if any(op.device for op in self.ops) else []
+        timed = ["device ms"] if self._is_on_device() else []
         return (*timed, *(["kernel ms"] if self.kernels else []))
 
     def _on_device(self, time: int, kernel_time: int) -> list[float]:
@@ -322,7 +375,7 @@ class LatencyResult(Summed[Times]):
 _TIMES = (
     *("total", "self", "first", "shortest", "longest", "median", "p95", "spread", "plain"),
     *("device", "device_total", "device_self", "kernel_time", "forward", "backward"),
-    *("wall", "ops", "tool", "driver", "between", "graph_busy", "graph_total"),
+    *("wall", "ops", "tool", "driver", "between", "rest", "graph_busy", "graph_total"),
 )
 #: Fields that are not in the JSON.
 _APART = ("spans", "kernels")

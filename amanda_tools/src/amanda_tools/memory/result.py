@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from amanda_core.results import OpFigures, Table
+from amanda_tools.memory.areas import Areas
 from amanda_tools.operators.entries import EitherWayOp
 from amanda_tools.operators.sums import Summed
+from amanda_tools.output import charts
 from amanda_tools.output.chrome import TraceFile
 from amanda_tools.output.folders import create_folder
 from amanda_tools.output.rendering import dataframe, describe_overhead, format_quantity, render_html
@@ -132,6 +134,7 @@ class MemoryResult(Summed[Sum]):
             state``, ``activations``, and ``other``, which existed before and is not known to be a
             weight. Unlike `peak` they include what existed before.
         building: Bytes that were allocated while models were built, which belong to no step.
+        over_time: Live bytes by module at some moments, up to the limit of the timeline.
     """
 
     peak: int = 0
@@ -147,6 +150,7 @@ class MemoryResult(Summed[Sum]):
     timeline: list[Moment] = field(default_factory=list, repr=False)
     kinds_at_peak: dict[str, int] = field(default_factory=dict)
     building: int = 0
+    over_time: Areas = field(default_factory=lambda: Areas([], []), repr=False)
 
     _sum = Sum
 
@@ -219,7 +223,7 @@ class MemoryResult(Summed[Sum]):
     def to_json(self) -> str:
         """Return the result as JSON, without the timeline, which is a file of its own."""
         content = asdict(self)
-        del content["timeline"]
+        del content["timeline"], content["over_time"]
         return json.dumps(
             {
                 "format": "amanda.memory/1",
@@ -228,9 +232,61 @@ class MemoryResult(Summed[Sum]):
                 "allocated": self.allocated,
                 **content,
                 **self._sums_as_json(),
+                "moments": self.over_time.times,
+                "over_time": self.over_time.modules,
+                "charts": self._charts(),
             },
             indent=1,
         )
+
+    def _charts(self) -> list[charts.Chart]:
+        total = self.total
+        if total.graph_calls and not self.allocated:
+            outputs = charts.measure("outputs", "output", unit="B")
+            sizes = charts.icicle("Size of outputs by module", "ops", outputs)
+            return [sizes, charts.bars("Largest outputs", [("operator", "ops", "")], outputs)]
+        kinds = ", ".join(
+            f"{format_quantity(self.kinds_at_peak[kind], 'B')} {kind}"
+            for kind in KINDS
+            if self.kinds_at_peak.get(kind)
+        )
+        at_peak = charts.measure("alive at the peak", "at_peak")
+        allocated = charts.measure("allocated in all", "allocated")
+        return [
+            charts.figures(
+                charts.figure("peak", self.peak, "B", f"after {self.peak_op}", self.peak_op),
+                charts.figure("live at the end", self.live, "B"),
+                charts.figure("allocated in all", self.allocated, "B"),
+                charts.figure("there before", self.given, "B"),
+            ),
+            {
+                "kind": "lines",
+                "title": "Live memory over time",
+                "note": f"At the peak: {kinds}." if kinds else "",
+                "part": "over_time",
+                "list": "live",
+                "x": "moments",
+                "x_label": "time",
+                "x_unit": "s",
+                "stack": True,
+                "unit": "B",
+            },
+            charts.icicle("Memory by module", "ops", *(at_peak, allocated)),
+            charts.bars(
+                "At the peak",
+                [("operator", "ops", ""), ("layer", "ops", "module"), ("type", "by_type", "")],
+                *(at_peak, allocated),
+            ),
+            charts.lines(
+                "Memory of steps",
+                "steps",
+                "number",
+                ("peak", "live", "allocated"),
+                labels=("peak", "live at its end", "allocated"),
+                half=True,
+                x_label="step",
+            ),
+        ]
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each operator; needs pandas.

@@ -14,6 +14,7 @@ from typing import Any
 from amanda_core import OpContext
 from amanda_core.facts import Facts, NotReadableError, Storage
 from amanda_core.weak import Ref
+from amanda_tools.memory.areas import Change, areas
 from amanda_tools.memory.ledger import Ledger
 from amanda_tools.memory.result import AllocatingOp, MemoryResult, Moment, StepMemory
 from amanda_tools.memory.saved import next_sequence_number, saved_tensors
@@ -63,6 +64,7 @@ class Memory(OperatorTool["_Op"]):
         self._ledger = Ledger(self._changed)
         self._steps: list[StepMemory] = []
         self._timeline: list[Moment] = []
+        self._changes: list[Change] = []
         self._left_out = 0
         #: Bytes allocated while models were built.
         self._building = 0
@@ -178,6 +180,7 @@ class Memory(OperatorTool["_Op"]):
                 list(self._timeline),
                 {kind or "other": size for kind, size in ledger.kinds_at_peak.items()},
                 self._building,
+                areas(self._changes, [op.home for op in self._by_number]),
             )
 
     def _op_of(self, context: OpContext) -> _Op:
@@ -225,9 +228,10 @@ class Memory(OperatorTool["_Op"]):
         for _, tensor in tensors_in(op.tensors, values):
             op.facts.output += op.tensors.nbytes(tensor) or 0
 
-    def _changed(self, when: int) -> None:
+    def _changed(self, when: int, owner: int | None, size: int) -> None:
         if len(self._timeline) < self.limit:
             self._timeline.append(Moment(when, self._ledger.live, self._ledger.given))
+            self._changes.append(Change(when, owner, size))
         else:
             self._left_out += 1
 
@@ -245,6 +249,12 @@ class _Op:
         #: Kind of the buffers that it allocates.
         zone = _KINDS.get(facts.zone, "activations")
         self.kind = "gradients" if facts.phase == "backward" else zone
+
+    @property
+    def home(self) -> str:
+        """Its module, or the part of the program in which it is, for the timeline."""
+        zone = "building" if self.facts.zone == _BUILDING else self.facts.zone
+        return self.facts.module or f"({'no module' if zone == 'model' else zone})"
 
     def storages(self, values: Sequence[Any]) -> Iterator[Storage]:
         """Yield the storages of the tensors among these values.

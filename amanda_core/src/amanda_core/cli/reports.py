@@ -1,0 +1,129 @@
+"""Reports: one page with results, which an installed distribution writes.
+
+Owns how it is found, by the entry-point group ``amanda.reports``, and where its page is written.
+The core knows nothing of the page.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import webbrowser
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from amanda_core import results
+from amanda_core.containment import contain, described
+from amanda_core.errors import MissingExtraError, OutputError, ResultError
+from amanda_core.installed import installed
+
+__all__ = ["REPORT_GROUP", "ReportPage", "is_result", "open_report"]
+
+REPORT_GROUP = "amanda.reports"
+
+#: ``(results, title, lines, problem)`` -> HTML.
+_Report = Callable[[Mapping[str, Any], str, Sequence[str], str], str]
+_FIX = "Run: pip install amanda-tools"
+
+
+class ReportPage:
+    """A page that is written when results are there.
+
+    Args:
+        path: The file.
+        part: Name of one of several processes, which becomes part of the file's name.
+        force: Whether to replace a file.
+
+    Raises:
+        MissingExtraError: No installed distribution writes reports.
+        OutputError: The file exists, or cannot be written to.
+    """
+
+    def __init__(self, path: Path, part: str = "", *, force: bool = False) -> None:
+        named = path.with_name(f"{path.stem}-{part}{path.suffix}") if part else path
+        self.path = Path(os.path.abspath(named))
+        if os.path.lexists(self.path) and not (force and self.path.is_file()):
+            raise OutputError(
+                f"{str(self.path)!r} exists already",
+                fix="Name another file, or replace it with --force",
+            )
+        folder = next(parent for parent in self.path.parents if parent.exists())
+        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise OutputError(f"{str(folder)!r} cannot be written to", fix="Name another file")
+        self._report = _load()
+
+    def write(
+        self, files: Sequence[Path], title: str, lines: Sequence[str] = (), problem: str = ""
+    ) -> None:
+        """Write the page, whole or not at all.
+
+        Args:
+            files: Files of results.
+            title: What was run.
+            lines: Further facts about the run.
+            problem: How the run ended, if it did not end well.
+
+        Raises:
+            OutputError: The file cannot be written.
+            ResultError: A file cannot be read.
+        """
+        contents = {file.stem: results.load(file) for file in files}
+        found = {name: content for name, content in contents.items() if is_result(content)}
+        try:
+            text = self._report(found, title, lines, problem)
+        except BaseException as error:
+            contain(error)
+            raise ResultError(f"The report cannot be made: {described(error)}") from error
+        # A link in its place is replaced, not followed.
+        new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(os.open(new, flags, 0o666), "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(new, self.path)
+        except OSError as error:
+            raise OutputError(
+                f"{str(self.path)!r} cannot be written: {error.strerror or error}"
+            ) from error
+        finally:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+
+
+def open_report(files: Sequence[Path], title: str) -> Path:
+    """Write a page of these results and show it in the browser, if there is one.
+
+    Args:
+        files: Files of results.
+        title: What they are of.
+
+    Returns:
+        The page, a temporary file.
+    """
+    page = ReportPage(Path(tempfile.mkdtemp(prefix="amanda-")) / "report.html")
+    page.write(files, title)
+    with suppress(Exception):  # Without a browser the printed path is enough.
+        webbrowser.open(page.path.as_uri())
+    return page.path
+
+
+def is_result(content: object) -> bool:
+    """Return True for the content of a tool's file, which has a format."""
+    return isinstance(content, dict) and isinstance(content.get("format"), str)
+
+
+def _load() -> _Report:
+    points = [found for found in installed(REPORT_GROUP) if not found.blocked]
+    if not points:
+        raise MissingExtraError("No installed distribution writes reports", fix=_FIX)
+    try:
+        report: _Report = points[0].point.load()
+    except BaseException as error:
+        contain(error)
+        raise MissingExtraError(
+            f"The report of {points[0].origin} cannot be loaded: {described(error)}", fix=_FIX
+        ) from error
+    return report

@@ -1,0 +1,17 @@
+"use strict";
+// Single numbers that matter most, as tiles.
+amanda.charts.figures = (host, chart, context) => {
+  host.classList.add("tiles");
+  for (const {label, value, unit, detail, op} of chart.items) {
+    const shown = unit === "%" ? amanda.rows.percent(value) : amanda.quantity(value, unit || "");
+    const tile = amanda.make(op ? "button" : "div", "tile",
+      amanda.make("span", "value", shown), amanda.make("span", "name", label),
+      detail ? amanda.make("span", "dim", detail) : null);
+    if (op) {
+      tile.type = "button";
+      tile.addEventListener("click", () => context.select({name: op}));
+    }
+    host.append(tile);
+  }
+  return {};
+};

@@ -1,0 +1,75 @@
+"use strict";
+// Numbers over steps or time: columns or areas that stand on each other, or lines.
+amanda.charts.lines = (host, chart, context) => {
+  const {rows} = amanda, {axis, legend} = amanda.frame;
+  const found = rows.of(context.result, chart.part);
+  // Either fields of each row, or rows that each have a list of numbers.
+  const series = chart.values
+    ? chart.values.map((one, n) => ({name: (chart.labels || [])[n] || rows.label(one),
+                                     data: found.map((row) => rows.number(row, one))}))
+    : found.map((row) => ({name: row.name, row, data: row[chart.list]}));
+  const x = chart.values ? found.map((row) => rows.value(row, chart.x))
+    : rows.value(context.result, chart.x);
+  const unit = chart.unit ?? rows.unit(context.result, (chart.values || [chart.list])[0], chart.part);
+  const xUnit = chart.x_unit || "", columns = chart.style === "columns";
+  const marked = chart.values && chart.marked ? found.map((row) => Boolean(row[chart.marked])) : [];
+  const named = (n) => `${chart.x_label || rows.label(chart.x)} ${amanda.quantity(x[n], xUnit)}` +
+    (marked[n] ? ` (${rows.label(chart.marked)})` : "");
+  // Marked columns, such as those of the warm-up, must not make the others too small to read.
+  const highest = () => {
+    const sums = x.map((_, n) => marked[n] ? 0 : series.reduce((sum, one) => sum + (one.data[n] || 0), 0));
+    const top = Math.max(...sums);
+    return columns && marked.some((one) => one) && top ? Number((1.2 * top).toPrecision(2)) : undefined;
+  };
+  const told = (n) => [named(n), ...series.filter((one) => one.data[n] !== null && one.data[n] !== undefined)
+    .map((one) => ({name: one.name, size: one.data[n]})).filter((one) => one.size || series.length < 8)
+    .sort((a, b) => b.size - a.size).slice(0, 12)
+    .map((one) => `${rows.cut(one.name, 40)}: ${amanda.quantity(one.size, unit)}`)].join("\n");
+
+  const option = () => ({
+    grid: {left: 4, right: 16, top: 34, bottom: 26, containLabel: true},
+    legend: legend(),
+    xAxis: axis({
+      type: columns || !xUnit ? "category" : "value", name: chart.x_label || rows.label(chart.x),
+      nameLocation: "middle", nameGap: 26, boundaryGap: columns, splitLine: {show: false},
+      ...(columns || !xUnit ? {data: x.map(String)} : {min: "dataMin", max: "dataMax"}),
+      axisLabel: {color: amanda.color("--dim"), hideOverlap: true,
+        formatter: (value) => xUnit ? amanda.quantity(Number(value), xUnit) : value},
+    }),
+    yAxis: axis({type: chart.log ? "log" : "value", max: highest(), axisLabel: {color: amanda.color("--dim"),
+      formatter: (value) => amanda.quantity(value, unit)}}),
+    series: series.map((one, n) => ({
+      name: one.name, type: columns ? "bar" : "line", stack: chart.stack ? "all" : undefined,
+      step: chart.stack && !columns ? "end" : undefined, symbol: "circle", symbolSize: 5,
+      showSymbol: !columns && x.length < 30, barMaxWidth: 36,
+      lineStyle: {width: chart.stack ? 0 : 1.8}, areaStyle: chart.stack && !columns ? {opacity: .75} : undefined,
+      data: (xUnit && !columns ? one.data.map((value, k) => [x[k], value]) : one.data)
+        .map((value, k) => columns && marked[k] ? {value, itemStyle: {opacity: .4}} : value),
+      markLine: n ? undefined : marks(),
+    })),
+    dataZoom: x.length > 60 ? [{type: "inside", xAxisIndex: 0, zoomOnMouseWheel: "ctrl"}] : [],
+    tooltip: {...amanda.frame.tooltip(), trigger: "axis", axisPointer: {type: columns ? "shadow" : "line"},
+      formatter: (params) => told(params[0].dataIndex)},
+  });
+  // Marks at places of x: {at, label}.
+  const marks = () => !(chart.marks || []).length ? undefined : {
+    symbol: "none", silent: true, lineStyle: {color: amanda.color("--bad"), type: "dashed"},
+    label: {color: amanda.color("--bad"), formatter: (params) => rows.cut(params.name, 40)},
+    data: chart.marks.map((one) => ({xAxis: columns || !xUnit ? String(one.at) : one.at, name: one.label})),
+  };
+
+  if (!x.length || !series.length) {
+    host.replaceChildren(amanda.make("p", "dim", "Nothing was measured."));
+    return {};
+  }
+  const drawn = amanda.frame.draw(host, {
+    height: chart.height || 300, option, label: `${chart.title}, ${x.length} points`,
+    items: () => x.map((_, n) => ({text: told(n).replaceAll("\n", ", ")})),
+    show: (one, _, n) => one.dispatchAction({type: "showTip", seriesIndex: 0, dataIndex: n}),
+  });
+  drawn.chart.on("click", (params) => {
+    const one = series[params.seriesIndex];
+    if (one && one.row && rows.isOp(one.row)) context.select(one.row);
+  });
+  return drawn;
+};

@@ -1,0 +1,62 @@
+"""Live memory over time by module: adds up, has the peak, and divides large modules."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from amanda_tools.memory.areas import MODULES, MOMENTS, REST, Areas, Change, areas
+
+
+def changes_of(homes: list[str], count: int, seed: int) -> list[Change]:
+    """Return births and deaths of buffers at random."""
+    chance, found, live = random.Random(seed), [], [0] * len(homes)
+    for time in range(count):
+        owner = chance.randrange(len(homes))
+        size = (
+            chance.randrange(1, 1000) if not live[owner] or chance.random() < 0.6 else -live[owner]
+        )
+        live[owner] += size
+        found.append(Change(1000 * time, owner, size))
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 7, 5000])
+def test_the_areas_add_up_to_what_is_live_and_have_the_peak(count: int) -> None:
+    homes = [f"net.layers.{n % 12}.conv" for n in range(30)] + ["head", "(optimizer)"]
+    changes = changes_of(homes, count, seed=count)
+    live, total = {}, 0
+    for change in changes:
+        total += change.size
+        live[change.time] = total
+    found = areas(changes, homes)
+    sums = [sum(at) for at in zip(*(module["live"] for module in found.modules), strict=True)]
+    times = [round(time * 1e9) + changes[0].time for time in found.times]
+    assert sums == [live[time] for time in times]
+    assert max(sums) == max(live.values())
+    assert times == sorted(set(times))
+    assert len(times) <= MOMENTS + 2
+    assert len(found.modules) <= MODULES + 1
+
+
+def test_the_largest_modules_are_divided_first() -> None:
+    homes = ["net.stem", "net.body.0.conv", "net.body.1.conv", "head"]
+    changes = [Change(n, n, size) for n, size in enumerate([10, 500, 400, 20])]
+    names = [module["name"] for module in areas(changes, homes).modules]
+    assert names == ["net.body.0.conv", "net.body.1.conv", "head", "net.stem"]
+    # More of them than areas: the last is all others.
+    homes = [f"net.{n}" for n in range(20)]
+    found = areas([Change(n, n, 100) for n in range(20)], homes)
+    assert [module["name"] for module in found.modules] == ["net"]
+    homes = [f"top{n}" for n in range(20)]
+    found = areas([Change(n, n, 100) for n in range(20)], homes)
+    assert [module["name"] for module in found.modules][MODULES:] == [REST]
+    assert found.modules[-1]["live"][-1] == 1300
+
+
+def test_what_existed_before_is_in_no_area() -> None:
+    assert areas([Change(0, None, 5)], []) == Areas([], [])
+    assert areas([], []) == Areas([], [])
+    found = areas([Change(0, None, 5), Change(9, 0, 7)], ["a"])
+    assert found == Areas([0.0], [{"name": "a", "live": [7]}])
