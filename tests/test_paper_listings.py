@@ -631,7 +631,7 @@ def test_listing_6_the_mapping_tool_is_an_attribute() -> None:
         assert type(tool) is MappingTool
         assert "torch" not in sys.modules
     """
-    subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(program)], check=True)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
 
 
 # What the text around the listings says.

@@ -531,7 +531,7 @@ def test_the_driver_tells_its_vocabulary() -> None:
 def test_the_words_need_no_tensorflow() -> None:
     program = "import sys, amanda_driver_tf.plugin; print('tensorflow' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n"
 

@@ -102,7 +102,7 @@ ours = [w for w in caught if issubclass(w.category, amanda.AmandaWarning)]
 assert len(ours) == 1, [str(w.message) for w in caught]
 assert torch._dynamo.eval_frame._callback_from_stance.__module__ == "torch._dynamo.eval_frame"
 """
-    subprocess.run([sys.executable, "-P", "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 # With `fullgraph=True` torch raises where nothing was compiled.

@@ -134,7 +134,7 @@ def main(kinds: list[str]) -> None:
 @pytest.mark.slow
 def test_chains_deeper_than_the_stack_are_freed() -> None:
     done = subprocess.run(
-        [sys.executable, "-P", __file__, *KINDS], check=False, capture_output=True, text=True
+        [sys.executable, __file__, *KINDS], check=False, capture_output=True, text=True
     )
     assert done.stdout.splitlines() == list(KINDS), done.stderr
 
@@ -150,7 +150,7 @@ def test_plain_torch_overflows_the_stack_or_frees_nodes_that_python_has_seen() -
         "    y.grad_fn\n"
         "del y\n"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", program], check=False)
+    done = subprocess.run([sys.executable, "-c", program], check=False)
     assert done.returncode in (0, -11)
 
 

@@ -71,9 +71,7 @@ class Scale(amanda.Tool):
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120
-    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
 def test_subinterpreters_are_refused() -> None:

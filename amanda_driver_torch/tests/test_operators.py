@@ -1,6 +1,6 @@
 """What an operator is: the rule against a reviewed table, named cases, and the dispatcher.
 
-Run as a program (`python -P test_operators.py`), this file prints the table of the installed
+Run as a program (`python test_operators.py`), this file prints the table of the installed
 torch, to be reviewed and kept as `operators_<version>.txt`.
 """
 

@@ -154,7 +154,7 @@ def run_tests(
     results.unlink(missing_ok=True)
     variables = {**os.environ, **environment, "PYTHONSAFEPATH": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     subprocess.run(
-        [python, "-P", "-m", "pytest", *ARGUMENTS, "-m", marks, f"--junitxml={results}", *files],
+        [python, "-m", "pytest", *ARGUMENTS, "-m", marks, f"--junitxml={results}", *files],
         cwd=ROOT,
         env={"OMP_NUM_THREADS": "1", **variables},
         stdout=subprocess.DEVNULL,

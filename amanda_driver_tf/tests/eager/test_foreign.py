@@ -65,7 +65,7 @@ def test_applying_tools_leaves_the_runtime_to_be_configured() -> None:
         "    tf.nn.relu(tf.ones(2))\n"
         "assert 'Relu' in seen\n"
     )
-    subprocess.run([sys.executable, "-P", "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_program_whose_functions_run_eagerly() -> None:

@@ -133,7 +133,7 @@ def test_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
     found = []
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-P", str(program)], capture_output=True, text=True, check=True
+            [sys.executable, str(program)], capture_output=True, text=True, check=True
         )
         found.append(json.loads(done.stdout.splitlines()[-1]))
     assert found[0] == found[1]

@@ -72,7 +72,7 @@ assert float(tf.nn.relu(2.0)) == 2
 def test_a_core_with_switches_of_another_layout_is_refused(interceptor: str) -> None:
     if interceptor != "native":
         pytest.skip("in pure Python, switches are read by name")
-    subprocess.run([sys.executable, "-P", "-c", OTHER_SWITCHES], check=True)
+    subprocess.run([sys.executable, "-c", OTHER_SWITCHES], check=True)
 
 
 def test_without_a_wish_the_native_interceptor_is_used_where_it_is(

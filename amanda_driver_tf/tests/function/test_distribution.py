@@ -51,7 +51,7 @@ def run(tmp_path: Path, program: str) -> str:
     file = tmp_path / "program.py"
     file.write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
     ran = subprocess.run(
-        [sys.executable, "-P", str(file)], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=300
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     return ran.stdout

@@ -111,7 +111,7 @@ def test_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
         program = tmp_path / "program.py"
         program.write_text(textwrap.dedent(PROGRAM.format(disturb=disturb)))
         ran = subprocess.run(
-            [sys.executable, "-P", str(program)], capture_output=True, text=True, check=False
+            [sys.executable, str(program)], capture_output=True, text=True, check=False
         )
         assert ran.returncode == 0, ran.stderr
         outputs.append(ran.stdout)

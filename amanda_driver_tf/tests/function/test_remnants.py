@@ -208,7 +208,7 @@ def test_the_recorder_is_inert_once_tools_are_left(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(WITH_AND_WITHOUT)
     ran = subprocess.run(
-        [sys.executable, "-P", str(program)], capture_output=True, text=True, check=False
+        [sys.executable, str(program)], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
 

@@ -177,7 +177,7 @@ def test_saved_models(folder: pathlib.Path, simple: bool) -> None:
         "    print(s.run('mm:0', {'x:0': [[0.1, 0.2], [0.3, 0.4]]}).tolist())\n"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", script, target], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, target], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     close(np.array(eval(done.stdout), np.float32), plain)

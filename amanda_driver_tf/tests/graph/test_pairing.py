@@ -237,9 +237,7 @@ for resource, earlier, wanted in before_import:
 def test_a_graph_built_before_amanda_was_imported(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-P", str(path)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -264,9 +262,7 @@ def test_the_order_of_imports_makes_no_difference(tmp_path: pathlib.Path, first:
         "with v1.Session(graph=graph) as s, amanda.apply(tool):\n"
         "    assert s.run(g).tolist() == [0.0, 0.0]\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-P", str(path)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
