@@ -1,397 +1,479 @@
 "use strict";
+// The page: tools above, one canvas or two, and details of what is selected.
 (() => {
-  const {make, quantity: scaled} = amanda;
-  const graphs = amanda.data("graphs");
-  const byId = (id) => document.getElementById(id);
-  const tree = byId("tree"), details = byId("details"), search = byId("search");
-  const SVG = "http://www.w3.org/2000/svg";
-  const BYTES = {bool: 1, int4: .5, uint4: .5, bfloat16: 2, half: 2, float: 4, double: 8};
-  let graph, root, into, from, backwardOf, chosen = null, active = null;
+const lib = (globalThis.amandaGraph ??= {});
+const {make} = amanda;
+const MOST_RESULTS = 50;
+const DIRECTIONS = [["forward", "forward"], ["backward", "backward"], ["both", "forward and backward"]];
 
-  // Facts.
+const button = (text, label, onClick) => {
+  const found = make("button", "", text);
+  found.type = "button";
+  if (label) { found.title = label; found.setAttribute("aria-label", label); }
+  found.addEventListener("click", onClick);
+  return found;
+};
+const choice = (name, label, onChange) => {
+  const select = make("select", name);
+  select.addEventListener("change", () => onChange(select.value));
+  return [make("label", `${name}-label`, label + " ", select), select];
+};
 
-  const isOp = (node) => node.node === "op";
-  const kindOf = (node) => isOp(node) ? node.word || node.type : node.kind;
-  const text = (tensor) => {
-    if (tensor === null || tensor === undefined) return "";
-    if (Array.isArray(tensor)) return "(" + tensor.map(text).join(", ") + ")";
-    const sizes = tensor.shape === null ? "..." : tensor.shape.map((n) => n === null ? "?" : n);
-    return tensor.dtype + "[" + sizes + "]";
-  };
-  const bytesOf = (tensor) => {
-    if (tensor === null || tensor === undefined) return 0;
-    if (Array.isArray(tensor)) return tensor.reduce((sum, one) => sum + bytesOf(one), 0);
-    if (tensor.shape === null || tensor.shape.includes(null)) return 0;
-    const bits = /(\d+)/.exec(tensor.dtype);
-    const each = BYTES[tensor.dtype] || (bits ? Number(bits[1]) / 8 : 0);
-    return tensor.shape.reduce((product, n) => product * n, each);
-  };
-  // The name of a figure ends with its unit.
-  const unitOf = (name) => (/ \(([^()]+)\)$/.exec(name) || ["", ""])[1];
-  const plain = (name) => name.replace(/ \([^()]+\)$/, "");
-  const counted = (number) => number === 1 ? "1 operator" : `${number} operators`;
-  const measures = {
-    "size of outputs": {of: (op) => bytesOf(op.outputs), unit: "B"},
-    "executions": {of: (op) => op.executions || 0, unit: ""},
-  };
-  const measure = () => measures[byId("measure").value];
-
-  // The tree: modules with operators and modules inside, in order of first execution.
-
-  const choose = (number) => {
-    graph = graphs[number];
-    into = graph.nodes.map(() => []);
-    from = graph.nodes.map(() => []);
-    backwardOf = graph.nodes.map(() => []);
-    for (const edge of graph.edges) {
-      into[edge.consumer].push(edge);
-      from[edge.producer].push(edge);
-    }
-    for (const edges of into) edges.sort((a, b) => a.input - b.input || a.item - b.item);
-    const noted = new Set();
-    for (const op of graph.nodes.filter(isOp)) {
-      if (op.forward !== null) backwardOf[op.forward].push(op);
-      for (const [name, value] of Object.entries(op.notes))
-        if (typeof value === "number") noted.add(name);
-    }
-    for (const name of Object.keys(measures).slice(2)) delete measures[name];  // Of another graph.
-    for (const name of noted)
-      measures[plain(name)] = {of: (op) => Number(op.notes[name]) || 0, unit: unitOf(name)};
-    const old = byId("measure").value;
-    byId("measure").replaceChildren(...[...Object.keys(measures)].map((name) => new Option(name)));
-    if (old in measures) byId("measure").value = old;
-    const forward = graph.nodes.filter((node) => isOp(node) && !node.is_backward);
-    const backward = graph.nodes.filter((node) => isOp(node) && node.is_backward);
-    byId("title").textContent =
-      `${graph.namespace}: ${counted(forward.length)}, ${backward.length} backward`;
-    document.title = `Graph of ${graph.namespace}`;
-    byId("backward").checked = forward.length === 0;
-    plant(forward.length + backward.length < 40);
-    show(null);
-  };
-
-  const plant = (all) => {
-    root = {name: graph.namespace, path: "", entries: [], modules: new Map(), ops: []};
-    for (const op of graph.nodes) {
-      if (!isOp(op) || (op.is_backward && !byId("backward").checked)) continue;
-      const home = op.forward === null ? op : graph.nodes[op.forward];
-      let module = root;
-      module.ops.push(op);
-      for (const part of home.module.split(/[./]/).filter((name) => name !== "")) {
-        if (!module.modules.has(part)) {
-          const child = {name: part, path: module.path ? module.path + "." + part : part,
-                         entries: [], modules: new Map(), ops: []};
-          module.modules.set(part, child);
-          module.entries.push(child);
-        }
-        module = module.modules.get(part);
-        module.ops.push(op);
-      }
-      module.entries.push(op);
-    }
-    draw(all);
-  };
-
-  const draw = (all) => {
-    active = null;
-    const words = search.value.toLowerCase().split(/\s+/).filter((word) => word);
-    if (words.length) {
-      const found = root.ops.filter((op) => {
-        const facts = [op.name, op.type, op.word, op.module, op.source, op.id].join("\n");
-        return words.every((word) => facts.toLowerCase().includes(word));
-      });
-      byId("found").textContent = counted(found.length);
-      tree.replaceChildren(...found.map((op) => row(op, 0, largest(root))));
-    } else {
-      byId("found").textContent = "";
-      tree.replaceChildren(row(root, 0, largest(root)));
-      const open = (item, depth) => {
-        if (!item.entry.entries || !(all || depth > 0)) return;
-        toggle(item, true);
-        for (const child of item.lastChild.children) open(child, depth - 1);
-      };
-      // As many levels as fit a screen.
-      let depth = 1, seen = root.entries.length, level = root.entries;
-      while (seen < 40 && level.some((entry) => entry.entries)) {
-        level = level.flatMap((entry) => entry.entries || []);
-        seen += level.length;
-        if (seen < 40) depth += 1;
-      }
-      open(tree.firstChild, depth);
-    }
-    if (tree.firstChild) activate(tree.firstChild, false);
-  };
-
-  const sum = (entry) =>
-    entry.entries ? entry.ops.reduce((total, op) => total + measure().of(op), 0) : measure().of(entry);
-  const largest = (entry) => Math.max(1e-30, sum(entry));
-
-  const row = (entry, depth, total) => {
-    const line = make("div", "row", make("span", "mark"));
-    line.style.setProperty("--depth", depth);
-    if (entry.entries) {
-      line.append(make("span", "name module", entry.name || "(program)"));
-      line.append(make("span", "count", counted(entry.ops.length)));
-    } else {
-      const name = search.value ? entry.name : entry.name.replace(/^.*\//, "");
-      line.append(make("span", "type" + (entry.is_backward ? " backward" : ""), kindOf(entry)));
-      line.append(make("span", "name", name));
-      line.append(make("span", "shape", entry.outputs.map(text).filter((one) => one).join(" ")));
-    }
-    const amount = sum(entry), bar = make("i");
-    bar.style.width = `${3 * amount / total}rem`;
-    if (amount)
-      line.append(make("span", "bar", bar, make("span", "", scaled(amount, measure().unit))));
-    const item = make("li", "", line);
-    item.setAttribute("role", "treeitem");
-    item.setAttribute("aria-level", depth + 1);
-    item.tabIndex = -1;
-    item.entry = entry;
-    item.depth = depth;
-    item.total = total;
-    if (entry.entries) item.setAttribute("aria-expanded", "false");
-    else {
-      item.dataset.index = entry.index;
-      item.setAttribute("aria-selected", String(entry.index === chosen));
-    }
-    return item;
-  };
-
-  const toggle = (item, open) => {
-    if (!item.entry.entries || (item.getAttribute("aria-expanded") === "true") === open) return;
-    item.setAttribute("aria-expanded", String(open));
-    if (open) {
-      const children = item.entry.entries.map((entry) => row(entry, item.depth + 1, item.total));
-      const list = make("ul", "", ...children);
-      list.setAttribute("role", "group");
-      item.append(list);
-    } else item.lastChild.remove();
-  };
-
-  const activate = (item, focus = true) => {
-    if (active) active.tabIndex = -1;
-    active = item;
-    item.tabIndex = 0;
-    if (focus) item.focus();
-  };
-
-  const use = (item) => {
-    activate(item);
-    if (item.entry.entries) toggle(item, item.getAttribute("aria-expanded") !== "true");
-    else show(item.entry.index);
-  };
-
-  tree.addEventListener("click", (event) => {
-    const item = event.target.closest("li");
-    if (item) use(item);
-  });
-  tree.addEventListener("keydown", (event) => {
-    const items = [...tree.querySelectorAll("li")], at = items.indexOf(active);
-    const parent = active && active.parentElement.closest("li");
-    const is = active && active.getAttribute("aria-expanded");
-    const go = {
-      ArrowDown: () => items[at + 1] && activate(items[at + 1]),
-      ArrowUp: () => items[at - 1] && activate(items[at - 1]),
-      Home: () => activate(items[0]),
-      End: () => activate(items[items.length - 1]),
-      ArrowRight: () => is === "false" ? toggle(active, true) : is && activate(items[at + 1]),
-      ArrowLeft: () => is === "true" ? toggle(active, false) : parent && activate(parent),
-      Enter: () => use(active),
-      " ": () => use(active),
-    }[event.key];
-    if (!go || at < 0) return;
-    event.preventDefault();
-    go();
-  });
-
-  // Details of one node.
-
-  const link = (node) => {
-    const button = make("button", "link", node.name);
-    button.type = "button";
-    button.addEventListener("click", () => reveal(node.index));
-    return make("span", "", button, make("span", "dim", " " + kindOf(node)));
-  };
-  const table = (heads, rows) => {
-    const cells = (tag, values) => make("tr", "", ...values.map((value) => make(tag, "", value)));
-    return make("table", "", make("thead", "", cells("th", heads)),
-                make("tbody", "", ...rows.map((values) => cells("td", values))));
-  };
-  const section = (title, content) => [make("h3", "", title), content];
-  const several = (parts) => make("div", "", ...parts.map((part) => make("div", "", part)));
-  const size = (tensor) => { const found = bytesOf(tensor); return found ? scaled(found, "B") : ""; };
-
-  const passes = (edge, node) => {
-    const facts = [];
-    if (edge.item !== null) facts.push(`item ${edge.item}`);
-    if (edge.output) facts.push(`output ${edge.output}`);
-    if (edge.output === null) facts.push("written in place");
-    if (edge.kind === "alias") facts.push("through shared memory");
-    if (edge.back) facts.push("of an earlier execution");
-    else if (edge.first) facts.push(`from execution ${edge.first} on`);
-    return make("span", "", link(node),
-                facts.length ? make("span", "dim", ` (${facts.join(", ")})`) : null);
-  };
-
-  const show = (index) => {
-    chosen = index;
-    for (const item of tree.querySelectorAll("[data-index]"))
-      item.setAttribute("aria-selected", String(Number(item.dataset.index) === index));
-    if (index === null) {
-      details.replaceChildren(make("p", "dim", "Choose an operator on the left, or search."));
+class Page {
+  // `own` is true if the page has the address for itself, and then keeps the place in it.
+  constructor(host, graphs, own) {
+    Object.assign(this, {host, graphs, own, canvases: [], linking: false, other: null});
+    host.classList.add("graph-page");
+    this.build();
+    if (!graphs.length) {
+      this.title.textContent = "No operators were seen";
+      this.tools.hidden = true;
       return;
     }
-    const node = graph.nodes[index];
-    const broken = node.name.split(/(?<=[./])/).flatMap((part) => [part, make("wbr")]);
-    const parts = [make("h2", "", ...broken), picture(node)];
-    const facts = isOp(node)
-      ? [["type", node.type], ["common word", node.word], ["module", node.module],
-         ["source", node.source], ["program", node.program], ["zone", node.zone],
-         ["executions", node.executions], ["id", node.id]]
-      : [["kind", node.kind], ["tensor", text(node.tensor)], ["size", size(node.tensor)],
-         ["program", node.program]];
-    const known = facts.filter(([, value]) => value !== null && value !== "");
-    parts.push(table(["", ""], known.map(([name, value]) => [make("span", "dim", name), make("code", "", String(value))])));
-    if (isOp(node)) {
-      const notes = Object.entries(node.notes).filter(([, value]) => value !== null);
-      if (notes.length)
-        parts.push(...section("Notes of other tools",
-          table(["", ""], notes.map(([name, value]) => [make("span", "dim", plain(name)),
-            typeof value === "number" ? scaled(value, unitOf(name)) : String(value)]))));
-      const ends = (edges, position, end) => several(edges
-        .filter((edge) => edge[end === "producer" ? "input" : "output"] === position)
-        .map((edge) => passes(edge, graph.nodes[edge[end]])));
-      parts.push(...section("Inputs", table(["", "tensor", "size", "from"],
-        node.inputs.map((tensor, n) => [tensor, n]).filter(([tensor]) => tensor !== null)
-          .map(([tensor, n]) => [node.input_names[n] || String(n), make("code", "", text(tensor)),
-                                 size(tensor), ends(into[index], n, "producer")]))));
-      parts.push(...section("Outputs", table(["", "tensor", "size", "to"],
-        node.outputs.map((tensor, n) => [String(n), make("code", "", text(tensor)), size(tensor),
-                                         ends(from[index], n, "consumer")]))));
-      const others = Object.entries(node.arguments);
-      if (others.length)
-        parts.push(...section("Arguments", table(["", ""],
-          others.map(([name, value]) => [make("span", "dim", name), make("code", "", value)]))));
-      if (node.forward !== null)
-        parts.push(...section("Gradient of", link(graph.nodes[node.forward])));
-      if (backwardOf[index].length)
-        parts.push(...section("Backward operators", several(backwardOf[index].map(link))));
-    } else
-      parts.push(...section("Read by",
-        several(from[index].map((edge) => passes(edge, graph.nodes[edge.consumer])))));
-    details.replaceChildren(...parts);
-    details.scrollTop = 0;
-  };
+    const place = own ? lib.placeOf(location.hash) : lib.placeOf("");
+    // The largest first, as most have a few operators in another mode.
+    const most = graphs.reduce((best, one, n) =>
+      one.nodes.length > graphs[best].nodes.length ? n : best, 0);
+    this.choose(graphs[place.graph] ? Number(place.graph) : most, place);
+    if (own) addEventListener("hashchange", () => {
+      if (location.hash.slice(1) !== this.written) this.go(lib.placeOf(location.hash));
+    });
+  }
 
-  // A node with its neighbours, what goes in above and what comes out below.
+  get main() { return this.canvases[0]; }
 
-  const picture = (node) => {
-    const once = (indices) => [...new Set(indices)].map((index) => graph.nodes[index]);
-    const above = once(into[node.index].map((edge) => edge.producer));
-    const below = once(from[node.index].map((edge) => edge.consumer));
-    const limit = 6, width = 150, height = 40, gap = 16, step = 84;
-    const place = (nodes) => {
-      const shown = nodes.slice(0, nodes.length > limit ? limit - 1 : limit);
-      return nodes.length > limit ? [...shown, {more: nodes.length - shown.length}] : shown;
-    };
-    const rows = [place(above), [node], place(below)].filter((nodes) => nodes.length);
-    const full = Math.max(...rows.map((nodes) => nodes.length)) * (width + gap) + gap;
-    const svg = document.createElementNS(SVG, "svg");
-    const add = (parent, tag, attributes, content) => {
-      const element = document.createElementNS(SVG, tag);
-      for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-      if (content !== undefined) element.textContent = content;
-      return parent.appendChild(element);
-    };
-    const total = rows.length * step - step + height + 8;
-    for (const [name, value] of Object.entries({viewBox: `0 0 ${full} ${total}`, width: full,
-                                                height: total, role: "img"}))
-      svg.setAttribute(name, value);
-    svg.setAttribute("aria-label", `${node.name} and its neighbours`);
-    const head = add(add(svg, "defs", {}), "marker", {id: "head", viewBox: "0 0 8 8", refX: 7,
-      refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto"});
-    add(head, "path", {d: "M0 0 L8 4 L0 8 z"});
-    const own = rows.findIndex((nodes) => nodes[0] === node && nodes.length === 1);
-    const middle = (nodes, n) => (full - nodes.length * (width + gap)) / 2 + (width + gap) * (n + .5);
-    const cut = (name) => name.length > 22 ? "…" + name.slice(-21) : name;
-    rows.forEach((nodes, level) => nodes.forEach((one, n) => {
-      const x = middle(nodes, n), y = 4 + level * step;
-      if (level !== own) {
-        const at = full / 2, to = 4 + own * step;
-        const d = level < own ? `M${x} ${y + height} L${at} ${to}` : `M${at} ${to + height} L${x} ${y}`;
-        add(svg, "path", {d, "marker-end": "url(#head)"});
-      }
-      const group = add(svg, "g", {class: level === own ? "self" : one.node || "more"});
-      add(group, "rect", {x: x - width / 2, y, width, height, rx: 6});
-      if (one.more) {
-        add(group, "text", {x, y: y + 25}, `${one.more} more`);
-        return;
-      }
-      add(group, "title", {}, `${one.name}\n${isOp(one) ? one.outputs.map(text).join(" ") : text(one.tensor)}`);
-      add(group, "text", {x, y: y + 17, "font-weight": 600}, cut(kindOf(one)));
-      add(group, "text", {x, y: y + 32}, cut(one.name));
-      group.dataset.index = one.index;
-      group.addEventListener("click", () => reveal(one.index));
+  build() {
+    this.title = make("h1", "title");
+    [this.graphLabel, this.graphChoice] = choice("graph", "Graph", (n) => this.choose(Number(n)));
+    [this.directionLabel, this.directionChoice] = choice("direction", "Show", (way) => this.direct(way));
+    [this.colorLabel, this.colorChoice] = choice("color", "Colours", (name) => this.color(name));
+    [this.compareLabel, this.compareChoice] = choice("compare", "Beside", (which) => this.compare(which));
+    this.directionChoice.append(...DIRECTIONS.map(([value, text]) => new Option(text, value)));
+    this.search = make("input", "search");
+    Object.assign(this.search, {type: "search", placeholder: "Search: name, type, module, source  ( / )",
+                                autocomplete: "off", spellcheck: false});
+    this.search.setAttribute("aria-label", "Search operators");
+    this.results = make("ul", "results");
+    this.results.hidden = true;
+    this.found = make("p", "found");
+    this.found.setAttribute("role", "status");
+    const searching = make("div", "searching", this.search);
+    this.file = make("input", "file");
+    Object.assign(this.file, {type: "file", accept: ".json,application/json", hidden: true});
+    this.exportChoice = make("select", "export");
+    this.exportChoice.setAttribute("aria-label", "Save the drawing");
+    this.exportChoice.append(new Option("Save as…", ""), new Option("SVG"), new Option("PNG"));
+    this.tools = make("div", "tools", searching, this.graphLabel, this.directionLabel,
+      this.colorLabel, this.compareLabel,
+      make("span", "buttons",
+        button("Unfold", "Unfold all, as far as there is space", () => this.each((one) => one.unfoldAll())),
+        button("Fold", "Fold all", () => this.each((one) => one.foldAll())),
+        button("−", "Zoom out (-)", () => this.main.view.zoom(.8)),
+        button("+", "Zoom in (+)", () => this.main.view.zoom(1.25)),
+        button("Fit", "Show the whole drawing (0)", () => this.main.view.fit())),
+      this.exportChoice, this.file);
+    this.stage = make("div", "stage");
+    this.legend = make("div", "legend");
+    this.said = make("p", "said");
+    this.said.setAttribute("role", "status");
+    this.panel = make("article", "details");
+    this.panel.tabIndex = -1;
+    this.panel.setAttribute("aria-live", "polite");
+    const board = make("section", "board", this.stage, this.legend, this.said);
+    board.setAttribute("aria-label", "Drawing of the graph");
+    this.host.append(make("header", "", this.title, this.tools), make("div", "content", board,
+      make("div", "side", this.found, this.results, this.panel)));
+    this.listen();
+  }
+
+  // Show one of the graphs.
+  choose(number, place = lib.placeOf("")) {
+    this.number = number;
+    const graph = this.graph = this.graphs[number];
+    this.graphChoice.replaceChildren(...this.graphs.map((one, n) => new Option(one.namespace, n)));
+    this.graphChoice.value = number;
+    this.graphLabel.hidden = this.graphs.length < 2;
+    this.compareChoice.replaceChildren(new Option("nothing", ""),
+      ...this.graphs.map((one, n) => new Option(one.namespace, n)).filter((_, n) => n !== number),
+      new Option("another run's graph.json…", "file"));
+    this.index = new lib.Search(graph, lib.counts);
+    const forward = graph.nodes.filter((node) => lib.isOp(node) && !node.is_backward).length;
+    const backward = graph.nodes.filter((node) => lib.isOp(node) && node.is_backward).length;
+    this.title.textContent =
+      `${graph.namespace}: ${lib.counted(forward)}, ${backward.toLocaleString("en")} backward`;
+    if (this.own) document.title = `Graph of ${graph.namespace}`;
+    this.directionLabel.hidden = !forward || !backward;
+    this.stage.replaceChildren();
+    this.canvases = [];
+    this.other = null;
+    this.addCanvas(graph);
+    const way = DIRECTIONS.some(([one]) => one === place.direction) ? place.direction
+      : forward || !backward ? "forward" : "backward";
+    this.directionChoice.value = way;
+    this.main.direct(way);
+    this.measured();
+    this.go(place);
+  }
+
+  addCanvas(graph) {
+    const host = this.stage.appendChild(make("div", "pane"));
+    if (this.canvases.length) host.append(make("p", "pane-title", graph.namespace));
+    const canvas = new lib.Canvas(host, graph, {
+      select: (box) => this.selected(canvas, box),
+      change: () => this.changed(canvas),
+      fold: (box, unfolded) => this.linked(canvas, (other) => {
+        const twin = other.tree.boxes.get(box.id);
+        if (twin) other.toggle(twin, unfolded, false);
+      }),
+      enter: () => this.panel.focus(),
+      say: (text) => { this.said.textContent = text; },
+      most: (most) => this.canvases.length > 1 ? this.shared(most) : most,
+    });
+    this.canvases.push(canvas);
+    return canvas;
+  }
+
+  // Offer the measures that a graph of the page has.
+  measured() {
+    this.measures = this.canvases.map((canvas) => lib.measuresOf(canvas.graph));
+    const names = [...new Set(this.measures.flatMap((one) => [...one.keys()]))];
+    const old = this.colorChoice.value;
+    this.colorChoice.replaceChildren(new Option("kind of operator", ""), ...names.map((name) => new Option(name)));
+    if (names.includes(old)) this.colorChoice.value = old;
+  }
+
+  // Return the figure of the hottest box on both sides, so that both have one scale.
+  shared(most) {
+    return Math.max(most, ...this.canvases.filter((one) => one.figure && one.places)
+      .map((one) => Math.max(0, ...[...one.places.values()].filter((place) => !place.level)
+        .map((place) => one.figure(place.box)))));
+  }
+
+  each(call) { for (const canvas of this.canvases) call(canvas); }
+
+  // Do something to the other canvas without its answer coming back.
+  linked(canvas, call) {
+    if (this.linking || this.canvases.length < 2) return;
+    this.linking = true;
+    try { this.each((other) => { if (other !== canvas) call(other); }); } finally { this.linking = false; }
+  }
+
+  direct(way) {
+    this.each((canvas) => { canvas.direct(way); });
+    this.marked();
+    this.each((canvas) => { canvas.draw(); canvas.view.fit(true); });
+    this.selected(this.main, null);
+  }
+
+  color(name) {
+    this.colorChoice.value = name;
+    this.each((canvas, n) => {
+      canvas.measure = this.measures[this.canvases.indexOf(canvas)].get(name) || null;
+      canvas.sums();
+    });
+    this.each((canvas) => { if (canvas.places) canvas.colorBoxes(); canvas.minimap.draw(); });
+    this.drawLegend();
+    this.changed(this.main);
+  }
+
+  drawLegend() {
+    const {main} = this, {measure} = main;
+    if (measure) {
+      const steps = Array.from({length: lib.LEVELS}, (_, n) => make("i", `heat-${n + 1}`));
+      this.legend.replaceChildren(make("span", "", "0"), make("span", "steps", ...steps),
+        make("span", "", `${lib.shown(main.most, measure.unit)} in the largest visible box`));
+      return;
+    }
+    const seen = new Set(main.graph.nodes.filter(lib.isOp).map((node) => lib.familyOf(lib.kindOf(node))));
+    this.legend.replaceChildren(...lib.FAMILIES.map(([name], n) => [name, n + 1])
+      .filter(([, n]) => seen.has(n))
+      .map(([name, n]) => make("span", "", make("i", `family-${n}`), name)));
+  }
+
+  // Details.
+
+  selected(canvas, box) {
+    this.linked(canvas, (other) => {
+      const twin = box && other.tree.boxes.get(box.id);
+      other.select(twin || null);
+      if (twin && other.places.has(twin)) other.view.reach(other.places.get(twin));
+    });
+    if (this.linking) return;
+    if (!box) {
+      this.panel.replaceChildren(make("p", "dim",
+        "Click a box for its details; double-click, or + in its corner, unfolds it. "),
+        make("p", "dim", "Keys: arrows go to neighbours, Enter unfolds, Escape folds, / searches, + − 0 zoom."));
+      return;
+    }
+    const number = this.canvases.indexOf(canvas);
+    this.panel.replaceChildren(
+      ...lib.detailsOf(canvas, box, this.measures[number], (index) => this.reveal(index, canvas)),
+      ...this.differences(box));
+    this.panel.scrollTop = 0;
+  }
+
+  // Go to a node, in the direction in which it is.
+  reveal(index, canvas = this.main, focus = true) {
+    const node = canvas.graph.nodes[index];
+    if (!canvas.tree.leafOf.has(index) && lib.isOp(node)) {
+      this.directionChoice.value = "both";
+      this.direct("both");
+    }
+    const box = canvas.tree.leafOf.get(index);
+    if (box) canvas.reveal(box);
+    else {
+      // Parameters and constants have no box.
+      canvas.select(null, false);
+      this.panel.replaceChildren(...lib.detailsOf(canvas, {index, children: null}, new Map(),
+        (other) => this.reveal(other, canvas)));
+      this.panel.scrollTop = 0;
+    }
+    if (focus) this.panel.focus({preventScroll: true});
+  }
+
+  // Search.
+
+  find() {
+    const query = this.search.value.trim();
+    const found = query ? this.index.find(query) : null;
+    this.each((canvas) => canvas.highlight(canvas === this.main ? found
+      : query ? canvas.index.find(query) : null));
+    this.results.hidden = !found;
+    this.found.textContent = found ? lib.counted(found.length, "result") : "";
+    this.results.replaceChildren(...(found || []).slice(0, MOST_RESULTS).map((index) => {
+      const node = this.graph.nodes[index];
+      const row = button("", "", () => this.reveal(index));
+      row.dataset.index = index;
+      row.append(make("span", "kind", lib.kindOf(node)), make("span", "name", node.name));
+      lib.counts.drawn += 4;  // With the item of the list.
+      return make("li", "", row);
     }));
-    return svg;
-  };
+    if (found && found.length > MOST_RESULTS)
+      this.results.append(make("li", "dim", `and ${found.length - MOST_RESULTS} more`));
+  }
 
-  // Show a node, opening the modules that it is in.
-  const reveal = (index) => {
-    const node = graph.nodes[index];
-    if (isOp(node)) {
-      if (node.is_backward && !byId("backward").checked) {
-        byId("backward").checked = true;
-        plant(false);
-      }
-      if (search.value && !tree.querySelector(`[data-index="${index}"]`)) {
-        search.value = "";
-        draw(false);
-      }
-      let items = [...tree.children];
-      for (let item; (item = items.find((one) => one.entry.entries && one.entry.ops.includes(node)));) {
-        toggle(item, true);
-        items = [...item.lastChild.children];
-      }
-      const item = tree.querySelector(`[data-index="${index}"]`);
-      if (item) {
-        activate(item, false);
-        item.scrollIntoView({block: "nearest"});
-      }
-    }
-    show(index);
-    details.focus({preventScroll: true});
-  };
-
-  search.addEventListener("input", () => draw(false));
-  search.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") { search.value = ""; draw(false); }
-    if (event.key === "Enter" || event.key === "ArrowDown") {
-      const first = tree.querySelector("li");
-      if (!first) return;
+  listen() {
+    this.search.addEventListener("input", () => this.find());
+    for (const part of [this.search, this.results]) part.addEventListener("keydown", (event) => {
+      const rows = [...this.results.querySelectorAll("button")];
+      const at = rows.indexOf(document.activeElement);
+      const go = {
+        Escape: () => { this.search.value = ""; this.find(); this.main.activate(this.main.active); },
+        Enter: at < 0 && rows.length ? () => rows[0].click() : null,
+        ArrowDown: () => rows[at + 1]?.focus(),
+        ArrowUp: () => (at > 0 ? rows[at - 1] : this.search).focus(),
+      }[event.key];
+      if (!go) return;
       event.preventDefault();
-      if (event.key === "Enter" && !first.entry.entries) use(first); else activate(first);
+      go();
+    });
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) &&
+          this.host.offsetParent !== null) {
+        event.preventDefault();
+        this.search.focus();
+        this.search.select();
+      }
+    });
+    this.exportChoice.addEventListener("change", () => {
+      this.save(this.exportChoice.value);
+      this.exportChoice.value = "";
+    });
+    this.file.addEventListener("change", () => this.read());
+    new ResizeObserver(() => this.each((canvas) => {
+      if (!canvas.places) return;
+      canvas.view.set(canvas.view.x, canvas.view.y, canvas.view.scale, false);
+      canvas.minimap.draw();
+    })).observe(this.stage);
+    amanda.onColors(() => this.each((canvas) => { if (canvas.places) { canvas.colorBoxes(); canvas.minimap.draw(); } }));
+    // Paper gets the whole drawing.
+    addEventListener("beforeprint", () => this.each(({svg, view: {bounds}}) =>
+      svg.setAttribute("viewBox", `-4 -4 ${bounds.width + 8} ${bounds.height + 8}`)));
+    addEventListener("afterprint", () => this.each(({view}) => view.set(view.x, view.y, view.scale, false)));
+  }
+
+  // Files.
+
+  save(form) {
+    const name = `graph-${this.graph.namespace.replace(/[^\w.-]+/g, "-")}`;
+    if (form === "SVG")
+      lib.save(new Blob([lib.svgText(this.main).text], {type: "image/svg+xml"}), `${name}.svg`);
+    if (form === "PNG")
+      lib.pngOf(this.main, (blob) => {
+        if (blob) lib.save(blob, `${name}.png`);
+        else this.said.textContent = "The browser cannot make a picture of this size; save an SVG file";
+      });
+  }
+
+  // Side by side.
+
+  compare(which) {
+    if (which === "file") {
+      this.compareChoice.value = "";
+      this.file.click();
+      return;
     }
-  });
-  document.addEventListener("keydown", (event) => {
-    if (event.key === "/" && event.target !== search) { event.preventDefault(); search.focus(); }
-  });
-  byId("measure").addEventListener("change", () => draw(false));
-  byId("backward").addEventListener("change", () => plant(false));
-  byId("open-all").addEventListener("click", () => draw(true));
-  byId("close-all").addEventListener("click", () => {
-    search.value = "";
-    draw(false);
-    for (const item of [...tree.querySelectorAll("li[aria-expanded=true]")].reverse())
-      if (item.depth > 0) toggle(item, false);
-  });
-  byId("graph").append(...graphs.map((one, n) => new Option(one.namespace, n)));
-  byId("graph-label").hidden = graphs.length < 2;
-  byId("graph").addEventListener("change", (event) => choose(Number(event.target.value)));
-  // The largest first, as most have a few operators in another mode.
-  const most = graphs.reduce((best, one, n) =>
-    one.nodes.length > graphs[best].nodes.length ? n : best, 0);
-  byId("graph").value = most;
-  if (graphs.length) choose(most);
-  else byId("title").textContent = "No operators were seen";
+    this.beside(which === "" ? null : which === "loaded" ? this.loaded : this.graphs[which]);
+  }
+
+  async read() {
+    const [file] = this.file.files;
+    if (!file) return;
+    try {
+      const graphs = lib.fromFile(JSON.parse(await file.text()));
+      const same = graphs.find((one) => one.namespace === this.graph.namespace);
+      const most = graphs.reduce((best, one) => one.nodes.length > best.nodes.length ? one : best, graphs[0]);
+      if (!most) throw new Error("The file has no graphs");
+      this.loaded = same || most;
+      this.compareChoice.querySelector("[value=loaded]")?.remove();
+      this.compareChoice.append(new Option(file.name, "loaded"));
+      this.compareChoice.value = "loaded";
+      this.beside(this.loaded);
+      this.said.textContent = `Beside it: ${file.name}`;
+    } catch (error) {
+      this.said.textContent = `${file.name} cannot be shown. ${error.message}`;
+    }
+    this.file.value = "";
+  }
+
+  // Show another graph beside the first; null for none.
+  beside(graph) {
+    this.canvases.length = 1;
+    while (this.stage.children.length > 1) this.stage.lastChild.remove();
+    this.other = graph;
+    if (graph) {
+      const canvas = this.addCanvas(graph);
+      canvas.index = new lib.Search(graph, lib.counts);
+      canvas.direct(this.directionChoice.value);
+      this.each((one) => { if (one !== canvas) this.sameFolds(one, canvas); });
+    }
+    this.measured();
+    this.marked();
+    this.color(this.colorChoice.value);
+    this.each((canvas) => { canvas.draw(); });
+    this.main.view.fit(true);
+    this.drawLegend();
+  }
+
+  sameFolds(from, to) {
+    to.fold.foldAll();
+    for (const box of from.fold.unfolded) {
+      const twin = to.tree.boxes.get(box.id);
+      if (twin && twin.children) to.fold.unfolded.add(twin);
+    }
+    to.layout.levels.clear();
+  }
+
+  // Note what differs: boxes that only one side has, and those whose operators or shapes differ.
+  marked() {
+    const [main, other] = this.canvases;
+    main.differs = other ? new Map() : null;
+    if (!other) return;
+    other.differs = new Map();
+    for (const [one, two] of [[main, other], [other, main]])
+      for (const [id, box] of one.tree.boxes) {
+        const twin = two.tree.boxes.get(id);
+        if (!twin) one.differs.set(id, "only");
+        else if (this.sign(one, box) !== this.sign(two, twin)) one.differs.set(id, "differs");
+      }
+  }
+
+  // Return what a box is, in words that hold in every graph.
+  sign(canvas, box) {
+    const leaves = canvas.tree.leaves.slice(box.low, box.high);
+    return leaves.map(({index}) => {
+      const node = canvas.graph.nodes[index];
+      return lib.isOp(node) ? `${lib.kindOf(node)} ${lib.shapes(node.outputs)}` : node.kind;
+    }).join("\n");
+  }
+
+  differences(box) {
+    const [main, other] = this.canvases;
+    if (!other) return [];
+    const one = main.tree.boxes.get(box.id), two = other.tree.boxes.get(box.id);
+    const rows = [...this.measures[0].values()].map((measure) => {
+      const second = this.measures[1].get(measure.name);
+      const sum = (canvas, of, at) => at && of ? lib.summed(canvas.graph, canvas.tree, of)(at) : null;
+      const values = [sum(main, measure, one), sum(other, second, two)];
+      const text = (value) => value === null ? "-" : lib.shown(value, measure.unit);
+      const change = values[0] && values[1] !== null
+        ? `${values[1] >= values[0] ? "+" : ""}${Number((100 * (values[1] / values[0] - 1)).toPrecision(3))} %` : "";
+      return [make("span", "dim", measure.name), ...values.map(text), change];
+    });
+    const table = make("table", "", make("thead", "", make("tr", "", ...["", "left", "right", "change"]
+      .map((text) => make("th", "", text)))),
+      make("tbody", "", ...rows.map((cells) => make("tr", "", ...cells.map((cell) => make("td", "", cell))))));
+    const say = !one || !two ? "Only one side has it."
+      : main.differs.get(box.id) ? "Its operators or their shapes differ." : "";
+    return [make("h3", "", "Both sides"), say ? make("p", "", say) : null, make("div", "scroll", table)]
+      .filter((part) => part);
+  }
+
+  // The link to a place.
+
+  changed(canvas) {
+    this.linked(canvas, (other) => {
+      if (canvas.places && other.places) other.view.set(canvas.view.x, canvas.view.y, canvas.view.scale);
+    });
+    if (this.main && this.main.places) this.drawLegend();
+    if (!this.own || this.restoring || this.waiting || !this.main) return;
+    this.waiting = setTimeout(() => {
+      this.waiting = null;
+      this.write();
+    }, 150);
+  }
+
+  write() {
+    const {main} = this, {view} = main;
+    this.written = lib.textOf({
+      graph: this.graphs.length > 1 ? this.number : null, direction: main.direction,
+      color: this.colorChoice.value, select: main.selected && main.selected.id,
+      unfolded: [...main.fold.unfolded].map((box) => box.id),
+      view: [view.x.toFixed(0), view.y.toFixed(0), view.scale.toFixed(3)].join()});
+    try { history.replaceState(null, "", "#" + this.written); } catch { /* A page without an address. */ }
+  }
+
+  go(place) {
+    const {main} = this;
+    this.restoring = true;
+    if (place.direction && place.direction !== main.direction &&
+        DIRECTIONS.some(([way]) => way === place.direction)) {
+      this.directionChoice.value = place.direction;
+      main.direct(place.direction);
+    }
+    if (place.any) {
+      main.fold.foldAll();
+      for (const id of place.unfolded) {
+        const box = main.tree.boxes.get(id);
+        if (box && box.children) main.fold.unfold(box);
+      }
+      main.layout.levels.clear();
+    }
+    const color = place.color !== null ? place.color : this.colorChoice.value;
+    main.measure = this.measures[0].get(color) || null;
+    this.colorChoice.value = main.measure ? color : "";
+    main.sums();
+    main.draw();
+    main.view.fit(true);
+    if (place.view) main.view.set(...place.view);
+    const box = place.select && main.tree.boxes.get(place.select);
+    main.select(box || null);
+    this.drawLegend();
+    this.restoring = false;
+  }
+}
+
+lib.mount = (host, graphs, own = false) => new Page(host, graphs, own);
+// The charts of other pages: `context.result` is the content of graph.json.
+amanda.charts.graph = (host, chart, context) => {
+  const page = lib.mount(host, lib.fromFile(context.result));
+  return {
+    select(op) {
+      const index = page.graph.nodes.findIndex((node) => lib.isOp(node) && node.name === op.name);
+      if (index >= 0) page.reveal(index, page.main, false);
+    },
+  };
+};
+const body = document.getElementById("graph-page");
+if (body) lib.page = lib.mount(body, amanda.data("graphs").map(lib.unpacked), true);
 })();
