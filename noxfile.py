@@ -30,7 +30,6 @@ NO_TESTS = 5
 
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENT = ROOT / ".nox" / "python{}.{}".format(*sys.version_info)
-PROGRAMS = ENVIRONMENT / ("Scripts" if os.name == "nt" else "bin")
 
 #: The distributions, by folder, each with the extra that the sessions use.
 MEMBERS = {
@@ -38,6 +37,20 @@ MEMBERS = {
     "amanda_driver_tf": "",
     "amanda_driver_torch": "",
     "amanda_tools": "",
+}
+
+
+class Apart(NamedTuple):
+    """The environment of a driver whose framework cannot stand beside the others."""
+
+    #: The framework, and what it pins otherwise than constraints.txt.
+    packages: Sequence[str]
+    #: The newest Python that these packages have wheels for.
+    newest: tuple[int, int] = (99, 0)
+
+
+APART = {
+    "amanda_driver_mxnet": Apart(["mxnet==1.9.1", "numpy==1.23.5"], (3, 11)),
 }
 #: Examples of others' distributions. They are never in the shared environment.
 EXAMPLES = ["examples/driver_numpy", "examples/tool_activation_ranges"]
@@ -110,6 +123,8 @@ class Shard(NamedTuple):
     #: Whether these are the tests that load TensorFlow. A process that has loaded it never forks.
     tensorflow: bool = False
     env: Mapping[str, str] = {}
+    #: The driver that has an environment of its own, for its tests.
+    apart: str = ""
 
 
 #: Every test under the native interceptor, and again in pure Python: the tests of PyTorch's
@@ -127,6 +142,7 @@ SHARDS = {
     "tf-functions": Shard(["amanda_driver_tf/tests/function"], True),
     "tf-graphs": Shard(["amanda_driver_tf/tests/graph"], True),
     "portable": Shard(["tests/portable"], True),
+    "mxnet": Shard(["amanda_driver_mxnet/tests"], apart="amanda_driver_mxnet"),
 }
 
 
@@ -151,8 +167,12 @@ def tests_all(session: nox.Session) -> None:
     unknown = [name for name in session.posargs if name not in SHARDS]
     if unknown:
         session.error(f"There is no shard {', '.join(unknown)}; there are {', '.join(SHARDS)}")
-    environment(session, *FURTHER)
-    test(session, [SHARDS[name] for name in session.posargs or SHARDS], ALL)
+    shards = [SHARDS[name] for name in session.posargs or SHARDS]
+    if not all(shard.apart for shard in shards):
+        environment(session, *FURTHER)
+    test(session, [shard for shard in shards if not shard.apart], ALL)
+    # A sample: all of their tests run in sessions of their own, and in `nightly`.
+    test_apart(session, [shard for shard in shards if shard.apart], FAST)
 
 
 @nox.session
@@ -160,6 +180,14 @@ def nightly(session: nox.Session) -> None:
     """Run the exhaustive tests, which may take hours; pytest's arguments go after --."""
     environment(session, *FURTHER)
     test(session, [*NATIVE, PURE], EXHAUSTIVE, *session.posargs)
+    if not session.posargs:
+        test_apart(session, [shard for shard in SHARDS.values() if shard.apart], EVERY)
+
+
+@nox.session
+def mxnet(session: nox.Session) -> None:
+    """Test the MXNet driver in an environment of its own; select with `-- -k name`."""
+    test_apart(session, [SHARDS["mxnet"]], EVERY, *session.posargs)
 
 
 @nox.session
@@ -279,7 +307,7 @@ def lint(session: nox.Session) -> None:
     """Check rules, formatting and types; `nox -s lint -- --fix` fixes what ruff can."""
     environment(session, *FURTHER, *COVERAGE)
     fix = "--fix" in session.posargs
-    packages = [*MEMBERS, *EXAMPLES]
+    packages = [*MEMBERS, *APART, *EXAMPLES]
     folders = [f"{package}/{part}" for package in packages for part in ("src", "tests")]
     # mypy refuses a folder without sources.
     typed = [
@@ -310,27 +338,56 @@ def lint(session: nox.Session) -> None:
         session.error(f"Failed: {', '.join(failed)}")
 
 
-def environment(session: nox.Session, *packages: str) -> None:
+def environment(session: nox.Session, *packages: str, apart: str = "") -> None:
     """Create or update the shared environment with the members and `packages`.
+
+    If `apart` names a driver, it is that driver's environment, with the core and the tools.
 
     The members are installed as wheels, as users get them, not as editables. So a module, a type
     marker or an entry point that packaging forgets is missing here, too.
     """
-    new = shutil.which("pip", path=PROGRAMS) is None
+    folder = environment_of(apart)
+    new = shutil.which("pip", path=programs_of(apart)) is None
     if new:
-        session.log(f"Creating {ENVIRONMENT}")
-        venv.create(ENVIRONMENT, with_pip=True)
+        session.log(f"Creating {folder}")
+        venv.create(folder, with_pip=True)
+    chosen = {"amanda_core": "[cli]", apart: "", "amanda_tools": ""} if apart else MEMBERS
     # Quiet once there is not much to tell but "Requirement already satisfied".
-    install = ["install", *([] if new else ["-q"]), "-c", "constraints.txt"]
-    with tempfile.TemporaryDirectory() as folder:
+    pinned = [package.partition("=")[0] for package in APART[apart].packages] if apart else []
+    with tempfile.TemporaryDirectory() as temporary:
+        constraints = Path(temporary, "constraints.txt")
+        lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
+        constraints.write_text("".join(line for line in lines if line.split("=")[0] not in pinned))
+        install = ["install", *([] if new else ["-q"]), "-c", str(constraints)]
         members = []
-        for member, extra in MEMBERS.items():
+        for member, extra in chosen.items():
             # setuptools builds in the source tree and takes what an earlier build left there: a
             # module deleted since would be in the wheel. A copy is clean, and so is the checkout.
-            copy = shutil.copytree(ROOT / member, Path(folder, member), ignore=LEFT_BY_BUILDS)
+            copy = shutil.copytree(ROOT / member, Path(temporary, member), ignore=LEFT_BY_BUILDS)
             members.append(f"{copy}{extra}")
-        run(session, "python", "-m", "pip", *install, *members, *packages)
-    run(session, "python", "-m", "pip", "check")
+        run(session, "python", "-m", "pip", *install, *members, *packages, apart=apart)
+    run(session, "python", "-m", "pip", "check", apart=apart)
+
+
+def environment_of(apart: str) -> Path:
+    """Return the folder of the shared environment, or of that of a driver apart."""
+    return ENVIRONMENT.with_name(f"{ENVIRONMENT.name}-{apart}") if apart else ENVIRONMENT
+
+
+def programs_of(apart: str) -> Path:
+    """Return the folder of an environment's programs."""
+    return environment_of(apart) / ("Scripts" if os.name == "nt" else "bin")
+
+
+def test_apart(session: nox.Session, shards: Sequence[Shard], marks: str, *arguments: str) -> None:
+    """Run the tests of drivers that have environments of their own."""
+    for shard in shards:
+        packages = [*APART[shard.apart].packages, "pytest", "pytest-xdist"]
+        if sys.version_info[:2] > APART[shard.apart].newest:
+            session.warn(f"{shard.apart} is left out: there is no {packages[0]} for this Python")
+            continue
+        environment(session, *packages, apart=shard.apart)
+        test(session, [shard], marks, *arguments)
 
 
 def test(
@@ -347,7 +404,7 @@ def test(
     for shard in shards:
         interceptor = shard.env.get("AMANDA_TORCH_INTERCEPTOR")
         command = [
-            str(PROGRAMS / "pytest"),
+            str(programs_of(shard.apart) / "pytest"),
             "-rs",  # a test that is left out is listed with its reason
             *("--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile"),
             "--no-loadscope-reorder",  # conftest.py orders
@@ -403,10 +460,11 @@ def run(
     program: str,
     *arguments: str,
     success_codes: Sequence[int] = (0,),
+    apart: str = "",
     **env: str,
 ) -> None:
-    """Run a program of the shared environment."""
-    path = str(PROGRAMS / program)
+    """Run a program of the shared environment, or of that of a driver apart."""
+    path = str(programs_of(apart) / program)
     session.run(path, *arguments, env=env, external=True, success_codes=success_codes)
 
 

@@ -1,0 +1,260 @@
+"""MXNet's private names, as of MXNet 1.9.1, the last release of the archived project.
+
+Owns every use of a name with an underscore, of the C library and of files inside MXNet. It decides
+nothing about tools.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import mxnet
+from mxnet import gluon
+from mxnet.autograd import Function
+from mxnet.base import _LIB, MXCallbackList, NDArrayHandle, check_call, mx_uint
+from mxnet.ndarray import NDArray, register
+from mxnet.ndarray.numpy import _api_internal
+
+__all__ = [
+    "BACKWARD",
+    "BLOCK_CALL",
+    "CHECKED",
+    "ENTRY_POINTS",
+    "HANDLE",
+    "VIEWS",
+    "NDArray",
+    "OpInfo",
+    "address_of",
+    "array_of",
+    "children_of",
+    "data_of",
+    "dtype_of",
+    "has_gradient_buffer",
+    "needs_gradient",
+    "op_info",
+    "parameters_of",
+    "record_function",
+    "shape_of",
+]
+
+#: The version with which these names were checked.
+CHECKED = "1.9.1"
+#: What the names of backward operators begin with.
+BACKWARD = "_backward_"
+#: Type of an array's handle, which can be referred to weakly; an array cannot.
+HANDLE = NDArrayHandle
+#: Code at which the call of a block begins.
+BLOCK_CALL = gluon.Block.__call__.__code__
+#: Methods that make views in C, without an operator call in Python.
+VIEWS = {"reshape": "reshape", "_at": "at", "_slice": "slice"}
+#: What a driver has to replace: name -> the object that holds it, and the attribute.
+ENTRY_POINTS: Mapping[str, tuple[Any, str]] = {
+    "invoke": (register, "_imperative_invoke"),
+    "backward": (_LIB, "MXAutogradBackwardEx"),
+    "call": (gluon.Block, "__call__"),
+    "call_hybridized": (gluon.HybridBlock, "_call_cached_op"),
+    "step": (gluon.Trainer, "step"),
+    "update": (gluon.Trainer, "update"),
+    # The operators that are called without `_imperative_invoke`.
+    "tensordot": (_api_internal, "tensordot"),
+    "zeros": (_api_internal, "zeros"),
+    **{op_type: (NDArray, method) for method, op_type in VIEWS.items()},
+}
+
+_NULL_REQUEST, _ADD_REQUEST = 0, 3
+
+
+class OpInfo:
+    """The name of an operator, and those of its array inputs."""
+
+    __slots__ = ("inputs", "name")
+
+    def __init__(self, name: str, inputs: tuple[str, ...] = ()) -> None:
+        self.name, self.inputs = name, inputs
+
+
+@functools.cache
+def op_info(handle: int) -> OpInfo:
+    """Return what MXNet says of the operator that a generated function calls."""
+    name, description, variable, result = (ctypes.c_char_p() for _ in range(4))
+    count = mx_uint()
+    names, types, texts = (ctypes.POINTER(ctypes.c_char_p)() for _ in range(3))
+    fields = (name, description, count, names, types, texts, variable, result)
+    check_call(
+        _LIB.MXSymbolGetAtomicSymbolInfo(ctypes.c_void_p(handle), *map(ctypes.byref, fields))
+    )
+    inputs = [
+        names[i].decode() for i in range(count.value) if b"NDArray" in types[i].partition(b",")[0]
+    ]
+    assert name.value is not None
+    return OpInfo(name.value.decode(), tuple(inputs))
+
+
+# Arrays. A handle stands for its array where a weak reference is needed.
+
+
+def _handle(value: Any) -> Any:
+    return value if isinstance(value, NDArrayHandle) else value.handle
+
+
+def array_of(handle: Any) -> Any:
+    """Return a new array on the memory of a handle's array."""
+    copy = NDArrayHandle()
+    check_call(_LIB.MXShallowCopyNDArray(handle, ctypes.byref(copy)))
+    return NDArray(copy)
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Return the dimensions of an array or a handle's array."""
+    return tuple(value.shape if isinstance(value, NDArray) else array_of(value).shape)
+
+
+def address_of(value: Any) -> int | None:
+    """Return where the elements of a dense array lie; None if it has no memory."""
+    pointer = ctypes.c_void_p()
+    # An array that is being computed may have no memory yet.
+    check_call(_LIB.MXNDArrayWaitToRead(_handle(value)))
+    check_call(_LIB.MXNDArrayGetData(_handle(value), ctypes.byref(pointer)))
+    return pointer.value
+
+
+def has_gradient_buffer(value: Any) -> bool:
+    """Return True if gradients of an array are wanted (`attach_grad`)."""
+    found = NDArrayHandle()
+    check_call(_LIB.MXNDArrayGetGrad(_handle(value), ctypes.byref(found)))
+    if found.value is None:
+        return False
+    check_call(_LIB.MXNDArrayFree(found))
+    return True
+
+
+def dtype_of(array: NDArray) -> str:
+    """Return the name of an array's dtype, which is a type, or a dtype in NumPy's interface."""
+    dtype = array.dtype
+    return str(getattr(dtype, "__name__", None) or dtype.name).rstrip("_")
+
+
+def needs_gradient(array: NDArray) -> bool:
+    """Return True if a variable with a gradient lies on the tape behind an array."""
+    if not dtype_of(array).startswith("float"):
+        return False
+    found = ctypes.c_void_p()
+    if _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(found)) != 0:
+        return False
+    # Variables are called var0, var1, ...; constants on the tape null0, null1, ...
+    symbol = mxnet.symbol.Symbol(mxnet.base.SymbolHandle(found.value))
+    return any(name.startswith("var") for name in symbol.list_inputs())
+
+
+# The tape.
+
+_numbers = itertools.count()
+_recorded: dict[int, Any] = {}
+_deleted: list[int] = []
+
+
+def record_function(
+    inputs: Sequence[NDArray],
+    outputs: Sequence[NDArray],
+    backward: Callable[[list[NDArray]], Sequence[Any]],
+    failed: Callable[[BaseException], object],
+) -> None:
+    """Put `outputs` on the tape as the results of a function of `inputs`.
+
+    `autograd.Function` does the same, but loses gradients that are added to others, and those after
+    one that is not wanted.
+
+    Args:
+        inputs: Arrays on the tape.
+        outputs: Arrays that are not on the tape.
+        backward: Returns the gradients of the inputs, None for zero, from those of the outputs. It
+            runs on a worker thread of MXNet, or in this one under the naive engine.
+        failed: Called with what `backward` raised; the gradients are zero then.
+    """
+    while _deleted:  # Not while MXNet is inside a callback.
+        _recorded.pop(_deleted.pop(), None)
+    number = next(_numbers)
+    kinds = [type(array) for array in (*outputs, *inputs)]
+
+    def run(n_given: int, n_wanted: int, pointers: Any, requests: Any, _: int, __: Any) -> int:
+        arrays = [
+            kind(ctypes.cast(pointer, NDArrayHandle), writable=place >= n_given)
+            for place, (kind, pointer) in enumerate(
+                zip(kinds, pointers[: n_given + n_wanted], strict=True)
+            )
+        ]
+        results: Sequence[Any] = [None] * n_wanted
+        try:
+            results = backward(arrays[:n_given])
+            for place, target in enumerate(arrays[n_given:]):
+                _write(target, results[place], requests[place])
+        except BaseException as error:
+            failed(error)
+        return 1
+
+    def delete(_: Any) -> int:
+        _deleted.append(number)
+        return 1
+
+    functions = [Function._bwd_functype(run), Function._del_functype(delete)]
+    callback = ctypes.CFUNCTYPE(ctypes.c_int)
+    several = (callback * 2)(*(ctypes.cast(function, callback) for function in functions))
+    contexts = (ctypes.c_void_p * 2)(None, None)
+    listed = MXCallbackList(
+        ctypes.c_int(2),
+        ctypes.cast(several, ctypes.POINTER(callback)),
+        ctypes.cast(contexts, ctypes.POINTER(ctypes.c_void_p)),
+    )
+    _recorded[number] = functions, several, contexts, listed
+    check_call(
+        _LIB.MXCustomFunctionRecord(
+            ctypes.c_int(len(inputs)),
+            _handles(inputs),
+            ctypes.c_int(len(outputs)),
+            _handles(outputs),
+            ctypes.byref(listed),
+        )
+    )
+
+
+def _handles(arrays: Sequence[NDArray]) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
+
+
+def _write(target: NDArray, value: Any, request: int) -> None:
+    if request == _NULL_REQUEST:
+        return
+    if request == _ADD_REQUEST:
+        if value is not None:
+            target += value
+    else:
+        target[:] = 0 if value is None else value
+
+
+# Gluon.
+
+
+def children_of(block: gluon.Block) -> Mapping[str, gluon.Block]:
+    """Return the blocks that a block holds, by name."""
+    return block._children  # type: ignore[no-any-return]
+
+
+def parameters_of(block: gluon.Block) -> Iterator[tuple[str, NDArray]]:
+    """Yield the parameters of a block itself that have values, by attribute."""
+    for name in block._reg_params:
+        array = data_of(block, name)
+        if array is not None:
+            yield name, array
+
+
+def data_of(block: gluon.Block, name: str) -> NDArray | None:
+    """Return the array of a block's parameter; None if it has none yet.
+
+    A parameter that is on several devices has several; the first one stands for all.
+    """
+    parameter = block._reg_params.get(name)
+    return parameter._data[0] if parameter is not None and parameter._data else None

@@ -1,0 +1,215 @@
+"""`MxnetAttachment`: attaches one session to MXNet.
+
+Owns the replacements of MXNet's functions, and which calls are ops. Operators are called through
+`_imperative_invoke`; methods that make views, and a few functions, call the C library themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mxnet
+
+from amanda_core import CoverageGap, Session
+from amanda_core.patching import Patches
+from amanda_core.scopes import Activation
+from amanda_driver_mxnet._mxnet_internals import ENTRY_POINTS, NDArray, op_info
+from amanda_driver_mxnet.eager import Call, EagerProgram
+from amanda_driver_mxnet.facts import FACTS
+
+__all__ = ["MxnetAttachment", "attach"]
+
+EAGER = f"mxnet/{mxnet.__version__}/eager"
+#: Thread -> its attachment. Tools act in the thread that applied them.
+_ATTACHED: dict[int, MxnetAttachment] = {}
+
+
+class _Interception(Patches):
+    """The replacements, each of which calls the method of its name if the thread has tools."""
+
+    def install(self) -> None:
+        for name, (owner, attribute) in ENTRY_POINTS.items():
+            self.replace(owner, attribute, self._replacement(name, getattr(owner, attribute)))
+
+    @staticmethod
+    def _replacement(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        method = getattr(MxnetAttachment, name, None)
+
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            attachment = _ATTACHED.get(threading.get_ident())
+            if attachment is None or attachment.inside:
+                return original(*args, **kwargs)
+            if method is not None:
+                return method(attachment, original, *args, **kwargs)
+            return attachment.function(name, original, *args, **kwargs)
+
+        return replacement
+
+
+_INTERCEPTION = _Interception()
+
+
+def attach(session: Session) -> MxnetAttachment:
+    """Start intercepting operators in the calling thread."""
+    attachment = MxnetAttachment(session)
+    _INTERCEPTION.acquire()
+    _ATTACHED[attachment.thread] = attachment
+    return attachment
+
+
+class MxnetAttachment:
+    """Instruments the operators of one thread.
+
+    Attributes:
+        inside: Whether MXNet runs an op, whose inner operators are none.
+    """
+
+    facts = FACTS
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.thread = threading.get_ident()
+        self.inside = False
+        self._eager = EagerProgram(session, EAGER)
+
+    def detach(self) -> None:
+        """Wait for MXNet's workers, and restore the functions that were found."""
+        if _ATTACHED.pop(self.thread, None) is not None:
+            try:
+                if self._eager.watched:
+                    mxnet.nd.waitall()
+            finally:
+                _INTERCEPTION.release()
+
+    def coverage(self) -> Sequence[CoverageGap]:
+        """Return what is not instrumented, and why."""
+        return [
+            CoverageGap(
+                "Symbol and Module API (mxnet.sym with bind, mxnet.mod, Executor)",
+                "their programs run in C; use Gluon, where SymbolBlock runs a symbol",
+            ),
+            CoverageGap("hybridized blocks", "their programs run in C"),
+            CoverageGap(
+                "gradients of gradients (create_graph=True) through watched ops",
+                "MXNet cannot differentiate functions of one's own twice",
+            ),
+            CoverageGap(
+                "operators inside CustomOp and autograd.Function.backward",
+                "MXNet runs them on threads of its own",
+            ),
+            CoverageGap(
+                "gradients of an op that writes to an array of its caller (out=)",
+                "the array cannot get another place on the tape; edits of them are refused",
+            ),
+            CoverageGap(
+                "auxiliary states, such as the running mean of BatchNorm",
+                "MXNet writes to them in the backward program; edits of them are refused",
+            ),
+            CoverageGap(
+                "single backward ops of an op",
+                "MXNet does not show them, so an op has one backward op",
+            ),
+            CoverageGap(
+                "inputs of an op in the context of its backward op",
+                "MXNet's arrays cannot be referred to weakly",
+            ),
+            CoverageGap(
+                "threads other than the one that entered `apply`",
+                "they run without tools, except MXNet's workers that compute gradients for it",
+            ),
+        ]
+
+    # Replacements of MXNet's functions.
+
+    def invoke(
+        self,
+        original: Callable[..., Any],
+        handle: int,
+        arrays: Sequence[NDArray],
+        keys: Sequence[str],
+        values: Sequence[Any],
+        out: Any,
+        *rest: Any,
+    ) -> Any:
+        """Execute an operator that a generated function calls."""
+        if not self.session.enabled:
+            return original(handle, arrays, keys, values, out, *rest)
+        info = op_info(handle)
+        return self._execute(
+            Call(
+                info.name,
+                arrays,
+                lambda new: original(handle, new, keys, values, out, *rest),
+                info.inputs,
+                dict(zip(keys, values, strict=True)),
+                out,
+            )
+        )
+
+    def function(self, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Execute a method or function that is an operator and calls the C library itself."""
+        if not self.session.enabled:
+            return original(*args, **kwargs)
+        places = [place for place, value in enumerate(args) if isinstance(value, NDArray)]
+
+        def run(new: Sequence[NDArray]) -> Any:
+            values = list(args)
+            for place, value in zip(places, new, strict=True):
+                values[place] = value
+            return original(*values, **kwargs)
+
+        return self._execute(Call(name, [args[place] for place in places], run, (), kwargs))
+
+    def _execute(self, call: Call) -> Any:
+        run = call.run
+
+        def inside(values: Sequence[NDArray]) -> Any:
+            self.inside = True
+            try:
+                return run(values)
+            finally:
+                self.inside = False
+
+        call.run = inside
+        return self._eager.execute(call)
+
+    def backward(self, original: Callable[..., Any], *args: Any) -> Any:
+        """Run a backward program, and raise what routines raised in it."""
+        status = original(*args)
+        if self._eager.watched and status == 0:
+            # Routines run on MXNet's threads, and the program goes on only after them.
+            self._eager.watched = False
+            mxnet.nd.waitall()
+            self.session.raise_pending()
+        return status
+
+    def call(self, original: Callable[..., Any], block: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a block, whose path its operators have."""
+        session, eager = self.session, self._eager
+        if not session.enabled or not any(isinstance(value, NDArray) for value in args):
+            return original(block, *args, **kwargs)
+        parent = eager.activations[-1].scope if eager.activations else None
+        scope = eager.scopes.enter(block, parent, False)
+        if parent is None and session.watches_calls:
+            session.calls.enter(EAGER, scope.root, args, kwargs)
+        if session.watches_scopes:
+            session.enter_scope(scope.path or scope.root)
+        eager.activations.append(Activation(scope))
+        try:
+            return original(block, *args, **kwargs)
+        finally:
+            eager.activations.pop()
+            if session.watches_scopes:
+                session.leave_scope(scope.path or scope.root)
+            if parent is None and session.watches_calls:
+                session.calls.leave()
+
+    def step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Update parameters, which ends a step."""
+        result = original(*args, **kwargs)
+        self.session.end_step()
+        return result
+
+    update = step

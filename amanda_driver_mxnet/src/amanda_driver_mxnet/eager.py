@@ -1,0 +1,208 @@
+"""Imperative ops: analysis at the first execution, then the plan at each one.
+
+Owns the execution of one op. `attachment` decides which calls are ops, `gradients` watches their
+backward programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from mxnet import autograd
+
+from amanda_core import ActionKind, IPoint, OpContext, Plan, Session, Site, Step
+from amanda_core.errors import UnsupportedError
+from amanda_core.scopes import Activation, Scopes
+from amanda_core.sites import Sites
+from amanda_core.threads import inside_routine, standing_for
+from amanda_core.weak import Known
+from amanda_core.weights.parameters import Parameters
+from amanda_driver_mxnet._mxnet_internals import NDArray
+from amanda_driver_mxnet.gradients import Watch, edited, several
+from amanda_driver_mxnet.identity import RULES, new_labels, new_parameters, new_scopes
+
+__all__ = ["Call", "EagerProgram"]
+
+
+class _Record:
+    """A site, and the epoch in which nothing is planned there."""
+
+    __slots__ = ("idle", "site")
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.idle = -1
+
+
+@dataclass
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        op_type: MXNet's name of the operator.
+        inputs: Its arrays, by position.
+        run: Calls it with other arrays, and returns its result.
+        names: Names of the positions.
+        attrs: Its other arguments.
+        out: Where it writes its results; None if it makes new arrays.
+    """
+
+    op_type: str
+    inputs: Sequence[NDArray]
+    run: Callable[[Sequence[NDArray]], Any]
+    names: tuple[str, ...] = ()
+    attrs: Mapping[str, Any] | None = None
+    out: Any = None
+
+
+class EagerProgram:
+    """The imperative program of one thread.
+
+    Attributes:
+        scopes: Names of blocks.
+        activations: The calls of blocks that are running, outermost first.
+        watched: Whether gates were put on the tape since the last backward program.
+    """
+
+    def __init__(self, session: Session, namespace: str) -> None:
+        self.session = session
+        self.activations: list[Activation] = []
+        self.watched = self._initialised = False
+        self.scopes: Scopes = session.persistent("mxnet.scopes", new_scopes)
+        labels = session.persistent("mxnet.labels", new_labels)
+        self._parameters: Parameters = session.persistent(
+            "mxnet.parameters", lambda: new_parameters(self.scopes, labels)
+        )
+        names: dict[str, dict[Any, int]] = session.persistent("mxnet.names", dict)
+        self._sites: Sites[_Record] = Sites(
+            RULES,
+            self,
+            self.scopes,
+            labels,
+            names,
+            namespace,
+            self._record,
+            lambda record: None,
+            self._parameters,
+        )
+        #: Handles of the arrays that ops made.
+        self._made: Known[bool] = Known()
+
+    def _record(self, site: Site, caller: str) -> _Record:
+        if site.zone == "model" and self._initialised:
+            # Blocks get parameters in their first call, maybe after the table of them was made.
+            self._parameters.forget(self.activations[0].scope.root if self.activations else "")
+        self._initialised = site.zone == "init"
+        return _Record(site)
+
+    def execute(self, call: Call) -> Any:
+        """Execute an op as planned."""
+        session = self.session
+        handles = [array.handle for array in call.inputs]
+        record = self._sites.locate(call.op_type, handles, {})
+        if record.idle == session.epoch and session.caching and not session.wants_backward:
+            result = call.run(call.inputs)
+            self._note(several(result))
+            return result
+        epoch = session.epoch
+        context = session.open(
+            record.site,
+            call.op_type,
+            list(call.inputs),
+            call.attrs,
+            input_names=call.names,
+            constant=self._constant,
+        )
+        try:
+            result = self._planned(call, context)
+        finally:
+            context.release()
+        if session.caching and session.epoch == epoch and not any(map(context.plan, IPoint)):
+            record.idle = epoch
+        return result
+
+    def _planned(self, call: Call, context: OpContext) -> Any:
+        with autograd.pause(autograd.is_training()):
+            before = context.trigger_callback(IPoint.BEFORE_FORWARD)
+        values = self._fold(before, call.inputs, context)
+        watch = self._watch(call, context, values)
+        if watch is not None:
+            values = watch.enter(values)
+        if before.replacement is not None:
+            with standing_for(call.run):
+                result = before.replacement.replace(values)
+        else:
+            result = call.run(values)
+        outputs = several(result)
+        self._note(outputs)
+        context.fill(outputs=outputs)
+        with autograd.pause(autograd.is_training()):
+            after = context.trigger_callback(IPoint.AFTER_FORWARD)
+        new = outputs if watch is None else watch.exit(outputs)
+        new = self._fold(after, new, context)
+        if call.out is not None:
+            targets = several(call.out)
+            with autograd.pause():
+                for target, value in zip(targets, new, strict=True):
+                    if value is not target:
+                        with inside_routine():
+                            target[:] = value
+            return call.out
+        self._note(new)
+        return new if isinstance(result, (tuple, list)) else new[0]
+
+    def _watch(self, call: Call, context: OpContext, values: Sequence[Any]) -> Watch | None:
+        """Return the gates of an op whose gradients a tool may want."""
+        session = self.session
+        plans = [context.plan(IPoint.BEFORE_BACKWARD), context.plan(IPoint.AFTER_BACKWARD)]
+        late = session.due(context, IPoint.AFTER_FORWARD)
+        if not autograd.is_recording() or not (any(plans) or session.wants_backward or late):
+            return None
+        if call.out is not None:
+            if any(plan.edits for plan in plans):
+                raise UnsupportedError(
+                    "The gradients of an op that writes to an array of its caller (out=) cannot "
+                    "be edited",
+                    where=context.where,
+                    fix="Leave out `out` while the program is recorded",
+                )
+            return None
+        self.watched = True
+        return Watch(session, context, values)
+
+    def _fold(self, plan: Plan, values: Sequence[Any], context: OpContext) -> list[Any]:
+        # One by one, since each step may be differentiated or not.
+        new = list(values)
+        for step in plan:
+            autodiff = step.action.autodiff
+            with nullcontext() if autodiff else autograd.pause(autograd.is_training()):
+                changes = step(new)
+            for position, value in changes:
+                self._refuse_state(context, step, position)
+                new[position] = value if autodiff else edited(self.session, new[position], value)
+        return new
+
+    @staticmethod
+    def _refuse_state(context: OpContext, step: Step, position: int) -> None:
+        """Refuse an edit of an array that the op changes beside its results."""
+        names, op_type = context.input_names, context.op_type
+        is_state = position < len(names) and names[position].startswith("moving_")
+        if step.action.kind is not ActionKind.INSERT_BEFORE_OP:
+            return
+        if is_state or (op_type.endswith("update") and position > 1):
+            raise UnsupportedError(
+                "A state that MXNet's operator changes in place cannot be edited",
+                where=step.where,
+                fix="Only observe it, or select the other inputs by `inputs=[...]`",
+            )
+
+    def _note(self, arrays: Sequence[Any]) -> None:
+        for array in arrays:
+            if isinstance(array, NDArray):
+                self._made.set(array.handle, True)
+
+    def _constant(self, value: Any) -> Any:
+        return None if self._made.get(value.handle) else value

@@ -1,0 +1,44 @@
+"""Private names of MXNet are used in one module of the driver only."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import mxnet
+from mxnet import gluon
+
+from amanda_core.testing.private_names import DriverSources, has_underscore
+from amanda_driver_mxnet import _mxnet_internals
+
+OWNER = "_mxnet_internals.py"
+#: Names of MXNet's operators begin with underscores, but are those that graphs show.
+OPERATORS = "vocabulary.py"
+
+
+@functools.cache
+def sources() -> DriverSources:
+    things = (
+        *(mxnet, mxnet.nd.NDArray, mxnet.autograd, mxnet.symbol.Symbol, mxnet.nd.register),
+        *(gluon.Block(), gluon.HybridBlock(), gluon.Trainer, gluon.Parameter("w")),
+    )
+    theirs = frozenset(name for thing in things for name in dir(thing) if has_underscore(name))
+    package = Path(__file__).parents[1] / "src/amanda_driver_mxnet"
+    return DriverSources(package, "mxnet", has_underscore, theirs)
+
+
+def test_private_names_stand_in_their_owner_only() -> None:
+    others = [name for name in sources().texts if name not in (OWNER, OPERATORS)]
+    assert [line for name in others for line in sources().mentions(name)] == []
+    assert sources().mentions(OWNER)
+
+
+def test_one_that_is_planted_is_found() -> None:
+    planted = "\nfrom mxnet.base import _LIB\ndef f(a): return a._children, a._reg_params\n"
+    assert len(sources().mentions("eager.py", sources().texts["eager.py"] + planted)) == 3
+
+
+def test_they_were_checked_with_the_installed_version() -> None:
+    assert mxnet.__version__ == _mxnet_internals.CHECKED
+    for owner, attribute in _mxnet_internals.ENTRY_POINTS.values():
+        assert callable(getattr(owner, attribute))
