@@ -73,21 +73,28 @@ def test_charts_name_what_the_results_have(results: dict[str, Any]) -> None:
                 rows = content[choice["part"]]
                 rows = list(rows.values()) if isinstance(rows, dict) else rows
                 assert rows, where
+                whole = chart.get("value", ())
+                measures = chart.get("measures", ())
                 fields = [
-                    *(
-                        field
-                        for measure in chart.get("measures", ())
-                        for field in measure["values"]
-                    ),
+                    *([whole] if isinstance(whole, str) else whole),
+                    *(chart.get(key) for key in ("row", "column", "color", "label", "marked")),
+                    *(field for measure in measures for field in measure["values"]),
                     *chart.get("values", ()),
                     *([chart["list"], "name"] if "list" in chart else [chart.get("x")]),
-                    chart.get("marked"),
                     *(choice.get("group") or "").split("|"),
                 ]
                 for field in filter(None, fields):
-                    assert all(field in row for row in rows), f"{where}: {field}"
+                    assert all(has(row, field) for row in rows), f"{where}: {field}"
             if "list" in chart:
                 assert all(len(row[chart["list"]]) == len(content[chart["x"]]) for row in rows)
+
+
+def has(row: Any, field: str) -> bool:
+    """Return True if a row has a field, which may be a field of a field."""
+    if not isinstance(row, dict):
+        return field == "value"  # An object of numbers has rows of a name and a value.
+    first, _, rest = field.partition(".")
+    return first in row and (not rest or row[first] is None or has(row[first], rest))
 
 
 def scripts() -> str:

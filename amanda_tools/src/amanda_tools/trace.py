@@ -15,6 +15,7 @@ from amanda_core import OpContext, Tool
 from amanda_core.results import Table
 from amanda_tools.operators.clock import Clock
 from amanda_tools.operators.entries import OpFacts
+from amanda_tools.output import charts
 from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 from amanda_tools.tensors.types import describe_tensors
 from amanda_tools.tensors.values import facts_of
@@ -81,7 +82,17 @@ class TraceResult:
 
     def to_json(self) -> str:
         """Return the whole result as JSON."""
-        return json.dumps({"format": "amanda.trace/1", **asdict(self)}, indent=1)
+        calls = charts.measure("calls", "calls")
+        drawn = [
+            charts.figures(
+                charts.figure("operators", len(self.ops)),
+                charts.figure("executions", sum(op.calls for op in self.ops)),
+            ),
+            charts.icicle("Calls by module", "ops", calls),
+            charts.bars("Calls", [("type", "ops", "word|type"), ("operator", "ops", "")], calls),
+        ]
+        content = {"format": "amanda.trace/1", **asdict(self), "charts": drawn}
+        return json.dumps(content, indent=1)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""

@@ -20,6 +20,7 @@ from amanda_tools.diff.numbers import Difference, Tolerance, compare_statistics,
 from amanda_tools.dump.files import Dumped, load_dump
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
 from amanda_tools.operators.entries import OpFacts
+from amanda_tools.output import charts
 from amanda_tools.output.rendering import dataframe, format_count, render_html
 from amanda_tools.tensors.statistics import Statistics, statistics_of
 from amanda_tools.tensors.values import need_numpy
@@ -183,9 +184,35 @@ class DiffResult:
                 "same": self.same,
                 "first": None if found is None else asdict(found),
                 **asdict(self),
+                "charts": self._charts(),
             },
             indent=1,
         )
+
+    def _charts(self) -> list[charts.Chart]:
+        beyond = sum(not one.same for one in self.compared)
+        first = self.first
+        figures = [
+            charts.figure("tensors compared", len(self.compared)),
+            charts.figure("beyond the tolerance", beyond),
+        ]
+        if first is not None:
+            figures.append(charts.figure("first", first.a.name, "", first.what, first.a.name))
+        figures.append(charts.figure("in one dump only", self.alone))
+        return [
+            charts.figures(*figures),
+            charts.points(
+                "Where the runs diverge",
+                "compared",
+                "difference.max_abs",
+                value_label="largest difference",
+                label="a.name",
+                color="what",
+                first="first",
+                log=True,
+                x_label="in the order of the first dump",
+            ),
+        ]
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each tensor; needs pandas."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from amanda_core.results import Table
 from amanda_tools.effective_path.model import PathEnd
+from amanda_tools.output import charts
 from amanda_tools.output.folders import create_folder, whole_file
 from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 
@@ -263,6 +264,7 @@ class EffectivePathResult:
                 "tool_seconds": self.tool_seconds,
                 "wall_seconds": self.wall_seconds,
                 "notes": self.notes,
+                "charts": self._charts(),
             },
             indent=1,
         )
@@ -296,6 +298,31 @@ class EffectivePathResult:
 
     def _repr_html_(self) -> str:
         return render_html([self.table(), *([self.table("end")] if self.ends else [])])
+
+    def _charts(self) -> list[charts.Chart]:
+        return [
+            charts.figures(
+                charts.figure("samples", len(self.paths)),
+                charts.figure("of all neurons in a path", self.density, "%", "mean of the samples"),
+                charts.figure("places where paths end", len(self.ends)),
+            ),
+            charts.points(
+                "The path through the network",
+                "layers",
+                "density",
+                value_label="of its neurons",
+                color="kind",
+                unit="%",
+                x_label="layers, in order of execution",
+            ),
+            charts.bars(
+                "Most of the path",
+                [("layer", "layers", "")],
+                charts.measure("neurons", "points"),
+                charts.measure("edges", "edges"),
+                charts.measure("weights", "weights"),
+            ),
+        ]
 
     def _title(self) -> str:
         parts = [

@@ -38,6 +38,7 @@ class CountedOp(OpFacts):
         backward_macs: Multiply-accumulates of its gradients.
         backward_flops: Floating-point operations of its gradients.
         weights: The parameters, or parts of them, that its first execution read.
+        moved: Bytes of the tensors that its first execution read and wrote; None if not known.
     """
 
     problem: str | None = None
@@ -48,6 +49,7 @@ class CountedOp(OpFacts):
     backward_macs: int = 0
     backward_flops: int = 0
     weights: list[str] = field(default_factory=list)
+    moved: int | None = None
 
     @property
     def kind(self) -> str:
@@ -167,6 +169,7 @@ class FlopsResult(Summed[Sum]):
                 "units": {
                     **dict.fromkeys(("macs", "backward_macs"), "MACs"),
                     **dict.fromkeys(("flops", "backward_flops"), "FLOPs"),
+                    "moved": "B",
                     **dict.fromkeys(("tool_seconds", "wall_seconds"), "s"),
                 },
                 **asdict(self),
@@ -203,6 +206,14 @@ class FlopsResult(Summed[Sum]):
                 [("operator", "ops", ""), ("layer", "ops", "module"), ("type", "ops", "word|type")],
                 *measures,
             ),
+            {
+                "kind": "roofline",
+                "title": "Speed",
+                "note": "Forward, over the FLOPs for each byte read or written once. Larger points "
+                "take longer. The line is the best that any operator reached here.",
+                "part": "ops",
+                "needs": ["amanda.latency/1"],
+            },
         ]
 
     def to_dataframe(self) -> Any:

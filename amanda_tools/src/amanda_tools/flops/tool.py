@@ -20,7 +20,7 @@ from amanda_tools.operators.entries import key_of
 from amanda_tools.operators.tool import OperatorTool, is_eager
 from amanda_tools.operators.weights import WeightKeys
 from amanda_tools.tensors.types import is_floating, size_of
-from amanda_tools.tensors.values import facts_of
+from amanda_tools.tensors.values import facts_of, tensors_in
 
 __all__ = ["Flops"]
 
@@ -82,6 +82,7 @@ class Flops(OperatorTool["_Op"]):
             if op is None or op.formula is None:
                 return
             formula = op.formula
+            op.read = _bytes(op.tensors, context.get_inputs())
             if not op.eager:
                 op.known = _sizes(op.tensors, context.get_inputs(), formula.inputs)
             if formula.inputs and op.known is None:
@@ -116,6 +117,9 @@ class Flops(OperatorTool["_Op"]):
                     with self._lock:
                         del self._ops[key_of(context)]
                 return
+            written = _bytes(op.tensors, outputs)
+            if op.facts.moved is None and op.read is not None and written is not None:
+                op.facts.moved = op.read + written
             if outputs and self.backward and not context.get(APART):
                 context.insert_before_backward_op(
                     self.arrival, observe=True, grad_outputs=[0], op=op
@@ -233,6 +237,8 @@ class _Op:
         self.formula: Formula | None = None
         self.halved = False
         self.eager = is_eager(facts.namespace)
+        #: Bytes of the inputs of the first execution; None if not known.
+        self.read: int | None = None
         #: Sizes of the inputs, if all executions have the same.
         self.known: tuple[Any, ...] | None = None
         #: Sizes of inputs and outputs, if they are fixed in a graph.
@@ -351,6 +357,12 @@ def _sizes(
         return tuple(size_of(facts, (values or ())[position]) for position in positions)
     except (IndexError, ValueError):
         return None
+
+
+def _bytes(facts: Facts, values: Sequence[Any] | None) -> int | None:
+    """Return the size of all tensors in bytes, or None if one of them is unknown."""
+    sizes = [facts.nbytes(tensor) for _, tensor in tensors_in(facts, values)]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def _tensors(value: Any) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.operators.entries import OpFacts
+from amanda_tools.output import charts
 from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 from amanda_tools.tensors.statistics import Statistics
 
@@ -161,7 +162,22 @@ class NonFiniteResult:
 
     def to_json(self) -> str:
         """Return the whole result as JSON."""
-        return json.dumps({"format": "amanda.nonfinite/1", **asdict(self)}, indent=1)
+        first = self.first
+        figures = [
+            charts.figure("faults", len(self.faults)),
+            charts.figure("executions checked", self.checked),
+            charts.figure("passed on", self.passed_on),
+        ]
+        if first is not None:
+            detail = f"{first.kind} of the {first.origin} in step {first.step}"
+            figures.insert(0, charts.figure("the first fault", first.name, "", detail, first.name))
+        drawn = [charts.figures(*figures)]
+        if self.faults:
+            times = charts.measure("times", "calls")
+            by = [("operator", "faults", ""), ("layer", "faults", "module")]
+            drawn.append(charts.bars("Faults", by, times, ordered=True))
+        content = {"format": "amanda.nonfinite/1", **asdict(self), "charts": drawn}
+        return json.dumps(content, indent=1)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each fault; needs pandas."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Chart", "bars", "figure", "figures", "icicle", "lines", "measure"]
+__all__ = ["Chart", "bars", "figure", "figures", "heat", "icicle", "lines", "measure", "points"]
 
 Chart = dict[str, Any]
 
@@ -83,6 +83,31 @@ def lines(title: str, part: str, x: str, values: Sequence[str], **more: Any) -> 
         "values": list(values),
         **more,
     }
+
+
+def heat(title: str, part: str, row: str, column: str, value: tuple[str, str]) -> Chart:
+    """Return a chart of shares of 1 as colours.
+
+    Args:
+        title: Its title.
+        part: Part of the result.
+        row: Field with the name of a row.
+        column: Field with the name of a column.
+        value: Fields with the part and the whole, which are added up in each cell.
+    """
+    return {
+        "kind": "heat",
+        "title": title,
+        "part": part,
+        "row": row,
+        "column": column,
+        "value": list(value),
+    }
+
+
+def points(title: str, part: str, value: str, **more: Any) -> Chart:
+    """Return a chart of a number of each row, in the order of the rows."""
+    return {"kind": "points", "title": title, "part": part, "value": value, **more}
 
 
 def _given(**settings: Any) -> Chart:

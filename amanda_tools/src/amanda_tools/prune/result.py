@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
+from amanda_tools.output import charts
 from amanda_tools.output.rendering import dataframe, format_count, format_percent, render_html
 from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage
 
@@ -84,7 +85,26 @@ class PruneResult:
 
     def to_json(self) -> str:
         """Return the result as JSON."""
-        return json.dumps({"format": "amanda.prune/1", **asdict(self)}, indent=1)
+        elements = sum(weight.elements for weight in self.weights)
+        pruned = sum(weight.pruned for weight in self.weights)
+        drawn = [
+            charts.figures(
+                charts.figure(
+                    "of the weights pruned", pruned / elements if elements else None, "%"
+                ),
+                charts.figure("weights", len(self.weights)),
+                charts.figure("elements pruned", pruned),
+                charts.figure("elements not reached", self.parameters - self.reached or None),
+            ),
+            charts.bars(
+                "Pruned",
+                [("operator", "weights", "op")],
+                charts.measure("pruned", "pruned"),
+                charts.measure("all", "elements"),
+            ),
+        ]
+        content = {"format": "amanda.prune/1", **asdict(self), "charts": drawn}
+        return json.dumps(content, indent=1)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each weight; needs pandas."""

@@ -22,7 +22,7 @@ LIMIT = 1 << 25
 _EXACT = 2**53
 #: The scripts, in the order in which they take effect.
 _SCRIPTS = (
-    *("rows", "frame", "icicle", "bars", "lines", "figures"),
+    *("rows", "frame", "icicle", "bars", "lines", "heat", "points", "roofline", "figures"),
     *("tables", "details", "report"),
 )
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
+from amanda_tools.output import charts
 from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 
 __all__ = ["RewriteResult", "Rewritten"]
@@ -100,9 +101,23 @@ class RewriteResult:
 
     def to_json(self) -> str:
         """Return the whole result as JSON."""
-        return json.dumps(
-            {"format": "amanda.rewrite/1", **asdict(self), "reasons": self.reasons}, indent=1
-        )
+        refused = sum(match.refused is not None for match in self.matches)
+        drawn = [
+            charts.figures(
+                charts.figure("matches", len(self.matches)),
+                charts.figure("times rewritten", self.rewritten),
+                charts.figure("refused", refused),
+            )
+        ]
+        if self.matches:
+            times = charts.measure("times rewritten", "rewritten")
+            by = [("rule", "matches", "rule"), ("place", "matches", "")]
+            drawn.append(charts.bars("Rewritten", by, times))
+        if self.reasons:
+            count = charts.measure("times", "value")
+            drawn.append(charts.bars("Why not", [("reason", "reasons", "")], count))
+        content = {"format": "amanda.rewrite/1", **asdict(self), "reasons": self.reasons}
+        return json.dumps({**content, "charts": drawn}, indent=1)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each match; needs pandas.

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.operators.entries import OpFacts
+from amanda_tools.output import charts
 from amanda_tools.output.rendering import (
     dataframe,
     describe_overhead,
@@ -196,7 +197,36 @@ class SparsityResult:
 
     def to_json(self) -> str:
         """Return the result as JSON."""
-        return json.dumps({"format": "amanda.sparsity/1", **asdict(self)}, indent=1)
+        content = {"format": "amanda.sparsity/1", **asdict(self), "charts": self._charts()}
+        return json.dumps(content, indent=1)
+
+    def _charts(self) -> list[charts.Chart]:
+        shares = []
+        for label, tensors in (
+            ("zeros in weights", list(_each_once(self.of("weight")))),
+            ("zeros in outputs", self.of("output")),
+        ):
+            elements = sum(tensor.elements for tensor in tensors)
+            zeros = sum(tensor.zeros for tensor in tensors)
+            shares.append(charts.figure(label, zeros / elements if elements else None, "%"))
+        macs = sum(product.macs for product in self.products)
+        both = sum(product.by_both for product in self.products)
+        dead = sum(len(tensor.dead) for tensor in self.dead)
+        return [
+            charts.figures(
+                *shares,
+                charts.figure("MACs not with a zero", both / macs if macs else None, "%"),
+                charts.figure("dead channels", dead),
+            ),
+            charts.heat("Zeros", "tensors", "name", "kind", ("zeros", "elements")),
+            charts.bars(
+                "MACs without those with a zero",
+                [("operator", "products", "")],
+                charts.measure("by weight and input", "by_both"),
+                charts.measure("by weight", "by_weight"),
+                charts.measure("by input", "by_input"),
+            ),
+        ]
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each tensor; needs pandas.

@@ -8,6 +8,7 @@ from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.operators.entries import OpFacts
+from amanda_tools.output import charts
 from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage
 
@@ -97,7 +98,16 @@ class SteerResult:
 
     def to_json(self) -> str:
         """All of it."""
-        return json.dumps({"format": "amanda.steer/1", **asdict(self)}, indent=1)
+        changed = charts.measure("values changed", "changed")
+        drawn = [
+            charts.figures(
+                charts.figure("values changed", self.changed, "", self.edit),
+                charts.figure("operators", len(self.ops)),
+            ),
+            charts.bars("Changed", [("operator", "ops", "")], changed),
+        ]
+        content = {"format": "amanda.steer/1", **asdict(self), "charts": drawn}
+        return json.dumps(content, indent=1)
 
     def to_dataframe(self) -> Any:
         """One row for each operator, as a `pandas.DataFrame`; needs pandas."""

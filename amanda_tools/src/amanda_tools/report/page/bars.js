@@ -24,14 +24,14 @@ amanda.charts.bars = (host, chart, context) => {
   const told = (number) => measure.unit === "%" ? rows.percent(number) : amanda.quantity(number, measure.unit);
   const text = (row) => [row.name, ...measure.values.map((one, n) => measure.values.length > 1
     ? `${measure.labels[n]}: ${told(rows.number(row, one))}` : told(rows.number(row, one)))].join("\n");
-  const use = (row) => { if (rows.isOp(row)) context.select(row); };
+  const use = (row) => { if (rows.isOp(row)) context.select({name: rows.opOf(row)}); };
 
   const brief = (name) => name.replace(/^(.*):\w*Backward\w*$/, "$1 ∇");
 
   const option = (width) => {
     const {axis, legend} = amanda.frame, letters = Math.max(12, Math.floor(width * .5 / 6.8));
     return {
-      grid: {left: 0, right: 64, top: measure.values.length > 1 ? 30 : 4, bottom: 2, containLabel: true},
+      grid: {left: 0, right: 88, top: measure.values.length > 1 ? 30 : 4, bottom: 2, containLabel: true},
       legend: measure.values.length > 1 ? legend() : undefined,
       xAxis: axis({type: "value", show: false}),
       yAxis: axis({type: "category", inverse: true, data: shown.map((row) => row.name),

@@ -10,9 +10,10 @@ amanda.details = (() => {
   const find = () => {
     index = new Map();
     const add = (tool, part, row) => {
-      if (row === null || typeof row !== "object" || typeof row.name !== "string" || !rows.isOp(row)) return;
-      if (!index.has(row.name)) index.set(row.name, []);
-      index.get(row.name).push({tool, part, row});
+      const name = rows.opOf(row);
+      if (name === null) return;
+      if (!index.has(name)) index.set(name, []);
+      index.get(name).push({tool, part, row});
     };
     for (const [tool, result] of Object.entries(results)) {
       for (const [part, found] of Object.entries(result)) {
@@ -39,6 +40,8 @@ amanda.details = (() => {
       : one.dtype ? `${one.dtype}[${(one.shape || ["…"]).map((n) => n ?? "?")}]` : JSON.stringify(one);
   const shown = (tool, part, key, value) => Array.isArray(value) && value.some((one) => one && one.dtype)
     ? value.map(tensor).filter((text) => text).join(" ")
+    : Array.isArray(value) && value.every((one) => one === null || typeof one === "string")
+      ? value.filter((one) => one !== null).join(" ")
     : key === "notes" && value !== null && typeof value === "object" ? ""
       : amanda.table.shown(value, rows.unit(results[tool], key, part));
   const facts = (tool, part, row) => Object.entries(row)
@@ -47,7 +50,7 @@ amanda.details = (() => {
     .map(([key, value]) => [rows.label(key), shown(tool, part, key, value)]).filter(([, text]) => text !== "");
 
   const section = (tool, part, found) => {
-    const title = make("h3", "", `${rows.label(tool)}${part === "ops" || part === "graphs" ? "" : `: ${rows.label(part)}`}`);
+    const title = make("h3", "", `${rows.title(tool)}${part === "ops" || part === "graphs" ? "" : `: ${rows.label(part)}`}`);
     if (found.length === 1) return [title, list(facts(tool, part, found[0]))];
     return [title, ...found.slice(0, 12).map((row) => {
       const [first, ...others] = facts(tool, part, row);
@@ -66,6 +69,7 @@ amanda.details = (() => {
     const common = {};
     for (const {row} of entries) for (const key of COMMON)
       if (row[key] !== null && row[key] !== undefined && row[key] !== "" && !(key in common)) common[key] = String(row[key]);
+    if (common.word === common.type) delete common.word;
     const parts = [close, make("h2", "", ...op.name.split(/(?<=[./:])/).flatMap((text) => [text, make("wbr")]))];
     parts.push(entries.length ? list(Object.entries(common).map(([key, value]) => [rows.label(key), value]))
       : make("p", "dim", "No result says more of it."));

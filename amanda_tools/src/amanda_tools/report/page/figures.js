@@ -2,6 +2,7 @@
 // Single numbers that matter most, as tiles.
 amanda.charts.figures = (host, chart, context) => {
   host.classList.add("tiles");
+  host.style.setProperty("--count", chart.items.length);
   for (const {label, value, unit, detail, op} of chart.items) {
     const shown = unit === "%" ? amanda.rows.percent(value) : amanda.quantity(value, unit || "");
     const tile = amanda.make(op ? "button" : "div", "tile",

@@ -102,7 +102,9 @@ amanda.charts.icicle = (host, chart, context) => {
         type: "custom", clip: true, animation: false, encode: {x: [0, 1], y: 2},
         data: boxes.map((box) => [box.from, box.to, box.depth]),
         renderItem: (params, api) => {
-          const box = boxes[params.dataIndex], one = box.one;
+          const box = boxes[params.dataIndex];
+          if (!box) return null;  // Of the boxes before the last choice.
+          const one = box.one;
           const [x, y] = api.coord([box.from, box.depth]), [to] = api.coord([box.to, box.depth]);
           const wide = to - x, held = one === cursor;
           return {
@@ -117,7 +119,10 @@ amanda.charts.icicle = (host, chart, context) => {
           };
         },
       }],
-      tooltip: {...amanda.frame.tooltip(), formatter: (params) => text(boxes[params.dataIndex].one)},
+      tooltip: {...amanda.frame.tooltip(), formatter: (params) => {
+        const box = boxes[params.dataIndex];
+        return box ? text(box.one) : "";
+      }},
     };
   };
   const depths = () => Math.max(...boxes.map((box) => box.depth)) + 1;
@@ -133,7 +138,7 @@ amanda.charts.icicle = (host, chart, context) => {
       button.type = "button";
       button.disabled = at === one;
       button.addEventListener("click", () => show(at));
-      return n ? [" › ", button] : [button];
+      return n ? [" / ", button] : [button];
     }), amanda.make("span", "dim", `  ${amanda.quantity(one.size, measure.unit)}, ${share(one)}`));
     if (drawn) {
       drawn.height(ROW * depths());

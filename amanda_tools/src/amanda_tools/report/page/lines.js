@@ -13,6 +13,7 @@ amanda.charts.lines = (host, chart, context) => {
   const unit = chart.unit ?? rows.unit(context.result, (chart.values || [chart.list])[0], chart.part);
   const xUnit = chart.x_unit || "", columns = chart.style === "columns";
   const marked = chart.values && chart.marked ? found.map((row) => Boolean(row[chart.marked])) : [];
+  const shown = (number) => unit === "%" ? rows.percent(number) : amanda.quantity(number, unit);
   const named = (n) => `${chart.x_label || rows.label(chart.x)} ${amanda.quantity(x[n], xUnit)}` +
     (marked[n] ? ` (${rows.label(chart.marked)})` : "");
   // Marked columns, such as those of the warm-up, must not make the others too small to read.
@@ -24,20 +25,20 @@ amanda.charts.lines = (host, chart, context) => {
   const told = (n) => [named(n), ...series.filter((one) => one.data[n] !== null && one.data[n] !== undefined)
     .map((one) => ({name: one.name, size: one.data[n]})).filter((one) => one.size || series.length < 8)
     .sort((a, b) => b.size - a.size).slice(0, 12)
-    .map((one) => `${rows.cut(one.name, 40)}: ${amanda.quantity(one.size, unit)}`)].join("\n");
+    .map((one) => `${rows.cut(one.name, 40)}: ${shown(one.size)}`)].join("\n");
 
   const option = () => ({
-    grid: {left: 4, right: 16, top: 34, bottom: 26, containLabel: true},
+    grid: {left: 4, right: 16, top: 34, bottom: 34, containLabel: true},
     legend: legend(),
     xAxis: axis({
       type: columns || !xUnit ? "category" : "value", name: chart.x_label || rows.label(chart.x),
       nameLocation: "middle", nameGap: 26, boundaryGap: columns, splitLine: {show: false},
       ...(columns || !xUnit ? {data: x.map(String)} : {min: "dataMin", max: "dataMax"}),
-      axisLabel: {color: amanda.color("--dim"), hideOverlap: true,
+      axisLabel: {color: amanda.color("--dim"), hideOverlap: true, showMaxLabel: columns || !xUnit,
         formatter: (value) => xUnit ? amanda.quantity(Number(value), xUnit) : value},
     }),
     yAxis: axis({type: chart.log ? "log" : "value", max: highest(), axisLabel: {color: amanda.color("--dim"),
-      formatter: (value) => amanda.quantity(value, unit)}}),
+      formatter: shown}}),
     series: series.map((one, n) => ({
       name: one.name, type: columns ? "bar" : "line", stack: chart.stack ? "all" : undefined,
       step: chart.stack && !columns ? "end" : undefined, symbol: "circle", symbolSize: 5,

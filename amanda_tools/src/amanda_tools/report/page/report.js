@@ -16,8 +16,9 @@
   const watcher = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) entry.target.draw();
   }, {rootMargin: "400px"});
-  const card = (tool, result, chart) => {
-    const host = make("div", "chart"), figure = make("figure", chart.kind === "bars" || chart.half ? "half" : "", host);
+  const isHalf = (chart) => chart !== undefined && (chart.kind === "bars" || chart.half === true);
+  const card = (tool, result, chart, half) => {
+    const host = make("div", "chart"), figure = make("figure", half ? "half" : "", host);
     if (chart.title) figure.prepend(make("figcaption", "", make("h3", "", chart.title),
       chart.note ? make("p", "dim", chart.note) : null));
     let done = false;
@@ -38,16 +39,22 @@
     return figure;
   };
 
-  const named = (tool, result) => rows.label(result.format.startsWith("amanda.") ? tool : tool)
-    .replace(/^./, (letter) => letter.toUpperCase());
   const isPart = (value) => value !== null && typeof value === "object" && Object.keys(value).length > 0;
   const HIDDEN = new Set(["charts", "units", "notes", "format", "graphs", "sequence", "over_time"]);
 
   const section = (tool, result) => {
-    const title = make("h2", "", named(tool, result)), whole = make("section", "", title);
+    const title = make("h2", "", rows.title(tool)), whole = make("section", "", title);
     whole.id = `result-${tool}`;
-    const charts = Array.isArray(result.charts) ? result.charts : [];
-    whole.append(make("div", "charts", ...charts.map((chart) => card(tool, result, chart))));
+    // A chart that needs other results is there if they are.
+    const formats = new Set(Object.values(results).map((one) => one.format));
+    const charts = (Array.isArray(result.charts) ? result.charts : [])
+      .filter((chart) => (chart.needs || []).every((format) => formats.has(format)));
+    // Of charts of half the width, two that follow one another are beside one another.
+    const halves = new Set();
+    charts.forEach((chart, n) => {
+      if (isHalf(chart) && isHalf(charts[n + 1]) && !halves.has(chart)) halves.add(chart).add(charts[n + 1]);
+    });
+    whole.append(make("div", "charts", ...charts.map((chart) => card(tool, result, chart, halves.has(chart)))));
     const notes = Array.isArray(result.notes) ? result.notes : [];
     if (notes.length)
       whole.append(make("ul", "notes", ...notes.map((text) => make("li", "", String(text)))));
@@ -86,7 +93,7 @@
   byId("main").replaceChildren(...every.map(([tool, result]) => section(tool, result)));
   if (!every.length) byId("main").append(make("p", "dim", "There are no results."));
   byId("contents").replaceChildren(...every.map(([tool, result]) => {
-    const link = make("a", "", named(tool, result));
+    const link = make("a", "", rows.title(tool));
     link.href = `#result-${tool}`;
     return link;
   }));

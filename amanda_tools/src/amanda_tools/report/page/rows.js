@@ -2,7 +2,7 @@
 // Reading of results: rows of a part, values in a row, units, and the names that people see.
 amanda.rows = (() => {
   // What a column of numbers is called where its field's name is not a word.
-  const WORDS = {macs: "MACs", flops: "FLOPs", id: "id", ops: "operators", op: "operator", p95: "p95"};
+  const WORDS = {word: "common type", macs: "MACs", flops: "FLOPs", id: "id", ops: "operators", op: "operator", p95: "p95"};
 
   const of = (result, part) => {
     const found = result[part];
@@ -28,12 +28,14 @@ amanda.rows = (() => {
   };
 
   const unit = (result, column, part) => {
-    const units = result.units;
-    if (units === null || typeof units !== "object" || Array.isArray(column)) return "";
-    const found = units[column] ?? units[`${part}.*`] ?? "";
+    const units = result.units || {};
+    if (typeof units !== "object" || Array.isArray(column)) return "";
+    const found = units[column] ?? units[`${part}.*`] ?? (String(column).endsWith("_seconds") ? "s" : "");
     return found === "MACs" || found === "FLOPs" ? "" : found;
   };
   const label = (name) => String(name).split("_").map((word) => WORDS[word] || word).join(" ");
+
+  const title = (name) => label(name).replace(/^./, (letter) => letter.toUpperCase());
 
   // Measures of a chart: each has a label, a unit and the values that are added up.
   const measures = (result, chart) => chart.measures.map((one) => ({
@@ -54,9 +56,16 @@ amanda.rows = (() => {
     return [...groups.values()];
   };
 
-  const isOp = (row) => typeof row.name === "string" && ("module" in row || "type" in row);
+  // The operator that a row is about: its own, or the one that it names; null if there is none.
+  const opOf = (row) => {
+    if (row === null || typeof row !== "object") return null;
+    if (typeof row.name === "string" && ["module", "type", "kind"].some((key) => key in row)) return row.name;
+    if (typeof row.op === "string") return row.op;
+    return row.a && typeof row.a.name === "string" ? row.a.name : null;
+  };
+  const isOp = (row) => opOf(row) !== null;
   const cut = (text, length) => text.length > length ? `…${text.slice(1 - length)}` : text;
   const percent = (share) => share === null ? "" : `${Number((100 * share).toPrecision(3))}%`;
 
-  return {of, value, number, unit, label, measures, grouped, isOp, cut, percent};
+  return {of, value, number, unit, label, title, measures, grouped, opOf, isOp, cut, percent};
 })();

@@ -43,12 +43,12 @@ amanda.table = (() => {
           if (n === 0 && rows.isOp(row)) {
             const button = make("button", "link", text);
             button.type = "button";
-            button.addEventListener("click", () => select(row));
+            button.addEventListener("click", () => select({name: rows.opOf(row)}));
             cell.append(button);
           } else cell.append(text);
           return cell;
         }));
-        if (rows.isOp(row)) line.dataset.op = row.name;
+        if (rows.isOp(row)) line.dataset.op = rows.opOf(row);
         return line;
       }));
       more.textContent = all ? "Fewer rows" : `All ${found.length} rows`;
