@@ -47,9 +47,14 @@ class Apart(NamedTuple):
     packages: Sequence[str]
     #: The newest Python that these packages have wheels for.
     newest: tuple[int, int] = (99, 0)
+    oldest: tuple[int, int] = (3, 10)
 
 
 APART = {
+    # Its environment is small, and that of the others large enough.
+    "amanda_driver_jax": Apart(
+        ["jax[cpu]==0.10.2", "flax==0.12.8", "optax==0.2.8", "equinox==0.13.8"], oldest=(3, 11)
+    ),
     "amanda_driver_mxnet": Apart(["mxnet==1.9.1", "numpy==1.23.5"], (3, 11)),
 }
 #: Examples of others' distributions. They are never in the shared environment.
@@ -142,6 +147,7 @@ SHARDS = {
     "tf-functions": Shard(["amanda_driver_tf/tests/function"], True),
     "tf-graphs": Shard(["amanda_driver_tf/tests/graph"], True),
     "portable": Shard(["tests/portable"], True),
+    "jax": Shard(["amanda_driver_jax/tests"], apart="amanda_driver_jax"),
     "mxnet": Shard(["amanda_driver_mxnet/tests"], apart="amanda_driver_mxnet"),
 }
 
@@ -182,6 +188,12 @@ def nightly(session: nox.Session) -> None:
     test(session, [*NATIVE, PURE], EXHAUSTIVE, *session.posargs)
     if not session.posargs:
         test_apart(session, [shard for shard in SHARDS.values() if shard.apart], EVERY)
+
+
+@nox.session
+def jax(session: nox.Session) -> None:
+    """Test the JAX driver in an environment of its own; select with `-- -k name`."""
+    test_apart(session, [SHARDS["jax"]], EVERY, *session.posargs)
 
 
 @nox.session
@@ -383,7 +395,7 @@ def test_apart(session: nox.Session, shards: Sequence[Shard], marks: str, *argum
     """Run the tests of drivers that have environments of their own."""
     for shard in shards:
         packages = [*APART[shard.apart].packages, "pytest", "pytest-xdist"]
-        if sys.version_info[:2] > APART[shard.apart].newest:
+        if not APART[shard.apart].oldest <= sys.version_info[:2] <= APART[shard.apart].newest:
             session.warn(f"{shard.apart} is left out: there is no {packages[0]} for this Python")
             continue
         environment(session, *packages, apart=shard.apart)

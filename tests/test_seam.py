@@ -24,10 +24,17 @@ from amanda_core.threads import THREAD, inside_routine
 pytestmark = pytest.mark.one_interceptor
 
 ROOT = Path(__file__).parents[1]
-MEMBERS = ["amanda_driver_mxnet", "amanda_driver_tf", "amanda_driver_torch", "amanda_tools"]
+MEMBERS = [
+    "amanda_driver_jax",
+    "amanda_driver_mxnet",
+    "amanda_driver_tf",
+    "amanda_driver_torch",
+    "amanda_tools",
+]
 HEADERS = sorted(path.name for path in (ROOT / "amanda_core/src").rglob("*.h"))
 #: These name private things of the frameworks, some of which are called like ones of the core.
 OF_FRAMEWORKS = (
+    "_jax_internals",
     *("_mxnet_internals", "_tensorflow_internals", "internals", "torch_symbols", "bindings"),
 )
 

@@ -13,7 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MEMBERS = ("amanda_core", "amanda_driver_tf", "amanda_driver_torch", "amanda_tools")
+MEMBERS = (
+    "amanda_core",
+    "amanda_driver_jax",
+    "amanda_driver_tf",
+    "amanda_driver_torch",
+    "amanda_tools",
+)
 
 
 def docstrings(member: str) -> Iterator[tuple[str, str]]:

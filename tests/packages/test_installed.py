@@ -57,7 +57,8 @@ def test_what_they_need_of_one_another_is_declared(member: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "driver", ["amanda_driver_tf", "amanda_driver_torch", "examples/driver_numpy"]
+    "driver",
+    ["amanda_driver_jax", "amanda_driver_tf", "amanda_driver_torch", "examples/driver_numpy"],
 )
 def test_a_driver_writes_down_the_interface_that_it_is_made_for(driver: str) -> None:
     calls = [

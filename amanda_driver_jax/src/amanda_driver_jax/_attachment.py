@@ -1,0 +1,160 @@
+"""The attachment of one session to JAX: what happens at an operator, and around a jitted call."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from amanda_core import CoverageGap, Session
+from amanda_driver_jax._call_sites import Op, OpTable, is_traced, is_user_call
+from amanda_driver_jax._forward import Execution, op_type_of
+from amanda_driver_jax._host import Host
+from amanda_driver_jax._interception import PATCHES, plain_bind, plain_call
+from amanda_driver_jax._jax_internals import is_top_level
+from amanda_driver_jax._trace_keys import LOCAL, jitted_call, plain, set_key
+from amanda_driver_jax.facts import FACTS
+
+__all__ = ["JaxAttachment", "attach"]
+
+_COVERAGE = [
+    CoverageGap("functions compiled ahead of time before apply", "they are executables already"),
+    CoverageGap(
+        "functions of JAX that are lowered ahead of time by themselves (jnp.sin.lower)",
+        "what is inside an operator is not instrumented",
+    ),
+    CoverageGap("operators inside a program's own callbacks", "JAX runs them on other threads"),
+    CoverageGap(
+        "functions that are passed to an operator of JAX (jnp.apply_along_axis)",
+        "they are a part of the operator",
+    ),
+    CoverageGap(
+        "forward-mode derivatives of an op whose gradients are edited",
+        "there is no backward program; the run is refused",
+    ),
+    CoverageGap(
+        "the layers of a loop outside of transformations and modules",
+        "arrays have no identity: the loop is one op that is executed several times",
+    ),
+]
+
+
+class _State:
+    """What resumes with the contexts: the ops by mode, and the callbacks of compiled programs."""
+
+    def __init__(self) -> None:
+        self.eager = OpTable(f"jax/{jax.__version__}/eager")
+        self.jit = OpTable(f"jax/{jax.__version__}/jit")
+        self.host = Host()
+
+
+def attach(session: Session) -> JaxAttachment:
+    """Start intercepting in the calling thread."""
+    attachment = JaxAttachment(session)
+    attachment.attach()
+    return attachment
+
+
+class JaxAttachment:
+    """The hold of one session on JAX, in the thread that opened it."""
+
+    facts = FACTS
+    #: Numbers of executions that are analysed each.
+    _executions = itertools.count(1)
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._state = session.persistent("jax", _State)
+        self._state.host.session = session
+        self._outer: JaxAttachment | None = None
+        #: The op that the Python path of a jitted function has found for `bind`.
+        self._located: Op | None = None
+
+    def attach(self) -> None:
+        """Replace JAX's functions, unless they are replaced already."""
+        PATCHES.acquire()
+        self._outer, LOCAL.hold = LOCAL.hold, self
+        self.changed()
+
+    def detach(self) -> None:
+        """Wait for callbacks, and restore JAX's functions after the last session."""
+        if self._state.host.is_used:
+            jax.effects_barrier()
+        LOCAL.hold = self._outer
+        PATCHES.release()
+        set_key(None)
+        if self._outer is not None:
+            self._outer.changed()
+
+    def changed(self) -> None:
+        """Put the state of the session into the key of JAX's caches."""
+        session = self.session
+        number = 0 if session.caching else next(self._executions)
+        set_key(("amanda", session.epoch, number) if session.enabled else None)
+
+    def coverage(self) -> Sequence[CoverageGap]:
+        """Return what this driver does not instrument."""
+        return [*self.session.failures.coverage("jax"), *_COVERAGE]
+
+    # Jitted functions.
+
+    def call(self, function: Callable[..., Any], info: Any, args: Any, kwargs: Any) -> Any:
+        """Run an outermost jitted call. It is a step."""
+        with jitted_call():
+            result = plain_call(function, info, args, kwargs)
+        self.finish(result)
+        self.session.end_step()
+        return result
+
+    def finish(self, result: Any) -> None:
+        """Raise errors of the routines that a program has called, once it has run."""
+        if self._state.host.is_used:
+            with plain():
+                jax.block_until_ready(result)
+                jax.effects_barrier()
+        if not self.session.caching:
+            self.changed()
+        if self.session.pending:
+            self.session.raise_pending()
+
+    def is_idle(self, op_type: str) -> bool:
+        """Return True if no tool does anything at the operator of JAX that is being called."""
+        op = self._located = self._state.eager.locate(op_type)
+        return op.idle == self.session.epoch and self.session.caching
+
+    def run_idle(self, function: Callable[..., Any], info: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator of JAX that no tool wants."""
+        self._located = None
+        with plain():
+            return plain_call(function, info, args, kwargs)
+
+    # Operators.
+
+    def bind(self, primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
+        """Run an operator, or what holds other operators."""
+        located, self._located = self._located, None
+        if not is_user_call(sys._getframe(2)):
+            return plain_bind(primitive, *values, **params)
+        op_type = op_type_of(primitive, params)
+        top = is_top_level()
+        if op_type is None:
+            result = plain_bind(primitive, *values, **params)
+            if top:
+                self.finish(result)
+            return result
+        table = self._state.jit if is_traced() else self._state.eager
+        op = located or table.locate(op_type)
+        session = self.session
+        if top and op.idle == session.epoch and session.caching:
+            with plain():
+                return plain_bind(primitive, *values, **params)
+        execution = Execution(session, self._state.host, primitive, params, op)
+        outputs = execution.run(values)
+        if top:
+            self.finish(outputs)
+            if session.caching and not execution.has_plan:
+                op.idle = session.epoch
+        return outputs if primitive.multiple_results else outputs[0]

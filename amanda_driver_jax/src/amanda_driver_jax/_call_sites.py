@@ -1,0 +1,198 @@
+"""Call sites: which frames are JAX's, which are the user's, and the op that a call belongs to.
+
+Owns the driver's rules for the core's identity rule. Occurrences are counted in each trace, because
+arrays are replaced in each training step and do not distinguish ops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Mapping
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any
+
+import jax
+
+from amanda_core import Site
+from amanda_core.scopes import OUTSIDE, Activation, Labels, Scope, Scopes
+from amanda_core.sites import FRAMEWORK, OWN, STOP, USER, Rules, Sites
+from amanda_driver_jax._jax_internals import (
+    API_FILE,
+    FORWARDING_FUNCTIONS,
+    INTERNAL_FILES,
+    PLUMBING_FILES,
+    current_trace,
+    is_top_level,
+    name_stack,
+    parent_of,
+)
+
+__all__ = [
+    "Op",
+    "OpTable",
+    "is_library_code",
+    "is_library_source",
+    "is_traced",
+    "is_user_call",
+    "marked",
+]
+
+_JAX = os.path.dirname(jax.__file__) + os.sep
+_HERE = os.path.dirname(__file__) + os.sep
+_CORE = os.path.dirname(sys.modules["amanda_core"].__file__ or "") + os.sep
+#: Libraries whose layers call operators for the user.
+_LIBRARIES = frozenset({"equinox", "flax", "haiku", "keras", "optax", "orbax"})
+
+#: The named scope of what was traced with tools. A program that evaluates its jaxpr is done.
+_MARK = "amanda:op"
+
+_OURS, _INSIDE, _API, _FORWARDING, _EVALUATION, _LIBRARY, _USERS = range(7)
+_sides: dict[CodeType, int] = {}
+
+
+def is_library_code(code: CodeType | None) -> bool:
+    """Return True if a function is a part of JAX."""
+    return code is not None and code.co_filename.startswith(_JAX)
+
+
+def is_library_source(source: str) -> bool:
+    """Return True if ``function at file:line`` is a part of JAX."""
+    return _JAX in source
+
+
+def _side_of(code: CodeType) -> int:
+    side = _sides.get(code)
+    if side is None:
+        file = code.co_filename
+        if file.startswith((_HERE, _CORE, contextlib.__file__)):
+            side = _OURS
+        elif file.startswith(_JAX):
+            side = _INSIDE if file.endswith(INTERNAL_FILES) else _LIBRARY
+            side = _API if file.endswith(API_FILE) and code.co_name != "device_put" else side
+            side = _FORWARDING if code.co_name in FORWARDING_FUNCTIONS else side
+            side = _EVALUATION if code.co_name == "eval_jaxpr" else side
+        else:
+            side = _USERS
+        _sides[code] = side
+    return side
+
+
+def is_user_call(frame: FrameType | None) -> bool:
+    """Return True if an operator was called by a program, and not by JAX's own transformations."""
+    forwarded = False  # By a transformation, to the function that it transforms.
+    while frame is not None:
+        side = _side_of(frame.f_code)
+        if side == _USERS:
+            return True
+        forwarded |= side == _FORWARDING
+        if side == _INSIDE or (side == _API and not forwarded):
+            return False
+        if side == _EVALUATION and _MARK in name_stack():
+            return False
+        frame = frame.f_back
+    return False
+
+
+def marked() -> contextlib.AbstractContextManager[object]:
+    """Mark what is traced inside `with` as a part of an instrumented operator."""
+    return contextlib.nullcontext() if is_top_level() else jax.named_scope(_MARK)
+
+
+def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
+    side = _side_of(code)
+    if side == _OURS:
+        # What lies around the call that traces a function differs from call to call.
+        return STOP if code.co_name == "run_traced" else OWN
+    if side == _USERS:
+        library = str(namespace.get("__name__", "")).partition(".")[0] in _LIBRARIES
+        return FRAMEWORK if library else USER
+    internal = side != _LIBRARY or code.co_filename.endswith(INTERNAL_FILES + PLUMBING_FILES)
+    return OWN if internal else FRAMEWORK
+
+
+def _zone() -> str:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "optax":
+            return "optimizer"
+        frame = frame.f_back
+    return "model"
+
+
+class Op:
+    """One op.
+
+    Attributes:
+        site: Its facts.
+        idle: The epoch in which no tool does anything at it; 0 for none.
+    """
+
+    __slots__ = ("idle", "site")
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.idle = site, 0
+
+
+class OpTable:
+    """The ops so far of one mode. It resumes with the contexts.
+
+    Args:
+        namespace: Of all of them.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self._here = SimpleNamespace(activations=[])
+        self._scopes: dict[tuple[str, str], Scope] = {}
+        self._counts: weakref.WeakKeyDictionary[Any, dict[Any, int]] = weakref.WeakKeyDictionary()
+        self._sites: Sites[Op] = Sites(
+            Rules(kind_of=_kind_of, zone_of=_zone),
+            self._here,
+            Scopes(lambda module: {}, lambda module: ()),
+            Labels(()),
+            {},
+            namespace,
+            make=lambda site, caller: Op(site),
+            drop=lambda op: None,
+        )
+
+    def locate(self, op_type: str) -> Op:
+        """Return the op that is being called.
+
+        Args:
+            op_type: Its type.
+        """
+        path = _named_scope()
+        if is_top_level():
+            activation = Activation(self._scope("", path) if path else OUTSIDE)
+        else:
+            counts = self._counts.setdefault(current_trace(), {})
+            activation = Activation(self._scope("traced", path), counts)
+        self._here.activations = [activation]
+        return self._sites.locate(op_type, (), {})
+
+    def _scope(self, root: str, path: str) -> Scope:
+        key = (root, path)
+        if key not in self._scopes:
+            self._scopes[key] = Scope(len(self._scopes) + 1, root, path)
+        return self._scopes[key]
+
+
+def _named_scope() -> str:
+    """Return the path of the scopes that `jax.named_scope` opened."""
+    return "/".join(
+        part for part in name_stack().split("/") if part and part != _MARK and "(" not in part
+    )
+
+
+def is_traced() -> bool:
+    """Return True inside the trace of a function that JAX compiles."""
+    trace = current_trace()
+    while trace is not None:
+        if type(trace).__name__ == "DynamicJaxprTrace":
+            return True
+        trace = parent_of(trace)
+    return False

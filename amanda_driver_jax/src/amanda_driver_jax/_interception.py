@@ -1,0 +1,190 @@
+"""Interception: what replaces `Primitive.bind` and the Python path of jitted functions.
+
+C++ runs a jitted function without Python once it has got a compiled program for the current key.
+Functions of JAX itself, such as `jnp.add`, are operators: the driver never hands their programs to
+C++ while tools are applied. A user's outermost jitted call comes by here, and then runs in C++
+under another key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.core import Tracer
+
+from amanda_core.patching import Patches
+from amanda_driver_jax._call_sites import is_library_code
+from amanda_driver_jax._jax_internals import (
+    INFER,
+    JITTED,
+    PRIMITIVE,
+    RUN,
+    is_ahead_of_time,
+    is_top_level,
+    jit_p,
+    jitted,
+)
+from amanda_driver_jax._trace_keys import LOCAL, plain
+
+__all__ = ["PATCHES", "plain_bind", "plain_call"]
+
+#: How many jitted functions have a second callable at a time.
+_CALLABLES = 256
+
+
+class _Interception(Patches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.callables: OrderedDict[tuple[int, int], Callable[..., Any]] = OrderedDict()
+
+    def install(self) -> None:
+        self.infer, self.run = getattr(JITTED, INFER), getattr(JITTED, RUN)
+        self.replace(PRIMITIVE, "bind", _bind)
+        self.replace(JITTED, INFER, _infer)
+        self.replace(JITTED, RUN, _run)
+        self.afterwards(self.callables.clear)
+
+
+PATCHES = _Interception()
+_BIND: Callable[..., Any] = PRIMITIVE.bind
+
+
+def plain_bind(primitive: Any, *values: Any, **params: Any) -> Any:
+    """Run an operator as JAX does."""
+    return _BIND(primitive, *values, **params)
+
+
+def plain_call(
+    function: Callable[..., Any], info: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Call a jitted function through C++, under the current key."""
+    # The callable keeps the function alive, so that its id is not used again.
+    key = (id(function), id(info))
+    callables = PATCHES.callables
+    found = callables.get(key)
+    if found is None:
+        found = callables[key] = jitted(function, info)
+        if len(callables) > _CALLABLES:
+            callables.popitem(last=False)
+    return found(*args, **kwargs)
+
+
+def _bind(primitive: Any, *values: Any, **params: Any) -> Any:
+    hold = LOCAL.hold
+    if hold is None or LOCAL.busy or not hold.session.enabled:
+        return _BIND(primitive, *values, **params)
+    return hold.bind(primitive, values, params)
+
+
+class _Done(NamedTuple):
+    """A call that has run already."""
+
+    result: Any
+
+
+class _NoProgram:
+    effects: tuple[Any, ...] = ()
+    consts: tuple[Any, ...] = ()
+
+
+def _infer(
+    function: Callable[..., Any], info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    hold = LOCAL.hold
+    if hold is None or LOCAL.busy or not hold.session.enabled:
+        return PATCHES.infer(function, info, args, kwargs)  # type: ignore[no-any-return]
+    called = is_top_level() and not is_ahead_of_time(sys._getframe(1).f_code.co_name)
+    if _is_library(function):
+        if called and hold.is_idle(function.__name__):
+            return _Done(hold.run_idle(function, info, args, kwargs)), ()
+        with plain():  # What an operator of JAX calls is not traced for tools.
+            return PATCHES.infer(function, info, args, kwargs)  # type: ignore[no-any-return]
+    if called and LOCAL.jitted is None:
+        return _Done(hold.call(function, info, args, kwargs)), ()
+    with _passing(function, args, kwargs):
+        return PATCHES.infer(_traced(function), info, args, kwargs)  # type: ignore[no-any-return]
+
+
+def _run(
+    p: Any, values: Sequence[Any], function: Callable[..., Any], args: Any, kwargs: Any
+) -> tuple[Any, ...]:
+    """Stand in the place of `_run_python_pjit`. Without a program C++ asks again at each call."""
+    if type(p) is _Done:
+        return (p.result, (), None, (), _NoProgram, None, None, ())
+    hold = LOCAL.hold
+    if (
+        hold is None
+        or LOCAL.busy
+        or not hold.session.enabled
+        or not is_top_level()
+        or not _is_library(function)
+    ):
+        return PATCHES.run(p, values, function, args, kwargs)  # type: ignore[no-any-return]
+    found = jit_p.bind(*values, **p.params)
+    result = jax.tree.unflatten(p.out_tree, found)
+    return (result, found, p.out_tree, values, p.params["jaxpr"], None, None, ())
+
+
+def _is_library(function: Any) -> bool:
+    # `jax.jit(jax.grad(f))` is the user's, although the function that it jits is JAX's.
+    return is_library_code(getattr(getattr(function, "__wrapped__", function), "__code__", None))
+
+
+# Tracing.
+
+#: User's function -> the function that JAX traces in its place.
+_TRACED: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
+
+
+def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs another one, always the same, so that JAX finds its traces."""
+    try:
+        found = _TRACED.get(function)
+    except TypeError:  # It cannot be hashed, or not be referred to weakly.
+        return function
+    if found is not None:
+        return found
+    original = weakref.ref(function)
+
+    @functools.wraps(function)
+    def run_traced(*args: Any, **kwargs: Any) -> Any:
+        held = original()
+        assert held is not None
+        with _tracing(held, args, kwargs):
+            return held(*args, **kwargs)
+
+    del run_traced.__wrapped__  # It would keep the function alive.
+    _TRACED[function] = run_traced
+    return run_traced
+
+
+@contextlib.contextmanager
+def _passing(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
+    before, LOCAL.passed = LOCAL.passed, (function, jax.tree.leaves((args, kwargs)))
+    try:
+        yield
+    finally:
+        LOCAL.passed = before
+
+
+@contextlib.contextmanager
+def _tracing(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
+    """Know inside `with` which argument a tracer stands for."""
+    called, leaves = LOCAL.passed
+    tracers = jax.tree.leaves((args, kwargs))
+    mapping: dict[int, tuple[Any, Any]] = {}
+    if called is function and len(tracers) == len(leaves):
+        pairs = zip(tracers, leaves, strict=True)
+        mapping = {id(tracer): (tracer, v) for tracer, v in pairs if isinstance(tracer, Tracer)}
+    before, LOCAL.arguments = LOCAL.arguments, (*LOCAL.arguments, mapping)
+    try:
+        yield
+    finally:
+        LOCAL.arguments = before

@@ -1,0 +1,179 @@
+"""Private names of JAX, used in this module only. Checked on JAX 0.10.2."""
+
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-call,unused-ignore"
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax._src import callback as callbacks
+from jax._src import core, dispatch, ffi, pjit
+from jax._src.interpreters import ad, batching, mlir
+from jax._src.source_info_util import current_name_stack
+from jax.extend.core import Primitive
+from jax.extend.core.primitives import jit_p
+
+from amanda_core.errors import UnsupportedError
+
+__all__ = [
+    "API_FILE",
+    "FORWARDING_FUNCTIONS",
+    "INFER",
+    "INTERNAL_FILES",
+    "JITTED",
+    "PLUMBING_FILES",
+    "PRIMITIVE",
+    "RUN",
+    "call_host",
+    "current_trace",
+    "function_source",
+    "is_ahead_of_time",
+    "is_forward_mode",
+    "is_top_level",
+    "jit_p",
+    "jitted",
+    "name_stack",
+    "parent_of",
+    "primal_of",
+    "wrapped_function",
+]
+
+#: The class whose `bind` runs every operator.
+PRIMITIVE = Primitive
+#: The module whose functions of these names run every jitted function that C++ has no program of.
+JITTED, INFER, RUN = pjit, "_infer_params", "_run_python_pjit"
+
+#: JAX's files that run operators of their own, not those that the user called.
+INTERNAL_FILES = (
+    *(f"interpreters{os.sep}{name}.py" for name in ("ad", "batching", "mlir", "partial_eval")),
+    f"_src{os.sep}dispatch.py",
+)
+#: Those of their functions that only call the function that is transformed.
+FORWARDING_FUNCTIONS = (
+    *("_batch_inner", "_batch_outer", "flatten_fun_for_vmap", "jvp", "linearize"),
+    *("trace_to_jaxpr", "trace_to_jaxpr_dynamic"),
+)
+#: Where the transformations are that users call.
+API_FILE = f"_src{os.sep}api.py"
+#: JAX's files between an operator and its caller, whichever operator it is.
+PLUMBING_FILES = tuple(
+    f"_src{os.sep}{name}.py"
+    for name in ("api", "core", "custom_derivatives", "linear_util", "pjit", "traceback_util")
+)
+
+_context = core.trace_ctx
+
+
+def current_trace() -> Any:
+    """Return the transformation that interprets operators now."""
+    return _context.trace
+
+
+def is_top_level() -> bool:
+    """Return True if operators are executed now, and neither traced nor transformed."""
+    found: bool = _context.is_top_level()
+    return found
+
+
+def is_forward_mode() -> bool:
+    """Return True if operators are differentiated forward, and not for a backward program."""
+    return type(_context.trace) is ad.JVPTrace
+
+
+def parent_of(trace: Any) -> Any:
+    """Return the transformation around another, or None."""
+    return getattr(trace, "parent_trace", None)
+
+
+def primal_of(tracer: Any) -> Any:
+    """Return the value that a tracer of differentiation stands for, or the tracer itself."""
+    return getattr(tracer, "primal", tracer)
+
+
+def name_stack() -> str:
+    """Return the named scopes and the transformations around the running line."""
+    return str(current_name_stack())
+
+
+def function_source(params: dict[str, Any]) -> str:
+    """Return ``function at file:line`` of the jitted function that an equation calls."""
+    return str(params["jaxpr"].jaxpr.debug_info.func_src_info or "")
+
+
+def wrapped_function(params: dict[str, Any]) -> tuple[str, str]:
+    """Return the name of the function that `jax.custom_jvp` wraps, and where it is defined."""
+    info = params["subfuns"][0].debug_info
+    return str(info.func_name), str(info.func_src_info or "")
+
+
+def is_ahead_of_time(code_name: str) -> bool:
+    """Return True if the caller of `_infer_params` lowers a function instead of calling it."""
+    return code_name != "cache_miss"
+
+
+def jitted(function: Callable[..., Any], info: Any) -> Callable[..., Any]:
+    """Return another callable of a jitted function, which shares its compiled programs."""
+    found: Callable[..., Any] = pjit._cpp_pjit(function, info)
+    return found
+
+
+# A callback that XLA neither drops, repeats nor moves out of a loop, unlike `jax.pure_callback`,
+# and that has no effect in the sense of JAX, which refuses effects in checkpoints.
+
+_callback = Primitive("amanda_callback")
+_callback.multiple_results = True
+_callback.def_impl(functools.partial(dispatch.apply_primitive, _callback))
+_callback.def_abstract_eval(lambda *_, result_avals, **__: result_avals)
+batching.primitive_batchers[_callback] = functools.partial(ffi.ffi_batching_rule, _callback)
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise UnsupportedError(
+        "A routine on the host is differentiated here a second time, or in forward mode",
+        where="amanda-driver-jax",
+        fix="Mark the routine with amanda.staged, so that JAX differentiates it",
+    )
+
+
+ad.primitive_jvps[_callback] = _refuse
+
+
+def _lower(context: Any, *args: Any, function: Callable[..., Any], **_: Any) -> Any:
+    def call(*values: Any) -> tuple[Any, ...]:
+        found = callbacks.pure_callback_impl(
+            *values, result_avals=None, callback=function, sharding=None, vmap_method=None
+        )
+        return tuple(found)
+
+    sharding = callbacks._callback_op_sharding(
+        context.module_context.axis_context, None, context.avals_out
+    )
+    result, _, _ = callbacks.emit_python_callback(
+        context,
+        call,
+        None,
+        list(args),
+        context.avals_in,
+        context.avals_out,
+        has_side_effect=True,
+        returns_token=False,
+        sharding=sharding,
+    )
+    return result
+
+
+mlir.register_lowering(_callback, _lower, cacheable=False)
+
+
+def call_host(
+    function: Callable[..., Any], shapes: Sequence[Any], values: Sequence[Any]
+) -> Sequence[Any]:
+    """Call a function of arrays on the host, once each time that the program comes by."""
+    avals = tuple(core.ShapedArray(shape.shape, shape.dtype) for shape in shapes)
+    found: Sequence[Any] = _callback.bind(
+        *values, function=function, result_avals=avals, vmap_method="sequential"
+    )
+    return found

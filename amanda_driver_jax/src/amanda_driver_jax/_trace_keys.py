@@ -1,0 +1,98 @@
+"""What a thread is doing, and the part of it that JAX has in the keys of its caches.
+
+The key is part of everything that JAX traces or compiles, so that the program of a tool and the
+plain one are kept side by side. JAX compiles again what was compiled before the key was added, so
+this module is imported with JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+__all__ = ["LOCAL", "busy", "jitted_call", "plain", "set_key"]
+
+_KEY: Any = jax.make_user_context(None)
+
+
+class _Local(threading.local):
+    """What a thread is doing.
+
+    Attributes:
+        hold: The attachment of the thread's session.
+        busy: Depth of operators inside which none is instrumented.
+        key: The key of the session's state; None if nothing is instrumented.
+        jitted: The key inside a jitted call; None outside of all.
+        plain: Depth of code that uses the plain programs.
+        passed: The function that is looked up in JAX's cache, and its arguments.
+        arguments: For each function that is being traced: its tracers and their arguments.
+    """
+
+    hold: Any = None
+    busy = 0
+    key: Hashable = None
+    jitted: Hashable = None
+    plain = 0
+    passed: tuple[Any, Sequence[Any]] = (None, ())
+    arguments: tuple[dict[int, tuple[Any, Any]], ...] = ()
+
+
+LOCAL = _Local()
+
+
+def set_key(key: Hashable) -> None:
+    """Set the key of the session's state for this thread."""
+    LOCAL.key = key
+    _refresh()
+
+
+def _refresh() -> None:
+    # Not used as a context manager: a tool may change the state between entering and leaving.
+    key = LOCAL.key if LOCAL.jitted is None else LOCAL.jitted
+    _KEY(None if LOCAL.plain else key).__enter__()
+
+
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """Instrument no operator inside `with`."""
+    LOCAL.busy += 1
+    try:
+        yield
+    finally:
+        LOCAL.busy -= 1
+
+
+class _Plain:
+    def __enter__(self) -> None:
+        LOCAL.busy += 1
+        LOCAL.plain += 1
+        _refresh()
+
+    def __exit__(self, *_: object) -> None:
+        LOCAL.busy -= 1
+        LOCAL.plain -= 1
+        _refresh()
+
+
+_PLAIN = _Plain()
+
+
+def plain() -> _Plain:
+    """Instrument no operator inside `with`, and use the plain compiled programs."""
+    return _PLAIN
+
+
+@contextlib.contextmanager
+def jitted_call() -> Iterator[None]:
+    """Use inside `with` the programs that JAX may call without asking the driver."""
+    LOCAL.jitted = ("jit", LOCAL.key)
+    _refresh()
+    try:
+        yield
+    finally:
+        LOCAL.jitted = None
+        _refresh()

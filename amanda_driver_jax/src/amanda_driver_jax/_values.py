@@ -1,0 +1,97 @@
+"""Values of JAX: arrays, tracers and keys.
+
+Owns what is known of a value while a function is traced, and the edit whose gradient goes straight
+through to the old value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.dtypes import float0
+
+from amanda_driver_jax._jax_internals import primal_of
+
+__all__ = [
+    "cast_like",
+    "concrete",
+    "dtype_of",
+    "is_concrete",
+    "is_differentiable",
+    "is_key",
+    "several",
+    "shape_of",
+    "straight_through",
+    "without_float0",
+]
+
+
+def concrete(value: Any) -> Any:
+    """Return the array under the tracers of differentiation, or the innermost other tracer."""
+    while isinstance(value, Tracer):
+        inner = primal_of(value)
+        if inner is value:
+            return value
+        value = inner
+    return value
+
+
+def is_concrete(value: Any) -> bool:
+    """Return True if a value is known now."""
+    return not isinstance(concrete(value), Tracer)
+
+
+def dtype_of(value: Any) -> Any:
+    """Return the dtype that JAX gives a value."""
+    return value.dtype if isinstance(value, jax.ShapeDtypeStruct) else jax.typeof(value).dtype
+
+
+def is_differentiable(value: Any) -> bool:
+    """Return True if a value may have a gradient: floating-point and complex numbers."""
+    return bool(jnp.issubdtype(dtype_of(value), np.inexact))
+
+
+def is_key(value: Any) -> bool:
+    """Return True for random keys, which are not arrays of numbers."""
+    return bool(jax.dtypes.issubdtype(dtype_of(value), jax.dtypes.extended))
+
+
+def shape_of(value: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of a value."""
+    aval = jax.typeof(value)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def cast_like(new: Any, old: Any) -> Any:
+    """Return a new value in the dtype of the one that it replaces."""
+    if is_key(old):
+        return new
+    return jnp.asarray(new, dtype_of(old))
+
+
+def several(result: Any) -> list[Any]:
+    """Return a routine's result as a list."""
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def without_float0(gradients: Sequence[Any]) -> list[Any]:
+    """Return gradients with None for those of integers and keys, which JAX calls float0."""
+    return [None if g is None or dtype_of(g) == float0 else g for g in gradients]
+
+
+def _new_value(old: Any, new: Any) -> Any:
+    return new
+
+
+def _tangent_of_old(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return straight_through(*primals), tangents[0]
+
+
+#: Returns its second argument. Its derivative is that of the first one.
+straight_through = jax.custom_jvp(_new_value)
+straight_through.defjvp(_tangent_of_old)

@@ -1,0 +1,126 @@
+"""The pluggy plugin of JAX's driver, named by the entry point ``amanda.drivers``.
+
+Owns the driver's description and its hooks. Uses JAX only if it is imported already.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import TYPE_CHECKING
+
+from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, hookimpl
+from amanda_core.errors import DriverError
+from amanda_driver_jax.vocabulary import OP_TYPES, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from amanda_core import Session
+
+__all__ = [
+    "amanda_attach",
+    "amanda_driver_info",
+    "amanda_driver_status",
+    "amanda_framework_imported",
+    "amanda_preflight",
+    "amanda_prepare_context",
+]
+
+#: The minor release whose private names `_jax_internals` lists.
+TRIED = "0.10"
+
+_CAPABILITIES = frozenset(
+    {
+        "gradients",
+        "aligned_gradients",
+        "replace",
+        "replace_backward",
+        "autodiff",
+        "staged",
+        "observers",
+        "steps",
+        "scopes",
+        "recomputed_edits",
+        "facts",
+    }
+)
+
+
+@hookimpl
+def amanda_driver_info() -> DriverInfo:
+    """Describe the driver."""
+    return DriverInfo(
+        api=2,
+        name="jax",
+        modules=("jax",),
+        namespaces=("jax/*/eager", "jax/*/jit"),
+        capabilities={
+            "eager": _CAPABILITIES | {"eager", "ordered"},
+            # Callbacks of compiled programs run in any order.
+            "jit": _CAPABILITIES | {"graph"},
+        },
+        vocabulary=OP_TYPES,
+    )
+
+
+def _installed() -> str | None:
+    try:
+        return importlib.metadata.version("jax")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@hookimpl
+def amanda_preflight() -> Sequence[Finding]:
+    """Look for problems of this environment that would make results wrong."""
+    version = _installed()
+    if version is None:
+        return [Finding("error", "jax is not installed", "pip install jax")]
+    if version.startswith(f"{TRIED}."):
+        return []
+    said = f"JAX {version} has not been tried with amanda-driver-jax (tried is {TRIED})"
+    return [Finding("warning", said, f"pip install 'jax=={TRIED}.*'")]
+
+
+@hookimpl
+def amanda_driver_status() -> DriverStatus:
+    """Report which JAX is installed."""
+    version = _installed()
+    why = "jax is not installed" if version is None else "Operators pass through Primitive.bind"
+    return DriverStatus(version, "" if version is None else "python", why)
+
+
+@hookimpl
+def amanda_framework_imported() -> None:
+    """Add the key of trace caches: what is compiled before it exists is compiled again later."""
+    if _is_loaded():
+        import amanda_driver_jax._trace_keys  # noqa: F401  Importing it adds the key.
+
+
+@hookimpl
+def amanda_attach(session: Session) -> Attachment | None:
+    """Start intercepting in the calling thread; return None if JAX is not imported."""
+    if not _is_loaded():
+        return None
+    try:
+        from amanda_driver_jax._attachment import attach
+    except (AttributeError, ImportError) as error:
+        raise DriverError(
+            f"JAX {_installed()} is not known: {error}",
+            where="amanda-driver-jax",
+            fix=f"pip install 'jax=={TRIED}.*'",
+        ) from error
+    return attach(session)
+
+
+def _is_loaded() -> bool:
+    # The module is in sys.modules from the beginning of its import; this name is added late.
+    return hasattr(sys.modules.get("jax"), "make_user_context")
+
+
+@hookimpl
+def amanda_prepare_context(context: OpContext) -> None:
+    """Set the common keys of the context of a JAX op."""
+    if context.namespace.startswith("jax/"):
+        describe(context)

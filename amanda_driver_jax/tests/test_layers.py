@@ -1,0 +1,28 @@
+"""The layers of the driver: imports go down, also those in functions and for annotations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from amanda_core.testing.layers import Layers
+
+LAYERS: list[str | tuple[str, ...]] = [
+    "plugin",
+    "_attachment",
+    ("facts", "_forward"),
+    "_backward",
+    "_folding",
+    "_host",
+    "_interception",
+    "_call_sites",
+    "_trace_keys",
+    "_values",
+    "_jax_internals",
+    "vocabulary",
+    "__init__",
+]
+
+
+def test_imports_go_down_the_layers() -> None:
+    package = Path(__file__).parents[1] / "src/amanda_driver_jax"
+    assert Layers(package, LAYERS).problems() == []
