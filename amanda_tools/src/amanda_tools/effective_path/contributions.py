@@ -7,14 +7,16 @@ outputs at once. NumPy is imported only when needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["Covered", "Kept", "Windows", "chunks", "cumulative", "keep_terms", "maximal"]
 
-#: Number of terms per chunk, which bounds the memory: a few arrays of 8 bytes per term.
-_TERMS = 1 << 21
+#: Number of terms per chunk. The few arrays of a chunk stay in a core's cache.
+_TERMS = 1 << 16
+#: A first attempt sorts this share of the terms of a row, and at least so many.
+_SHARE, _LEAST = 8, 16
 
 
 def chunks(rows: int, terms: int) -> Iterator[slice]:
@@ -41,24 +43,66 @@ def cumulative(terms: Any, valid: Any, theta: float) -> Any:
     """
     import numpy as np
 
-    shown = terms if valid is None else np.where(valid, terms, -np.inf)
-    order = np.argsort(-shown, axis=1, kind="stable")
-    ordered = np.take_along_axis(shown, order, axis=1)
+    return _select(terms if valid is None else np.where(valid, terms, 0.0), valid, theta)[0]
+
+
+def _select(terms: Any, valid: Any, theta: float) -> tuple[Any, Any]:
+    """Return what `cumulative` keeps, and the least term that is kept of each row.
+
+    Terms that do not exist must be 0.
+    """
+    import numpy as np
+
+    number: Any = terms.shape[1] if valid is None else np.count_nonzero(valid, axis=1)
+    total = terms.sum(axis=1)
+    with np.errstate(divide="ignore"):
+        alone = ~(total > 0) | (1 / np.asarray(number) >= theta)
+    # Nothing is needed where only the largest term is kept: the first one is enough.
+    least, count = _prefixes(terms, np.where(alone, -np.inf, theta * total))
+    kept = terms >= least[:, None]
     if valid is not None:
-        ordered[np.isneginf(ordered)] = 0.0
-    sums = ordered.cumsum(axis=1)
-    total = terms.sum(axis=1) if valid is None else np.where(valid, terms, 0.0).sum(axis=1)
+        kept &= valid
+    # Of equal terms possibly only the first ones are kept; or the largest one does not exist.
+    tied = np.flatnonzero(np.count_nonzero(kept, axis=1) != count)
+    if len(tied):
+        shown = terms[tied] if valid is None else np.where(valid[tied], terms[tied], -np.inf)
+        order = np.argsort(-shown, axis=1, kind="stable")
+        first = np.zeros(shown.shape, bool)
+        inside = np.arange(shown.shape[1]) < count[tied, None]
+        np.put_along_axis(first, order, inside, axis=1)
+        kept[tied] = first if valid is None else first & valid[tied]
+        least[tied] = np.where(kept[tied], shown, np.inf).min(axis=1)
+    return kept, least
+
+
+def _prefixes(terms: Any, needed: Any) -> tuple[Any, Any]:
+    """Return the least term and the number of terms of the shortest prefix of each row in
+    descending order whose sum is at least what is needed.
+    """
+    import numpy as np
+
+    width = terms.shape[1]
+    size = min(width, max(_LEAST, width // _SHARE))
+    largest = terms
+    if size < width:
+        largest = np.partition(terms, width - size, axis=1)[:, width - size :]
+    ordered = np.sort(largest, axis=1)[:, ::-1]
     # The sums rise to a peak and then fall, never below the whole, so the first that is large
     # enough comes after all that are too small.
-    count = (sums < (theta * total)[:, None]).sum(axis=1) + 1
-    # Because of rounding, possibly no sum is large enough.
-    count = np.where(count > terms.shape[1], (shown > 0).sum(axis=1), count)
-    number = terms.shape[1] if valid is None else valid.sum(axis=1)
-    with np.errstate(divide="ignore"):
-        count = np.where((total <= 0) | (1 / np.asarray(number) >= theta), 1, count)
-    kept = np.zeros(terms.shape, bool)
-    np.put_along_axis(kept, order, np.arange(terms.shape[1]) < count[:, None], axis=1)
-    return kept if valid is None else kept & valid
+    count = np.count_nonzero(ordered.cumsum(axis=1) < needed[:, None], axis=1) + 1
+    more = np.flatnonzero(count > size)
+    if len(more):
+        ordered_more = np.sort(terms[more], axis=1)[:, ::-1]
+        found = np.count_nonzero(ordered_more.cumsum(axis=1) < needed[more, None], axis=1) + 1
+        # Because of rounding, possibly no sum is large enough.
+        found = np.where(found > width, np.count_nonzero(terms[more] > 0, axis=1), found)
+        count[more] = found
+    least = np.empty(len(terms))
+    rest = np.flatnonzero(count <= size)
+    least[rest] = ordered[rest, count[rest] - 1]
+    if len(more):
+        least[more] = ordered_more[np.arange(len(more)), found - 1]
+    return least, count
 
 
 def maximal(terms: Any, valid: Any, positive: bool) -> Any:
@@ -106,12 +150,22 @@ def keep_terms(
     """
     import numpy as np
 
-    terms[outputs * signs < 0] *= -1.0
-    shown = terms if valid is None else np.where(valid, terms, -np.inf)
-    mask = cumulative(terms, valid, theta) if phi is None else shown >= phi
-    flipped = np.where((signs == -1) & (shown.max(axis=1) < 0), -1, 1)
-    least = np.where(mask, terms, np.inf).min(axis=1)
-    return Kept(mask, flipped, np.where(np.isinf(least), np.nan, least))
+    turned = np.flatnonzero(outputs * signs < 0)
+    if len(turned):
+        terms[turned] *= -1.0
+    if phi is None:
+        mask, least = _select(terms, valid, theta)
+        least[~np.isfinite(least)] = np.nan
+    else:
+        mask = terms >= phi if valid is None else (terms >= phi) & valid
+        least = np.where(mask, terms, np.inf).min(axis=1)
+        least[np.isinf(least)] = np.nan
+    flipped = np.ones(len(terms), np.int8)
+    odd = np.flatnonzero(signs == -1)
+    if len(odd):
+        shown = terms[odd] if valid is None else np.where(valid[odd], terms[odd], -np.inf)
+        flipped[odd[shown.max(axis=1) < 0]] = -1
+    return Kept(mask, flipped, least)
 
 
 @dataclass
@@ -120,11 +174,14 @@ class Covered:
 
     Attributes:
         values: Values of the elements, of shape (outputs, elements); 0 for padding.
-        indices: Flat indices of the elements in the tensor's memory layout; -1 for padding.
+        valid: Which of them exist, of the same shape; None for all.
+        index: Returns the flat indices, in the tensor's memory layout, of the elements at these
+            rows and columns of `values`.
     """
 
     values: Any
-    indices: Any
+    valid: Any
+    index: Callable[[Any, Any], Any]
 
 
 class Windows:
@@ -132,7 +189,7 @@ class Windows:
 
     Args:
         x: The input, with axes N, C and space.
-        indices: Flat index of each element of `x` in the tensor's memory layout.
+        steps: Distance of neighbours in the tensor's memory layout along each axis of `x`.
         extent: Spatial sizes of the output.
         kernel: Sizes of the window.
         stride: Steps between windows.
@@ -145,7 +202,7 @@ class Windows:
     def __init__(
         self,
         x: Any,
-        indices: Any,
+        steps: Sequence[int],
         extent: Sequence[int],
         kernel: Sequence[int],
         stride: Sequence[int],
@@ -156,7 +213,7 @@ class Windows:
         import numpy as np
 
         space = x.shape[2:]
-        widths, self._starts, self._lengths = [(0, 0), (0, 0)], [], []
+        widths, self._starts, self._lengths = [], [], []
         for axis, size in enumerate(space):
             if adaptive:
                 places = np.arange(extent[axis])
@@ -167,11 +224,19 @@ class Windows:
             self._starts.append(starts)
             reach = int(starts[-1]) + (kernel[axis] - 1) * dilation[axis] + 1
             widths.append((before[axis], max(0, reach - size - before[axis])))
-        self._values = np.pad(x, widths).reshape(-1)
-        padded = np.pad(indices, widths, constant_values=-1)
-        self._indices = padded.reshape(-1)
-        self._channels = x.shape[1]
-        self._steps = [int(math.prod(padded.shape[axis + 1 :])) for axis in range(padded.ndim)]
+        self._shape = [a + size + b for size, (a, b) in zip(space, widths, strict=True)]
+        inside = tuple(slice(a, a + size) for size, (a, _) in zip(space, widths, strict=True))
+        padded = np.zeros((*x.shape[:2], *self._shape), x.dtype)
+        padded[(..., *inside)] = x
+        self._values = padded.reshape(-1)
+        #: Which places exist; None for all.
+        self._exists = None
+        if list(space) != self._shape:
+            exists = np.zeros(self._shape, bool)
+            exists[inside] = True
+            self._exists = exists.reshape(-1)
+        self._layout, self._before = list(steps), [a for a, _ in widths]
+        self._steps = [math.prod(padded.shape[axis + 1 :]) for axis in range(padded.ndim)]
         self._offsets = np.stack(
             np.meshgrid(*(np.arange(size) for size in kernel), indexing="ij"), axis=-1
         ).reshape(-1, len(kernel))
@@ -188,16 +253,30 @@ class Windows:
         """
         import numpy as np
 
-        base = samples * self._steps[0] + channels * self._steps[1]
-        for axis, place in enumerate(places):
-            base = base + self._starts[axis][place] * self._steps[axis + 2]
+        place = 0
+        for axis, position in enumerate(places):
+            place = place + self._starts[axis][position] * self._steps[axis + 2]
+        base = samples * self._steps[0] + channels * self._steps[1] + place
         reach = (np.arange(depth)[:, None] * self._steps[1] + self._reach[None, :]).reshape(-1)
         where = base[:, None] + reach[None, :]
-        values, indices = self._values[where], self._indices[where]
+        values, valid = self._values.take(where), None
+        if self._exists is not None:
+            valid = self._exists.take(place[:, None] + self._reach[None, :])
         if self._lengths:
-            inside = np.ones(where.shape, bool)
-            for axis, place in enumerate(places):
-                offsets = np.tile(self._offsets[:, axis], depth)
-                inside &= offsets[None, :] < self._lengths[axis][place][:, None]
-            indices = np.where(inside, indices, -1)
-        return Covered(values, indices)
+            inside = np.ones((len(base), len(self._reach)), bool)
+            for axis, position in enumerate(places):
+                inside &= self._offsets[:, axis] < self._lengths[axis][position][:, None]
+            valid = inside if valid is None else inside & valid
+        if valid is not None:
+            valid = np.repeat(valid[:, None, :], depth, axis=1).reshape(where.shape)
+        if self._lengths:
+            values[~valid] = 0.0
+        return Covered(values, valid, lambda rows, columns: self._index(where[rows, columns]))
+
+    def _index(self, where: Any) -> Any:
+        """Return the indices in the tensor's memory layout of elements of the padded input."""
+        found = 0
+        for axis, step in enumerate(self._steps):
+            place, where = divmod(where, step)
+            found = found + (place - ([0, 0, *self._before][axis])) * self._layout[axis]
+        return found

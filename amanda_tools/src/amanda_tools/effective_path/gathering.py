@@ -68,8 +68,17 @@ class Gathered:
                 self.thresholds.setdefault(name, []).extend(map(tuple, pairs.tolist()))
         room = max(0, limit - len(self.paths))
         self.left_out += max(0, len(logits) - room)
-        inputs = {node.name: node for node in network.nodes}
-        for sample in range(min(room, len(logits))):
+        kept = min(room, len(logits))
+        nodes = {node.name: node for node in network.nodes}
+        found_edges: dict[str, list[Any]] = {}
+        found_weights: dict[str, list[Any]] = {}
+        for name, layer in path.layers.items() if edges else ():
+            node = nodes[name]
+            inputs = [values[number] for number in node.inputs]
+            found_edges[name] = _edges_of(layer, inputs, values[node.output])
+            if layer.weights is not None:
+                found_weights[name] = _split(layer.weights[:, 0], layer.weights[:, 1], len(logits))
+        for sample in range(kept):
             sets = PathSets(
                 {
                     network.names[number]: np.flatnonzero(mask[sample])
@@ -77,15 +86,8 @@ class Gathered:
                 },
                 predicted=int(logits[sample].argmax()) if logits.ndim == 2 else None,
             )
-            if edges:
-                for name, layer in path.layers.items():
-                    node = inputs[name]
-                    sets.edges[name] = _edges_of(
-                        layer, sample, [values[n] for n in node.inputs], values[node.output]
-                    )
-                    if layer.weights is not None:
-                        own = layer.weights[:, 0] == sample
-                        sets.weights[name] = layer.weights[own, 1]
+            sets.edges.update({name: parts[sample] for name, parts in found_edges.items()})
+            sets.weights.update({name: parts[sample] for name, parts in found_weights.items()})
             self.paths.append(sets)
 
     def result(self, how: Extraction, clock: Clock, notes: list[str]) -> EffectivePathResult:
@@ -132,13 +134,29 @@ class Gathered:
         )
 
 
-def _edges_of(layer: Layer, sample: int, inputs: Sequence[Any], output: Any) -> Any:
-    """Return the edges of one sample, each as one number."""
+def _edges_of(layer: Layer, inputs: Sequence[Any], output: Any) -> list[Any]:
+    """Return the edges of each sample, each edge as one number."""
     import numpy as np
 
     size = output[0].size
-    own = layer.edges[layer.edges[:, 2] // size == sample]
     sizes = np.array([value[0].size for value in inputs])
     starts = np.cumsum(sizes) - sizes
-    place = starts[own[:, 0]] + own[:, 1] % sizes[own[:, 0]]
-    return np.unique(place * size + own[:, 2] % size)
+    number, taken, made = layer.edges.T
+    samples = made // size
+    place = starts[number] + taken - samples * sizes[number]
+    if len(inputs) > 1:
+        place = starts[number] + taken % sizes[number]
+    return [
+        np.sort(part) for part in _split(samples, place * size + made - samples * size, len(output))
+    ]
+
+
+def _split(samples: Any, numbers: Any, count: int) -> list[Any]:
+    """Return the numbers of each sample, in order."""
+    import numpy as np
+
+    if (samples[1:] < samples[:-1]).any():
+        order = np.argsort(samples, kind="stable")
+        samples, numbers = samples[order], numbers[order]
+    ends = np.searchsorted(samples, np.arange(1, count))
+    return [part.copy() for part in np.split(numbers, ends)]

@@ -6,6 +6,7 @@ Works on NumPy arrays, for all samples of a batch at once. NumPy is imported onl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,36 +78,38 @@ class _Taken:
 
     def add(
         self,
-        number: Any,
-        indices: Any,
-        outputs: Any,
         mask: Any,
+        index: Callable[[Any, Any], Any],
+        outputs: Any,
         signs: Any,
-        weights: Any = None,
+        number: Callable[[Any], Any] | None = None,
+        weight: Callable[[Any, Any], Any] | None = None,
         threshold: Any = None,
     ) -> None:
         """Add some outputs with their terms.
 
         Args:
-            number: Number of the input of the terms: one for all, or one for each term.
-            indices: Indices in that input, of shape (outputs, terms).
+            mask: Which terms are kept, of shape (outputs, terms).
+            index: Returns the indices in the input of the terms at these rows and columns.
             outputs: Index of each output.
-            mask: Which terms are kept.
             signs: Sign that each output passes on to its kept terms.
-            weights: Index of the weight of each term.
+            number: Returns the numbers of the inputs of these columns; None for the first input.
+            weight: Returns the indices of the weights of the terms at these rows and columns.
             threshold: Least term that is kept for each output.
         """
         import numpy as np
 
-        rows, columns = np.nonzero(mask)
-        numbers = np.broadcast_to(number, mask.shape)[rows, columns]
-        found = [numbers, indices[rows, columns], outputs[rows]]
-        self.edges.append(np.stack(found, axis=1).astype(np.int64))
+        rows, columns = np.divmod(np.flatnonzero(mask), mask.shape[1])
+        edges = np.zeros((len(rows), 3), np.int64)
+        if number is not None:
+            edges[:, 0] = number(columns)
+        edges[:, 1], edges[:, 2] = index(rows, columns), outputs[rows]
+        self.edges.append(edges)
         self.signs.append(signs[rows])
-        if weights is not None:
-            samples = outputs[rows] // max(1, self.given.output[0].size)
-            pairs = np.stack([samples, weights[rows, columns]], axis=1)
-            self.weights.append(np.unique(pairs, axis=0))
+        if weight is not None:
+            samples = edges[:, 2] // max(1, self.given.output[0].size)
+            size = self.given.node.arguments["weight"].size
+            self.weights.append(samples * size + weight(rows, columns))
         if threshold is not None:
             self.thresholds.append(np.stack([outputs, threshold], axis=1))
 
@@ -119,19 +122,22 @@ class _Taken:
         signs = np.concatenate([*self.signs, np.empty(0, np.int8)])
         masks, flips = [], []
         for number, value in enumerate(given.inputs):
-            own = edges[:, 0] == number
-            # If several outputs take one input, the first determines its sign.
-            indices, first = np.unique(edges[own, 1], return_index=True)
+            indices, own_signs = edges[:, 1], signs
+            if len(given.inputs) > 1:
+                own = np.flatnonzero(edges[:, 0] == number)
+                indices, own_signs = indices[own], signs[own]
             mask, sign = np.zeros(value.size, bool), np.ones(value.size, np.int8)
-            mask[indices], sign[indices] = True, signs[own][first]
+            # If several outputs take one input, the first, which is written last, determines its
+            # sign.
+            mask[indices], sign[indices[::-1]] = True, own_signs[::-1]
             masks.append(mask.reshape(value.shape))
             flips.append(sign.reshape(value.shape))
         points = dict(zip(given.node.inputs, masks, strict=True))
         layer = Layer(points, edges, given.output[0].size * terms)
         if given.node.kind in WEIGHTED:
-            layer.weights = np.unique(
-                np.concatenate([*self.weights, np.empty((0, 2), np.int64)]), axis=0
-            )
+            taken = np.unique(np.concatenate([*self.weights, np.empty(0, np.int64)]))
+            size = max(1, given.node.arguments["weight"].size)
+            layer.weights = np.stack(np.divmod(taken, size), axis=1)
             self._measure(layer)
         return Result(masks, flips, layer)
 
@@ -140,8 +146,13 @@ class _Taken:
 
         output, samples = self.given.output, len(self.given.output)
         counts = self.given.mask.reshape(samples, -1).sum(axis=1)
-        ordered = np.sort(np.abs(output.reshape(samples, -1)), axis=1)[:, ::-1]
-        layer.output_threshold = ordered[np.arange(samples), np.maximum(counts, 1) - 1]
+        sizes = np.abs(output.reshape(samples, -1))
+        layer.output_threshold = np.array(
+            [
+                np.partition(row, place)[place]
+                for row, place in zip(sizes, sizes.shape[1] - np.maximum(counts, 1), strict=True)
+            ]
+        )
         found = np.concatenate([*self.thresholds, np.empty((0, 2))])
         found = found[~np.isnan(found[:, 1])]
         owners = found[:, 0].astype(np.int64) // max(1, output[0].size)
@@ -155,6 +166,11 @@ def _indices(value: Any) -> Any:
     import numpy as np
 
     return np.arange(value.size).reshape(value.shape)
+
+
+def _steps(shape: Sequence[int]) -> list[int]:
+    """Return the distance of neighbours along each axis of an array."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def _linear(given: Given) -> Result:
@@ -182,8 +198,14 @@ def _linear(given: Given) -> Result:
             given.how.theta,
             given.phi,
         )
-        indices = place[:, None] * width + np.arange(width)
-        taken.add(0, indices, outputs, kept.mask, kept.signs, numbers[neuron], kept.threshold)
+        taken.add(
+            kept.mask,
+            lambda rows, columns, place=place: place[rows] * width + columns,
+            outputs,
+            kept.signs,
+            weight=lambda rows, columns, neuron=neuron: numbers[neuron[rows], columns],
+            threshold=kept.threshold,
+        )
     return taken.result(width)
 
 
@@ -197,7 +219,7 @@ def _conv(given: Given) -> Result:
     order = [axes.index(axis) for axis in _first(axes, "IM" if "M" in axes else "OI")]
     depth = 1 if "M" in axes else weight.shape[order[1]]
     kernel = [weight.shape[axis] for axis in order[2:]]
-    numbers = _indices(weight).transpose(order).reshape(-1, depth * _size(kernel))
+    numbers = _indices(weight).transpose(order).reshape(-1, depth * math.prod(kernel))
     weight = weight.transpose(order).reshape(numbers.shape)
     channels_in = given.inputs[0].shape[arguments["layout"].index("C")]
     per_group = len(weight) * depth // channels_in
@@ -205,23 +227,21 @@ def _conv(given: Given) -> Result:
     for part in chunks(len(chosen.outputs), weight.shape[1]):
         samples, channels, places = chosen.of(part)
         covered = windows.of(samples, channels // per_group * depth, places, depth)
-        valid = covered.indices >= 0
         kept = keep_terms(
             covered.values * weight[channels],
-            valid,
+            covered.valid,
             chosen.values[part],
             chosen.signs[part],
             given.how.theta,
             given.phi,
         )
         taken.add(
-            0,
-            covered.indices,
-            chosen.outputs[part],
             kept.mask,
+            covered.index,
+            chosen.outputs[part],
             kept.signs,
-            numbers[channels],
-            kept.threshold,
+            weight=lambda rows, columns, channels=channels: numbers[channels[rows], columns],
+            threshold=kept.threshold,
         )
     return taken.result(weight.shape[1])
 
@@ -230,17 +250,17 @@ def _pool(given: Given) -> Result:
     taken, chosen = _Taken(given), _Chosen(given)
     kernel, how = given.node.arguments["kernel"], given.how
     windows = _windows(given, kernel)
-    for part in chunks(len(chosen.outputs), _size(kernel)):
+    for part in chunks(len(chosen.outputs), math.prod(kernel)):
         samples, channels, places = chosen.of(part)
         covered, signs = windows.of(samples, channels, places), chosen.signs[part]
-        values, valid = covered.values, covered.indices >= 0
+        values, valid = covered.values, covered.valid
         if given.node.kind == "max_pool":
             mask = maximal(values, valid, not how.zeros)
         else:
             kept = keep_terms(values, valid, chosen.values[part], signs, how.theta, None)
             mask, signs = kept.mask, kept.signs
-        taken.add(0, covered.indices, chosen.outputs[part], mask, signs)
-    return taken.result(_size(kernel))
+        taken.add(mask, covered.index, chosen.outputs[part], signs)
+    return taken.result(math.prod(kernel))
 
 
 class _Chosen:
@@ -256,12 +276,14 @@ class _Chosen:
 
         layout = given.node.arguments["layout"]
         order = [layout.index(axis) for axis in _first(layout, "NC")]
-        mask = given.mask.transpose(order)
-        self._places = np.nonzero(mask)
+        mask, steps = given.mask.transpose(order), _steps(given.output.shape)
+        self._places = np.unravel_index(np.flatnonzero(mask), mask.shape)
         #: Index of each in the output's memory layout.
-        self.outputs = _indices(given.output).transpose(order)[self._places]
-        self.values = given.output.transpose(order)[self._places]
-        self.signs = given.signs.transpose(order)[self._places]
+        self.outputs = sum(
+            place * steps[axis] for place, axis in zip(self._places, order, strict=True)
+        )
+        self.values = given.output.reshape(-1)[self.outputs]
+        self.signs = given.signs.reshape(-1)[self.outputs]
 
     def of(self, part: slice) -> tuple[Any, Any, list[Any]]:
         """Return the samples, channels and places of a part of them."""
@@ -279,7 +301,7 @@ def _windows(given: Given, kernel: Sequence[int]) -> Windows:
     ones = (1,) * len(kernel)
     return Windows(
         x.transpose(order),
-        _indices(x).transpose(order),
+        [_steps(x.shape)[axis] for axis in order],
         [given.output.shape[axis] for axis in order[2:]],
         kernel,
         arguments.get("stride", ones),
@@ -293,13 +315,6 @@ def _first(layout: str, leading: str) -> str:
     return leading + "".join(axis for axis in layout if axis not in leading)
 
 
-def _size(kernel: Sequence[int]) -> int:
-    size = 1
-    for length in kernel:
-        size *= length
-    return size
-
-
 def _mean(given: Given) -> Result:
     """Apply the rule of a mean or sum over ``axes``."""
     import numpy as np
@@ -307,15 +322,16 @@ def _mean(given: Given) -> Result:
     (x,) = given.inputs
     axes = sorted(axis % x.ndim for axis in given.node.arguments["axes"])
     others = [axis for axis in range(x.ndim) if axis not in axes]
-    width = _size([x.shape[axis] for axis in axes])
+    width = math.prod([x.shape[axis] for axis in axes])
     indices = _indices(x).transpose(*others, *axes).reshape(-1, width)
     taken, chosen = _Taken(given), np.flatnonzero(given.mask)
     signs, values = given.signs.reshape(-1), given.output.reshape(-1)
     for part in chunks(len(chosen), width):
         outputs = chosen[part]
-        terms = x.reshape(-1)[indices[outputs]]
+        own = indices[outputs]
+        terms = x.reshape(-1)[own]
         kept = keep_terms(terms, None, values[outputs], signs[outputs], given.how.theta, None)
-        taken.add(0, indices[outputs], outputs, kept.mask, kept.signs)
+        taken.add(kept.mask, lambda rows, columns, own=own: own[rows, columns], outputs, kept.signs)
     return taken.result(width)
 
 
@@ -345,7 +361,10 @@ def _add(given: Given) -> Result:
         given.how.theta,
         None,
     )
-    taken.add(np.arange(len(columns)), np.stack(columns, axis=1), chosen, kept.mask, kept.signs)
+    own = np.stack(columns, axis=1)
+    taken.add(
+        kept.mask, lambda rows, places: own[rows, places], chosen, kept.signs, lambda places: places
+    )
     return taken.result(len(columns))
 
 

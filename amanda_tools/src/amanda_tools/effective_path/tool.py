@@ -133,21 +133,21 @@ class EffectivePath(OperatorTool["_Op"]):
     def enter(self, *inputs: Any, op: _Op) -> None:
         """Record the inputs of one execution."""
         with self._clock, self._lock:
+            listed = [op.listed(value) for value in inputs]
             ports = op.inputs
             if op.is_eager:
-                ports = [[self._tensor(op, item) for item in op.listed(value)] for value in inputs]
+                ports = [[self._tensor(op, item) for item in items] for items in listed]
             execution = Execution(op.name, op.type, op.rule, ports, op.constant, program=op.program)
             made = self._run.made
-            for position, value in enumerate(inputs):
-                for item, port in zip(op.listed(value), execution.ports([position]), strict=True):
-                    if op.is_fixed(item) and port not in made:
+            for items, own in zip(listed, ports, strict=False):
+                for item, port in zip(items, own, strict=True):
+                    if port not in made and op.is_fixed(item):
                         self._run.fixed.add(port)
             if op.rule is not None:
-                self._note(execution, inputs, op)
+                self._note(execution, inputs, listed, op)
             versions: list[tuple[Any, int | None]] = []
             if op.is_eager:
-                items = (item for value in inputs for item in op.listed(value))
-                versions = [(item, op.tensors.version(item)) for item in items]
+                versions = [(item, op.tensors.version(item)) for items in listed for item in items]
             op.entered[threading.get_ident() if op.is_eager else 0] = execution, versions
 
     def leave(self, *outputs: Any, op: _Op) -> None:
@@ -189,19 +189,21 @@ class EffectivePath(OperatorTool["_Op"]):
         known = is_eager(context.namespace) or context.namespace.startswith("tensorflow/")
         return super().why_unsupported(context) if known else "its graphs cannot be read"
 
-    def _note(self, execution: Execution, inputs: Sequence[Any], op: _Op) -> None:
+    def _note(
+        self, execution: Execution, inputs: Sequence[Any], listed: Sequence[list[Any]], op: _Op
+    ) -> None:
         assert op.rule is not None
         execution.given = dict(op.attrs)
         for position, value in enumerate(inputs):
-            ports = execution.ports([position])
             if position in op.rule.operands:
-                for item, port in zip(op.listed(value), ports, strict=True):
+                for item, port in zip(listed[position], execution.ports([position]), strict=True):
                     self._keep(op, port, item)
-            elif position == op.rule.weight:
-                execution.weight = array_of(op.tensors, value)
-                execution.weight_key = op.weights.at(position)
-            if position < len(op.names) and position not in op.rule.operands:
-                execution.given[op.names[position]] = array_of(op.tensors, value)
+                continue
+            found = array_of(op.tensors, value)
+            if position == op.rule.weight:
+                execution.weight, execution.weight_key = found, op.weights.at(position)
+            if position < len(op.names):
+                execution.given[op.names[position]] = found
 
     def _keep(self, op: _Op, port: Port, value: Any) -> None:
         if port not in self._run.arrays and "float" in dtype_of(op.tensors, value):
