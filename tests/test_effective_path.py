@@ -207,26 +207,34 @@ def test_class_paths_and_similarity_by_hand() -> None:
         result.class_paths([0])
 
 
-def test_where_paths_end() -> None:
-    class Gated(nn.Module):
+def test_where_paths_end(caplog: pytest.LogCaptureFixture) -> None:
+    class Divided(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
 
         def forward(self, x: torch.Tensor) -> Any:
             hidden = self.first(x)
-            return self.head(hidden * hidden.sigmoid())
+            return self.head(hidden / hidden.sigmoid())
 
-    found = extracted(Gated(), torch.randn(2, 4))
+    model, tool = Divided(), EffectivePath()
+    with amanda.apply(tool):
+        for _ in range(2):
+            model(torch.randn(2, 4))
+            # It is said during the first run, and only once.
+            assert [record.message[:46] for record in caplog.records] == [
+                "Effective paths may end at div (div: it divide"
+            ]
+    found = tool.result()
     (end,) = found.ends
-    assert (end.name, end.type, end.runs, end.lost) == ("mul", "mul", 1, True)
-    assert end.reason == "both its inputs depend on the network's"
+    assert (end.name, end.type, end.runs, end.lost) == ("div", "div", 2, True)
+    assert end.reason == "it divides by what depends on the network's input"
     assert [(layer.name, layer.kind) for layer in found.layers] == [
-        ("mul", "end"),
+        ("div", "end"),
         ("head/linear", "linear"),
     ]
-    assert "paths END at 1 operator: mul (mul: both" in found.table().title
-    assert found.table("end").rows == [("mul", "mul", 1, end.reason, end.consequence)]
+    assert "paths END at 1 operator: div (div: it" in found.table().title
+    assert found.table("end").rows == [("div", "div", 2, end.reason, end.consequence)]
     assert json.loads(found.to_json())["ends"][0]["consequence"] == end.consequence
     with pytest.raises(ValueError, match="by must be op or end"):
         found.table("layer")  # type: ignore[arg-type]
@@ -311,18 +319,18 @@ def test_paths_end_at_any_output() -> None:
             self.first, self.head = nn.Linear(4, 6), nn.Linear(3, 2)
 
         def forward(self, x: torch.Tensor) -> Any:
-            _, second = self.first(x).chunk(2, dim=1)
+            _, second = self.first(x).unflatten(1, (3, 2)).aminmax(dim=2)
             return self.head(second)
 
     model = Halves()
     found = extracted(model, *torch.randn(3, 2, 4))
     (end,) = found.ends
-    assert (end.name, end.runs, end.lost) == ("chunk", 3, True)
+    assert (end.name, end.runs, end.lost) == ("aminmax", 3, True)
     # In front of the first layer nothing is lost, and it is said all the same.
     model.first = nn.Identity()  # type: ignore[assignment]
     found = extracted(model, torch.randn(2, 6))
     (end,) = found.ends
-    assert (end.name, end.lost) == ("chunk", False)
+    assert (end.name, end.lost) == ("aminmax", False)
     assert "END" not in found.table().title
     assert [layer.kind for layer in found.layers] == ["input", "linear"]
 

@@ -227,10 +227,11 @@ class Windows:
         self._shape = [a + size + b for size, (a, b) in zip(space, widths, strict=True)]
         inside = tuple(slice(a, a + size) for size, (a, _) in zip(space, widths, strict=True))
         padded = np.zeros((*x.shape[:2], *self._shape), x.dtype)
-        padded[(..., *inside)] = x
+        own: Any = (..., *inside)
+        padded[own] = x
         self._values = padded.reshape(-1)
         #: Which places exist; None for all.
-        self._exists = None
+        self._exists: Any = None
         if list(space) != self._shape:
             exists = np.zeros(self._shape, bool)
             exists[inside] = True
@@ -253,13 +254,14 @@ class Windows:
         """
         import numpy as np
 
-        place = 0
+        place: Any = 0
         for axis, position in enumerate(places):
             place = place + self._starts[axis][position] * self._steps[axis + 2]
         base = samples * self._steps[0] + channels * self._steps[1] + place
         reach = (np.arange(depth)[:, None] * self._steps[1] + self._reach[None, :]).reshape(-1)
         where = base[:, None] + reach[None, :]
-        values, valid = self._values.take(where), None
+        values: Any = self._values.take(where)
+        valid: Any = None
         if self._exists is not None:
             valid = self._exists.take(place[:, None] + self._reach[None, :])
         if self._lengths:
@@ -275,7 +277,7 @@ class Windows:
 
     def _index(self, where: Any) -> Any:
         """Return the indices in the tensor's memory layout of elements of the padded input."""
-        found = 0
+        found: Any = 0
         for axis, step in enumerate(self._steps):
             place, where = divmod(where, step)
             found = found + (place - ([0, 0, *self._before][axis])) * self._layout[axis]

@@ -26,6 +26,8 @@ class Gathered:
         #: Name and reason -> the value at which paths end.
         self.ends: dict[tuple[str, str], PathEnd] = {}
         self.empty = 0
+        #: Number of runs that were left out to limit the cost.
+        self.skipped = 0
         #: Name -> kind, number of elements, of possible edges, and of elements of the weight.
         self.sizes: dict[str, tuple[str, int, int, int]] = {}
         #: Name -> the parameter that is its weight.
@@ -107,6 +109,7 @@ class Gathered:
             list(self.ends.values()),
             self.empty,
             self.left_out,
+            self.skipped,
             tool_seconds=clock.spent / 1e9,
             wall_seconds=clock.wall / 1e9,
             notes=notes,

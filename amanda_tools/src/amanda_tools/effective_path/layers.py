@@ -11,7 +11,7 @@ from typing import Any
 
 from amanda_core import OpContext
 from amanda_tools.effective_path.model import LayerRule, Unsuited
-from amanda_tools.effective_path.slices import tensorflow_slice, torch_slice
+from amanda_tools.effective_path.slices import per_head, repeated, tensorflow_slice, torch_slice
 from amanda_tools.flops.formulas import words
 from amanda_tools.mapping import MappingTool
 
@@ -45,6 +45,10 @@ _PASSING = words(
     "cast softmax log_softmax"
 )
 _RESHAPING = words("reshape squeeze unsqueeze")
+#: Normalizations in one operator; their statistics are taken as given.
+_NORMALIZING = words("batch_norm layer_norm group_norm instance_norm rms_norm")
+#: Elementwise functions of one input that may turn its sign.
+_TURNING = words("neg pow square sqrt rsqrt reciprocal exp log abs")
 _REDUCING = words("mean sum")
 _SHIFTING = words("add sub")
 _SCALING = words("mul div")
@@ -55,9 +59,11 @@ def _common(word: str, context: OpContext) -> LayerRule | None:
     if word in _PASSING:
         return LayerRule("reshape", arguments=_same_shape)
     if word in _RESHAPING:
-        return LayerRule("reshape", arguments=_same_samples)
-    if word == "batch_norm":
-        return LayerRule("batch_norm")
+        return LayerRule("reshape", arguments=_same_samples, is_view=True)
+    if word in _NORMALIZING:
+        return LayerRule("batch_norm", arguments=_same_shape)
+    if word in _TURNING:
+        return LayerRule("scale")
     if word in _SHIFTING:
         roles = context.get("input_roles", ())
         swapped = roles[:2] == ("right", "left")
@@ -173,6 +179,65 @@ def _reduced(axes: Any, x: Any) -> dict[str, Any]:
     return {"axes": found}
 
 
+def _torch_expand(context: OpContext) -> LayerRule | None:
+    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+        return {"places": repeated(operands[0], output)}
+
+    return LayerRule("slice", (0,), arguments) if context.op_type in _EXPANDING else None
+
+
+#: Functions of PyTorch that repeat elements along axes of length 1, and that split a value.
+_EXPANDING = words("expand expand_as broadcast_to")
+_SPLITTING = words("split chunk tensor_split unbind unsafe_split split_with_sizes")
+
+
+def _torch_split(context: OpContext) -> LayerRule | None:
+    unbinds = context.op_type == "unbind"
+
+    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+        axis = int(given.get("dim") or 0) % operands[0].ndim
+        _not_samples([axis])
+        return {"axis": axis, "unbinds": unbinds}
+
+    return LayerRule("split", (0,), arguments) if context.op_type in _SPLITTING else None
+
+
+def _torch_attention(context: OpContext) -> LayerRule | None:
+    if context.op_type != "scaled_dot_product_attention":
+        return None
+    return LayerRule("attention", (0, 1, 2), _attention_weights)
+
+
+def _attention_weights(
+    given: Mapping[str, Any], operands: Sequence[Any], output: Any
+) -> dict[str, Any]:
+    import numpy as np
+
+    if len(operands) != 3 or len({id(operand) for operand in operands}) != 3:
+        raise Unsuited("its query, key or value does not depend on the network's input")
+    query, key, value = (np.asarray(operand, float) for operand in operands)
+    if query.ndim < 3 or key.shape[:-2] != value.shape[:-2]:
+        raise Unsuited("its keys and values have different heads")
+    key, value = (per_head(array, query) for array in (key, value))
+    if query.shape[:-2] != key.shape[:-2]:
+        raise Unsuited("its queries and keys have different samples or heads")
+    scale = given.get("scale")
+    scores = query @ key.swapaxes(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    mask = given.get("attn_mask")
+    if given.get("is_causal"):
+        mask = np.tri(*scores.shape[-2:], dtype=bool)
+    if isinstance(mask, np.ndarray):
+        with np.errstate(over="ignore"):
+            scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights = np.nan_to_num(weights / weights.sum(axis=-1, keepdims=True))
+    # Dropout, among others, cannot be computed again.
+    if not np.allclose(weights @ value, output, rtol=1e-2, atol=1e-3 * np.abs(value).max()):
+        raise Unsuited("its attention weights cannot be computed again, as with dropout")
+    return {"weights": weights}
+
+
 def _concat(types: frozenset[str], name: str) -> Callable[[OpContext], LayerRule | None]:
     """Return the rule for concatenations of these types whose axis has this name."""
 
@@ -251,6 +316,10 @@ _TORCH: Mapping[str, Callable[[OpContext], LayerRule | None]] = {
     "concat": _concat(words("cat concat concatenate"), "dim"),
     "pad": _torch_pad,
     "slice": torch_slice,
+    "expand": _torch_expand,
+    "split": _torch_split,
+    "unbind": _torch_split,
+    "attention": _torch_attention,
     "transpose": _torch_transpose,
 }
 

@@ -56,6 +56,8 @@ class LayerRule:
         arguments: Returns what the rule of the kind needs, given the inputs and attributes by name,
             the arrays of the operands, and the array of the output.
         weight: Position of the weight, which is not an operand.
+        is_view: Whether it only changes the shape, so that it may merge the axis of samples with
+            the next one, or split it again.
     """
 
     kind: str
@@ -64,6 +66,7 @@ class LayerRule:
         lambda given, operands, output: {}
     )
     weight: int | None = None
+    is_view: bool = False
 
 
 @dataclass

@@ -142,6 +142,7 @@ class EffectivePathResult:
         ends: Values before the network's input at which paths end, and why.
         empty: Number of runs without a path, because none of the possible starts can be followed.
         left_out: Number of samples beyond the limit, for which no path is kept.
+        skipped: Number of runs that were left out to limit the cost.
         tool_seconds: The part of `wall_seconds` spent in the tool.
         wall_seconds: Time from the first operator that the tool looked at to the last.
         notes: What was not observed, and why.
@@ -155,6 +156,7 @@ class EffectivePathResult:
     ends: list[PathEnd] = field(default_factory=list)
     empty: int = 0
     left_out: int = 0
+    skipped: int = 0
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
@@ -248,6 +250,7 @@ class EffectivePathResult:
                 "theta": self.theta,
                 "density": self.density,
                 "left_out": self.left_out,
+                "skipped": self.skipped,
                 "layers": [asdict(layer) for layer in self.layers],
                 "thresholds": {name: asdict(found) for name, found in self.thresholds.items()},
                 "ends": [{**asdict(end), "consequence": end.consequence} for end in self.ends],
@@ -331,6 +334,8 @@ class EffectivePathResult:
         ]
         if self.left_out:
             parts.append(f"{format_count(self.left_out, 'more sample')} left out")
+        if self.skipped:
+            parts.append(f"{format_count(self.skipped, 'run')} left out to limit the cost")
         lost = [f"{end.name} ({end.type}: {end.reason})" for end in self.ends if end.lost]
         if lost:
             parts.append(f"paths END at {format_count(len(lost), 'operator')}: {', '.join(lost)}")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from amanda_tools.effective_path.contributions import Windows, chunks, keep_terms, maximal
 from amanda_tools.effective_path.model import WEIGHTED, Extraction, Layer, Node
+from amanda_tools.effective_path.slices import per_head
 
 __all__ = ["Result", "apply"]
 
@@ -100,18 +102,23 @@ class _Taken:
         import numpy as np
 
         rows, columns = np.divmod(np.flatnonzero(mask), mask.shape[1])
-        edges = np.zeros((len(rows), 3), np.int64)
-        if number is not None:
-            edges[:, 0] = number(columns)
-        edges[:, 1], edges[:, 2] = index(rows, columns), outputs[rows]
-        self.edges.append(edges)
-        self.signs.append(signs[rows])
+        first = 0 if number is None else number(columns)
+        self.put(first, index(rows, columns), outputs[rows], signs[rows])
         if weight is not None:
-            samples = edges[:, 2] // max(1, self.given.output[0].size)
+            samples = outputs[rows] // max(1, self.given.output[0].size)
             size = self.given.node.arguments["weight"].size
             self.weights.append(samples * size + weight(rows, columns))
         if threshold is not None:
             self.thresholds.append(np.stack([outputs, threshold], axis=1))
+
+    def put(self, number: Any, indices: Any, outputs: Any, signs: Any) -> None:
+        """Add edges: from these indices in the inputs of these numbers to these outputs."""
+        import numpy as np
+
+        edges = np.empty((len(indices), 3), np.int64)
+        edges[:, 0], edges[:, 1], edges[:, 2] = number, indices, outputs
+        self.edges.append(edges)
+        self.signs.append(np.broadcast_to(signs, len(indices)))
 
     def result(self, terms: int) -> Result:
         """Return everything that was added; each output has this many terms."""
@@ -173,6 +180,19 @@ def _steps(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
+def _at(indices: Any, rows: Any, columns: Any) -> Any:
+    return indices[rows, columns]
+
+
+def _at_place(places: Any, width: int, rows: Any, columns: Any) -> Any:
+    return places[rows] * width + columns
+
+
+def _numbered(numbers: Any, owners: Any, rows: Any, columns: Any) -> Any:
+    """Return the numbers of the weights that belong to the owners of these rows."""
+    return numbers[owners[rows], columns]
+
+
 def _linear(given: Given) -> Result:
     """Apply the rule of a product with ``weight`` over the last axis; ``layout`` orders its axes I,
     O.
@@ -200,10 +220,10 @@ def _linear(given: Given) -> Result:
         )
         taken.add(
             kept.mask,
-            lambda rows, columns, place=place: place[rows] * width + columns,
+            partial(_at_place, place, width),
             outputs,
             kept.signs,
-            weight=lambda rows, columns, neuron=neuron: numbers[neuron[rows], columns],
+            weight=partial(_numbered, numbers, neuron),
             threshold=kept.threshold,
         )
     return taken.result(width)
@@ -240,7 +260,7 @@ def _conv(given: Given) -> Result:
             covered.index,
             chosen.outputs[part],
             kept.signs,
-            weight=lambda rows, columns, channels=channels: numbers[channels[rows], columns],
+            weight=partial(_numbered, numbers, channels),
             threshold=kept.threshold,
         )
     return taken.result(weight.shape[1])
@@ -331,7 +351,7 @@ def _mean(given: Given) -> Result:
         own = indices[outputs]
         terms = x.reshape(-1)[own]
         kept = keep_terms(terms, None, values[outputs], signs[outputs], given.how.theta, None)
-        taken.add(kept.mask, lambda rows, columns, own=own: own[rows, columns], outputs, kept.signs)
+        taken.add(kept.mask, partial(_at, own), outputs, kept.signs)
     return taken.result(width)
 
 
@@ -362,10 +382,112 @@ def _add(given: Given) -> Result:
         None,
     )
     own = np.stack(columns, axis=1)
-    taken.add(
-        kept.mask, lambda rows, places: own[rows, places], chosen, kept.signs, lambda places: places
-    )
+    taken.add(kept.mask, partial(_at, own), chosen, kept.signs, lambda places: places)
     return taken.result(len(columns))
+
+
+class _Product:
+    """Rows of factors of a product of two arrays over the last axis and the last but one.
+
+    Attributes:
+        left: For each row of an output, the indices of the factors on the left.
+        right: For each column of an output, the indices of the factors on the right.
+    """
+
+    def __init__(self, left: Any, right: Any, shape: Sequence[int]) -> None:
+        import numpy as np
+
+        *lead, rows, columns = shape
+        width = left.shape[-1]
+        lefts = np.broadcast_to(_indices(left), (*lead, rows, width))
+        rights = np.broadcast_to(_indices(right), (*lead, width, columns)).swapaxes(-1, -2)
+        self.left, self.right = lefts.reshape(-1, width), rights.reshape(-1, width)
+        self._flat = left.reshape(-1), right.reshape(-1)
+        self._rows, self._columns = rows, columns
+
+    def factors(self, outputs: Any) -> tuple[Any, Any, Any]:
+        """Return the indices of the factors on both sides, and their products, for each output."""
+        row, column = outputs // self._columns, outputs % self._columns
+        left = self.left[row]
+        right = self.right[row // self._rows * self._columns + column]
+        return left, right, self._flat[0][left] * self._flat[1][right]
+
+
+def _product(given: Given) -> Result:
+    """Apply the rule of a product of two values; a term takes both its factors."""
+    import numpy as np
+
+    taken, chosen = _Taken(given), np.flatnonzero(given.mask)
+    left, right = given.inputs
+    product = _Product(left, right, given.output.shape)
+    width = product.left.shape[1]
+    signs, values = given.signs.reshape(-1), given.output.reshape(-1)
+    for part in chunks(len(chosen), width):
+        outputs = chosen[part]
+        left, right, terms = product.factors(outputs)
+        kept = keep_terms(terms, None, values[outputs], signs[outputs], given.how.theta, None)
+        rows, columns = np.nonzero(kept.mask)
+        for number, indices in enumerate((left, right)):
+            taken.put(number, indices[rows, columns], outputs[rows], kept.signs[rows])
+    return taken.result(2 * width)
+
+
+def _gate(given: Given) -> Result:
+    """Apply the rule of an elementwise product of two values, which takes both."""
+    import numpy as np
+
+    taken, chosen = _Taken(given), np.flatnonzero(given.mask)
+    shape = given.output.shape
+    sides = [np.broadcast_to(_indices(x), shape).reshape(-1)[chosen] for x in given.inputs]
+    values = given.output.reshape(-1)[chosen]
+    signs = given.signs.reshape(-1)[chosen]
+    kept = keep_terms(values[:, None].copy(), None, values, signs, given.how.theta, None)
+    for number, indices in enumerate(sides):
+        taken.put(number, indices, chosen, kept.signs)
+    return taken.result(2)
+
+
+def _attention(given: Given) -> Result:
+    """Apply the rules of the two products and the softmax of an attention in one operator.
+
+    ``weights`` are the attention weights. An edge goes from a query, key or value to an output.
+    """
+    import numpy as np
+
+    query, key, value = given.inputs
+    weights, theta = given.node.arguments["weights"], given.how.theta
+    taken, chosen = _Taken(given), np.flatnonzero(given.mask)
+    signs, values = given.signs.reshape(-1), given.output.reshape(-1)
+    # Indices into `key` and `value` themselves, which heads may share; `key` is transposed below.
+    keys = per_head(_indices(key), query).swapaxes(-1, -2).reshape(-1)
+    values_of = per_head(_indices(value), query).reshape(-1)
+    key, value = per_head(key, query), per_head(value, query)
+    after = _Product(weights, value, given.output.shape)
+    pairs: list[Any] = []
+    for part in chunks(len(chosen), after.left.shape[1]):
+        outputs = chosen[part]
+        left, right, terms = after.factors(outputs)
+        kept = keep_terms(terms, None, values[outputs], signs[outputs], theta, None)
+        rows, columns = np.nonzero(kept.mask)
+        taken.put(2, values_of[right[rows, columns]], outputs[rows], kept.signs[rows])
+        pairs.append(np.stack([left[rows, columns], outputs[rows]]))
+    places, outputs = np.concatenate([*pairs, np.empty((2, 0), np.int64)], axis=1)
+    scores = query @ key.swapaxes(-1, -2)
+    before = _Product(query, key.swapaxes(-1, -2), scores.shape)
+    numbers, position = np.unique(places, return_inverse=True)
+    for part in chunks(len(numbers), before.left.shape[1]):
+        left, right, terms = before.factors(numbers[part])
+        ones = np.ones(len(left), np.int8)
+        kept = keep_terms(terms, None, scores.reshape(-1)[numbers[part]], ones, theta, None)
+        # Every output that took a weight takes the terms of its score.
+        own = np.flatnonzero((position >= part.start) & (position < part.stop))
+        pair, columns = np.nonzero(kept.mask[position[own] - part.start])
+        rows = position[own][pair] - part.start
+        found = np.stack([left[rows, columns], keys[right[rows, columns]], outputs[own][pair]])
+        for number in (0, 1):
+            edges = np.unique(found[[number, 2]], axis=1)
+            taken.put(number, edges[0], edges[1], 1)
+    return taken.result(after.left.shape[1] * (1 + 2 * before.left.shape[1]))
 
 
 def _passed(given: Given, transform: Callable[[Any, int], Any]) -> Result:
@@ -377,11 +499,16 @@ def _passed(given: Given, transform: Callable[[Any, int], Any]) -> Result:
 
 
 def _concat(given: Given) -> Result:
+    """Apply the rule of a concatenation; ``parts`` has the start of each input along ``axis``."""
     import numpy as np
 
-    axis = given.node.arguments["axis"]
-    ends = np.cumsum([value.shape[axis] for value in given.inputs])
-    return _passed(given, lambda array, number: np.split(array, ends[:-1], axis=axis)[number])
+    axis, starts = given.node.arguments["axis"], given.node.arguments["parts"]
+
+    def part(array: Any, number: int) -> Any:
+        length = given.inputs[number].shape[axis]
+        return array.take(np.arange(starts[number], starts[number] + length), axis=axis)
+
+    return _passed(given, part)
 
 
 def _pad(given: Given) -> Result:
@@ -429,6 +556,9 @@ _RULES: Mapping[str, Callable[[Given], Result]] = {
     "avg_pool": _pool,
     "mean": _mean,
     "add": _add,
+    "product": _product,
+    "gate": _gate,
+    "attention": _attention,
     "concat": _concat,
     "pad": _pad,
     "reshape": _reshape,

@@ -125,6 +125,10 @@ class Network:
         self._takers: dict[Port, int] = {}
         #: Nodes that already include a shift, and normalizations made of shifts and scales.
         self._shifted: set[str] = set()
+        #: Values whose first axis merges this many samples with another axis.
+        self._merged: dict[Port, int] = {}
+        #: Roots of sums: what divides by them, or multiplies by their reciprocals, normalizes.
+        self._roots: set[Port] = set()
         self._scaled: set[str] = set()
         for execution in run.executions:
             for port in execution.ports():
@@ -146,6 +150,14 @@ class Network:
                 self.ended[self._numbers[port]] = end
         self._name_inputs()
 
+    def stops(self) -> list[PathEnd]:
+        """Return the ends that paths may reach at which something is missing from them."""
+        reached = {self.logits}
+        for node in reversed(self.nodes):
+            if node.output in reached:
+                reached.update(node.inputs)
+        return [end for number, end in self.ended.items() if number in reached and end.lost]
+
     def kind_of(self, number: int) -> str:
         """Return the kind of a value at which paths end: ``end`` or ``input``."""
         return "end" if number in self.ended and self.ended[number].lost else "input"
@@ -161,9 +173,12 @@ class Network:
         self._fixed |= known - self._numbers.keys()
         # Operators before the first layer, such as a normalization, produce the input.
         is_behind = not self._behind.isdisjoint(ports)
+        if execution.type in _ROOTS:
+            self._roots.update(execution.outputs)
         try:
             self._node(execution)
-            others = [port for port in execution.outputs if port != execution.output]
+            splits = execution.rule is not None and execution.rule.kind == "split"
+            others = [] if splits else [p for p in execution.outputs if p != execution.output]
             reason = "only its first output is followed"
         except Unsuited as error:
             others, reason = execution.outputs, str(error)
@@ -180,29 +195,41 @@ class Network:
         rule, output = execution.rule, execution.output
         if rule is None or output is None:
             raise Unsuited(f"there is no rule for {execution.type}")
-        weights = () if rule.weight is None else execution.ports([rule.weight])
+        weights = [] if rule.weight is None else execution.ports([rule.weight])
+        kind, operands = rule.kind, execution.ports(rule.operands)
         if any(port in self._behind or self._is_made(port) for port in weights):
-            raise Unsuited("its weight depends on the input")
-        operands = execution.ports(rule.operands)
-        if rule.kind not in WEIGHTED:
+            if execution.type != "matmul" or len(execution.ports()) > 2:
+                raise Unsuited("its weight depends on the input")
+            kind, operands = "product", operands + weights
+        elif kind not in WEIGHTED:
             operands = [port for port in operands if port not in self._fixed]
-        if rule.kind in ("add", "shift", "scale"):
+        if kind in ("add", "shift", "scale"):
             operands = [port for port in operands if not self._is_of_all(port, output)]
-        arrays: list[Any] = [self._run.arrays.get(port) for port in operands]
-        result = self._run.arrays.get(output)
+        if kind == "scale" and len(operands) > 1:
+            kind, operands = self._scaling(execution, operands)
+        if kind == "concat":
+            operands = [port for port in operands if _size(self._run.arrays.get(port)) != 0]
+        result = self._array(output)
+        arrays: list[Any] = [self._array(port) for port in operands]
+        if kind == "product" and len(weights) == 1:
+            arrays[-1] = execution.weight if arrays[-1] is None else arrays[-1]
         if result is None or any(array is None for array in arrays) or not arrays:
             raise Unsuited("its values are not floating-point numbers")
-        kind = rule.kind
         if kind == "add" and len(operands) == 1:
             kind = "shift"
+        changes = rule.is_view and arrays[0].shape[:1] != result.shape[:1]
+        if changes or not self._merged.keys().isdisjoint(operands):
+            result = self._merge(rule, kind, output, arrays, result)
         if kind in ("shift", "scale"):
-            if len(operands) > 1:
-                raise Unsuited("both its inputs depend on the network's")
-            if execution.type == "div" and operands != execution.ports([0]):
-                raise Unsuited("it divides by what depends on the network's input")
             if arrays[0].shape != result.shape:
                 raise Unsuited("its output has another shape than its input")
             arguments: dict[str, Any] = {}
+        elif kind in ("product", "gate"):
+            arguments = {}
+            if kind == "product" and any(array.ndim < 2 for array in arrays):
+                raise Unsuited("one of its factors is a vector")
+        elif rule.is_view:
+            arguments = {}
         else:
             arguments = rule.arguments(execution.given, arrays, result)
             if rule.weight is not None:
@@ -211,30 +238,117 @@ class Network:
                     raise Unsuited("its weight is not a matrix")
                 arguments["weight"] = np.asarray(weight, float)
                 arguments["weight_key"] = execution.weight_key
+        if kind == "concat":
+            arguments["parts"] = self._parts(execution, operands, arguments["axis"])
         if any(array.shape[:1] != result.shape[:1] for array in arrays) or not result.ndim:
             raise Unsuited("one of its inputs has other samples than its output")
         numbers = tuple(self._number(port) for port in operands)
         for number, array in zip(numbers, arrays, strict=True):
             self.values[number] = np.asarray(array, float)
+        if kind == "split":
+            self._split(execution, numbers[0], arguments)
+            return
         if kind in ("shift", "scale"):
             before = self._makers.get(numbers[0])
             if before is not None and self._takers[operands[0]] == 1 and self._joins(before, kind):
                 self._numbers[output] = numbers[0]
                 self.values[numbers[0]] = np.asarray(result, float)
                 return
-        number = self._number(output)
-        node = Node(
-            self._named(number, execution.name),
+        node = self._made(
+            execution,
             "batch_norm" if kind in ("shift", "scale") else kind,
             numbers,
-            number,
+            output,
             arguments,
+            result,
         )
+        if kind in ("shift", "scale"):
+            self._scaled.add(node.name)
+
+    def _made(
+        self,
+        execution: Execution,
+        kind: str,
+        inputs: tuple[int, ...],
+        output: Port,
+        arguments: Mapping[str, Any],
+        result: Any,
+    ) -> Node:
+        """Add a node for an output of an execution."""
+        import numpy as np
+
+        number = self._number(output)
+        node = Node(self._named(number, execution.name), kind, inputs, number, arguments)
         self.nodes.append(node)
         self._makers[number] = node
         self.values[number] = np.asarray(result, float)
-        if kind in ("shift", "scale"):
-            self._scaled.add(node.name)
+        return node
+
+    def _array(self, port: Port) -> Any:
+        """Return a value with the samples along the first axis, also if it merges that axis."""
+        array, samples = self._run.arrays.get(port), self._merged.get(port)
+        if array is None or samples is None:
+            return array
+        return array.reshape(samples, -1, *array.shape[1:])
+
+    def _merge(
+        self,
+        rule: LayerRule,
+        kind: str,
+        output: Port,
+        arrays: Sequence[Any],
+        result: Any,
+    ) -> Any:
+        """Return a result of values whose first axis merges samples, or that merges them itself."""
+        (samples, *others) = {len(array) for array in arrays}
+        passes = rule.is_view or kind in ("linear", "shift", "scale", "add", "gate", "reshape")
+        fits = result.ndim and samples and len(result) % samples == 0
+        if others or not passes or not fits or (rule.is_view and result.size != arrays[0].size):
+            raise Unsuited("it changes the axis of samples, or works on one that was merged")
+        if len(result) == samples:
+            return result
+        self._merged[output] = samples
+        return self._array(output)
+
+    def _scaling(self, execution: Execution, operands: list[Port]) -> tuple[str, list[Port]]:
+        """Return the kind and operands of a product or quotient of values that depend on the
+        input: a normalization by a root, or a gate.
+        """
+        first = execution.ports([0])
+        roots = [port for port in operands if port in self._roots]
+        others = [port for port in operands if port not in self._roots]
+        if execution.type == "div" and operands[1:] != roots:
+            raise Unsuited("it divides by what depends on the network's input")
+        if execution.type == "div":
+            return "scale", first
+        return ("scale", others) if len(others) == 1 else ("gate", operands)
+
+    def _parts(self, execution: Execution, operands: Sequence[Port], axis: int) -> list[int]:
+        """Return where the operands of a concatenation start along its axis."""
+        start, parts = 0, []
+        for port in execution.ports(execution.rule.operands if execution.rule else ()):
+            array = self._run.arrays.get(port)
+            if array is None:
+                raise Unsuited("its values are not floating-point numbers")
+            if port in operands:
+                parts.append(start)
+            start += array.shape[axis] if array.size else 0
+        return parts
+
+    def _split(self, execution: Execution, taken: int, arguments: Mapping[str, Any]) -> None:
+        """Add a slice for each output of an execution that splits its input along an axis."""
+        import numpy as np
+
+        x, axis, start = self.values[taken], arguments["axis"], 0
+        places = np.arange(x.size).reshape(x.shape)
+        for port in execution.outputs:
+            result = self._run.arrays.get(port)
+            if result is None:
+                raise Unsuited("its values are not floating-point numbers")
+            length = 1 if arguments["unbinds"] else result.shape[axis]
+            own = places.take(np.arange(start, start + length), axis=axis).reshape(result.shape)
+            self._made(execution, "slice", (taken,), port, {"places": own}, result)
+            start += length
 
     def _is_of_all(self, port: Port, output: Port) -> bool:
         """Return True if a value before any layer is the same for all samples, such as noise."""
@@ -280,6 +394,14 @@ class Network:
             if number not in self.names:
                 is_end = self.kind_of(number) == "end"
                 self._named(number, self.ended[number].name if is_end else "input")
+
+
+#: Operators whose output normalizes what is multiplied with it or divided by it.
+_ROOTS = frozenset({"sqrt", "rsqrt", "std"})
+
+
+def _size(array: Any) -> int:
+    return -1 if array is None else int(array.size)
 
 
 def elements(values: Mapping[int, Any], number: int) -> int:

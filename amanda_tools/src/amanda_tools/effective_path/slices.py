@@ -1,7 +1,7 @@
 """Slices: the frameworks' ways of slicing, converted to NumPy indices.
 
 Defines the layer rules of slices, which `layers` lists. Indexing by lists, tensors and masks is not
-supported. NumPy is imported only when needed.
+supported, except by an index for each sample. NumPy is imported only when needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from amanda_core import OpContext
 from amanda_tools.effective_path.model import LayerRule, Unsuited
 
-__all__ = ["tensorflow_slice", "torch_slice"]
+__all__ = ["per_head", "repeated", "tensorflow_slice", "torch_slice"]
 
 
 def torch_slice(context: OpContext) -> LayerRule | None:
@@ -42,7 +42,10 @@ def _rule(name: str, known: Mapping[str, Callable[[Mapping[str, Any]], Any]]) ->
 def _getitem(given: Mapping[str, Any]) -> Any:
     indices = given["indices"]
     items = indices if isinstance(indices, tuple) else (indices,)
-    if not all(isinstance(item, (int, slice, EllipsisType, type(None))) for item in items):
+    plain = (int, slice, EllipsisType, type(None))
+    # A token of each sample: `x[range(samples), last]`.
+    picked = len(items) > 1 and all(getattr(item, "ndim", 0) == 1 for item in items)
+    if not picked and not all(isinstance(item, plain) for item in items):
         raise Unsuited("it is indexed by something other than numbers and ranges")
     return items
 
@@ -95,7 +98,28 @@ def _places(index: Any, x: Any, output: Any) -> Any:
     """Return the indices of the output's elements in the flattened input."""
     import numpy as np
 
-    found = np.arange(x.size).reshape(x.shape)[index]
+    return _with_samples(np.arange(x.size).reshape(x.shape)[index], x, output)
+
+
+def repeated(x: Any, output: Any) -> Any:
+    """Return, for each element of the output, the index of the element that it repeats."""
+    import numpy as np
+
+    places = np.arange(x.size).reshape(x.shape)
+    return _with_samples(np.broadcast_to(places, output.shape), x, output)
+
+
+def per_head(array: Any, query: Any) -> Any:
+    """Repeat keys or values that groups of heads share, so that there is one for each query."""
+    import numpy as np
+
+    groups, rest = divmod(query.shape[-3], max(1, array.shape[-3]))
+    return array if rest or groups < 2 else np.repeat(array, groups, axis=-3)
+
+
+def _with_samples(found: Any, x: Any, output: Any) -> Any:
+    import numpy as np
+
     samples = np.arange(len(found) if found.ndim else 0).reshape(-1, *[1] * (found.ndim - 1))
     size = max(1, x[:1].size)
     if found.shape != output.shape or not found.ndim or (found // size != samples).any():

@@ -8,6 +8,7 @@ only when needed.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
@@ -32,6 +33,8 @@ from amanda_tools.tensors.values import facts_of
 
 __all__ = ["EffectivePath"]
 
+_LOG = logging.getLogger("amanda.effective_path")
+
 
 class EffectivePath(OperatorTool["_Op"]):
     """Extracts the effective path of each sample that goes through a network.
@@ -51,6 +54,8 @@ class EffectivePath(OperatorTool["_Op"]):
         until: What ends a run: leaving the outermost ``module``, or a ``step`` (of an optimizer, or
             `amanda.step`). In graphs each execution is a run.
         limit: Number of samples whose paths are kept.
+        cost: How many times its own time the program may take with the tool, on average. To keep
+            to it, runs are left out, which the title counts; the first is not. None for all runs.
 
     Raises:
         ValueError: An option has an invalid value.
@@ -70,12 +75,15 @@ class EffectivePath(OperatorTool["_Op"]):
         output: str | None = None,
         until: Literal["module", "step"] = "module",
         limit: int = 10_000,
+        cost: float | None = None,
     ) -> None:
         super().__init__()
         if until not in ("module", "step"):
             raise ValueError(f"until must be module or step, but is {until!r}")
         if limit < 0:
             raise ValueError(f"limit must not be negative, but is {limit}")
+        if cost is not None and cost <= 1:
+            raise ValueError(f"cost must be above 1, but is {cost}")
         known = {} if thresholds is None else _read(thresholds)
 
         def output_of(name: str) -> float:
@@ -93,6 +101,11 @@ class EffectivePath(OperatorTool["_Op"]):
         self._serials = itertools.count()
         self._depth = 0
         self._gathered = Gathered()
+        self._cost = cost
+        #: Whether this run is left out, and whether an operator ran in it.
+        self._skips = self._missed = False
+        #: Operators at which paths end and that the log has named.
+        self._logged: set[tuple[str, str]] = set()
         self.depends_on(rules())
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
@@ -132,6 +145,9 @@ class EffectivePath(OperatorTool["_Op"]):
 
     def enter(self, *inputs: Any, op: _Op) -> None:
         """Record the inputs of one execution."""
+        if self._skips:
+            self._missed = True
+            return
         with self._clock, self._lock:
             listed = [op.listed(value) for value in inputs]
             ports = op.inputs
@@ -152,6 +168,8 @@ class EffectivePath(OperatorTool["_Op"]):
 
     def leave(self, *outputs: Any, op: _Op) -> None:
         """Record the outputs of one execution."""
+        if self._skips:
+            return
         with self._clock, self._lock:
             entered = op.entered.pop(threading.get_ident() if op.is_eager else 0, None)
             if entered is None:
@@ -169,8 +187,9 @@ class EffectivePath(OperatorTool["_Op"]):
             self._run.made.update(execution.outputs)
             if outputs and op.is_tensor(outputs[0]):
                 execution.output = Port(number, 0)
-                if op.rule is not None:
-                    self._keep(op, execution.output, outputs[0])
+                for port, value in zip(execution.outputs, outputs, strict=True):
+                    if op.rule is not None and (port == execution.output or op.splits):
+                        self._keep(op, port, value)
             execution.order = number
             self._run.executions.append(execution)
 
@@ -200,6 +219,8 @@ class EffectivePath(OperatorTool["_Op"]):
                     self._keep(op, port, item)
                 continue
             found = array_of(op.tensors, value)
+            if isinstance(value, tuple):
+                found = tuple(array_of(op.tensors, item) for item in value)
             if position == op.rule.weight:
                 execution.weight, execution.weight_key = found, op.weights.at(position)
             if position < len(op.names):
@@ -257,16 +278,35 @@ class EffectivePath(OperatorTool["_Op"]):
         for op in self._ops.values():
             if op.is_eager:
                 op.entered.clear()  # Executions left by an exception keep tensors alive.
-        if not run.executions:
-            return
+        self._gathered.skipped += self._missed
+        self._missed = False
         with self._clock:
-            self._calls.link(run)
-            network = Network(run, self.output)
-            if network.logits is None:
-                self._gathered.empty += bool(run.unseen)
-                return
-            path = extract(network.nodes, network.values, network.logits, self.how)
-            self._gathered.add(network, path, self.edges, self.limit)
+            if run.executions:
+                self._extract(run)
+        if self._cost is not None:
+            own = self._clock.wall - self._clock.spent
+            self._skips = self._clock.spent > (self._cost - 1) * own
+
+    def _extract(self, run: Run) -> None:
+        self._calls.link(run)
+        network = Network(run, self.output)
+        self._log(network)
+        if network.logits is None:
+            self._gathered.empty += bool(run.unseen)
+            return
+        path = extract(network.nodes, network.values, network.logits, self.how)
+        self._gathered.add(network, path, self.edges, self.limit)
+
+    def _log(self, network: Network) -> None:
+        """Log operators at which paths may end, once each and before paths are extracted."""
+        new = {(end.name, end.reason): end for end in network.stops()}
+        for key in self._logged:
+            new.pop(key, None)
+        self._logged.update(new)
+        if new:
+            ends = ", ".join(f"{end.name} ({end.type}: {end.reason})" for end in new.values())
+            # Not a warning, which the program may have turned into an exception.
+            _LOG.warning("Effective paths may end at %s. What is before is missing.", ends)
 
 
 class _Op:
@@ -275,6 +315,7 @@ class _Op:
         self.number = number
         self.name, self.type = context.name, word if isinstance(word, str) else context.op_type
         self.rule: LayerRule | None = context.get(LAYER)
+        self.splits = self.rule is not None and self.rule.kind == "split"
         self.is_eager = is_eager(context.namespace)
         self.tensors = facts_of(context)
         self.values: EagerValues
