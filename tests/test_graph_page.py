@@ -6,6 +6,7 @@ Also its ONNX form in Netron.
 from __future__ import annotations
 
 import base64
+import json
 import os
 import random
 import shutil
@@ -26,6 +27,7 @@ from amanda_tools.flops import Flops
 from amanda_tools.graph import Edge, Graph, GraphResult, GraphTracing, Op, Source
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
+from amanda_tools.report import report
 from amanda_tools.sparsity import Sparsity
 from amanda_tools.tensors.types import TensorType
 
@@ -605,6 +607,31 @@ def test_two_runs_side_by_side(page: Page, tmp_path: Path) -> None:
     page.choose("compare", "nothing")
     assert page.script("return page.canvases.length") == 1
     assert page.browser.find_elements("css selector", ".only, .differs") == []
+
+
+def test_a_report_contains_the_canvas(browser: Any, result: GraphResult, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(report({"graph": json.loads(result.to_json())}, "a run"), encoding="utf-8")
+    browser.get(file.as_uri())
+    found = support.WebDriverWait(browser, 20).until(
+        lambda _: browser.find_elements("css selector", "figure g.box")
+    )
+    assert len(found) == len(OUTERMOST)
+    stack = browser.find_element("css selector", "g.box.stack")
+    stack.find_element("css selector", ".handle").click()
+    assert len(browser.find_elements("css selector", "figure g.box")) == len(OUTERMOST) + 40
+    browser.find_element("css selector", "figure .search").send_keys("tanh", ENTER)
+    assert browser.find_element("css selector", "figure .details").text.startswith("tanh")
+    # Keys belong to the canvas while it has the focus, and to the report otherwise.
+    browser.find_element("css selector", "g.box[aria-selected=true]").click()
+    browser.switch_to.active_element.send_keys("/")
+    assert "search" in browser.switch_to.active_element.get_attribute("class")
+    browser.find_element("tag name", "h2").click()
+    browser.find_element("tag name", "body").send_keys("/")
+    assert browser.switch_to.active_element.get_attribute("id") == "find"
+    wide = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
+    assert wide <= 0
+    assert Page(browser).problems() == []
 
 
 def test_a_file_that_is_no_graph_is_refused(page: Page, tmp_path: Path) -> None:

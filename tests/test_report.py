@@ -98,8 +98,12 @@ def has(row: Any, field: str) -> bool:
 
 
 def scripts() -> str:
-    folder = Path(__file__).parents[1] / "amanda_tools/src/amanda_tools/report/page"
-    return "".join(part("amanda_tools.report", f"page/{file.name}") for file in folder.glob("*.js"))
+    tools = Path(__file__).parents[1] / "amanda_tools/src/amanda_tools"
+    return "".join(
+        part(f"amanda_tools.{package}", f"page/{file.name}")
+        for package in ("report", "graph")
+        for file in (tools / package / "page").glob("*.js")
+    )
 
 
 def test_the_page_has_all_results_and_is_small_beside_them(results: dict[str, Any]) -> None:

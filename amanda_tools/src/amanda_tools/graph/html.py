@@ -36,8 +36,9 @@ def page(graphs: Sequence[Graph]) -> str:
 def packed(graph: Graph) -> dict[str, Any]:
     """Return a graph as the rows that ``page/data.js`` reads."""
     texts, types = _Table(), _Table()
-    nodes = [_node(node, texts, types) for node in tuple(graph.nodes)]
+    # Edges first: the graph may grow, and then has nodes that the edges do not need.
     edges = [number for edge in tuple(graph.edges) for number in _edge(edge)]
+    nodes = [_node(node, texts, types) for node in tuple(graph.nodes)]
     return {
         "namespace": graph.namespace,
         "nodes": nodes,
@@ -71,7 +72,7 @@ def _node(node: Node, texts: _Table, types: _Table) -> list[Any]:
         return [text(node.kind), text(node.name), tensor, text(node.program)]
     notes = {
         name: [text(value)] if isinstance(value, str) else value
-        for name, value in node.notes.items()
+        for name, value in tuple(node.notes.items())
     }
     return [
         *map(text, (node.name, node.type, node.word, node.module, node.source)),

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from amanda_core.results import OpFigures, Table
 from amanda_tools.graph import dot, files, html, onnx_model, tensorboard_events, timeline
 from amanda_tools.graph.model import Graph, Op
+from amanda_tools.output import charts
 from amanda_tools.output.chrome import Span
 from amanda_tools.output.extras import program, require
 from amanda_tools.output.folders import create_folder, write_text
@@ -68,6 +69,7 @@ class GraphResult:
                 "tool_seconds": self.tool_seconds,
                 "wall_seconds": self.wall_seconds,
                 "notes": self.notes,
+                "charts": [charts.graph("The network", "graphs")] if self.graphs else [],
             },
             indent=1,
         )

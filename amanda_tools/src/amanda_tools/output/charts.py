@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Chart", "bars", "figure", "figures", "heat", "icicle", "lines", "measure", "points"]
+__all__ = [
+    "Chart",
+    "bars",
+    "figure",
+    "figures",
+    "graph",
+    "heat",
+    "icicle",
+    "lines",
+    "measure",
+    "points",
+]
 
 Chart = dict[str, Any]
 
@@ -108,6 +119,11 @@ def heat(title: str, part: str, row: str, column: str, value: tuple[str, str]) -
 def points(title: str, part: str, value: str, **more: Any) -> Chart:
     """Return a chart of a number of each row, in the order of the rows."""
     return {"kind": "points", "title": title, "part": part, "value": value, **more}
+
+
+def graph(title: str, part: str, **more: Any) -> Chart:
+    """Return a canvas of graphs; the part has what `amanda_tools.graph` writes."""
+    return {"kind": "graph", "title": title, "part": part, **more}
 
 
 def _given(**settings: Any) -> Chart:

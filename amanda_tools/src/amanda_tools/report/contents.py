@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from amanda_tools.graph import html as graph
 from amanda_tools.page.composition import Parts, compose, part
 from amanda_tools.page.libraries import library
 
@@ -40,7 +41,8 @@ def report(
     """
     facts = {"title": title, "lines": list(lines), "problem": problem}
     contents = {name: _fitting(_exact(content)) for name, content in results.items()}
-    parts = _parts()
+    kinds = {chart.get("kind") for one in contents.values() for chart in one.get("charts", ())}
+    parts = graph.PARTS + _parts() if "graph" in kinds else _parts()
     body = part(__package__, "page/report.html")
     return compose(f"{title}: Amanda", body, parts, {"facts": facts, "results": contents})
 

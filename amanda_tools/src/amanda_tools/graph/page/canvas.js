@@ -99,9 +99,10 @@ class Canvas {
     this.head = `head-${(lib.heads = (lib.heads || 0) + 1)}`;
     marker(this.head);
     marker(`${this.head}-lit`);
-    const frames = add(this.svg, "g", {class: "frames"});
+    const frames = add(this.svg, "g", {class: "frames", role: "none"});
     const lines = add(this.svg, "g", {class: "edges", "aria-hidden": "true"});
-    const tops = add(this.svg, "g", {class: "boxes"});
+    const tops = add(this.svg, "g", {class: "boxes", role: "none"});
+    this.captions = add(this.svg, "g", {class: "captions", "aria-hidden": "true"});
     this.elements = new Map();
     this.paths = new Map();
     for (const edge of edges) this.drawEdge(lines, edge);
@@ -140,7 +141,8 @@ class Canvas {
       add(group, "rect", {class: "family", x: 0, y: 6, width: 4, height: height - 12, rx: 2});
     } else if (!level && box.ops) this.drawFamilies(group, box, width, height);
     const middle = width / 2 - (box.children ? 9 : 0) + (box.kind === "stack" ? 12 : 0);
-    if (level) add(group, "text", {class: "label", x: 12, y: 19}, lines[0]);
+    // Edges pass below the names of unfolded boxes.
+    if (level) add(this.captions, "text", {class: "label", x: x + 12, y: y + 19}, lines[0]);
     else {
       add(group, "text", {class: "label", x: middle, y: 18, "text-anchor": "middle"}, lines[0]);
       add(group, "text", {class: "sub", x: width / 2, y: box.children ? 33 : 34, "text-anchor": "middle"}, lines[1]);

@@ -43,14 +43,14 @@ class Page {
   get main() { return this.canvases[0]; }
 
   build() {
-    this.title = make("h1", "title");
+    this.title = make(this.own ? "h1" : "p", "title");
     [this.graphLabel, this.graphChoice] = choice("graph", "Graph", (n) => this.choose(Number(n)));
     [this.directionLabel, this.directionChoice] = choice("direction", "Show", (way) => this.direct(way));
     [this.colorLabel, this.colorChoice] = choice("color", "Colours", (name) => this.color(name));
     [this.compareLabel, this.compareChoice] = choice("compare", "Beside", (which) => this.compare(which));
     this.directionChoice.append(...DIRECTIONS.map(([value, text]) => new Option(text, value)));
     this.search = make("input", "search");
-    Object.assign(this.search, {type: "search", placeholder: "Search: name, type, module, source  ( / )",
+    Object.assign(this.search, {type: "search", placeholder: "Search  ( / )", title: "Words in names, types, modules, sources",
                                 autocomplete: "off", spellcheck: false});
     this.search.setAttribute("aria-label", "Search operators");
     this.results = make("ul", "results");
@@ -79,9 +79,8 @@ class Page {
     this.panel = make("article", "details");
     this.panel.tabIndex = -1;
     this.panel.setAttribute("aria-live", "polite");
-    const board = make("section", "board", this.stage, this.legend, this.said);
-    board.setAttribute("aria-label", "Drawing of the graph");
-    this.host.append(make("header", "", this.title, this.tools), make("div", "content", board,
+    const board = make("div", "board", this.stage, this.legend, this.said);
+    this.host.append(make("div", "head", this.title, this.tools), make("div", "content", board,
       make("div", "side", this.found, this.results, this.panel)));
     this.listen();
   }
@@ -129,6 +128,7 @@ class Page {
       say: (text) => { this.said.textContent = text; },
       most: (most) => this.canvases.length > 1 ? this.shared(most) : most,
     });
+    canvas.view.shared = !this.own;
     this.canvases.push(canvas);
     return canvas;
   }
@@ -196,7 +196,6 @@ class Page {
     this.linked(canvas, (other) => {
       const twin = box && other.tree.boxes.get(box.id);
       other.select(twin || null);
-      if (twin && other.places.has(twin)) other.view.reach(other.places.get(twin));
     });
     if (this.linking) return;
     if (!box) {
@@ -267,9 +266,8 @@ class Page {
       event.preventDefault();
       go();
     });
-    document.addEventListener("keydown", (event) => {
-      if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) &&
-          this.host.offsetParent !== null) {
+    (this.own ? document : this.host).addEventListener("keydown", (event) => {
+      if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) {
         event.preventDefault();
         this.search.focus();
         this.search.select();
@@ -413,7 +411,7 @@ class Page {
 
   changed(canvas) {
     this.linked(canvas, (other) => {
-      if (canvas.places && other.places) other.view.set(canvas.view.x, canvas.view.y, canvas.view.scale);
+      if (canvas.places && other.places) this.follow(canvas, other);
     });
     if (this.main && this.main.places) this.drawLegend();
     if (!this.own || this.restoring || this.waiting || !this.main) return;
@@ -421,6 +419,21 @@ class Page {
       this.waiting = null;
       this.write();
     }, 150);
+  }
+
+  // Show in one canvas what the other shows: what both have nearest to the middle is at one place.
+  follow(canvas, other) {
+    const {x, y, scale, size} = canvas.view;
+    const middle = (place) => [place.x + place.width / 2, place.y + (place.level ? 0 : place.height / 2)];
+    let least = Infinity, move = [0, 0];
+    for (const place of canvas.places.values()) {
+      const twin = other.tree.boxes.get(place.box.id), there = twin && other.places.get(twin);
+      if (!there || Boolean(there.level) !== Boolean(place.level)) continue;
+      const [a, b] = middle(place), [c, d] = middle(there);
+      const far = Math.hypot(a - x - size.width / scale / 2, b - y - size.height / scale / 2);
+      if (far < least) { least = far; move = [c - a, d - b]; }
+    }
+    other.view.set(x + move[0], y + move[1], scale);
   }
 
   write() {

@@ -128,6 +128,8 @@ const numbered = (root) => {
   const boxes = new Map(), leafOf = new Map(), leaves = [];
   const visit = (box, depth) => {
     box.depth = depth;
+    // Two may have one name, as names are the program's.
+    for (let count = 2, id = box.id; boxes.has(box.id); count += 1) box.id = `${id} (${count})`;
     box.low = leaves.length;
     boxes.set(box.id, box);
     if (box.children) for (const child of box.children) visit(child, depth + 1);

@@ -70,6 +70,8 @@ class View {
       return {x: event.clientX - box.left, y: event.clientY - box.top};
     };
     svg.addEventListener("wheel", (event) => {
+      // A page with more than this scrolls, unless the drawing is in use.
+      if (this.shared && !event.ctrlKey && !svg.contains(document.activeElement)) return;
       event.preventDefault();
       const step = event.deltaMode ? event.deltaY * 18 : event.deltaY;
       this.zoom(Math.exp(-Math.max(-120, Math.min(120, step)) * .003), at(event));

@@ -108,7 +108,7 @@
     if (words && name) amanda.details.open({name});
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key === "/" && !/INPUT|SELECT/.test(event.target.tagName)) { event.preventDefault(); find.focus(); }
+    if (event.key === "/" && !event.defaultPrevented && !/INPUT|SELECT/.test(event.target.tagName)) { event.preventDefault(); find.focus(); }
   });
   const schemes = ["system", "light", "dark"];
   let scheme = 0;
