@@ -109,6 +109,7 @@ OF_OTHERS = {
     ("objects", "graph._lock"): "TensorFlow",
     ("objects", "op._id"): "TensorFlow",
     ("objects", "_value"): "TensorFlow",
+    ("objects", "_name"): "TensorFlow",
     ("tapes", "context._context"): "TensorFlow",
     ("eager_checks", "_context"): "TensorFlow",
     ("internals", "module._parameters"): "PyTorch",

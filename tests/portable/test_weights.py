@@ -130,6 +130,79 @@ def test_fit_and_predict_count_a_weight_once() -> None:
     assert found.reached == found.parameters == 18
 
 
+def weights_of_products() -> list[Any]:
+    names = {"experts": (3, 6, 4), "kernel": (4, 6), "half": (6, 5), "heads": (6, 2, 3)}
+    return [
+        tf.Variable(tf.random.stateless_normal(shape, [1, n]), name=name)
+        for n, (name, shape) in enumerate(names.items())
+    ]
+
+
+def products(x: Any, experts: Any, kernel: Any, half: Any, heads: Any) -> Any:
+    """Return a number that depends on slices, a product of several axes, and a cast."""
+    first = (x @ experts[1] + x @ experts[0, :, :4]) @ kernel
+    second = tf.einsum("bi,ihd->bhd", first, heads)
+    third = tf.matmul(tf.cast(x, tf.float16), tf.cast(half, tf.float16))
+    return tf.reduce_sum(second**2) + tf.reduce_sum(tf.cast(third, tf.float32))
+
+
+def mask_by_matrices(weight: Any) -> Any:
+    return np.stack(
+        [numpy_mask(m, [0, 1], m.size // 2) for m in weight.reshape(-1, *weight.shape[-2:])]
+    )
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_slices_casts_and_products_of_several_axes_are_pruned(mode: str) -> None:
+    weights, x = weights_of_products(), tf.random.stateless_normal((2, 6), [2, 0])
+    masks = [mask_by_matrices(w.numpy()).reshape(w.shape) for w in weights]
+
+    def gradients(weights: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            loss = products(x, *weights)
+        return loss, tape.gradient(loss, weights)
+
+    expected = gradients([w * mask for w, mask in zip(weights, masks, strict=True)])
+    tool = Prune(0.5)
+    with amanda.apply(tool):
+        run = gradients if mode == "eager" else tf.function(gradients)
+        loss, found = run(weights)
+    np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
+    for gradient, there, mask in zip(found, expected[1], masks, strict=True):
+        np.testing.assert_allclose(
+            tf.convert_to_tensor(gradient), there * mask, rtol=1e-4, atol=1e-5
+        )
+    result = tool.result()
+    assert [one.name for one in result.weights] == ["experts", "kernel", "heads", "half"]
+    assert (result.unreached, result.skipped) == ([], [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_attention_of_keras_is_pruned_in_full_and_mixed_precision(policy: str) -> None:
+    keras.utils.set_random_seed(0)
+    given = keras.Input((6, 8))
+    hidden = keras.layers.MultiHeadAttention(2, 4, use_bias=False, dtype=policy)(given, given)
+    hidden = keras.layers.EinsumDense("abc,cd->abd", (None, 5), dtype=policy)(hidden)
+    model = keras.Model(given, keras.layers.Dense(2, dtype="float32")(hidden))
+    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)
+    tool = Prune(0.5)
+    with amanda.apply(tool):
+        pruned = [np.asarray(model(x)), model.predict(x, verbose=0)]
+    found = tool.result()
+    assert (found.unreached, found.skipped) == ([], [])
+    assert found.reached == found.parameters == 4 * 64 + 40 + 10
+    kept = {one.name: one for one in found.weights}
+    for variable in model.trainable_variables:
+        if variable.path in kept:
+            mask = np.asarray(tool.masks.saved()[variable.path])
+            assert (mask == 0).sum() == kept[variable.path].pruned == mask.size // 2
+            variable.assign(variable * mask)
+    for output in pruned:
+        np.testing.assert_array_equal(output, model.predict(x, verbose=0))
+
+
 @pytest.mark.slow
 def test_what_is_not_reached_is_named() -> None:
     table = tf.Variable(tf.ones((5, 4)), name="table")
@@ -140,5 +213,5 @@ def test_what_is_not_reached_is_named() -> None:
     found = tool.result()
     assert (found.parameters, found.reached) == (28, 8)
     assert [vars(one) for one in found.unreached] == [
-        {"name": "table", "elements": 20, "reason": "read by ResourceGather"}
+        {"name": "table", "elements": 20, "reason": "read as an embedding"}
     ]

@@ -223,14 +223,16 @@ class OpContext(dict[str, Any]):
         source = f", at {self.source}" if self.source else ""
         return f"op {self.name!r} (id {self._id}{module}{source})"
 
-    def value(self, position: int) -> Any:
+    def value(self, position: int, item: int | None = None) -> Any:
         """Return the concrete value of a parameter or constant input, in every execution mode.
 
         Args:
             position: Input position of the op's signature.
+            item: Index in this input, if it is a list, such as that of a concatenation; None for
+                all of it.
 
         Returns:
-            The value, or None if input `position` is computed or not known yet.
+            The value, or None if it is computed or not known yet.
 
         Raises:
             PositionError: The op has no such input.
@@ -244,8 +246,8 @@ class OpContext(dict[str, Any]):
                 where=self.where,
                 fix=_COUNTED,
             )
-        constant = self._of_op("constant")
-        return constant(inputs[position]) if constant is not None else inputs[position]
+        constant = self._of_op("constant") or (lambda value: value)
+        return constant(inputs[position] if item is None else inputs[position][item])
 
     @property
     def weights(self) -> Reads:

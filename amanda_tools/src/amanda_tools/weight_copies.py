@@ -47,11 +47,13 @@ class Copies(Tool):
 
     def analyse(self, context: OpContext) -> None:
         """Insert a routine that notes the outputs, if the op copies weights."""
-        # In a graph a routine would have to run in each execution, although nothing changes there.
-        if context.get("type") not in COPYING or not is_eager(context.namespace):
+        if context.get("type") not in COPYING:
             return
         sources = self._all(context)
-        if sources:
+        if sources and not is_eager(context.namespace):
+            # An operator of a graph has its outputs already, and the same in each execution.
+            self._note(*getattr(context.op, "outputs", ()), context=context, sources=sources)
+        elif sources:
             varies = any(weight.varies for weight in sources)
             context.insert_after_op(
                 self._note, observe=True, context=context, sources=None if varies else sources

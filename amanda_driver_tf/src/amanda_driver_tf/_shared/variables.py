@@ -15,7 +15,11 @@ from amanda_core.scopes import Labels
 from amanda_core.weights.geometry import Place
 from amanda_core.weights.parameters import Found
 from amanda_core.weights.reads import Reads, Weight
-from amanda_driver_tf._tensorflow_internals.objects import shape_of_variable, variables_of_graph
+from amanda_driver_tf._tensorflow_internals.objects import (
+    name_of_variable,
+    shape_of_variable,
+    variables_of_graph,
+)
 
 __all__ = ["VARIABLE", "Variables"]
 
@@ -108,7 +112,7 @@ class Variables:
         known = self._names.get(token)
         if known is None:
             name = name or next((n for n, one in self._named() if one is holder), "")
-            known, number = name or f"#{token}", 1
+            known, number = name or name_of_variable(holder) or f"#{token}", 1
             # Several variables may have one name.
             while known in self._tokens:
                 number += 1

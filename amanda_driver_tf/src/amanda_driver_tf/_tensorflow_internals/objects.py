@@ -195,6 +195,12 @@ def shape_of_variable(holder: Any) -> tuple[int, ...] | None:
     return tuple(shape.as_list()) if shape.is_fully_defined() else None
 
 
+def name_of_variable(holder: Any) -> str:
+    """Return the name of a variable, given its eager handle or the op that holds it."""
+    name = holder.name if isinstance(holder, ops.Operation) else getattr(holder, "_name", "")
+    return str(name).removesuffix(":0")
+
+
 def variables_of_graph(graph: Any) -> Iterator[tuple[str, Any]]:
     """Yield the trainable variables of a graph or function: the name, and what identifies each.
 

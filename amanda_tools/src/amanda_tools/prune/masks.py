@@ -5,12 +5,13 @@ Owns the arithmetic on each framework's tensors, which are imported only when ne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from amanda_core.action import staged
 from amanda_core.weights.reads import Weight
 
-__all__ = ["multiply", "numpy_mask", "torch_keeps", "torch_mask", "torch_part"]
+__all__ = ["multiply", "multiply_items", "numpy_mask", "torch_keeps", "torch_mask", "torch_part"]
 
 
 @staged
@@ -22,14 +23,29 @@ def multiply(value: Any, mask: Any) -> Any:
     return value * mask
 
 
-def numpy_mask(weight: Any, axes: list[int], count: int) -> Any:
-    """Return an array like `weight`: 0 for the `count` smallest magnitudes, 1 for the others."""
+@staged
+def multiply_items(values: Any, mask: Mapping[int, Any]) -> Any:
+    """Set what is pruned to zero in those items of a list that have a mask."""
+    return [value * mask[n] if n in mask else value for n, value in enumerate(values)]
+
+
+def numpy_mask(weight: Any, axes: list[int], count: int, batch: int = 0) -> Any:
+    """Return an array like `weight`: 0 for the `count` smallest magnitudes, 1 for the others.
+
+    Args:
+        weight: The weight.
+        axes: Its axes in the order in which equal magnitudes are pruned.
+        count: How many elements become 0 in each of the arrays along the first `batch` axes.
+        batch: How many of the leading axes count separate weights.
+    """
     import numpy as np
 
     array = np.asarray(weight)
     ordered = array.transpose(axes)
-    mask = np.ones(ordered.size, array.dtype)
-    mask[np.argsort(np.abs(ordered), axis=None, kind="stable")[:count]] = 0
+    magnitudes = np.abs(ordered).reshape(*ordered.shape[:batch], -1)
+    mask = np.ones(magnitudes.shape, array.dtype)
+    smallest = np.argsort(magnitudes, axis=-1, kind="stable")[..., :count]
+    np.put_along_axis(mask, smallest, 0, axis=-1)
     return mask.reshape(ordered.shape).transpose(np.argsort(axes))
 
 

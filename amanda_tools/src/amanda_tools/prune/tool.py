@@ -19,7 +19,14 @@ from amanda_core.weights.reads import Weight
 from amanda_core.weights.state import WeightState
 from amanda_tools.mapping import MappingTool
 from amanda_tools.operators.clock import Clock
-from amanda_tools.prune.masks import multiply, numpy_mask, torch_keeps, torch_mask, torch_part
+from amanda_tools.prune.masks import (
+    multiply,
+    multiply_items,
+    numpy_mask,
+    torch_keeps,
+    torch_mask,
+    torch_part,
+)
 from amanda_tools.prune.result import PrunedWeight, PruneResult
 from amanda_tools.tensors.types import size_of
 from amanda_tools.tensors.values import facts_of
@@ -47,7 +54,9 @@ _OTHER_ROLES = frozenset({"bias", "addend", "input", "query", "key", "value", "m
 _AXES = "OIDHW"
 #: Keys of a context. Their values are functions: one makes a mask, ``(weight, axes, count) ->
 #: mask``; one takes a part of it, ``(mask, weight) -> part``; one tells if an edit may be kept.
-_MASK, _PART, _KEEPS = "prune.mask", "prune.part", "prune.keeps"
+#: Where parameters are read as a whole, there are no parts. The last value is the number of axes
+#: along which a copying op picks elements, if the index does not tell.
+_MASK, _PART, _KEEPS, _PICKED = "prune.mask", "prune.part", "prune.keeps", "prune.picked"
 _RIGHT = frozenset({"right"})
 
 
@@ -94,6 +103,7 @@ class Prune(Tool):
                 [
                     ["*", _by_values],
                     ["tensorflow", _by(numpy_mask)],
+                    ["tensorflow", _picked_by_mask],
                     ["pytorch", _by(torch_mask)],
                     ["pytorch", _parts_by(torch_part, torch_keeps)],
                 ]
@@ -105,7 +115,7 @@ class Prune(Tool):
         """Prune the op's weights, if it has any."""
         reads = context.weights
         self._coverage.add_parameters(reads)
-        if not reads.supported or _PART not in context:
+        if not reads.supported:
             self._prune_by_op(context)
             return
         if not reads.consumed or context.zone != "model":
@@ -140,7 +150,9 @@ class Prune(Tool):
         if position in context.weights.written:
             return f"written by {context.op_type}"
         if op_type in _EMBEDDINGS:
-            return "" if self.embeddings else "read as an embedding"
+            if not self.embeddings:
+                return "read as an embedding"
+            return "" if _PART in context else f"{how}, which picks rows of the variable itself"
         if op_type in _COPIES:
             rank -= _picked_axes(context) if weight.axes else 0
             return "" if rank > 1 else f"{how}, which does not pick whole matrices"
@@ -161,7 +173,11 @@ class Prune(Tool):
     def _prune(self, context: OpContext, chosen: Mapping[int | tuple[int, int], Weight]) -> None:
         places: dict[int, dict[int | None, Weight]] = {}
         for place, weight in chosen.items():
-            self._take(context, weight)
+            try:
+                self._take(context, weight, place)
+            except NotReadableError as error:
+                self._coverage.add_unreached(weight, str(error))
+                continue
             position, index = (place, None) if isinstance(place, int) else place
             places.setdefault(position, {})[index] = weight
         for position, weights in places.items():
@@ -171,20 +187,36 @@ class Prune(Tool):
             # has no position of its own.
             derived = self.gradients and (varies or None not in weights)
             with autodiff_enabled() if derived else nullcontext():
-                context.insert_before_op(
-                    self.prune if varies else self.masks.memoized(self.prune),
-                    inputs=[position],
-                    weights=weights,
-                    part=context[_PART],
-                    keeps=context[_KEEPS],
-                    context=context if varies else None,
-                    position=position,
-                )
+                self._insert(context, position, weights, varies)
             if self.gradients and not derived:
-                mask = self.masks.get(weights[None], self._mask_of(context, weights[None]))
+                mask = self.masks.get(weights[None], _unknown)
+                part = context.get(_PART, _whole)
                 context.insert_after_backward_op(
-                    multiply, grad_inputs=[position], mask=context[_PART](mask, weights[None])
+                    multiply, grad_inputs=[position], mask=part(mask, weights[None])
                 )
+
+    def _insert(
+        self,
+        context: OpContext,
+        position: int,
+        weights: Mapping[int | None, Weight],
+        varies: bool,
+    ) -> None:
+        if _PART not in context:
+            # All of each parameter is read, so the masks are constants and may be in a graph.
+            masks = {index: self.masks.get(one, _unknown) for index, one in weights.items()}
+            routine, mask = (multiply, masks[None]) if None in masks else (multiply_items, masks)
+            context.insert_before_op(routine, inputs=[position], mask=mask)
+            return
+        context.insert_before_op(
+            self.prune if varies else self.masks.memoized(self.prune),
+            inputs=[position],
+            weights=weights,
+            part=context[_PART],
+            keeps=context[_KEEPS],
+            context=context if varies else None,
+            position=position,
+        )
 
     def prune(
         self,
@@ -220,14 +252,15 @@ class Prune(Tool):
         """Return the weights that this execution reads in place of those of the first one."""
         found: dict[int | None, Weight] = {}
         for index in weights:
-            weight = context.weights.get(position if index is None else (position, index))
+            place = position if index is None else (position, index)
+            weight = context.weights.get(place)
             if weight is not None:
-                self._take(context, weight)
+                self._take(context, weight, place)
                 found[index] = weight
         return found
 
-    def _take(self, context: OpContext, weight: Weight) -> None:
-        self.masks.get(weight, self._mask_of(context, weight))
+    def _take(self, context: OpContext, weight: Weight, place: int | tuple[int, int]) -> None:
+        self.masks.get(weight, self._mask_of(context, weight, place))
         self._coverage.add_reached(weight)
         self._row_of(context, weight)
 
@@ -246,11 +279,18 @@ class Prune(Tool):
 
         return masked
 
-    def _mask_of(self, context: OpContext, weight: Weight) -> Callable[[Any], Any]:
+    def _mask_of(
+        self, context: OpContext, weight: Weight, place: int | tuple[int, int]
+    ) -> Callable[[Any], Any]:
         """Return a function that makes the mask of the whole parameter that `weight` is part of."""
         make, layout = context[_MASK], weight.layout
 
         def mask(parameter: Any) -> Any:
+            if _PART not in context:
+                at = (place,) if isinstance(place, int) else place
+                parameter = context.value(*at)
+                if parameter is None:
+                    raise NotReadableError(f"read by {context.op_type}, where its value is unknown")
             rank, axes = len(weight.shape), list(range(len(weight.shape)))
             if layout is not None and sorted(a for a in weight.axes if a is not None) == axes:
                 order = [weight.axes[layout.index(axis)] for axis in _AXES if axis in layout]
@@ -268,14 +308,12 @@ class Prune(Tool):
         return mask
 
     def _prune_by_op(self, context: OpContext) -> None:
-        """Prune the weight of an operator whose mask is constant, whole and with one layout."""
-        reads = context.weights
-        for place, read in reads.items() if reads.consumed and context.zone == "model" else ():
-            if context["type"] not in _WEIGHTED or place != _weight_of(context):
-                self._coverage.add_unreached(read, f"read by {context.op_type}")
+        """Prune the weight of an operator that is not known to be a parameter, by this operator."""
         if context["type"] not in _WEIGHTED:
             return
         position, layout = _weight_of(context), context.get("weight_layout")
+        if position in context.weights:
+            return  # It is listed with the reason.
         weight = context.value(position) if position is not None else None
         if position is None or weight is None or layout is None:
             self._result.skipped.append(context.name)
@@ -289,24 +327,15 @@ class Prune(Tool):
         elements = math.prod(shape)
         count = round(self.sparsity * elements)
         axes = [layout.index(axis) for axis in _AXES if axis in layout]
-
-        def make(_: Any = None) -> Any:
-            with self._clock:
-                return context[_MASK](weight, axes, count)
-
-        known = reads.get(position)
         try:
-            mask = self.masks.get(known, make) if known is not None else make()
+            with self._clock:
+                mask = context[_MASK](weight, axes, count)
         except NotReadableError as error:
             self._note(f"{context.name} is not pruned: {error}")
             return
-        if known is not None:
-            self._row_of(context, known).pruned = count
-            self._coverage.add_reached(known)
-        else:
-            self._result.weights.append(
-                PrunedWeight(context.name, context.source, shape, elements, count, read=elements)
-            )
+        self._result.weights.append(
+            PrunedWeight(context.name, context.source, shape, elements, count, read=elements)
+        )
         context.insert_before_op(multiply, inputs=[position], mask=mask)
         if self.gradients:
             context.insert_after_backward_op(multiply, grad_inputs=[position], mask=mask)
@@ -342,8 +371,14 @@ def _value_at(context: OpContext, place: int | tuple[int, int]) -> Any:
     return inputs[place] if isinstance(place, int) else inputs[place[0]][place[1]]
 
 
+def _whole(mask: Any, weight: Weight) -> Any:
+    return mask
+
+
 def _picked_axes(context: OpContext) -> int:
     """Return along how many axes of its first input a copying op picks elements."""
+    if _PICKED in context:
+        return int(context[_PICKED])
     facts, inputs = facts_of(context), list(context.get_inputs() or [])
     index = inputs[1] if len(inputs) > 1 else None
     if context["type"] not in ("slice", "gather"):
@@ -365,6 +400,12 @@ def _parts_by(
     return rule
 
 
+def _picked_by_mask(context: OpContext) -> None:
+    # A slice keeps the axes of its first input but for these bits; it has no index that picks.
+    if context["type"] == "slice" and "shrink_axis_mask" in context.attrs:
+        context[_PICKED] = context.attrs["shrink_axis_mask"].bit_count()
+
+
 def _by(mask: Callable[..., Any]) -> Callable[[OpContext], None]:
     def rule(context: OpContext) -> None:
         context[_MASK] = mask
@@ -375,8 +416,8 @@ def _by(mask: Callable[..., Any]) -> Callable[[OpContext], None]:
 def _by_values(context: OpContext) -> None:
     facts = facts_of(context)
 
-    def mask(weight: Any, axes: list[int], count: int) -> Any:
-        return numpy_mask(facts.values(weight), axes, count)
+    def mask(weight: Any, axes: list[int], count: int, batch: int = 0) -> Any:
+        return numpy_mask(facts.values(weight), axes, count, batch)
 
     context[_MASK] = mask
 
