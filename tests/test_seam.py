@@ -89,8 +89,8 @@ def test_no_member_uses_private_names_of_the_core(member: str) -> None:
     [
         ("planted.py", "def f(session): return session._store"),
         ("planted.py", "from amanda_core.context import _UNSET"),
-        ("planted.py", "def f(context): return getattr(context, '_remembered')"),
-        ("planted.cpp", 'PyObject_GetAttrString(context, "_remembered");'),
+        ("planted.py", "def f(context): return getattr(context, '_recorder')"),
+        ("planted.cpp", 'PyObject_GetAttrString(context, "_recorder");'),
     ],
 )
 def test_one_that_is_planted_is_found(file: str, planted: str) -> None:

@@ -107,7 +107,7 @@ def test_sources_of_a_driver_are_searched_by_their_language(tmp_path: Path) -> N
     [
         "session._store",
         "tool._amanda.logs",
-        "getattr(context, '_remembered')",
+        "getattr(context, '_recorder')",
         "setattr(self.session, '_hook', None)",
         "context._plans.clear()",
     ],

@@ -70,7 +70,9 @@ class OpContext(dict[str, Any]):
         #: "outputs", "grad_outputs" and "grad_inputs"; "open" is true from `fill` to `release`;
         #: "op" may hold the operator of this execution alone. Native code may write it itself.
         self.execution: dict[str, Any] = {}
-        self._remembered: dict[str, Any] = {}
+        #: For drivers: weak forms (`weak.weakly`) of the last execution's values, for its backward
+        #: routines. Native code may write it itself.
+        self.remembered: dict[str, Any] = {}
         self._recorder: tuple[Tool, IPoint, list[Action]] | None = None
         self._plans: dict[IPoint, Plan] | None = None
         self._epoch = -1
@@ -442,7 +444,7 @@ class OpContext(dict[str, Any]):
         """Remember the values of the current execution weakly, for its backward routines."""
         execution = self.execution
         weakly = self._store.session._weak.weakly
-        self._remembered = {what: weakly(execution[what]) for what in _VALUES if what in execution}
+        self.remembered = {what: weakly(execution[what]) for what in _VALUES if what in execution}
 
     def remember_constants(self) -> None:
         """Keep only the constants of the remembered values: further executions have other values.
@@ -451,7 +453,7 @@ class OpContext(dict[str, Any]):
         """
         constant = self._known["constant"] or (lambda value: None)
         only = self._store.session._weak.only
-        self._remembered = {what: only(v, constant) for what, v in self._remembered.items()}
+        self.remembered = {what: only(v, constant) for what, v in self.remembered.items()}
 
     # Inside.
 
@@ -478,7 +480,7 @@ class OpContext(dict[str, Any]):
         if holder.execution.get("open"):
             return holder.execution.get(what)
         if self.execution.get("open"):
-            return self._store.session._weak.strongly(holder._remembered.get(what))
+            return self._store.session._weak.strongly(holder.remembered.get(what))
         raise StaleContextError(
             f"The {what} of this op are valid only during the call of a routine",
             where=self.where,

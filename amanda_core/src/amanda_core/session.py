@@ -191,7 +191,7 @@ class Session:
         """End the session. Contexts stay in the store, and routines no longer run."""
         self.closed = True
         for context in self._store.contexts.values():
-            context._remembered = {}  # No routine will read them.
+            context.remembered = {}  # No routine will read them.
         for tool in self.tools:
             tool._amanda.listeners.discard(self)
 

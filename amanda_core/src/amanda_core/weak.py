@@ -13,7 +13,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Known", "Ref", "Witness", "add_holder", "let_go", "only", "strongly", "weakly"]
+__all__ = [
+    "Known",
+    "Ref",
+    "WeakValue",
+    "Witness",
+    "add_holder",
+    "let_go",
+    "only",
+    "strongly",
+    "weakly",
+]
 
 V = TypeVar("V")
 
@@ -166,8 +176,11 @@ class Known(Generic[V]):
             forgotten(entry.value)
 
 
-class _Weak(Ref):
-    """A reference that `weakly` made, which cannot be mistaken for a remembered value."""
+class WeakValue(Ref):
+    """A reference that `weakly` made, which cannot be mistaken for a remembered value.
+
+    Native code of a driver may make it itself.
+    """
 
     __slots__ = ()
 
@@ -184,7 +197,7 @@ def weakly(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [weakly(item) for item in value]
     try:
-        return _Weak(value)
+        return WeakValue(value)
     except TypeError:
         return value if _refers_to_nothing(value) else None
 
@@ -201,7 +214,7 @@ def strongly(value: Any) -> Any:
     """Return the value that was passed to `weakly`, with None in place of values that have died."""
     if isinstance(value, list):
         return [strongly(item) for item in value]
-    return value() if isinstance(value, _Weak) else value
+    return value() if isinstance(value, WeakValue) else value
 
 
 def only(remembered: Any, keep: Callable[[Any], Any]) -> Any:

@@ -190,13 +190,83 @@ class Backward:
         _put_in_place([handle], number)
         return lambda grads: None if gone else before(grads)
 
-    def leaves_idle(self, leaves: Sequence[Any]) -> bool:
-        """Return True if accumulating the gradients of these leaves needs no hook."""
-        for leaf in leaves:
-            held = self._leaves.get(self._names.key(leaf.variable)[0])
-            if held is None or held[0]() is not leaf.variable or not held[1].idle(self.session):
-                return False
-        return True
+    def planned_leaves(self, nodes: Sequence[Any]) -> list[tuple[Any, NodeRecord, Ref]] | None:
+        """Return those of some leaves' nodes that need hooks, with their records and leaves.
+
+        Args:
+            nodes: The nodes that accumulate the leaves' gradients.
+
+        Returns:
+            None if a leaf has not been analysed yet.
+        """
+        found = []
+        for node in nodes:
+            leaf, record = self._leaves.get(self._names.key(node.variable)[0], (None, None))
+            if leaf is None or record is None or leaf() is not node.variable:
+                return None
+            if not record.idle(self.session):
+                if not record.analysed(self.session):
+                    return None
+                found.append((node, record, leaf))
+        return found
+
+    def planned_hook(
+        self, make: Callable[[object], list[tuple[bool, Any]]]
+    ) -> Callable[[Any], None]:
+        """Return a function that hooks a leaf's node by hooks that need no analysis in this epoch.
+
+        Args:
+            make: Returns the hooks of one node, which hold its argument, and whether each comes
+                before the node.
+        """
+        epoch = self.epoch()
+
+        def register(node: Any, _: Token, unmark: Callable[[], None]) -> list[Any]:
+            return [
+                node.register_prehook(hook) if is_before else node.register_hook(hook)
+                for is_before, hook in make(unmark)
+            ]
+
+        return lambda node: self._hook_leaf(node, epoch, register, planned=True)
+
+    def _hook_leaf(
+        self,
+        node: Any,
+        epoch: int,
+        register: Callable[[Any, Token, Callable[[], None]], list[Any]],
+        planned: bool,
+    ) -> None:
+        """Register hooks on a leaf's node, unless it has some.
+
+        The node dies with the graph, so the next iteration hooks a new node. It may also stay
+        (shared by the ops of one iteration, or referenced by the user), and is hooked only once.
+
+        Args:
+            node: The node.
+            epoch: Epoch in which it was used.
+            register: Registers hooks, which hold the function that removes our mark from the node.
+            planned: Whether they are valid in this epoch only.
+        """
+        metadata = node.metadata
+        lifetime, token, handles = metadata.get(_MARK, (None, None, ()))
+        if lifetime is self.lifetime and (not handles or token.epoch == epoch):
+            # A node of an older graph, perhaps made under other tools, is used in a new graph.
+            token.epoch = epoch
+            return
+        if lifetime is self.lifetime:
+            for handle in handles:
+                handle.remove()
+
+        def unmark() -> None:
+            metadata.pop(_MARK, None)
+
+        token = Token(epoch)
+        hooks = register(node, token, unmark)
+        metadata[_MARK] = (self.lifetime, token, hooks if planned else ())
+        self._hooks += ((hook, weakref.ref(unmark)) for hook in hooks)
+        if len(self._hooks) > self._hooks_limit:
+            self._hooks = [held for held in self._hooks if held[0].hooks_dict_ref() is not None]
+            self._hooks_limit = 2 * len(self._hooks) + 64
 
     def record_of(
         self, records: dict[Any, NodeRecord], nodes: Sequence[Any]
@@ -325,27 +395,14 @@ class Backward:
             self._leaves[key] = (Ref(leaf), record)
         if record.idle(self.session):
             return True
-        # The node dies with the graph, so the next iteration hooks a new node. It may also stay
-        # (shared by the ops of one iteration, or referenced by the user), and is hooked only once.
-        metadata = node.metadata
-        lifetime, token = metadata.get(_MARK, (None, None))
-        if lifetime is self.lifetime:
-            # A node of an older graph, perhaps made under other tools, is used in a new graph.
-            token.epoch = epoch or self.epoch()
-        else:
-            token = Token(epoch or self.epoch())
-            metadata[_MARK] = (self.lifetime, token)
 
-            def unmark() -> None:
-                metadata.pop(_MARK, None)
-
+        def register(node: Any, token: Token, unmark: Callable[[], None]) -> list[Any]:
             hooks = self._hook(node, record, token, unmark)
             if number is not None:
                 _put_in_place(hooks, number)
-            self._hooks += ((hook, weakref.ref(unmark)) for hook in hooks)
-            if len(self._hooks) > self._hooks_limit:
-                self._hooks = [held for held in self._hooks if held[0].hooks_dict_ref() is not None]
-                self._hooks_limit = 2 * len(self._hooks) + 64
+            return hooks
+
+        self._hook_leaf(node, epoch or self.epoch(), register, planned=False)
         return False
 
     def release(self) -> None:

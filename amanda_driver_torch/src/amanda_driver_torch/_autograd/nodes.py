@@ -25,6 +25,7 @@ from amanda_driver_torch._torch.tensor_attributes import (
 __all__ = [
     "BackwardOp",
     "Edge",
+    "Place",
     "Slot",
     "differentiable",
     "edge_of",
@@ -34,7 +35,7 @@ __all__ = [
     "new_nodes",
     "new_nodes_behind",
     "placed",
-    "route",
+    "routes",
     "tensors_in",
 ]
 
@@ -51,8 +52,10 @@ _LIMIT = 2**61
 
 _LEAF = "leaf"
 
-# The search for a node ends at this distance from the output.
-_FAR = 6
+#: A node on a path from an op's outputs: the place before it (-1 for none), the number of the edge
+#: or of the output that leads to it, its type, and its number among the nodes that the op made (-1
+#: if that is not compared).
+Place = tuple[int, int, type, int]
 
 
 class BackwardOp:
@@ -179,30 +182,46 @@ def edges_from(node: Any) -> list[Edge]:
     ]
 
 
-def route(output: torch.Tensor, node: Any, start: int) -> tuple[Any, ...] | None:
-    """Return the path from an op's output to one of the op's nodes.
+def routes(
+    outputs: Sequence[torch.Tensor], targets: Sequence[Any], start: int
+) -> tuple[list[Place], list[int]] | None:
+    """Return the paths from an op's outputs to some of its nodes, and to leaves behind them.
 
     Args:
-        output: The output.
-        node: The node.
+        outputs: The outputs.
+        targets: The nodes.
         start: Value of `next_sequence` before the op ran.
 
     Returns:
-        The edge to follow at each node, the types of all nodes on the path, and the number of the
-        node among those that the op made; None if it is too far.
+        The nodes on the paths, and which of them each target is; None if one cannot be reached.
     """
-    ways: list[tuple[Any, tuple[int, ...], tuple[type, ...]]] = [(node_of(output), (), ())]
-    for _ in range(_FAR):
-        further = []
-        for at, edges, kinds in ways:
-            if at is None or isinstance(at, DRIVER_NODES):
-                continue
-            if at is node:
-                return edges, (*kinds, type(at)), sequence_number(at) - start
-            for index, (following, _) in enumerate(at.next_functions):
-                further.append((following, (*edges, index), (*kinds, type(at))))
-        ways = further
-    return None
+    origins: dict[Any, tuple[Any, int]] = {}
+    queue: list[tuple[Any, int, Any]] = [(None, i, node_of(one)) for i, one in enumerate(outputs)]
+    for before, edge, node in queue:  # It grows.
+        if node is None or node in origins:
+            continue
+        is_own = start <= sequence_number(node) < _LIMIT
+        if is_own or (before is not None and isinstance(node, AccumulateGrad)):
+            origins[node] = before, edge
+        if is_own:
+            queue += [(node, i, following) for i, (following, _) in enumerate(node.next_functions)]
+    if not all(target in origins for target in targets):
+        return None
+    places: list[Place] = []
+    index: dict[Any, int] = {None: -1}
+    for target in targets:
+        path = []
+        node = target
+        while node not in index:
+            path.append(node)
+            node, _ = origins[node]
+        for node in reversed(path):
+            before, edge = origins[node]
+            is_counted = node in targets and not isinstance(node, AccumulateGrad)
+            number = sequence_number(node) - start if is_counted else -1
+            index[node] = len(places)
+            places.append((index[before], edge, type(node), number))
+    return places, [index[target] for target in targets]
 
 
 def differentiable(values: Sequence[Any]) -> dict[Slot, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -67,7 +67,16 @@ class OpRecord:
 class NodeRecord:
     """One backward op of one forward op (or of a leaf), and the actions around it."""
 
-    __slots__ = ("__weakref__", "_start", "backward", "context", "forward", "settled", "site")
+    __slots__ = (
+        "__weakref__",
+        "_start",
+        "backward",
+        "context",
+        "forward",
+        "planned",
+        "settled",
+        "site",
+    )
 
     def __init__(self, backward: BackwardProgram, site: Site, forward: OpContext | None) -> None:
         self.backward = backward
@@ -76,6 +85,8 @@ class NodeRecord:
         self.context: OpContext | None = None
         #: Epoch in which analysis found no actions; 0 for none.
         self.settled = 0
+        #: An epoch, and the function that hooks this leaf in it; None before it is known.
+        self.planned: tuple[int, Callable[[Any], object]] | None = None
         self._start = 0
 
     def idle(self, session: Session) -> bool:

@@ -37,12 +37,13 @@ from amanda_driver_torch._autograd.gradient_nodes import (
 from amanda_driver_torch._autograd.lifetime import Token
 from amanda_driver_torch._autograd.nodes import (
     Edge,
+    Place,
     Slot,
     differentiable,
     edge_of,
     new_nodes,
     placed,
-    route,
+    routes,
     tensors_in,
 )
 from amanda_driver_torch._autograd.operator_call import Call
@@ -74,14 +75,14 @@ class NodeGradients(NamedTuple):
     Attributes:
         hook: Runs all steps on results of the node; see `posthook`.
         steps: The steps that need any of these gradients.
-        route: The path to the node; see `nodes.route`.
+        route: The path to the node; see `nodes.routes`.
         positions: The inputs.
         results: For each input, the result of the node that is its gradient.
     """
 
     hook: Callable[..., Any]
     steps: list[Step]
-    route: tuple[Any, ...]
+    route: list[Place]
     positions: list[int]
     results: list[Result]
 
@@ -216,7 +217,7 @@ class Taps:
         found = []
         for chosen, function, gradient_node in read:
             way = (
-                route(returned, gradient_node.node, self.begin)
+                routes([returned], [gradient_node.node], self.begin)
                 if gradient_node is not None
                 else None
             )
@@ -231,7 +232,7 @@ class Taps:
             dtypes = [self._dtypes[slot] for slot in chosen]
             hook = posthook(function, results, [None] * len(results), dtypes)
             found.append(
-                NodeGradients(hook, steps, way, [position for position, _ in chosen], results)
+                NodeGradients(hook, steps, way[0], [position for position, _ in chosen], results)
             )
         return found
 

@@ -20,6 +20,7 @@ from amanda_core.errors import annotate
 from amanda_core.scopes import Activation, Scope
 from amanda_core.sites import Sites
 from amanda_core.threads import THREAD
+from amanda_core.weak import WeakValue, weakly
 from amanda_driver_torch._autograd.driver_nodes import tap
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._entry.coverage_limits import LIMITS
@@ -71,6 +72,8 @@ class NativeInterceptor:
             pending=attachment.session.pending,
             annotate=_annotate,
             tap=tap,
+            weakly=weakly,
+            weak_value=WeakValue,
             resolve=_hide_from_modes(attachment.resolve),
             region=_hide_from_modes(sites.regions.token),
             is_weight=_hide_from_modes(is_weight),

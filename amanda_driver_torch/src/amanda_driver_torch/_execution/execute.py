@@ -255,7 +255,10 @@ class Run:
         try:
             return self._run(context)
         finally:
-            context.release()
+            if torch.is_grad_enabled():
+                context.release()
+            else:
+                context.execution.clear()  # No backward routine asks for these values.
 
     def _run(self, context: OpContext) -> Any:
         session, record = self.session, self.record

@@ -16,10 +16,11 @@ from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.weights.state import Memoized
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.edits import OfAliasing
-from amanda_driver_torch._autograd.nodes import BackwardOp, new_nodes, route, tensors_in
+from amanda_driver_torch._autograd.nodes import BackwardOp, new_nodes, routes, tensors_in
 from amanda_driver_torch._autograd.operator_call import Call
-from amanda_driver_torch._autograd.records import OpRecord
+from amanda_driver_torch._autograd.records import NodeRecord, OpRecord
 from amanda_driver_torch._autograd.taps import Taps, has_gradient_plan
+from amanda_driver_torch._operators.overloads import KINDS
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.extension import native
 from amanda_driver_torch._torch.internals import autocast_enabled, next_sequence
@@ -29,6 +30,8 @@ __all__ = ["compiled", "node_plans"]
 
 # Calls with more values than this are executed in Python.
 _MANY = 16
+# The most arguments of a call that C handles (`MOST_OPERANDS`).
+_MOST = 24
 
 
 def compiled(
@@ -63,16 +66,16 @@ def compiled(
         or before.replacement is not None
         or context.plan(IPoint.BEFORE_BACKWARD).replacement is not None
         or context.plan(IPoint.AFTER_BACKWARD).replacement is not None
-        or bound.signature.in_place
-        or not layout.bound
-        or layout.attrs
         or layout.outs
-        or layout.fresh
-        or layout.spread is not None
         or len(layout.sources) > _MANY
         or session.due(context, IPoint.BEFORE_FORWARD)
         or session.due(context, IPoint.AFTER_FORWARD)
     ):
+        return None
+    assigns = call.operator.op_type == "__setitem__"
+    writes = bound.signature.in_place or not layout.bound  # perhaps
+    if writes and (has_gradient_plan(context) or (returned is None and not assigns)):
+        # The gradient of what it writes is not that of a new value.
         return None
     # Without gradients there is nothing to differentiate.
     differentiated = any(step.action.autodiff for step in (*before.steps, *after.steps))
@@ -98,6 +101,10 @@ def compiled(
     names = tuple(kwargs)
     sources = tuple(_argument(source, len(args), names) for source in layout.sources)
     operands = (*args, *kwargs.values())
+    if len(operands) > _MOST or any(type(kwargs[name]) not in KINDS for name in layout.attrs):
+        return None
+    # The context shows attributes as they were in the execution that Python has seen.
+    fixed = [(len(args) + names.index(name), kwargs[name]) for name in layout.attrs]
     tapped: list[Any] = []
     node_hooks: Any = None
     required: tuple[int, ...] = ()
@@ -142,13 +149,19 @@ def compiled(
         nodes,
         tapped,
         required,
-        # Without gradients in this execution, nothing is known about them.
-        not differentiated and (taps is not None or not has_gradient_plan(context)),
+        # Without gradients in this execution, nothing is known about them. An op that writes its
+        # argument must save copies before it runs, if its result may be edited.
+        not differentiated
+        and (taps is not None or not has_gradient_plan(context))
+        and not (writes and after.edits),
         watch,
         arrivals,
         node_hooks,
-        context.remember,
-        not bound.signature.mutated,
+        context,
+        bound.signature.mutated or None,
+        assigns,
+        -1 if layout.spread is None else layout.spread,
+        fixed,
     )
 
 
@@ -217,31 +230,66 @@ def node_plans(
         return None
     if record.hooks == failed or not all(r.analysed(session) for r in record.nodes.values()):
         return record.hooks
-    if len(outputs) != 1 or type(outputs[0]) is not torch.Tensor:
+    if not outputs or any(type(output) is not torch.Tensor for output in outputs):
         return failed
     nodes, leaves = new_nodes(outputs, start)
-    if not nodes or not backward.leaves_idle(leaves):
+    planned = backward.planned_leaves(leaves)
+    if not nodes or planned is None:
         return None
-    before: list[Any] = []
-    after: list[Any] = []
+    hooked: list[tuple[Any, NodeRecord]] = []
     for node, own in backward.record_of(record.nodes, nodes):
         if own is None or own.context is None:
             return None
         if own.idle(session):
             continue
-        plans = [own.context.plan(p) for p in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)]
-        way = route(outputs[0], node, start)
-        if way is None or plans[0].replacement is not None:
+        hooked.append((node, own))
+    targets = [node for node, *_ in (*hooked, *planned)]
+    ways = routes(outputs, targets, start)
+    if ways is None:
+        return failed
+    places, numbers = ways
+    plans: tuple[list[Any], list[Any]] = [], []
+    for (_, own), number in zip(hooked, numbers, strict=False):
+        if not _add_steps(backward, own, number, plans):
             return failed
-        hooks = backward.hooks(own)
-        for plan, hook, hooked in zip(plans, hooks, (before, after), strict=True):
-            steps = [_parts(step, _MANY) for step in plan.steps]
-            if None in steps:
-                return failed
-            if steps:
-                context = (own.context.execution, BackwardOp(own.site.op_type))
-                hooked.append((hook, steps, way, *context))
-    return native.NodePlans(session.epoch, made, watch, before, after)
+    hooks = []
+    for (_, own, leaf), number in zip(planned, numbers[len(hooked) :], strict=True):
+        hook = _leaf_hook(backward, watch, own)
+        if hook is None:
+            return failed
+        hooks.append((number, leaf, hook))
+    return native.NodePlans(session.epoch, made, watch, *plans, None, places, hooks)
+
+
+def _add_steps(
+    backward: Backward, record: NodeRecord, number: int, plans: tuple[list[Any], list[Any]]
+) -> bool:
+    """Add the steps before and after a node to `plans`; return False if they need Python."""
+    context = record.context
+    assert context is not None
+    points = IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD
+    if context.plan(points[0]).replacement is not None:
+        return False
+    for point, hook, hooked in zip(points, backward.hooks(record), plans, strict=True):
+        steps = [_parts(step, _MANY) for step in context.plan(point).steps]
+        if None in steps:
+            return False
+        if steps:
+            op = BackwardOp(record.site.op_type)
+            hooked.append((hook, steps, number, context.execution, op))
+    return True
+
+
+def _leaf_hook(backward: Backward, watch: Any, record: NodeRecord) -> Any:
+    """Return a function that hooks the accumulation into a leaf; None if that needs Python."""
+    epoch = backward.session.epoch
+    if record.planned is None or record.planned[0] != epoch:
+        plans: tuple[list[Any], list[Any]] = [], []
+        if not _add_steps(backward, record, 0, plans):
+            return None
+        made = native.NodePlans(epoch, 0, watch, *plans)
+        record.planned = (epoch, backward.planned_hook(made.make))
+    return record.planned[1]
 
 
 def _argument(source: int | str | None, count: int, names: tuple[str, ...]) -> int:

@@ -18,7 +18,7 @@ import torch
 from amanda_core import OpContext
 from amanda_driver_torch._autograd.backward import Backward, unchanged
 from amanda_driver_torch._autograd.lifetime import Token
-from amanda_driver_torch._autograd.nodes import route
+from amanda_driver_torch._autograd.nodes import Place, routes
 from amanda_driver_torch._autograd.records import NodeRecord, OpRecord
 from amanda_driver_torch._autograd.taps import has_gradient_plan
 from amanda_driver_torch._execution.native_plans import node_plans
@@ -42,15 +42,16 @@ class LaterHooks:
         epoch: The epoch in which this is valid.
         made: The number of nodes that the op must make for this to be valid.
         expand: Hooks the nodes of an execution.
-        way: The path from the op's output to the node that runs first; see `route`.
+        place: The node of the output, which runs first; see `routes`.
     """
 
-    def __init__(self, epoch: int, made: int, expand: Expand, way: tuple[Any, ...]) -> None:
+    def __init__(self, epoch: int, made: int, expand: Expand, place: Place) -> None:
         self.expand = expand
         #: Whether nodes were hooked, so that they may have been analysed since.
         self.spent = False
         self._when = epoch, made
-        self._edges, self._kinds, self._number = way
+        self._kind: Any
+        _, _, self._kind, self._number = place
 
     def hook(self, epoch: int, output: Any, start: int) -> bool:
         """Register the hook of an execution; return False if the execution is unlike the earlier
@@ -59,15 +60,7 @@ class LaterHooks:
         if self.spent or self._when != (epoch, next_sequence() - start):
             return False
         node: Any = node_of(output) if type(output) is torch.Tensor else None
-        for kind, edge in zip(self._kinds, (*self._edges, None), strict=True):
-            if type(node) is not kind:
-                return False
-            if edge is not None:
-                following = node.next_functions
-                if len(following) <= edge:
-                    return False
-                node = following[edge][0]
-        if sequence_number(node) - start != self._number:
+        if type(node) is not self._kind or sequence_number(node) - start != self._number:
             return False
         hook = _PendingHook(self, start)
         hook.number = node.register_prehook(hook).id
@@ -130,14 +123,14 @@ def later_hooks(
         return None
     output = outputs[0]
     node = node_of(output) if type(output) is torch.Tensor else None
-    way = route(output, node, start) if node is not None else None
-    if way is None or way[2] < 0:
+    way = routes(outputs, [node], start) if node is not None else None
+    if way is None:
         return None
     expand = _expansion(backward, record.nodes, context)
     made = next_sequence() - start
     if native is None or watch is None:
-        return LaterHooks(session.epoch, made, expand, way)
-    return native.NodePlans(session.epoch, made, watch, [], [], (expand, way))
+        return LaterHooks(session.epoch, made, expand, way[0][0])
+    return native.NodePlans(session.epoch, made, watch, [], [], (expand, way[0]))
 
 
 def _expansion(backward: Backward, records: dict[Any, NodeRecord], forward: OpContext) -> Expand:

@@ -17,7 +17,7 @@ PyObject *reshape, *transpose, *shape_name, *sum_to_size, *open_name, *op_name,
 
 struct GradientHook {
     PyObject_HEAD
-    PyObject *function, *shapes;
+    PyObject *function, *own;  // own: see `Hooking::make`
     Shared<GradientSteps> steps;
 };
 
@@ -38,7 +38,7 @@ PyObject* hand_over(GradientHook* hook, PyObject* args, const Owned& done) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
         stack[++count] = PyTuple_GET_ITEM(args, i);
     }
-    if (hook->shapes != nullptr) stack[++count] = hook->shapes;
+    if (hook->steps->seen == Seen::GIVEN) stack[++count] = hook->own;
     if (!done) return nullptr;
     stack[++count] = done.get();
     return PyObject_Vectorcall(hook->function, stack + 1, count | PY_VECTORCALL_ARGUMENTS_OFFSET,
@@ -163,7 +163,7 @@ PyObject* hook_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     Owned values;
     {
         Inside inside(thread);
-        values = seen_by(*steps.get(), args, hook->shapes, &open, &sums);
+        values = seen_by(*steps.get(), args, hook->own, &open, &sums);
     }
     if (!values) return nullptr;
     for (size_t i = 0; i < steps->steps.size(); ++i) {
@@ -185,7 +185,7 @@ void hook_dealloc(PyObject* self) {
     auto* hook = reinterpret_cast<GradientHook*>(self);
     PyTypeObject* type = Py_TYPE(self);
     Py_CLEAR(hook->function);
-    Py_CLEAR(hook->shapes);
+    Py_CLEAR(hook->own);
     hook->steps.~Shared();
     type->tp_free(self);
     Py_DECREF(type);
@@ -235,9 +235,9 @@ int GradientSteps::traverse(visitproc visit, void* arg) const {
 }
 
 bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch, PyObject* watch) {
-    PyObject *given_function, *given_steps, *given_route = nullptr, *one = nullptr, *two = nullptr;
-    if (!PyArg_ParseTuple(parts, "OO!|O!OO", &given_function, &PyList_Type, &given_steps,
-                          &PyTuple_Type, &given_route, &one, &two)) {
+    PyObject *given_function, *given_steps, *where = nullptr, *one = nullptr, *two = nullptr;
+    if (!PyArg_ParseTuple(parts, "OO!|OOO", &given_function, &PyList_Type, &given_steps, &where,
+                          &one, &two)) {
         return false;
     }
     if ((seen == Seen::ARRIVING) != (two == nullptr)) {
@@ -249,11 +249,13 @@ bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch,
     GradientSteps* made = steps.get();
     made->seen = seen;
     if (!read_steps(given_steps, &made->steps)) return false;
-    if (given_route != nullptr && !route.read(given_route)) return false;
     if (seen == Seen::GIVEN) {
+        if (!PyList_Check(where) || !route.read(where)) return false;
         made->count = int(PyLong_AsLong(one));
         if (PyErr_Occurred() || !PyList_Check(two) || !read_ways(two, made)) return false;
     } else if (seen != Seen::ARRIVING) {
+        place = int(PyLong_AsLong(where));
+        if (PyErr_Occurred()) return false;
         if (!PyDict_Check(one)) {
             PyErr_SetString(PyExc_TypeError, "a hook on a backward op needs its context");
             return false;
@@ -268,12 +270,12 @@ bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch,
     return true;
 }
 
-Owned Hooking::make(PyObject* shapes) const {
+Owned Hooking::make(PyObject* held) const {
     Owned made(hook_type->tp_alloc(hook_type, 0));
     if (!made) return made;
     auto* own = reinterpret_cast<GradientHook*>(made.get());
     own->function = Py_NewRef(function.get());
-    own->shapes = Py_XNewRef(shapes);
+    own->own = Py_XNewRef(held);
     new (&own->steps) Shared<GradientSteps>(steps);
     return made;
 }

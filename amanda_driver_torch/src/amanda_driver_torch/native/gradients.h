@@ -47,13 +47,14 @@ struct Hooking {
     Owned function;  // does everything in Python; also accepts the results of the first routines
     Owned hook;      // null if each execution needs its own
     Shared<GradientSteps> steps;
-    Route route;  // to the node; empty for ARRIVING
+    Route route;      // GIVEN: to the node
+    int place = 0;    // BEFORE, AFTER: of the node in the route of its op
 
-    // Reads (function, steps); unless for ARRIVING, also the route, and (count, ways) for GIVEN or
-    // (execution, op). False with an exception.
+    // Reads (function, steps), for GIVEN also (route, count, ways), and for BEFORE and AFTER
+    // (place, execution, op). False with an exception.
     bool read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch, PyObject* watch);
-    // GIVEN: the hook of one execution; `shapes` are those of the inputs in `ways`.
-    Owned make(PyObject* shapes) const;
+    // The hook of one execution, which holds `own`. GIVEN: the shapes of the inputs in `ways`.
+    Owned make(PyObject* own) const;
 };
 
 // Hooks the gradient that arrives at `tensor`. False with an exception.

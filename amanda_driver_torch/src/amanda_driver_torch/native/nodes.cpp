@@ -9,12 +9,22 @@ namespace amanda {
 namespace {
 
 PyTypeObject* plans_type = nullptr;
+PyObject* variable = nullptr;
+
+// The accumulation into a leaf.
+struct Leaf {
+    int place;       // in the route
+    Owned leaf;      // weak
+    Owned function;  // (node) -> None: hooks the node
+};
 
 struct NodePlans {
     PyObject_HEAD
     PyObject* epoch;
     long long made;  // number of nodes that the op makes
     std::vector<Hooking>* hooks;
+    Route* route;  // to all nodes
+    std::vector<Leaf>* leaves;
     Shared<Pending>* pending;  // used instead while no node is analysed; or null
 };
 
@@ -24,13 +34,16 @@ NodePlans* plans_of(PyObject* object) {
                : nullptr;
 }
 
-// NodePlans(epoch, made, watch, before, after, pending=None): `before` and `after` are lists for
-// `Hooking::read`, and `pending` is for `Pending::read`.
+// NodePlans(epoch, made, watch, before, after, pending=None, route=[], leaves=[]): `before` and
+// `after` are lists for `Hooking::read`, `pending` is for `Pending::read`, `route` for
+// `Route::read`, and each leaf is (place, reference, function).
 PyObject* plans_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *epoch, *watch, *before, *after, *pending = nullptr;
+    PyObject *epoch, *watch, *before, *after, *pending = Py_None, *route = nullptr,
+                                              *leaves = nullptr;
     long long made;
-    if (!PyArg_ParseTuple(args, "OLOO!O!|O!", &epoch, &made, &watch, &PyList_Type, &before,
-                          &PyList_Type, &after, &PyTuple_Type, &pending)) {
+    if (!PyArg_ParseTuple(args, "OLOO!O!|OO!O!", &epoch, &made, &watch, &PyList_Type, &before,
+                          &PyList_Type, &after, &pending, &PyList_Type, &route, &PyList_Type,
+                          &leaves)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -39,7 +52,20 @@ PyObject* plans_new(PyTypeObject* type, PyObject* args, PyObject*) {
     plans->epoch = Py_NewRef(epoch);
     plans->made = made;
     plans->hooks = new std::vector<Hooking>;
-    if (pending != nullptr) {
+    plans->route = new Route;
+    plans->leaves = new std::vector<Leaf>;
+    if (route != nullptr && !plans->route->read(route)) return nullptr;
+    for (Py_ssize_t i = 0; leaves != nullptr && i < PyList_GET_SIZE(leaves); ++i) {
+        Leaf one;
+        PyObject *leaf, *function;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(leaves, i), "iOO", &one.place, &leaf, &function)) {
+            return nullptr;
+        }
+        one.leaf = Owned::share(leaf);
+        one.function = Owned::share(function);
+        plans->leaves->push_back(std::move(one));
+    }
+    if (pending != Py_None) {
         plans->pending = new Shared<Pending>(new Pending);
         if (!(*plans->pending)->read(pending)) return nullptr;
     }
@@ -65,6 +91,8 @@ int plans_clear(PyObject* self) {
         }
         delete hooks;
     }
+    delete std::exchange(plans->leaves, nullptr);
+    delete std::exchange(plans->route, nullptr);
     delete std::exchange(plans->pending, nullptr);
     Py_CLEAR(plans->epoch);
     return 0;
@@ -78,6 +106,7 @@ int plans_traverse(PyObject* self, visitproc visit, void* arg) {
         if (!hooking.steps) continue;
         if (int stop = hooking.steps->traverse(visit, arg)) return stop;
     }
+    for (const Leaf& leaf : *plans->leaves) Py_VISIT(leaf.function.get());
     return 0;
 }
 
@@ -93,6 +122,27 @@ PyObject* plans_pending(PyObject* self, void*) {
     return PyBool_FromLong(reinterpret_cast<NodePlans*>(self)->pending != nullptr);
 }
 
+// Returns the hooks of one node, which hold `own`, and whether each comes before the node.
+PyObject* plans_make(PyObject* self, PyObject* own) {
+    auto* plans = reinterpret_cast<NodePlans*>(self);
+    Owned made(PyList_New(0));
+    for (size_t i = 0; made && plans->hooks != nullptr && i < plans->hooks->size(); ++i) {
+        const Hooking& hooking = (*plans->hooks)[i];
+        Owned hook = hooking.make(own);
+        if (!hook) return nullptr;
+        Owned pair(PyTuple_Pack(2, hooking.steps->seen == Seen::BEFORE ? Py_True : Py_False,
+                                hook.get()));
+        if (!pair || PyList_Append(made.get(), pair.get()) < 0) return nullptr;
+    }
+    return made.release();
+}
+
+PyMethodDef plans_methods[] = {
+    {"make", plans_make, METH_O,
+     "make($self, own, /)\n--\n\nReturn the hooks of one node, which hold `own`, and whether each "
+     "comes before the node."},
+    {nullptr, nullptr, 0, nullptr},
+};
 PyGetSetDef plans_fields[] = {
     {"pending", plans_pending, nullptr, "Whether nodes have not been analysed yet.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
@@ -103,6 +153,7 @@ PyType_Slot plans_slots[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(plans_traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(plans_clear)},
     {Py_tp_getset, plans_fields},
+    {Py_tp_methods, plans_methods},
     {Py_tp_doc, const_cast<char*>("The plans of the backward nodes of one op.")},
     {0, nullptr},
 };
@@ -121,26 +172,36 @@ bool serves(PyObject* object, const Watch* watch, uint64_t made) {
     return may_serve(object, watch) && uint64_t(plans_of(object)->made) == made;
 }
 
-int hook_nodes(PyObject* object, PyObject* output, uint64_t start) {
+int hook_nodes(PyObject* object, PyObject* returned, uint64_t start) {
     Owned kept = Owned::share(object);
     NodePlans* plans = plans_of(object);
     if (plans->pending != nullptr) {
         Shared<Pending> pending = *plans->pending;
-        return hook_pending(pending, output, start);
+        return hook_pending(pending, returned, start);
     }
     std::vector<Owned> nodes;
-    for (const Hooking& hooking : *plans->hooks) {
-        nodes.push_back(hooking.route.follow(output, start));
-        if (!nodes.back()) return PyErr_Occurred() ? -1 : 0;
+    if (!plans->route->follow(returned, start, &nodes)) return PyErr_Occurred() ? -1 : 0;
+    for (const Leaf& leaf : *plans->leaves) {
+        Owned own(PyObject_GetAttr(nodes[size_t(leaf.place)].get(), variable));
+        if (!own) return -1;
+        // Another leaf at this place of the program has another plan.
+        if (!leads_to(leaf.leaf, own.get())) return 0;
     }
-    for (size_t i = 0; plans->hooks != nullptr && i < nodes.size(); ++i) {
+    for (size_t i = 0; plans->hooks != nullptr && i < plans->hooks->size(); ++i) {
         const Hooking& hooking = (*plans->hooks)[i];
-        if (!hook_node(nodes[i].get(), hooking.hook.get(), hooking.steps->seen)) return -1;
+        PyObject* node = nodes[size_t(hooking.place)].get();
+        if (!hook_node(node, hooking.hook.get(), hooking.steps->seen)) return -1;
+    }
+    for (size_t i = 0; plans->leaves != nullptr && i < plans->leaves->size(); ++i) {
+        Owned function = (*plans->leaves)[i].function;
+        PyObject* node = nodes[size_t((*plans->leaves)[i].place)].get();
+        if (!Owned(PyObject_CallOneArg(function.get(), node))) return -1;
     }
     return 1;
 }
 
 int add_nodes(PyObject* module) {
+    variable = PyUnicode_InternFromString("variable");
     plans_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&plans_spec));
     if (plans_type == nullptr || add_pending(module) < 0) return -1;
     return PyModule_AddObjectRef(module, "NodePlans", reinterpret_cast<PyObject*>(plans_type));

@@ -76,14 +76,15 @@ PyType_Spec hook_spec = {"amanda_driver_torch._native.PendingHook", sizeof(Pendi
 
 bool Pending::read(PyObject* parts) {
     PyObject *given_function, *given_route;
-    if (!PyArg_ParseTuple(parts, "OO!", &given_function, &PyTuple_Type, &given_route)) return false;
+    if (!PyArg_ParseTuple(parts, "OO!", &given_function, &PyList_Type, &given_route)) return false;
     function = Owned::share(given_function);
     return route.read(given_route);
 }
 
 int hook_pending(const Shared<Pending>& pending, PyObject* output, uint64_t start) {
-    Owned node = pending->route.follow(output, start);
-    if (!node) return PyErr_Occurred() ? -1 : 0;
+    std::vector<Owned> nodes;
+    if (!pending->route.follow(output, start, &nodes)) return PyErr_Occurred() ? -1 : 0;
+    Owned node = std::move(nodes.back());
     Owned hook(hook_type->tp_alloc(hook_type, 0));
     if (!hook) return -1;
     auto* own = reinterpret_cast<PendingHook*>(hook.get());

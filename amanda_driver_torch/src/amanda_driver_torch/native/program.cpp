@@ -12,7 +12,7 @@ namespace amanda {
 
 namespace {
 
-PyObject *open_name, *inputs_name, *outputs_name;
+PyObject *open_name, *inputs_name, *outputs_name, *writes_name, *remembered_name;
 
 PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& call,
                 const Owned& before, const Owned& after, PyObject* returned, uint64_t start,
@@ -32,21 +32,59 @@ PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& ca
                                         tapped ? Py_True : Py_False, nullptr);
 }
 
-bool lend(ProgramParts* parts, PyObject* name, PyObject* list) {
-    return PyDict_SetItem(parts->execution.get(), name, list) == 0;
+bool lend(ProgramParts* parts, PyObject* name, PyObject* value) {
+    return PyDict_SetItem(parts->execution.get(), name, value) == 0;
+}
+
+// Returns the form of a value that keeps no value alive, as `amanda_core.weak.weakly` does.
+Owned weak_form(const Watch* watch, PyObject* value) {
+    PyTypeObject* kind = Py_TYPE(value);
+    auto* object = reinterpret_cast<PyObject*>(kind);
+    if (object == watch->identity->tensor || object == watch->identity->parameter) {
+        return Owned(PyObject_CallOneArg(watch->weak_value, value));
+    }
+    if (kind->tp_weaklistoffset == 0 && !PyType_IS_GC(kind)) return Owned::share(value);
+    return Owned(PyObject_CallOneArg(watch->weakly, value));
+}
+
+// Sets what the context remembers for backward routines. False with an exception.
+bool remember(const Watch* watch, PyObject* context, PyObject* execution) {
+    Owned remembered(PyDict_New());
+    if (!remembered) return false;
+    for (PyObject* name : {inputs_name, outputs_name}) {
+        PyObject* values = PyDict_GetItemWithError(execution, name);
+        // Python has remembered them itself if it has continued the call.
+        if (values == nullptr || !PyList_Check(values)) {
+            if (name == inputs_name) return !PyErr_Occurred();
+            continue;
+        }
+        Owned forms(PyList_New(PyList_GET_SIZE(values)));
+        if (!forms) return false;
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(forms.get()); ++i) {
+            PyObject* form = weak_form(watch, PyList_GET_ITEM(values, i)).release();
+            if (form == nullptr) return false;
+            PyList_SET_ITEM(forms.get(), i, form);
+        }
+        if (PyDict_SetItem(remembered.get(), name, forms.get()) < 0) return false;
+    }
+    return PyObject_SetAttr(context, remembered_name, remembered.get()) == 0;
 }
 
 // Resets the context at the end of an execution.
 class Release {
   public:
-    Release(ProgramParts* parts, Watch* watch)
+    Release(ProgramParts* parts, Watch* watch, bool gradients)
         : execution_(parts->execution),
-          remember_(watch->wants_backward ? parts->remember : Owned()) {}
+          context_(gradients && watch->wants_backward ? parts->context : Owned()),
+          watch_(Owned::share(reinterpret_cast<PyObject*>(watch))) {}
     ~Release() {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
-        if (remember_) {
-            if (!Owned(PyObject_CallNoArgs(remember_.get()))) PyErr_Clear();
+        auto* watch = reinterpret_cast<Watch*>(watch_.get());
+        // Nothing is left to remember it for if `apply` ended inside a routine.
+        if (context_ && watch->weakly != nullptr &&
+            !remember(watch, context_.get(), execution_.get())) {
+            PyErr_Clear();
         }
         // The keys stay, since the next execution fills them again.
         PyObject *name, *values;
@@ -59,7 +97,7 @@ class Release {
     Release& operator=(const Release&) = delete;
 
   private:
-    Owned execution_, remember_;
+    Owned execution_, context_, watch_;
 };
 
 }  // namespace
@@ -72,7 +110,7 @@ Owned call_edited(const ProgramParts& parts, Call& call, PyObject* inputs) {
     values[0] = nullptr;  // The callee may use the place before the first argument.
     flatten(call.operands(), values + 1);
     for (size_t j = 0; j < parts.sources.size(); ++j) {
-        if (parts.sources[j] >= 0) {
+        if (parts.sources[j] >= 0 && int(j) != parts.spread) {
             values[1 + parts.sources[j]] = PyList_GET_ITEM(inputs, Py_ssize_t(j));
         }
     }
@@ -82,18 +120,22 @@ Owned call_edited(const ProgramParts& parts, Call& call, PyObject* inputs) {
 // Returns true if edits can be applied here. Python does so if the op's gradients are hooked, or if
 // the user's modes would see it.
 bool may_edit(const ProgramParts& parts, const Watch* watch, bool gradients) {
-    return parts.editable && !(gradients && parts.hooks_gradients()) && watch->edit != nullptr &&
+    return !parts.writes && !(gradients && parts.hooks_gradients()) && watch->edit != nullptr &&
            !in_function_modes();
 }
 
-// Returns true if everything that a routine may change was passed as an argument.
+// Returns true if everything that a routine may change was passed as one argument.
 bool are_given(const ProgramParts& parts, const ProgramStep& step) {
-    if (step.all) {
-        return std::all_of(parts.sources.begin(), parts.sources.end(),
-                           [](int source) { return source >= 0; });
+    auto is_given = [&](int position) {
+        return parts.sources[size_t(position)] >= 0 && position != parts.spread;
+    };
+    if (!step.all) {
+        return std::all_of(step.positions.begin(), step.positions.end(), is_given);
     }
-    return std::all_of(step.positions.begin(), step.positions.end(),
-                       [&](int position) { return parts.sources[size_t(position)] >= 0; });
+    for (size_t j = 0; j < parts.sources.size(); ++j) {
+        if (!is_given(int(j))) return false;
+    }
+    return true;
 }
 
 // The most memoized routines whose results a call takes without calling any.
@@ -196,8 +238,14 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
             }
         }
     }
+    PyObject* values[MOST_OPERANDS];
+    if (!parts.fixed.empty()) {
+        flatten(operands, values);
+        for (const auto& [argument, value] : parts.fixed) {
+            if (values[argument] != value.get()) return false;
+        }
+    }
     if (gradients && !parts.required.empty()) {
-        PyObject* values[MOST_OPERANDS];
         flatten(operands, values);
         if (!requires_the_same(parts, values)) return false;
         if (!parts.gradient_nodes.empty() && !laid_the_same(parts, values)) return false;
@@ -214,7 +262,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         Owned result;
         if (call_with_kept(*parts, watch, call, &result)) return result.release();
     }
-    Release release(parts, watch);
+    Release release(parts, watch, gradients);
     const Operands& operands = call.operands();
     size_t shift = operands.first != nullptr, count = size_t(operands.count) + shift;
     Owned inputs(PyList_New(Py_ssize_t(parts->sources.size())));
@@ -224,6 +272,23 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         int source = parts->sources[j];
         if (source < 0) {
             value = parts->defaults[j].get();
+            if (PyList_Check(value)) {
+                // A routine may write it.
+                Owned copy(PyList_GetSlice(value, 0, PyList_GET_SIZE(value)));
+                if (!copy) return nullptr;
+                PyList_SET_ITEM(inputs.get(), Py_ssize_t(j), copy.release());
+                continue;
+            }
+        } else if (int(j) == parts->spread) {
+            Owned rest(PyTuple_New(Py_ssize_t(count) - source));
+            if (!rest) return nullptr;
+            for (size_t i = size_t(source); i < count; ++i) {
+                PyTuple_SET_ITEM(rest.get(), Py_ssize_t(i) - source,
+                                 Py_NewRef(shift && i == 0 ? operands.first
+                                                           : operands.items[i - shift]));
+            }
+            PyList_SET_ITEM(inputs.get(), Py_ssize_t(j), rest.release());
+            continue;
         } else if (size_t(source) < count) {
             value = shift && source == 0 ? operands.first : operands.items[size_t(source) - shift];
         } else if (operands.names != nullptr) {
@@ -235,6 +300,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         PyList_SET_ITEM(inputs.get(), Py_ssize_t(j), Py_NewRef(value));
     }
     if (!lend(parts, inputs_name, inputs.get()) ||
+        (parts->writes && !lend(parts, writes_name, parts->writes.get())) ||
         PyDict_SetItem(parts->execution.get(), open_name, Py_True) < 0) {
         return nullptr;
     }
@@ -267,6 +333,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
                      : before.any()                    ? call_edited(*parts, call, inputs.get())
                                                        : Owned(call.original());
     if (!returned || returned.get() == Py_NotImplemented) return returned.release();
+    if (parts->assigns) returned = Owned::share(PyList_GET_ITEM(inputs.get(), 0));
     bool tensor = reinterpret_cast<PyObject*>(Py_TYPE(returned.get())) == watch->identity->tensor;
     PyObject* unhooked = nullptr;  // the record, if nodes of this execution need hooks
     if (gradients) {
@@ -278,7 +345,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         if (watch->wants_backward && next_sequence_number() - start != uint64_t(parts->nodes)) {
             unhooked = record;
         }
-        if (met == 0 || !(tensor || (parts->arrivals.empty() && unhooked == nullptr))) {
+        if (met == 0 || !(tensor || parts->arrivals.empty())) {
             return go_on_from(before.so_far(all), after.so_far(0), returned.get(), start,
                               met == 1);
         }
@@ -325,6 +392,8 @@ void name_strings() {
     open_name = PyUnicode_InternFromString("open");
     inputs_name = PyUnicode_InternFromString("inputs");
     outputs_name = PyUnicode_InternFromString("outputs");
+    writes_name = PyUnicode_InternFromString("writes");
+    remembered_name = PyUnicode_InternFromString("remembered");
     name_gradient_strings();
 }
 

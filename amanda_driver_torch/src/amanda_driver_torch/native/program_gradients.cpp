@@ -108,13 +108,11 @@ bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
 int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returned,
                   uint64_t start) {
     if (next_sequence_number() - start != uint64_t(parts.made)) return 0;
-    if (PyTuple_Check(returned) && PyTuple_GET_SIZE(returned) != 0) {
-        returned = PyTuple_GET_ITEM(returned, 0);
-    }
     std::vector<Owned> nodes;
     for (const Hooking& gradient_node : parts.gradient_nodes) {
-        nodes.push_back(gradient_node.route.follow(returned, start));
-        if (!nodes.back()) return PyErr_Occurred() ? -1 : 0;
+        std::vector<Owned> path;
+        if (!gradient_node.route.follow(returned, start, &path)) return PyErr_Occurred() ? -1 : 0;
+        nodes.push_back(std::move(path.back()));
     }
     PyObject* values[MOST_OPERANDS];
     flatten(call.operands(), values);

@@ -1,6 +1,7 @@
 // The parts of a program.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "gradients.h"
@@ -23,9 +24,12 @@ struct ProgramParts {
     // Position of the signature -> number of the argument, or -1 for the default.
     std::vector<int> sources;
     std::vector<Owned> defaults;
+    int spread = -1;  // the position that takes all positional arguments from its source on
+    // Arguments that are not positions, by number, with the only values that the program fits.
+    std::vector<std::pair<int, Owned>> fixed;
     std::vector<ProgramStep> before, after;
     Owned execution;      // the context's data of one execution
-    Owned remember;       // () -> None: keeps the context's values for backward routines
+    Owned context;
     long nodes = -1;      // number of nodes that the op makes, if they need no hooks; else -1
     // Gradients of inputs: identities that pass them to a function together.
     struct Tap {
@@ -47,7 +51,8 @@ struct ProgramParts {
     std::vector<Laid> laid;
     Owned autocast;  // () -> whether autocast is active
     bool with_gradients = true;  // whether it also fits calls with gradients
-    bool editable = false;       // whether the op writes none of its arguments
+    Owned writes;                // positions that the op writes; null if it writes none
+    bool assigns = false;        // whether it is `x[i] = v`, which returns nothing
     std::vector<int> required;  // by argument: whether it requires a gradient; -1 for no tensor
 };
 

@@ -48,15 +48,16 @@ bool read_gradient_nodes(PyObject* given, PyObject* program, PyObject* epoch, Py
 
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *execution,
-        *taps, *required, *watch, *arrivals, *gradient_nodes, *remember;
+        *taps, *required, *watch, *arrivals, *gradient_nodes, *context, *writes, *fixed;
     long nodes;
-    int with_gradients, editable;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!pOO!OOp", &epoch, &PyTuple_Type, &types,
+    int with_gradients, assigns, spread;
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!pOO!OOOpiO!", &epoch, &PyTuple_Type, &types,
                           &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
                           &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
                           &execution, &nodes, &PyList_Type, &taps,
                           &PyTuple_Type, &required, &with_gradients, &watch, &PyList_Type,
-                          &arrivals, &gradient_nodes, &remember, &editable)) {
+                          &arrivals, &gradient_nodes, &context, &writes, &assigns, &spread,
+                          &PyList_Type, &fixed)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -77,10 +78,18 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
         parts->defaults.push_back(Owned::share(PyTuple_GET_ITEM(defaults, i)));
     }
     parts->execution = Owned::share(execution);
-    parts->remember = Owned::share(remember);
+    parts->context = Owned::share(context);
     parts->nodes = nodes;
     parts->with_gradients = with_gradients != 0;
-    parts->editable = editable != 0;
+    if (writes != Py_None) parts->writes = Owned::share(writes);
+    parts->assigns = assigns != 0;
+    parts->spread = spread;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fixed); ++i) {
+        int argument;
+        PyObject* value;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(fixed, i), "iO", &argument, &value)) return nullptr;
+        parts->fixed.emplace_back(argument, Owned::share(value));
+    }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(taps); ++i) {
         PyObject *function, *arguments;
         if (!PyArg_ParseTuple(PyList_GET_ITEM(taps, i), "OO!", &function, &PyTuple_Type,
@@ -128,7 +137,7 @@ int program_traverse(PyObject* self, visitproc visit, void* arg) {
     if (int stop = visit_steps(parts->before, visit, arg)) return stop;
     if (int stop = visit_steps(parts->after, visit, arg)) return stop;
     Py_VISIT(parts->execution.get());
-    Py_VISIT(parts->remember.get());
+    Py_VISIT(parts->context.get());
     for (const ProgramParts::Tap& tap : parts->taps) Py_VISIT(tap.function.get());
     for (const auto* hooks : {&parts->arrivals, &parts->gradient_nodes}) {
         for (const Hooking& hooking : *hooks) {

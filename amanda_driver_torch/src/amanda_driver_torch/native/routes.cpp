@@ -12,47 +12,71 @@ PyObject *grad_fn, *next_functions, *sequence_number;
 
 }  // namespace
 
-bool Route::read(PyObject* parts) {
-    PyObject *given_edges, *given_kinds;
-    if (!PyArg_ParseTuple(parts, "O!O!L", &PyTuple_Type, &given_edges, &PyTuple_Type, &given_kinds,
-                          &number)) {
-        return false;
+bool Route::read(PyObject* list) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+        Place place;
+        PyObject* kind;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "iiOL", &place.before, &place.edge, &kind,
+                              &place.number)) {
+            return false;
+        }
+        if (place.before >= int(i) || place.edge < 0) {
+            PyErr_SetString(PyExc_ValueError, "a place comes after the place before it");
+            return false;
+        }
+        place.kind = Owned::share(kind);
+        places.push_back(std::move(place));
     }
-    if (PyTuple_GET_SIZE(given_kinds) != PyTuple_GET_SIZE(given_edges) + 1) {
-        PyErr_SetString(PyExc_ValueError, "a route has one node more than edges");
-        return false;
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given_edges); ++i) {
-        edges.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(given_edges, i))));
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given_kinds); ++i) {
-        kinds.push_back(Owned::share(PyTuple_GET_ITEM(given_kinds, i)));
-    }
-    return PyErr_Occurred() == nullptr;
+    return true;
 }
 
-Owned Route::follow(PyObject* output, uint64_t start) const {
-    Owned node(PyObject_GetAttr(output, grad_fn));
-    if (!node || !protect(node.get())) return Owned();
-    for (size_t i = 0;; ++i) {
-        if (reinterpret_cast<PyObject*>(Py_TYPE(node.get())) != kinds[i].get()) {
-            return Owned();
-        }
-        if (i == edges.size()) break;
-        Owned following(PyObject_GetAttr(node.get(), next_functions));
-        if (!following) return following;
-        if (!PyTuple_Check(following.get()) || PyTuple_GET_SIZE(following.get()) <= edges[i]) {
-            return Owned();
-        }
-        PyObject* edge = PyTuple_GET_ITEM(following.get(), edges[i]);
-        if (!PyTuple_Check(edge) || PyTuple_GET_SIZE(edge) == 0) return Owned();
-        node = Owned::share(PyTuple_GET_ITEM(edge, 0));
+namespace {
+
+// Returns the node that made an output; null, without an exception, if there is none.
+Owned node_of(PyObject* returned, int number) {
+    if (PyTuple_Check(returned) || PyList_Check(returned)) {
+        if (PySequence_Fast_GET_SIZE(returned) <= number) return Owned();
+        returned = PySequence_Fast_GET_ITEM(returned, number);
     }
-    Owned found(PyObject_CallMethodNoArgs(node.get(), sequence_number));
-    if (!found) return found;
-    uint64_t own = PyLong_AsUnsignedLongLong(found.get());
-    if (PyErr_Occurred() || own != start + uint64_t(number)) return Owned();
+    Owned node(PyObject_GetAttr(returned, grad_fn));
+    // A view whose base was written may have no node any more.
+    if (!node) PyErr_Clear();
     return node;
+}
+
+}  // namespace
+
+bool Route::follow(PyObject* returned, uint64_t start, std::vector<Owned>* nodes) const {
+    std::vector<Owned> edges(places.size());  // of the nodes
+    for (const Place& place : places) {
+        Owned node;
+        if (place.before < 0) {
+            node = node_of(returned, place.edge);
+            if (!node || !protect(node.get())) return false;
+        } else {
+            Owned& following = edges[size_t(place.before)];
+            if (!following) {
+                following =
+                    Owned(PyObject_GetAttr((*nodes)[size_t(place.before)].get(), next_functions));
+            }
+            if (!following || !PyTuple_Check(following.get()) ||
+                PyTuple_GET_SIZE(following.get()) <= place.edge) {
+                return false;
+            }
+            PyObject* edge = PyTuple_GET_ITEM(following.get(), place.edge);
+            if (!PyTuple_Check(edge) || PyTuple_GET_SIZE(edge) == 0) return false;
+            node = Owned::share(PyTuple_GET_ITEM(edge, 0));
+        }
+        if (reinterpret_cast<PyObject*>(Py_TYPE(node.get())) != place.kind.get()) return false;
+        if (place.number >= 0) {
+            Owned found(PyObject_CallMethodNoArgs(node.get(), sequence_number));
+            if (!found) return false;
+            uint64_t own = PyLong_AsUnsignedLongLong(found.get());
+            if (PyErr_Occurred() || own != start + uint64_t(place.number)) return false;
+        }
+        nodes->push_back(std::move(node));
+    }
+    return true;
 }
 
 int add_routes() {

@@ -1,4 +1,4 @@
-// The path from an op's output to one of the nodes that the op made.
+// The paths from an op's outputs to some of the nodes that the op made.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -12,15 +12,20 @@
 namespace amanda {
 
 struct Route {
-    std::vector<int> edges;    // the edge to follow at each node, from the output's node on
-    std::vector<Owned> kinds;  // types of the nodes on the path, including both ends
-    long long number = 0;      // of the node among those that the op made
+    // A node on a path.
+    struct Place {
+        int before;  // the place before it; -1 for the node of an output
+        int edge;    // to follow from there, or the number of the output
+        Owned kind;  // its type
+        long long number;  // among the nodes that the op made; -1 if it is not compared
+    };
+    std::vector<Place> places;  // each one after the place before it
 
-    // Reads (edges, kinds, number). False with an exception.
-    bool read(PyObject* parts);
-    // Returns the node at the end of the path from `output`. `start` is the sequence number before
-    // the op. Null without an exception if the path differs.
-    Owned follow(PyObject* output, uint64_t start) const;
+    // Reads a list of places. False with an exception.
+    bool read(PyObject* list);
+    // Finds the nodes at all places. `returned` is what the op returned, and `start` the sequence
+    // number before it. False if a node differs, perhaps with an exception.
+    bool follow(PyObject* returned, uint64_t start, std::vector<Owned>* nodes) const;
 };
 
 int add_routes();

@@ -71,8 +71,15 @@ bool Watch::read_session() {
 
 int hook_record(Watch* watch, PyObject* record, PyObject* returned, uint64_t start) {
     PyObject* hooks = slot(record, hooks_at);
-    if (reinterpret_cast<PyObject*>(Py_TYPE(returned)) != watch->identity->tensor ||
-        !serves(hooks, watch, next_sequence_number() - start)) {
+    if (!serves(hooks, watch, next_sequence_number() - start)) return 0;
+    auto is_plain = [&](PyObject* value) {
+        return reinterpret_cast<PyObject*>(Py_TYPE(value)) == watch->identity->tensor;
+    };
+    if (PyTuple_Check(returned) || PyList_Check(returned)) {
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(returned); ++i) {
+            if (!is_plain(PySequence_Fast_GET_ITEM(returned, i))) return 0;
+        }
+    } else if (!is_plain(returned)) {
         return 0;
     }
     return hook_nodes(hooks, returned, start);
@@ -204,18 +211,20 @@ namespace {
 
 // The type.
 
-constexpr int WATCH_FIELDS = 14;
+constexpr int WATCH_FIELDS = 16;
 
 constexpr const char* FIELDS[] = {
     "get_control",   "execute", "settle",  "call_module", "enter_module",
     "module_failed", "resume",  "edit",    "annotate",    "scopes",
-    "raise_pending", "pending", "session", "tap"};
+    "raise_pending", "pending", "session", "tap",         "weakly",
+    "weak_value"};
 
 PyObject** field(Watch* self, int i) {
     PyObject** fields[] = {
         &self->get_control,   &self->execute, &self->settle,  &self->call_module, &self->enter_module,
         &self->module_failed, &self->resume,  &self->edit,    &self->annotate,    &self->scopes,
-        &self->raise_pending, &self->pending, &self->session, &self->tap};
+        &self->raise_pending, &self->pending, &self->session, &self->tap,         &self->weakly,
+        &self->weak_value};
     return fields[i];
 }
 

@@ -49,6 +49,7 @@ struct Watch {
         *resume, *edit, *annotate, *scopes, *raise_pending,
         *pending;  // of the attachment
     PyObject* tap;        // (values, function) -> identities of the values
+    PyObject *weakly, *weak_value;  // of the core: (value) -> its weak form, and that of a tensor
     PyObject* session;
     Py_buffer view;  // owns `switches`
 
