@@ -44,16 +44,27 @@ class Canvas {
     this.map.setAttribute("aria-hidden", "true");
     this.view = new lib.View(this.svg, () => { this.minimap.draw(); on.change(); });
     this.minimap = new lib.Minimap(this.map, this.view);
+    this.paths = new Map();
+    this.elements = new Map();
     this.listen();
   }
 
-  // Show the forward or the backward program, or both.
-  direct(direction) {
+  // Show the forward or the backward program, or both; `beside` is the graph to compare with.
+  direct(direction, beside = null) {
     this.direction = direction;
-    this.tree = lib.treeOf(this.graph, direction);
+    this.tree = lib.treeOf(this.graph, direction, beside);
     this.fold = new lib.Fold(this.tree);
     this.fold.begin();
     this.layout = new lib.Layout(this.graph, this.tree, this.fold, (box) => this.lines(box), lib.counts);
+    for (const old of [this.paths, this.elements]) {
+      for (const element of old.values()) {
+        element.caption?.remove();
+        element.remove();
+      }
+      old.clear();
+    }
+    this.places = null;
+    this.families = new Set(this.tree.leaves.map((leaf) => this.familyAt(leaf)));
     this.selected = null;
     this.active = null;
     this.sums();
@@ -87,50 +98,78 @@ class Canvas {
     return [box.name, lib.counted(box.ops) + each];
   }
 
-  // Draw everything anew: what is unfolded has changed.
+  // Draw what is unfolded now. Elements of boxes and edges that stay are only moved.
   draw() {
     const {boxes, edges, width, height} = this.layout.run();
     this.view.bounds = {width: Math.max(1, width), height: Math.max(1, height)};
     this.places = new Map(boxes.map((box) => [box.box, box]));
-    this.svg.replaceChildren();
-    const marker = (id) => add(add(defs, "marker", {id, viewBox: "0 0 8 8", refX: 7, refY: 4,
-      markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto"}), "path", {d: "M0 0L8 4L0 8z"});
-    const defs = add(this.svg, "defs", {});
-    this.head = `head-${(lib.heads = (lib.heads || 0) + 1)}`;
-    marker(this.head);
-    marker(`${this.head}-lit`);
-    const frames = add(this.svg, "g", {class: "frames", role: "none"});
-    const lines = add(this.svg, "g", {class: "edges", "aria-hidden": "true"});
-    const tops = add(this.svg, "g", {class: "boxes", role: "none"});
-    this.captions = add(this.svg, "g", {class: "captions", "aria-hidden": "true"});
-    this.elements = new Map();
+    if (!this.frames) this.prepare();
+    const before = [this.paths, this.elements];
     this.paths = new Map();
-    for (const edge of edges) this.drawEdge(lines, edge);
-    for (const box of boxes) this.drawBox(box.level ? frames : tops, box);
-    this.colorBoxes(boxes);
+    this.elements = new Map();
+    for (const edge of edges) {
+      const key = `${edge.owner.id}\n${edge.key}`;
+      this.paths.set(key, this.drawEdge(edge, before[0].get(key)));
+    }
+    for (const box of boxes) this.elements.set(box.box, this.drawBox(box, before[1].get(box.box)));
+    before.forEach((old, n) => {
+      const now = new Set([this.paths, this.elements][n].values());
+      for (const element of old.values()) if (!now.has(element)) {
+        element.caption?.remove();
+        element.remove();
+      }
+    });
+    this.colorBoxes();
     this.mark();
     this.view.set(this.view.x, this.view.y, this.view.scale, false);
     this.minimap.draw();
   }
 
-  drawEdge(parent, edge) {
-    const path = add(parent, "path", {class: edge.back ? "edge back" : "edge", d: lib.pathOf(edge.points)});
-    if (edge.arrow) path.setAttribute("marker-end", `url(#${this.head})`);
-    path.style.strokeWidth = Math.min(5, 1.1 + .45 * Math.log2(edge.count));
-    const name = (box) => box ? box.name || "program" : "outside";
-    add(path, "title", {}, `${name(edge.from)} to ${name(edge.to)}: ${lib.counted(edge.count, "value")}`);
-    this.paths.set(`${edge.owner.id}\n${edge.key}`, path);
-    if (edge.count > 1 && edge.from && edge.to) {
-      const middle = edge.points[Math.floor(edge.points.length / 2)];
-      add(parent, "text", {class: "count", x: middle.x + 6, y: middle.y + 4}, `×${edge.count}`);
-    }
+  prepare() {
+    const defs = add(this.svg, "defs", {});
+    const marker = (id) => add(add(defs, "marker", {id, viewBox: "0 0 8 8", refX: 7, refY: 4,
+      markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto"}),
+      "path", {d: "M0 0L8 4L0 8z"});
+    this.head = `head-${(lib.heads = (lib.heads || 0) + 1)}`;
+    marker(this.head);
+    marker(`${this.head}-lit`);
+    this.frames = add(this.svg, "g", {class: "frames", role: "none"});
+    this.ways = add(this.svg, "g", {class: "edges", "aria-hidden": "true"});
+    this.tops = add(this.svg, "g", {class: "boxes", role: "none"});
+    this.captions = add(this.svg, "g", {class: "captions", "aria-hidden": "true"});
   }
 
-  drawBox(parent, {box, level, lines, x, y, width, height}) {
-    const group = add(parent, "g", {class: `box ${box.kind}`, role: "treeitem", tabindex: -1,
-      transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})`, "aria-level": box.depth});
+  drawEdge(edge, old) {
+    const path = old || add(this.ways, "path", {class: edge.back ? "edge back" : "edge"});
+    path.setAttribute("d", lib.pathOf(edge.points));
+    if (!old) {
+      path.style.strokeWidth = Math.min(5, 1.1 + .45 * Math.log2(edge.count));
+      const name = (box) => box ? box.name || "program" : "outside";
+      add(path, "title", {}, `${name(edge.from)} to ${name(edge.to)}: ${lib.counted(edge.count, "value")}`);
+      if (edge.count > 1 && edge.from && edge.to)
+        path.caption = add(this.ways, "text", {class: "count"}, `×${edge.count}`);
+    }
+    path.arrow = edge.arrow;
+    if (path.caption) {
+      const middle = edge.points[Math.floor(edge.points.length / 2)];
+      path.caption.setAttribute("x", middle.x + 6);
+      path.caption.setAttribute("y", middle.y + 4);
+    }
+    return path;
+  }
+
+  drawBox({box, level, lines, x, y, width, height}, old) {
+    const form = [Boolean(level), width, height, ...lines].join("\n");
+    const transform = `translate(${x.toFixed(1)} ${y.toFixed(1)})`;
+    if (old && old.form === form) {
+      old.setAttribute("transform", transform);
+      old.caption?.setAttribute("transform", transform);
+      return old;
+    }
+    const group = add(level ? this.frames : this.tops, "g", {class: `box ${box.kind}`,
+      role: "treeitem", tabindex: -1, transform, "aria-level": box.depth});
     group.box = box;
-    this.elements.set(box, group);
+    group.form = form;
     if (box.kind === "stack" && !level)
       for (const n of [2, 1])
         add(group, "rect", {class: "under", x: n * lib.STACK, y: n * lib.STACK, width, height, rx: 7});
@@ -142,7 +181,7 @@ class Canvas {
     } else if (!level && box.ops) this.drawFamilies(group, box, width, height);
     const middle = width / 2 - (box.children ? 9 : 0) + (box.kind === "stack" ? 12 : 0);
     // Edges pass below the names of unfolded boxes.
-    if (level) add(this.captions, "text", {class: "label", x: x + 12, y: y + 19}, lines[0]);
+    if (level) group.caption = add(this.captions, "text", {class: "label", x: 12, y: 19, transform}, lines[0]);
     else {
       add(group, "text", {class: "label", x: middle, y: 18, "text-anchor": "middle"}, lines[0]);
       add(group, "text", {class: "sub", x: width / 2, y: box.children ? 33 : 34, "text-anchor": "middle"}, lines[1]);
@@ -163,6 +202,7 @@ class Canvas {
     group.label = [box.kind === "op" ? this.graph.nodes[box.index].name : box.name || "program",
                    box.kind === "op" ? "" : box.kind, this.lines(box)[1]].filter((one) => one).join(", ");
     group.setAttribute("aria-label", group.label);
+    return group;
   }
 
   // Return the family of an operator, or of a module that has only one; 0 for other boxes.
@@ -215,7 +255,8 @@ class Canvas {
       let label = element.label;
       const sub = element.querySelector(".sub");
       if (this.figure) {
-        const share = this.measure.per || !total ? "" : ` · ${Number((100 * value / total).toPrecision(2))} %`;
+        const part = total ? 100 * value / total : 0;
+        const share = this.measure.per || part < .1 ? "" : ` · ${Number(part.toPrecision(2))} %`;
         const text = lib.shown(value, this.measure.unit) + share;
         if (sub) sub.textContent = value ? text : place.lines[1];
         label += `, ${this.measure.name} ${text}`;
@@ -227,6 +268,7 @@ class Canvas {
       small.push({...place, frame: Boolean(place.level), color: color(own)});
     }
     this.minimap.boxes = small;
+    this.on.colored();
     this.minimap.frameColor = color("--accent");
   }
 
@@ -242,9 +284,11 @@ class Canvas {
         if (kind) element.classList.add(kind);
       }
     }
-    for (const path of this.paths.values()) path.classList.remove("lit");
-    for (const path of this.paths.values())
-      if (path.hasAttribute("marker-end")) path.setAttribute("marker-end", `url(#${this.head})`);
+    for (const path of this.paths.values()) {
+      path.classList.remove("lit");
+      if (path.arrow) path.setAttribute("marker-end", `url(#${this.head})`);
+      else path.removeAttribute("marker-end");
+    }
     if (this.selected) this.markSelected();
     this.markFound();
     const focus = this.active && this.elements.get(this.active) ? this.active
@@ -259,7 +303,7 @@ class Canvas {
       const path = this.paths.get(`${owner.id}\n${key}`);
       if (!path || path.classList.contains("lit")) return;
       path.classList.add("lit");
-      if (path.hasAttribute("marker-end")) path.setAttribute("marker-end", `url(#${this.head}-lit)`);
+      if (path.arrow) path.setAttribute("marker-end", `url(#${this.head}-lit)`);
     };
     const neighbours = new Set();
     // Light the way of a value from a leaf to another: out of its boxes, across, and in again.

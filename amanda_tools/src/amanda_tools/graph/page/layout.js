@@ -59,7 +59,7 @@ class Layout {
       const lines = label.map((line) => cut(line, 30));
       const width = level
         ? Math.max(level.width + 2 * PADDING, widthOf(lines[0], 8) + 60)
-        : Math.max(84, widthOf(lines[0], 7.8) + (child.children ? 56 : 24) +
+        : Math.max(108, widthOf(lines[0], 7.8) + (child.children ? 56 : 24) +
                    (child.kind === "stack" ? 34 : 0), widthOf(lines[1], 6.1) + 24);
       const height = level ? level.height + HEADER + PADDING : HEIGHT;
       boxes.set(child, {box: child, level, lines, width, height});

@@ -124,8 +124,9 @@ class Page {
         const twin = other.tree.boxes.get(box.id);
         if (twin) other.toggle(twin, unfolded, false);
       }),
+      colored: () => { if (canvas === this.main) this.drawLegend(); },
       enter: () => this.panel.focus(),
-      say: (text) => { this.said.textContent = text; },
+      say: (text) => this.say(text),
       most: (most) => this.canvases.length > 1 ? this.shared(most) : most,
     });
     canvas.view.shared = !this.own;
@@ -149,6 +150,13 @@ class Page {
         .map((place) => one.figure(place.box)))));
   }
 
+  // Say something for some seconds.
+  say(text) {
+    this.said.textContent = text;
+    clearTimeout(this.saying);
+    this.saying = setTimeout(() => { this.said.textContent = ""; }, 8000);
+  }
+
   each(call) { for (const canvas of this.canvases) call(canvas); }
 
   // Do something to the other canvas without its answer coming back.
@@ -159,7 +167,7 @@ class Page {
   }
 
   direct(way) {
-    this.each((canvas) => { canvas.direct(way); });
+    this.each((canvas) => { canvas.direct(way, canvas === this.main ? this.other : this.graph); });
     this.marked();
     this.each((canvas) => { canvas.draw(); canvas.view.fit(true); });
     this.selected(this.main, null);
@@ -178,16 +186,20 @@ class Page {
 
   drawLegend() {
     const {main} = this, {measure} = main;
+    const parts = [];
     if (measure) {
       const steps = Array.from({length: lib.LEVELS}, (_, n) => make("i", `heat-${n + 1}`));
-      this.legend.replaceChildren(make("span", "", "0"), make("span", "steps", ...steps),
+      parts.push(make("span", "", "0"), make("span", "steps", ...steps),
         make("span", "", `${lib.shown(main.most, measure.unit)} in the largest visible box`));
-      return;
+    } else {
+      lib.FAMILIES.forEach(([name], n) => {
+        if (main.families.has(n + 1)) parts.push(make("span", "", make("i", `family-${n + 1}`), name));
+      });
     }
-    const seen = new Set(main.graph.nodes.filter(lib.isOp).map((node) => lib.familyOf(lib.kindOf(node))));
-    this.legend.replaceChildren(...lib.FAMILIES.map(([name], n) => [name, n + 1])
-      .filter(([, n]) => seen.has(n))
-      .map(([name, n]) => make("span", "", make("i", `family-${n}`), name)));
+    if (this.canvases.length > 1)
+      parts.push(make("span", "", make("i", "only"), "on one side only"),
+                 make("span", "", make("i", "differs"), "differs"));
+    this.legend.replaceChildren(...parts);
   }
 
   // Details.
@@ -299,7 +311,7 @@ class Page {
     if (form === "PNG")
       lib.pngOf(this.main, (blob) => {
         if (blob) lib.save(blob, `${name}.png`);
-        else this.said.textContent = "The browser cannot make a picture of this size; save an SVG file";
+        else this.say("The browser cannot make a picture of this size; save an SVG file");
       });
   }
 
@@ -327,9 +339,9 @@ class Page {
       this.compareChoice.append(new Option(file.name, "loaded"));
       this.compareChoice.value = "loaded";
       this.beside(this.loaded);
-      this.said.textContent = `Beside it: ${file.name}`;
+      this.say(`Beside it: ${file.name}`);
     } catch (error) {
-      this.said.textContent = `${file.name} cannot be shown. ${error.message}`;
+      this.say(`${file.name} cannot be shown. ${error.message}`);
     }
     this.file.value = "";
   }
@@ -339,27 +351,29 @@ class Page {
     this.canvases.length = 1;
     while (this.stage.children.length > 1) this.stage.lastChild.remove();
     this.other = graph;
+    const {main} = this, way = this.directionChoice.value;
+    const unfolded = [...main.fold.unfolded].map((box) => box.id);
+    const selected = main.selected && main.selected.id;
+    main.direct(way, graph);
     if (graph) {
       const canvas = this.addCanvas(graph);
       canvas.index = new lib.Search(graph, lib.counts);
-      canvas.direct(this.directionChoice.value);
-      this.each((one) => { if (one !== canvas) this.sameFolds(one, canvas); });
+      canvas.direct(way, this.graph);
     }
+    this.each(({fold, tree}) => {
+      fold.foldAll();
+      for (const id of unfolded) {
+        const box = tree.boxes.get(id);
+        if (box && box.children) fold.unfold(box);
+      }
+    });
     this.measured();
     this.marked();
     this.color(this.colorChoice.value);
     this.each((canvas) => { canvas.draw(); });
-    this.main.view.fit(true);
+    main.view.fit(true);
+    main.select(selected ? main.tree.boxes.get(selected) || null : null);
     this.drawLegend();
-  }
-
-  sameFolds(from, to) {
-    to.fold.foldAll();
-    for (const box of from.fold.unfolded) {
-      const twin = to.tree.boxes.get(box.id);
-      if (twin && twin.children) to.fold.unfolded.add(twin);
-    }
-    to.layout.levels.clear();
   }
 
   // Note what differs: boxes that only one side has, and those whose operators or shapes differ.
@@ -368,21 +382,21 @@ class Page {
     main.differs = other ? new Map() : null;
     if (!other) return;
     other.differs = new Map();
-    for (const [one, two] of [[main, other], [other, main]])
+    for (const [one, two] of [[main, other], [other, main]]) {
+      const sign = (canvas, leaf) => lib.signOf(canvas.graph.nodes[leaf.index]);
+      const sums = [0];  // Of leaves that the other side has not, or not so.
+      for (const leaf of one.tree.leaves) {
+        const twin = two.tree.boxes.get(leaf.id);
+        const same = twin && !twin.children && sign(one, leaf) === sign(two, twin);
+        sums.push(sums[sums.length - 1] + Number(!same));
+      }
       for (const [id, box] of one.tree.boxes) {
         const twin = two.tree.boxes.get(id);
         if (!twin) one.differs.set(id, "only");
-        else if (this.sign(one, box) !== this.sign(two, twin)) one.differs.set(id, "differs");
+        else if (sums[box.high] > sums[box.low] || box.high - box.low !== twin.high - twin.low)
+          one.differs.set(id, "differs");
       }
-  }
-
-  // Return what a box is, in words that hold in every graph.
-  sign(canvas, box) {
-    const leaves = canvas.tree.leaves.slice(box.low, box.high);
-    return leaves.map(({index}) => {
-      const node = canvas.graph.nodes[index];
-      return lib.isOp(node) ? `${lib.kindOf(node)} ${lib.shapes(node.outputs)}` : node.kind;
-    }).join("\n");
+    }
   }
 
   differences(box) {
@@ -394,11 +408,12 @@ class Page {
       const sum = (canvas, of, at) => at && of ? lib.summed(canvas.graph, canvas.tree, of)(at) : null;
       const values = [sum(main, measure, one), sum(other, second, two)];
       const text = (value) => value === null ? "-" : lib.shown(value, measure.unit);
-      const change = values[0] && values[1] !== null
+      const change = values[0] === values[1] ? "same" : values[0] && values[1] !== null
         ? `${values[1] >= values[0] ? "+" : ""}${Number((100 * (values[1] / values[0] - 1)).toPrecision(3))} %` : "";
-      return [make("span", "dim", measure.name), ...values.map(text), change];
+      return [make("span", "dim", measure.name),
+              ...[...values.map(text), change].map((one) => make("span", "figure", one))];
     });
-    const table = make("table", "", make("thead", "", make("tr", "", ...["", "left", "right", "change"]
+    const table = make("table", "sides", make("thead", "", make("tr", "", ...["", "left", "right", "change"]
       .map((text) => make("th", "", text)))),
       make("tbody", "", ...rows.map((cells) => make("tr", "", ...cells.map((cell) => make("td", "", cell))))));
     const say = !one || !two ? "Only one side has it."
@@ -413,7 +428,6 @@ class Page {
     this.linked(canvas, (other) => {
       if (canvas.places && other.places) this.follow(canvas, other);
     });
-    if (this.main && this.main.places) this.drawLegend();
     if (!this.own || this.restoring || this.waiting || !this.main) return;
     this.waiting = setTimeout(() => {
       this.waiting = null;
@@ -421,7 +435,8 @@ class Page {
     }, 150);
   }
 
-  // Show in one canvas what the other shows: what both have nearest to the middle is at one place.
+  // Show in one canvas what the other shows: what is selected, or else what both have nearest to the
+  // middle, is at one place.
   follow(canvas, other) {
     const {x, y, scale, size} = canvas.view;
     const middle = (place) => [place.x + place.width / 2, place.y + (place.level ? 0 : place.height / 2)];
@@ -430,7 +445,9 @@ class Page {
       const twin = other.tree.boxes.get(place.box.id), there = twin && other.places.get(twin);
       if (!there || Boolean(there.level) !== Boolean(place.level)) continue;
       const [a, b] = middle(place), [c, d] = middle(there);
-      const far = Math.hypot(a - x - size.width / scale / 2, b - y - size.height / scale / 2);
+      const hidden = a < x || b < y || a > x + size.width / scale || b > y + size.height / scale;
+      if (hidden && least < Infinity) continue;
+      const far = place.box === canvas.selected ? 0 : 1 + Math.hypot(a - x - size.width / scale / 2, b - y - size.height / scale / 2);
       if (far < least) { least = far; move = [c - a, d - b]; }
     }
     other.view.set(x + move[0], y + move[1], scale);

@@ -12,8 +12,9 @@ const LEAST_EQUAL = 3;
 //
 // `direction` is "forward", "backward" or "both". A box is {id, kind, name, parent, depth, children,
 // index, low, high, ops, signature}: `children` is null for a leaf; its leaves are
-// `leaves[low..high]`.
-const treeOf = (graph, direction = "forward") => {
+// `leaves[low..high]`. With `beside`, another graph, layers are equal only if those of the same name
+// there are, too, so that both trees have the same stacks.
+const treeOf = (graph, direction = "forward", beside = null) => {
   const root = group(null, "", "program", graph.namespace);
   const tops = direction === "both"
     ? {forward: group(root, "forward:", "program", "forward"),
@@ -38,8 +39,7 @@ const treeOf = (graph, direction = "forward") => {
       if (part !== "") at = inside(at, part, "module");
     leaf(at, graph, node);
   }
-  const signatures = new Map();
-  finished(root, graph, signatures);
+  finished(root, graph, beside);
   return numbered(root);
 };
 
@@ -61,7 +61,9 @@ const leaf = (parent, graph, node) => parent.children.push({
   name: node.name, parent, depth: 0, children: null, index: node.index});
 
 // Give each box its signature, which equal layers share, and its stacks and groups.
-const finished = (box, graph, signatures) => {
+const finished = (box, graph, beside) => {
+  const signatures = new Map(), there = new Map();
+  if (beside) beside.nodes.forEach((node, n) => there.set(beside.keys[n], signOf(node)));
   const signed = (text) => {
     let number = signatures.get(text);
     if (number === undefined) signatures.set(text, number = signatures.size);
@@ -69,22 +71,25 @@ const finished = (box, graph, signatures) => {
   };
   const visit = (one) => {
     if (!one.children) {
-      const node = graph.nodes[one.index];
-      one.signature = signed(lib.isOp(node)
-        ? `${lib.kindOf(node)} ${lib.shapes(node.inputs)} > ${lib.shapes(node.outputs)}`
-        : node.kind);
+      const own = signOf(graph.nodes[one.index]);
+      one.signature = signed(beside ? `${own}\n${there.get(one.id)}` : own);
       return;
     }
     one.children.forEach(visit);
     delete one.named;
     one.signature = signed("[" + one.children.map((child) => child.signature).join() + "]");
-    one.children = divided(one, stacked(one));
+    one.children = divided(one, stacked(one, !beside));
   };
   visit(box);
 };
 
-// Return the children with each run of equal modules as one stack.
-const stacked = (box) => {
+// Return what a node is, in words that hold in every graph.
+const signOf = (node) => lib.isOp(node)
+  ? `${lib.kindOf(node)} ${lib.shapes(node.inputs)} > ${lib.shapes(node.outputs)}` : node.kind;
+
+// Return the children with each run of equal modules as one stack; with `whole`, a module of which
+// all are equal is the stack itself.
+const stacked = (box, whole) => {
   const pattern = (child) => `${child.signature} ${child.name.replace(/\d+/g, "#")}`;
   const found = [];
   for (let start = 0, end; start < box.children.length; start = end) {
@@ -93,7 +98,7 @@ const stacked = (box) => {
       if (first.kind !== "module" || pattern(box.children[end]) !== pattern(first)) break;
     const run = box.children.slice(start, end);
     if (run.length < LEAST_EQUAL) found.push(...run);
-    else if (run.length === box.children.length && box.kind === "module") {
+    else if (whole && run.length === box.children.length && box.kind === "module") {
       box.kind = "stack";
       return run;
     }
@@ -186,5 +191,5 @@ const edgesAt = (graph, tree, box) => {
   return [...found.values()].map(({values, ...one}) => ({...one, count: values.size}));
 };
 
-Object.assign(lib, {treeOf, edgesAt, holds, childWith, shortName, MOST_CHILDREN});
+Object.assign(lib, {treeOf, signOf, edgesAt, holds, childWith, shortName, MOST_CHILDREN});
 })();
