@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.base import _LIB
 from mxnet.ndarray import register
 
-from amanda_core.testing import Backend, Gradients, Program, Value
+from amanda_core.testing import Backend, Gradients, Model, Program, Value, function_of
 
-__all__ = ["Eager", "Numpy"]
+__all__ = ["Eager", "Hybrid", "Numpy", "StaticHybrid"]
 
 
 class Eager(Backend):
@@ -146,3 +146,118 @@ class Numpy(Eager):
 
     def mixed(self) -> None:
         return None
+
+
+class Hybrid(Eager):
+    """Hybridized blocks, whose programs MXNet runs in C."""
+
+    mode = "hybrid"
+    static: ClassVar[bool] = False
+    functions: Mapping[str, Callable[..., Any]] = {
+        "add": mx.sym.broadcast_add,
+        "mul": mx.sym.broadcast_mul,
+        "relu": mx.sym.relu,
+        "matmul": mx.sym.dot,
+        "exp": mx.sym.exp,
+        "tanh": mx.sym.tanh,
+        "sum": mx.sym.sum,
+        "conv2d": functools.partial(mx.sym.Convolution, kernel=(2, 2), num_filter=3, no_bias=True),
+    }
+
+    @property
+    def title(self) -> str:
+        return f"mxnet hybrid{' static' * self.static}"
+
+    def call(self, common_type: str, *values: Any) -> Any:
+        return Eager.functions[common_type](*values)
+
+    def build(self, model: Model, values: Mapping[str, Value]) -> Program:
+        blocks: dict[str, gluon.HybridBlock] = {}
+
+        def scoped(
+            name: str, function: Callable[..., Any], inner: Mapping[str, Callable[..., Any]]
+        ) -> Callable[..., Any]:
+            class Scoped(gluon.HybridBlock):  # type: ignore[misc]
+                def hybrid_forward(self, F: Any, *values: Any) -> Any:
+                    return function(*values)
+
+            block = blocks[name] = Scoped()
+            for inner_name in inner:
+                block.register_child(blocks.pop(inner_name), inner_name)
+            return block
+
+        function = function_of(model, self.functions, scoped)
+
+        class Network(gluon.HybridBlock):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                with self.name_scope():
+                    for name in model.parameters:
+                        array = mx.nd.array(values[name])
+                        constant = mx.init.Constant(0)
+                        parameter = self.params.get(name, shape=array.shape, init=constant)
+                        setattr(self, name, parameter)
+
+            def hybrid_forward(self, F: Any, *inputs: Any, **parameters: Any) -> Any:
+                return function(*inputs, *(parameters[name] for name in model.parameters))
+
+        block = Network()
+        for name, scope in blocks.items():
+            block.register_child(scope, name)
+        block.initialize()
+        for name in model.parameters:
+            getattr(block, name).set_data(mx.nd.array(values[name]))
+        block.hybridize(static_alloc=self.static, static_shape=self.static)
+        count = len(model.inputs)
+
+        def run(*arguments: Any) -> Any:
+            return block(*arguments[:count])
+
+        arrays = [getattr(block, name).data() for name in model.parameters]
+        return Program(model, run, arrays, block)
+
+    def gradients(
+        self, program: Program, inputs: Sequence[Value], seeds: Sequence[Value]
+    ) -> Gradients:
+        leaves = [self.from_python(value) for value in inputs]
+        for leaf in leaves:
+            leaf.attach_grad()
+        with autograd.record():
+            outputs = program.function(*leaves)
+        autograd.backward(list(outputs), [self.from_python(seed) for seed in seeds])
+        names = [*program.model.inputs, *program.model.parameters]
+        leaves += program.parameters
+        return Gradients(
+            [self.to_python(output) for output in outputs],
+            {name: self.to_python(leaf.grad) for name, leaf in zip(names, leaves, strict=True)},
+        )
+
+    def mixed(self) -> Callable[[], Sequence[Value]] | None:
+        class Mixed(gluon.HybridBlock):  # type: ignore[misc]
+            def hybrid_forward(self, F: Any, table: Any, x: Any, numbers: Any) -> Any:
+                rows = F.Embedding(numbers, table, input_dim=5, output_dim=4)
+                left, right = F.split(rows, 2, axis=1)
+                values, places = F.topk(x, k=2, ret_typ="both")
+                return F.sum(left * right) + F.sum(values), places
+
+        block = Mixed()
+        block.hybridize(static_alloc=self.static, static_shape=self.static)
+
+        def program() -> list[Value]:
+            mx.random.seed(3)
+            table = mx.nd.random.normal(shape=(5, 4))
+            x = mx.nd.random.uniform(shape=(2, 3))
+            for leaf in (table, x):
+                leaf.attach_grad()
+            with autograd.record():
+                loss, places = block(table, x, mx.nd.array([1, 4], dtype="int32"))
+            loss.backward()
+            return [self.to_python(value) for value in (loss, table.grad, x.grad, places)]
+
+        return program
+
+
+class StaticHybrid(Hybrid):
+    """Hybridized blocks with memory that is allocated once."""
+
+    static = True

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from amanda_core.testing import conformance
 
-from .mxnet_backends import Eager, Numpy
+from .mxnet_backends import Eager, Hybrid, Numpy, StaticHybrid
 
 TestEager = conformance(Eager)
 TestNumpy = conformance(Numpy)
+TestHybrid = conformance(Hybrid)
+TestStaticHybrid = conformance(StaticHybrid)

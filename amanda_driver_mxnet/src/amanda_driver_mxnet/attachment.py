@@ -15,13 +15,14 @@ import mxnet
 from amanda_core import CoverageGap, Session
 from amanda_core.patching import Patches
 from amanda_core.scopes import Activation
-from amanda_driver_mxnet._mxnet_internals import ENTRY_POINTS, NDArray, op_info
+from amanda_driver_mxnet._mxnet_internals.arrays import ENTRY_POINTS, NDArray, op_info
 from amanda_driver_mxnet.eager import Call, EagerProgram
 from amanda_driver_mxnet.facts import FACTS
+from amanda_driver_mxnet.hybrid import Twins
 
 __all__ = ["MxnetAttachment", "attach"]
 
-EAGER = f"mxnet/{mxnet.__version__}/eager"
+EAGER, HYBRID = (f"mxnet/{mxnet.__version__}/{mode}" for mode in ("eager", "hybrid"))
 #: Thread -> its attachment. Tools act in the thread that applied them.
 _ATTACHED: dict[int, MxnetAttachment] = {}
 
@@ -73,6 +74,10 @@ class MxnetAttachment:
         self.thread = threading.get_ident()
         self.inside = False
         self._eager = EagerProgram(session, EAGER)
+        self._twins: Twins = session.persistent(
+            "mxnet.twins", lambda: Twins(self._eager.scopes, HYBRID)
+        )
+        self._twins.session = session
 
     def detach(self) -> None:
         """Wait for MXNet's workers, and restore the functions that were found."""
@@ -90,7 +95,10 @@ class MxnetAttachment:
                 "Symbol and Module API (mxnet.sym with bind, mxnet.mod, Executor)",
                 "their programs run in C; use Gluon, where SymbolBlock runs a symbol",
             ),
-            CoverageGap("hybridized blocks", "their programs run in C"),
+            CoverageGap(
+                "bodies of foreach, while_loop and cond in hybridized blocks",
+                "they are graphs inside one operator",
+            ),
             CoverageGap(
                 "gradients of gradients (create_graph=True) through watched ops",
                 "MXNet cannot differentiate functions of one's own twice",
@@ -205,6 +213,17 @@ class MxnetAttachment:
                 session.leave_scope(scope.path or scope.root)
             if parent is None and session.watches_calls:
                 session.calls.leave()
+
+    def call_hybridized(self, original: Callable[..., Any], block: Any, *args: Any) -> Any:
+        """Run a hybridized block."""
+        if not self.session.enabled:
+            return original(block, *args)
+        activations = self._eager.activations
+        parent = activations[-1].scope if activations else None
+        scope = self._eager.scopes.enter(block, parent, False) if parent is None else parent
+        result, watched = self._twins.call(original, block, args, scope)
+        self._eager.watched = self._eager.watched or watched
+        return result
 
     def step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Update parameters, which ends a step."""

@@ -6,23 +6,23 @@ backward programs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mxnet import autograd
 
-from amanda_core import ActionKind, IPoint, OpContext, Plan, Session, Site, Step
+from amanda_core import IPoint, OpContext, Session, Site
 from amanda_core.errors import UnsupportedError
 from amanda_core.scopes import Activation, Scopes
 from amanda_core.sites import Sites
 from amanda_core.threads import inside_routine, standing_for
 from amanda_core.weak import Known
 from amanda_core.weights.parameters import Parameters
-from amanda_driver_mxnet._mxnet_internals import NDArray
-from amanda_driver_mxnet.gradients import Watch, edited, several
+from amanda_driver_mxnet._mxnet_internals.arrays import NDArray, needs_gradient
+from amanda_driver_mxnet.gradients import Watch, several
 from amanda_driver_mxnet.identity import RULES, new_labels, new_parameters, new_scopes
+from amanda_driver_mxnet.routines import fold
 
 __all__ = ["Call", "EagerProgram"]
 
@@ -125,9 +125,10 @@ class EagerProgram:
         return result
 
     def _planned(self, call: Call, context: OpContext) -> Any:
+        session = self.session
         with autograd.pause(autograd.is_training()):
             before = context.trigger_callback(IPoint.BEFORE_FORWARD)
-        values = self._fold(before, call.inputs, context)
+        values = fold(session, before, call.inputs, self._states(call))
         watch = self._watch(call, context, values)
         if watch is not None:
             values = watch.enter(values)
@@ -141,8 +142,8 @@ class EagerProgram:
         context.fill(outputs=outputs)
         with autograd.pause(autograd.is_training()):
             after = context.trigger_callback(IPoint.AFTER_FORWARD)
-        new = outputs if watch is None else watch.exit(outputs)
-        new = self._fold(after, new, context)
+        new = outputs if watch is None else watch.exit(outputs, values)
+        new = fold(session, after, new)
         if call.out is not None:
             targets = several(call.out)
             with autograd.pause():
@@ -170,34 +171,16 @@ class EagerProgram:
                     fix="Leave out `out` while the program is recorded",
                 )
             return None
-        self.watched = True
-        return Watch(session, context, values)
-
-    def _fold(self, plan: Plan, values: Sequence[Any], context: OpContext) -> list[Any]:
-        # One by one, since each step may be differentiated or not.
-        new = list(values)
-        for step in plan:
-            autodiff = step.action.autodiff
-            with nullcontext() if autodiff else autograd.pause(autograd.is_training()):
-                changes = step(new)
-            for position, value in changes:
-                self._refuse_state(context, step, position)
-                new[position] = value if autodiff else edited(self.session, new[position], value)
-        return new
+        places = [place for place, value in enumerate(values) if needs_gradient(value)]
+        self.watched = self.watched or bool(places)
+        return Watch(lambda: session, context, places, len(values)) if places else None
 
     @staticmethod
-    def _refuse_state(context: OpContext, step: Step, position: int) -> None:
-        """Refuse an edit of an array that the op changes beside its results."""
-        names, op_type = context.input_names, context.op_type
-        is_state = position < len(names) and names[position].startswith("moving_")
-        if step.action.kind is not ActionKind.INSERT_BEFORE_OP:
-            return
-        if is_state or (op_type.endswith("update") and position > 1):
-            raise UnsupportedError(
-                "A state that MXNet's operator changes in place cannot be edited",
-                where=step.where,
-                fix="Only observe it, or select the other inputs by `inputs=[...]`",
-            )
+    def _states(call: Call) -> Container[int]:
+        """Return the positions of arrays that an op changes beside its results."""
+        if call.op_type.endswith("update"):
+            return range(2, len(call.inputs))
+        return [place for place, name in enumerate(call.names) if name.startswith("moving_")]
 
     def _note(self, arrays: Sequence[Any]) -> None:
         for array in arrays:

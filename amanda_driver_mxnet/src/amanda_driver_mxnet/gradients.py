@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import mxnet
-
 from amanda_core import IPoint, OpContext, Plan, Session, Site
-from amanda_core.threads import inside_routine
-from amanda_driver_mxnet._mxnet_internals import BACKWARD, NDArray, needs_gradient, record_function
+from amanda_driver_mxnet._mxnet_internals.arrays import BACKWARD, needs_gradient, record_function
 
-__all__ = ["Watch", "edited", "several"]
+__all__ = ["Run", "Watch", "at", "several"]
+
+#: A function of values by position, which returns new ones.
+Run = Callable[[list[Any]], Sequence[Any]]
 
 _LEFT = (
     "A gradient was computed after `apply` ended: edits made in the forward program stay, "
@@ -32,169 +32,149 @@ def several(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def edited(session: Session, old: Any, new: Any) -> Any:
-    """Return a new value at the place of the old one on the tape: gradients go straight through."""
-    if not isinstance(old, NDArray):
-        return new
-    with inside_routine():  # The driver's own operators.
-        if not isinstance(new, NDArray):
-            array = mxnet.np.array if isinstance(old, mxnet.np.ndarray) else mxnet.nd.array
-            new = array(new, dtype=old.dtype, ctx=old.ctx)
-        # MXNet's operators refuse arrays of several dtypes.
-        new = new.detach() if new.dtype == old.dtype else new.astype(old.dtype)
-        if mxnet.autograd.is_recording() and needs_gradient(old):
-            record_function([old], [new], lambda gradients: gradients, session.defer)
-    return new
+def at(places: Sequence[int], count: int, run: Run) -> Run:
+    """Return `run` as a function of the values at `places` alone; it gets None for the others."""
+
+    def selected(values: Sequence[Any]) -> Sequence[Any]:
+        new: list[Any] = [None] * count
+        for place, value in zip(places, values, strict=True):
+            new[place] = value
+        new = list(run(new))
+        return [new[place] for place in places]
+
+    return selected
 
 
 class Watch:
-    """The gates of one execution of an op.
+    """The plans of the gradients of one op.
 
     Args:
-        session: The session.
+        session: Returns the session that runs now.
         context: That of the op.
-        values: The op's inputs.
+        places: Positions of the inputs with a gradient.
+        count: How many inputs there are.
     """
 
-    def __init__(self, session: Session, context: OpContext, values: Sequence[Any]) -> None:
-        self._session, self._context = session, context
-        self._count = len(values)
-        self._places = [
-            place
-            for place, value in enumerate(values)
-            if isinstance(value, NDArray) and needs_gradient(value)
-        ]
-        self._sources: list[NDArray] = []
-        self._raw: Sequence[Any] | None = None
-        self._replaced: list[Any] | None = None
+    def __init__(
+        self, session: Callable[[], Session], context: OpContext, places: Sequence[int], count: int
+    ) -> None:
+        self._session, self._context, self._count = session, context, count
+        self.places = places
+        self._raw: list[Any] | None = None
+        self._replaced: list[Any] = []
+
+    # On the tape of imperative programs.
 
     def enter(self, values: Sequence[Any]) -> list[Any]:
         """Return the inputs behind a gate through which the op's contributions leave."""
-        new = list(values)
-        if self._places:
-            old = [values[place] for place in self._places]
-            self._sources = [value.detach() for value in old]
-            record_function(old, self._sources, self._leave, self._session.defer)
-            for place, value in zip(self._places, self._sources, strict=True):
-                new[place] = value
+        return self._gated(values, self.places, self.leave)
+
+    def exit(self, outputs: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """Return the outputs behind a gate through which their gradients arrive.
+
+        Args:
+            outputs: The outputs.
+            sources: The inputs behind their gate.
+        """
+        places = [place for place, value in enumerate(outputs) if needs_gradient(value)]
+        if not self.is_replaced:
+            return self._gated(outputs, places, self.arrive)
+        given = [sources[place] for place in self.places]
+        new = [value.detach() for value in outputs]
+        record_function(given, new, self.replaced, self._session().defer)
         return new
 
-    def exit(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs behind a gate through which their gradients arrive."""
-        new = list(outputs)
-        places = [place for place, value in enumerate(outputs) if needs_gradient(value)]
-        if not self._places or not places:
-            return new
-        gated = [outputs[place].detach() for place in places]
-        replacement = self._context.plan(IPoint.BEFORE_BACKWARD).replacement
-        sources = [outputs[place] for place in places]
-
-        def arrive(gradients: list[NDArray]) -> Sequence[Any]:
-            spread: list[Any] = [None] * len(outputs)
-            for place, gradient in zip(places, gradients, strict=True):
-                spread[place] = gradient
-            found = self._arrive(spread)
-            return found if replacement is not None else [found[place] for place in places]
-
-        record_function(
-            self._sources if replacement is not None else sources,
-            gated,
-            arrive,
-            self._session.defer,
-        )
-        self._sources = []  # The tape has them.
-        for place, value in zip(places, gated, strict=True):
-            new[place] = value
+    def _gated(self, values: Sequence[Any], places: Sequence[int], run: Run) -> list[Any]:
+        new = list(values)
+        if places:
+            old = [values[place] for place in places]
+            gated = [value.detach() for value in old]
+            record_function(old, gated, at(places, len(values), run), self._session().defer)
+            for place, value in zip(places, gated, strict=True):
+                new[place] = value
         return new
 
     # On MXNet's threads.
 
-    def _arrive(self, gradients: list[Any]) -> list[Any]:
-        """Execute what comes before the op's backward program.
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a routine runs instead of the op's backward program."""
+        return self._context.plan(IPoint.BEFORE_BACKWARD).replacement is not None
 
-        Returns:
-            The gradients of the outputs; if it is replaced, those of the inputs on the tape.
-        """
-        plan = self._context.plan(IPoint.BEFORE_BACKWARD)
+    def arrive(self, gradients: list[Any]) -> list[Any]:
+        """Execute what comes before the op's backward program, on the outputs' gradients."""
         with _LOCK:
-            if self._is_active():
-                gradients = self._guarded(plan, gradients)
-                if plan.replacement is None:
-                    return self._before_raw(gradients)
-            if plan.replacement is None:
+            if not self._is_active():
                 return gradients
-            found = several(plan.replacement.replace(gradients))
-            if len(found) == 1 == len(self._places):
-                return found
-            found += [None] * (self._count - len(found))
-            return [found[place] for place in self._places]
+            gradients = self._guarded(self._context.plan(IPoint.BEFORE_BACKWARD), gradients)
+            return self._before_raw(gradients) if self._session().wants_backward else gradients
 
-    def _leave(self, contributions: list[Any]) -> Sequence[Any]:
-        """Execute what comes after the op's backward program."""
+    def replaced(self, gradients: list[Any]) -> list[Any]:
+        """Execute what runs instead of it; return the gradients of the inputs at `places`."""
+        plan = self._context.plan(IPoint.BEFORE_BACKWARD)
+        assert plan.replacement is not None
+        found = several(plan.replacement.replace(self._guarded(plan, gradients)))
+        if len(found) == 1 == len(self.places):
+            return found
+        found += [None] * (self._count - len(found))
+        return [found[place] for place in self.places]
+
+    def leave(self, contributions: list[Any]) -> list[Any]:
+        """Execute what comes after it, on the op's contributions to the inputs' gradients."""
         with _LOCK:
             if not self._is_active():
                 return contributions
-            spread: list[Any] = [None] * self._count
-            for place, gradient in zip(self._places, contributions, strict=True):
-                spread[place] = gradient
             if self._raw is not None:
-                spread = self._after_raw(spread)
-            spread = self._guarded(self._context.plan(IPoint.AFTER_BACKWARD), spread)
-            return [spread[place] for place in self._places]
+                contributions = self._after_raw(contributions)
+            return self._guarded(self._context.plan(IPoint.AFTER_BACKWARD), contributions)
 
     def _before_raw(self, gradients: list[Any]) -> list[Any]:
-        if not self._session.wants_backward:
-            return gradients
         context = self._open(grad_outputs=gradients)
         try:
-            gradients = self._guarded(self._analysed(context, IPoint.BEFORE_BACKWARD), gradients)
-            self._raw = gradients
-            replacement = context.plan(IPoint.BEFORE_BACKWARD).replacement
-            if replacement is not None:
+            plan = self._analysed(context, IPoint.BEFORE_BACKWARD)
+            self._raw = self._guarded(plan, gradients)
+            if plan.replacement is not None:
                 # The original runs as well; nothing can keep it from running.
-                self._replaced = several(replacement.replace(gradients))
-            return gradients
+                self._replaced = several(plan.replacement.replace(self._raw))
+            return self._raw
         finally:
             context.release()
 
     def _after_raw(self, contributions: list[Any]) -> list[Any]:
-        if self._replaced is not None:
-            given = self._replaced
-            contributions = [
-                given[place] if place < len(given) else None for place in range(self._count)
-            ]
+        if self._replaced:
+            contributions = [*self._replaced, *contributions[len(self._replaced) :]]
         context = self._open(grad_outputs=self._raw, grad_inputs=contributions)
         try:
-            plan = self._analysed(context, IPoint.AFTER_BACKWARD)
-            return self._guarded(plan, contributions)
+            return self._guarded(self._analysed(context, IPoint.AFTER_BACKWARD), contributions)
         finally:
             context.release()
-            self._raw = self._replaced = None
+            self._raw, self._replaced = None, []
 
     def _open(self, **values: Any) -> OpContext:
         forward = self._context
         name = f"{BACKWARD}{forward.op_type}"
         site = Site(name, name, forward.namespace, f"{forward.name}/{name}", forward.module_path)
-        context = self._session.open(site, name, forward=forward, backward=True)
+        context = self._session().open(site, name, forward=forward, backward=True)
         context.fill(**values)
         return context
 
     def _is_active(self) -> bool:
-        if self._session.closed:
-            self._session.warn_once(_LEFT)
-            return False
-        return self._session.enabled
+        session = self._session()
+        if session.closed:
+            session.warn_once(_LEFT)
+        return session.enabled
 
     def _analysed(self, context: OpContext, point: IPoint) -> Plan:
         plan: Plan = self._deferring(lambda: context.trigger_callback(point), Plan())
         return plan
 
     def _guarded(self, plan: Plan, values: list[Any]) -> list[Any]:
-        return self._deferring(lambda: plan(values), values) if plan else values
+        found: list[Any] = self._deferring(lambda: plan(values), values) if plan else values
+        return found
 
     def _deferring(self, run: Callable[[], Any], default: Any) -> Any:
         try:
             return run()
         except BaseException as error:
-            self._session.defer(error)
+            self._session().defer(error)
             return default

@@ -16,7 +16,7 @@ from amanda_core.scopes import Labels, Scopes
 from amanda_core.sites import FRAMEWORK, OWN, STOP, USER, Rules
 from amanda_core.weights.geometry import Memory
 from amanda_core.weights.parameters import Layouts, Parameters
-from amanda_driver_mxnet._mxnet_internals import (
+from amanda_driver_mxnet._mxnet_internals.arrays import (
     BLOCK_CALL,
     HANDLE,
     NDArray,
@@ -28,7 +28,7 @@ from amanda_driver_mxnet._mxnet_internals import (
     parameters_of,
     shape_of,
 )
-from amanda_driver_mxnet.facts import FACTS
+from amanda_driver_mxnet.facts import FACTS, SymbolicArray
 
 __all__ = ["RULES", "new_labels", "new_parameters", "new_scopes"]
 
@@ -104,8 +104,10 @@ def _weights_of(block: Any) -> Iterator[tuple[str, Any, NDArray]]:
 
 def _memory(value: Any) -> Memory | None:
     """Return where an array lies: arrays are contiguous, and all of main memory counts as one."""
-    array = value if FACTS.is_tensor(value) else array_of(value)
-    if FACTS.layout(array) != "dense" or FACTS.device(array) != "cpu":
+    if isinstance(value, SymbolicArray):
+        value = value.array
+    array = array_of(value) if isinstance(value, HANDLE) else value
+    if array is None or FACTS.layout(array) != "dense" or FACTS.device(array) != "cpu":
         return None
     shape, address = shape_of(array), address_of(array)
     size = FACTS.nbytes(array)

@@ -44,8 +44,11 @@ def amanda_driver_info() -> DriverInfo:
         api=2,
         name="mxnet",
         modules=("mxnet",),
-        namespaces=("mxnet/*/eager",),
-        capabilities={"eager": _CAPABILITIES | {"eager", "scope_events", "calls"}},
+        namespaces=("mxnet/*/eager", "mxnet/*/hybrid"),
+        capabilities={
+            "eager": _CAPABILITIES | {"eager", "scope_events", "calls"},
+            "hybrid": _CAPABILITIES | {"graph"},
+        },
         vocabulary=OP_TYPES,
     )
 

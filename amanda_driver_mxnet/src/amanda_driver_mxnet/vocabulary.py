@@ -118,7 +118,7 @@ def describe(context: OpContext) -> None:
             context["weight_layout"] = layout.replace("N", channels[0]).replace("C", channels[1])
     elif common_type == "linear":
         context["weight_layout"] = "OI"
-    elif common_type == "matmul" and len(inputs) > 1 and len(inputs[1].shape) == 2:
+    elif common_type == "matmul" and len(inputs) > 1 and len(inputs[1].shape or ()) == 2:
         context["weight_layout"] = "OI" if attrs.get("transpose_b") == "True" else "IO"
 
 

@@ -1,8 +1,4 @@
-"""MXNet's private names, as of MXNet 1.9.1, the last release of the archived project.
-
-Owns every use of a name with an underscore, of the C library and of files inside MXNet. It decides
-nothing about tools.
-"""
+"""Arrays, operators, the tape and Gluon's blocks: what the driver needs of MXNet's internals."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ from mxnet.ndarray.numpy import _api_internal
 __all__ = [
     "BACKWARD",
     "BLOCK_CALL",
-    "CHECKED",
     "ENTRY_POINTS",
     "HANDLE",
     "VIEWS",
@@ -41,8 +36,6 @@ __all__ = [
     "shape_of",
 ]
 
-#: The version with which these names were checked.
-CHECKED = "1.9.1"
 #: What the names of backward operators begin with.
 BACKWARD = "_backward_"
 #: Type of an array's handle, which can be referred to weakly; an array cannot.
@@ -138,9 +131,9 @@ def dtype_of(array: NDArray) -> str:
     return str(getattr(dtype, "__name__", None) or dtype.name).rstrip("_")
 
 
-def needs_gradient(array: NDArray) -> bool:
-    """Return True if a variable with a gradient lies on the tape behind an array."""
-    if not dtype_of(array).startswith("float"):
+def needs_gradient(array: Any) -> bool:
+    """Return True if this is an array behind which a variable with a gradient lies on the tape."""
+    if not isinstance(array, NDArray) or not dtype_of(array).startswith("float"):
         return False
     found = ctypes.c_void_p()
     if _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(found)) != 0:
