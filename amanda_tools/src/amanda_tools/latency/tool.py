@@ -19,7 +19,7 @@ from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, P
 from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
 from amanda_tools.latency.kernels import Kernel, Kernels
 from amanda_tools.latency.result import LatencyResult
-from amanda_tools.latency.times import Samples, StepTime, ThreadTime, TimedOp
+from amanda_tools.latency.times import Samples, StepTime, ThreadTime, TimedOp, quantiles
 from amanda_tools.operators.tool import OperatorTool, is_eager
 from amanda_tools.output.chrome import Span
 from amanda_tools.output.rendering import format_count
@@ -182,7 +182,7 @@ class Latency(OperatorTool["_Op"]):
                 step.wall, step.ended = now - self._step_begin, True
                 if step.calls:
                     self._between.end(now, "")
-                elif number in _PLAIN[1::2]:
+                elif number in _MEASURED:
                     self._plain.append(step.wall)
             self._clear()
             if self._warm is None and self._steps[-1:]:
@@ -223,7 +223,7 @@ class Latency(OperatorTool["_Op"]):
             if warm is not None:
                 between = _added(between, warm.between)
                 busy, total = busy + warm.busy, total + warm.total
-            plain = min(self._plain, default=None)
+            plain = quantiles(self._plain)[0] if self._plain else None
             if plain is not None:
                 for step in steps:
                     step.driver = max(0, min(step.rest, step.wall - step.tool - plain))
@@ -489,9 +489,11 @@ class _Marks(NamedTuple):
 
 
 _NO_MARKS = _Marks(None, None)
-#: Pairs of steps that run without the profiler. The second of each has nothing left of it, so its
-#: time says what the profiler and the driver take.
-_PLAIN = [5, 6, 50, 51, 500, 501, 5000, 5001]
+#: Steps that run without the profiler, four in a row. In the first the driver analyses operators
+#: again, and in the second, gradients may still have something of the profiler, so the times of
+#: the others say what a step takes without it.
+_PLAIN = [first + place for first in (5, 20, 50, 200, 500, 2000, 5000) for place in range(4)]
+_MEASURED = frozenset(number for place, number in enumerate(_PLAIN) if place % 4 > 1)
 #: Figures of an account without executions, in which `first` stays.
 _EMPTY: dict[str, Any] = {
     item.name: 0
