@@ -789,9 +789,17 @@ def test_narrow_and_wide_screens(size: tuple[int, int], page: Page) -> None:
 def test_paper_gets_the_whole_drawing(page: Page) -> None:
     page.script("main.view.zoom(3)")
     page.script("dispatchEvent(new Event('beforeprint'))")
-    box = [float(n) for n in page.find("svg.canvas").get_dom_attribute("viewBox").split()]
     bounds = page.script("return main.view.bounds")
-    assert box == pytest.approx([-4, -4, bounds["width"] + 8, bounds["height"] + 8])
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        # Also after the page has got the size of the paper.
+        page.browser.execute_async_script("setTimeout(arguments[0], 200)")
+        box = [float(n) for n in page.find("svg.canvas").get_dom_attribute("viewBox").split()]
+        assert box == pytest.approx([-4, -4, bounds["width"] + 8, bounds["height"] + 8])
+        assert page.find("svg.canvas").size["height"] > 500
+        assert not page.find(".tools").is_displayed()
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     page.script("dispatchEvent(new Event('afterprint'))")
     after = page.find("svg.canvas").get_dom_attribute("viewBox").split()
     assert float(after[3]) < box[3]

@@ -4,10 +4,10 @@
 const lib = (globalThis.amandaGraph ??= {});
 const {make} = amanda;
 
-const table = (heads, rows) => {
+const table = (heads, rows, name = "") => {
   const cells = (tag, values) => make("tr", "", ...values.map((value) => make(tag, "", value)));
   const head = heads.some((one) => one) ? make("thead", "", cells("th", heads)) : null;
-  return make("div", "scroll", make("table", "", head,
+  return make("div", "scroll", make("table", name, head,
                                     make("tbody", "", ...rows.map((values) => cells("td", values)))));
 };
 const section = (title, content) => [make("h3", "", title), content];
@@ -88,12 +88,12 @@ const ofModule = (canvas, box, measures) => {
   parts.push(...section("Sum of its operators", table(["", "", "of all"], figures
     .filter(([, of]) => of(box)).map(([measure, of]) =>
       [make("span", "dim", measure.name), lib.shown(of(box), measure.unit),
-       measure.per ? "" : lib.shown(of(box) / of(canvas.tree.root), "%")]))));
+       measure.per ? "" : lib.shown(of(box) / of(canvas.tree.root), "%")]), "sums")));
   const [measure, of] = figures.find(([one]) => one === canvas.measure) || figures[0] || [];
   const rows = box.children.map((child) => [child, of ? of(child) : 0])
     .sort(([, a], [, b]) => b - a).slice(0, 12);
   parts.push(...section(measure ? `Inside, by ${measure.name}` : "Inside", table(["", ""], rows.map(([child, value]) => {
-    const button = make("button", "link", lib.shortName(child));
+    const button = make("button", "link", child.children ? child.name : lib.shortName(child));
     button.type = "button";
     button.addEventListener("click", () => canvas.reveal(child));
     return [make("span", "", button, make("span", "dim", " " + canvas.lines(child)[1])),

@@ -291,15 +291,21 @@ class Page {
     });
     this.file.addEventListener("change", () => this.read());
     new ResizeObserver(() => this.each((canvas) => {
-      if (!canvas.places) return;
+      if (!canvas.places || this.printing) return;
       canvas.view.set(canvas.view.x, canvas.view.y, canvas.view.scale, false);
       canvas.minimap.draw();
     })).observe(this.stage);
     amanda.onColors(() => this.each((canvas) => { if (canvas.places) { canvas.colorBoxes(); canvas.minimap.draw(); } }));
     // Paper gets the whole drawing.
-    addEventListener("beforeprint", () => this.each(({svg, view: {bounds}}) =>
-      svg.setAttribute("viewBox", `-4 -4 ${bounds.width + 8} ${bounds.height + 8}`)));
-    addEventListener("afterprint", () => this.each(({view}) => view.set(view.x, view.y, view.scale, false)));
+    addEventListener("beforeprint", () => {
+      this.printing = true;
+      this.each(({svg, view: {bounds}}) =>
+        svg.setAttribute("viewBox", `-4 -4 ${bounds.width + 8} ${bounds.height + 8}`));
+    });
+    addEventListener("afterprint", () => {
+      this.printing = false;
+      this.each(({view}) => view.set(view.x, view.y, view.scale, false));
+    });
   }
 
   // Files.
