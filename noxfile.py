@@ -306,6 +306,13 @@ def others(session: nox.Session) -> None:
 
 
 @nox.session
+def screenshots(session: nox.Session) -> None:
+    """Make the pictures of reports in docs/screenshots; needs Chromium and chromedriver."""
+    environment(session, *FURTHER)
+    run(session, "python", "docs/screenshots/screenshots.py", *session.posargs)
+
+
+@nox.session
 def vendor(session: nox.Session) -> None:
     """Renew the JavaScript libraries that pages contain; `-- echarts=6.2.0` takes another version.
 
@@ -328,6 +335,7 @@ def lint(session: nox.Session) -> None:
             *folders,
             "tests",
             "benchmarks",
+            "docs/screenshots",
             "sweeps",
             "examples/demo",
             "examples/effective_path",

@@ -30,7 +30,7 @@ TOOLS: dict[str, Callable[[], Any]] = {
     "graph": lambda: GraphTracing(everything=True),
     "latency": lambda: Latency(kernels=True),
     "memory": Memory,
-    "nonfinite": lambda: NonFinite(everything=True),
+    "nonfinite": lambda: NonFinite(everything=True, norms=True),
     "rewrite": lambda: Rewrite(rules=["conv_bn", "sdpa"]),
     "sparsity": lambda: Sparsity(gradients=True, everything=True),
     "trace": lambda: Trace(everything=True),

@@ -382,3 +382,48 @@ def test_forms_of_the_result() -> None:
 def test_options_are_checked(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option} must be"):
         NonFinite(**{option: 0 if option == "every" else "none"})  # type: ignore[arg-type]
+
+
+def test_norms_of_gradients_over_steps() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tool = NonFinite(norms=True, every=2)
+    expected: dict[str, list[float]] = {name: [] for name, _ in model.named_parameters()}
+    with amanda.apply(tool):
+        for step in range(5):
+            optimizer.zero_grad()
+            loss: Any = model(torch.randn(5, 3)).square().sum()
+            (loss / (0.0 if step == 4 else 1.0)).backward()
+            for name, parameter in model.named_parameters():
+                if step % 2 == 0:
+                    assert parameter.grad is not None
+                    expected[name].append(float(parameter.grad.norm()))
+            optimizer.step()
+    result = tool.result()
+    assert result.gradient_steps == [0, 2, 4]
+    found = {norms.weight.partition(":")[2]: norms.norms for norms in result.gradients}
+    assert found.keys() == expected.keys()
+    for name, norms in expected.items():
+        assert found[name][:2] == pytest.approx(norms[:2], rel=1e-5), name
+        assert found[name][2] is None
+    assert result.first is not None
+    assert result.first.step == 4
+    content = json.loads(result.to_json())
+    assert content["charts"][-1]["marks"] == [{"at": 4, "label": "the first fault"}]
+    # Not measured unless it is requested.
+    assert not NonFinite().result().gradients
+
+
+def test_a_weight_of_two_operators_has_the_norms_of_both() -> None:
+    weight = torch.nn.Parameter(torch.eye(3))
+    tool = NonFinite(norms=True)
+    with amanda.apply(tool):
+        x = torch.ones(2, 3)
+        loss: Any = (
+            nn.functional.linear(x, weight) + 2 * nn.functional.linear(2 * x, weight)
+        ).sum()
+        loss.backward()
+    norms = [found.norms for found in tool.result().gradients]
+    # Each of nine elements has the sum of the rows of x, and four times that.
+    assert norms == [[pytest.approx(6.0)], [pytest.approx(24.0)]]

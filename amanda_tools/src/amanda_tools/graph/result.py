@@ -69,10 +69,23 @@ class GraphResult:
                 "tool_seconds": self.tool_seconds,
                 "wall_seconds": self.wall_seconds,
                 "notes": self.notes,
-                "charts": [charts.graph("The network", "graphs")] if self.graphs else [],
+                "charts": self._charts(),
             },
             indent=1,
         )
+
+    def _charts(self) -> list[charts.Chart]:
+        graph = self.graph
+        if not graph.nodes:
+            return []
+        return [
+            charts.figures(
+                charts.figure("operators", len(list(graph.ops))),
+                charts.figure("backward operators", len(list(graph.backward_ops))),
+                charts.figure("values between them", len(graph.edges)),
+            ),
+            charts.graph("The network", "graphs"),
+        ]
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each operator; needs pandas.

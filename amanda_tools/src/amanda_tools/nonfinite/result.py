@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
+from amanda_tools.nonfinite.norms import Norms
 from amanda_tools.operators.entries import OpFacts
 from amanda_tools.output import charts
 from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
@@ -105,6 +106,8 @@ class NonFiniteResult:
         notes: What was not observed, and why.
         tool_seconds: Time spent in the tool.
         wall_seconds: Time from the first operator to the last.
+        gradient_steps: Steps in which norms of gradients were measured.
+        gradients: Norms of the gradients of weights in these steps.
     """
 
     faults: list[Fault] = field(default_factory=list)
@@ -115,6 +118,8 @@ class NonFiniteResult:
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    gradient_steps: list[int] = field(default_factory=list)
+    gradients: list[Norms] = field(default_factory=list)
 
     @property
     def first(self) -> Fault | None:
@@ -176,6 +181,11 @@ class NonFiniteResult:
             times = charts.measure("times", "calls")
             by = [("operator", "faults", ""), ("layer", "faults", "module")]
             drawn.append(charts.bars("Faults", by, times, ordered=True))
+        if self.gradients:
+            marks = [] if first is None else [{"at": first.step, "label": "the first fault"}]
+            norms = {"kind": "lines", "title": "Norms of gradients", "part": "gradients"}
+            settings = {"list": "norms", "x": "gradient_steps", "x_label": "step", "log": True}
+            drawn.append({**norms, **settings, "marks": marks, "most": 12})
         content = {"format": "amanda.nonfinite/1", **asdict(self), "charts": drawn}
         return json.dumps(content, indent=1)
 

@@ -16,6 +16,7 @@ from amanda_core.errors import AmandaWarning
 from amanda_core.selection import select
 from amanda_core.vocabulary import backward_type_of
 from amanda_core.weak import Known, Witness, add_holder
+from amanda_tools.nonfinite.norms import GradientNorms
 from amanda_tools.nonfinite.probe import (
     INF,
     NAN,
@@ -77,6 +78,8 @@ class NonFinite(OperatorTool[Op]):
         wait: When to read results from a device: after each ``op``, which stops the device each
             time, or once per ``step``. ``auto`` means once per step, unless `action` is ``raise``.
         everything: Include operators outside the model, such as those of an optimizer.
+        norms: Measure the norms of the gradients of weights in each step that is checked. This
+            reads each gradient from its device.
 
     Raises:
         ValueError: An option has an invalid value.
@@ -95,6 +98,7 @@ class NonFinite(OperatorTool[Op]):
         every: int = 1,
         wait: Literal["auto", "op", "step"] = "auto",
         everything: bool = False,
+        norms: bool = False,
     ) -> None:
         super().__init__(everything)
         if what not in ("both", "nan", "inf"):
@@ -123,6 +127,7 @@ class NonFinite(OperatorTool[Op]):
         self._forward: weakref.WeakValueDictionary[tuple[object, ...], Op] = (
             weakref.WeakValueDictionary()
         )
+        self._norms = GradientNorms() if norms else None
         self._step = 0
         self._looks = True
         #: The last step in which a forward operator had a fault.
@@ -138,6 +143,8 @@ class NonFinite(OperatorTool[Op]):
         """Insert routines that check the outputs of an operator."""
         if not self.is_wanted(context):
             return
+        if self._norms is not None:
+            self._norms.watch(context)
         if context["type"] in REARRANGING:
             return  # These operators only move values.
         op = Op(context)
@@ -167,6 +174,8 @@ class NonFinite(OperatorTool[Op]):
         with self._lock:
             self._step, self._seen = step, False
             self._looks = step % self.every == 0
+            if self._norms is not None:
+                self._norms.begin(step if self._looks else None)
             for op in self._live:
                 op.forget()
 
@@ -223,6 +232,8 @@ class NonFinite(OperatorTool[Op]):
             found = NonFiniteResult(**vars(self._result))
             found.unchecked = dict(found.unchecked)
             found.notes = list(self._notes)
+            if self._norms is not None:
+                found.gradient_steps, found.gradients = self._norms.result()
             found.faults = [Fault(**vars(fault)) for fault in self._faults.values()]
             found.tool_seconds = self._clock.spent / 1e9
             found.wall_seconds = self._clock.wall / 1e9

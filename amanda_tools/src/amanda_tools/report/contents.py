@@ -41,7 +41,7 @@ def report(
     """
     facts = {"title": title, "lines": list(lines), "problem": problem}
     contents = {name: _fitting(_exact(content)) for name, content in results.items()}
-    kinds = {chart.get("kind") for one in contents.values() for chart in one.get("charts", ())}
+    kinds = [chart.get("kind") for content in contents.values() for chart in _charts(content)]
     parts = graph.PARTS + _parts() if "graph" in kinds else _parts()
     body = part(__package__, "page/report.html")
     return compose(f"{title}: Amanda", body, parts, {"facts": facts, "results": contents})
@@ -51,6 +51,12 @@ def report(
 def _parts() -> Parts:
     scripts = [part(__package__, f"page/{name}.js") for name in _SCRIPTS]
     return Parts((part(__package__, "page/report.css"),), (library("echarts"), *scripts))
+
+
+def _charts(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the charts of a result, which anybody may have written."""
+    found = content.get("charts")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _exact(value: Any) -> Any:
@@ -67,11 +73,11 @@ def _exact(value: Any) -> Any:
 def _fitting(content: dict[str, Any]) -> dict[str, Any]:
     """Return a result without the parts that make it too large for a page."""
     sizes = {name: len(json.dumps(value)) for name, value in content.items()}
-    notes = list(content.get("notes", ()))
+    given = content.get("notes")
+    notes = given if isinstance(given, list) else []
     while sum(sizes.values()) > LIMIT:
         largest = max(sizes, key=lambda name: sizes[name])
-        notes.append(f"{largest} is too large for this page: {sizes.pop(largest)} bytes")
+        notes = [*notes, f"{largest} is too large for this page: {sizes.pop(largest)} bytes"]
         content = {name: value for name, value in content.items() if name != largest}
-        if "charts" in content:
-            content["charts"] = [c for c in content["charts"] if c.get("part") != largest]
-    return {**content, "notes": notes} if notes else content
+        content["charts"] = [one for one in _charts(content) if one.get("part") != largest]
+    return {**content, "charts": _charts(content), "notes": notes}

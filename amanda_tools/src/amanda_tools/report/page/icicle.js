@@ -85,7 +85,8 @@ amanda.charts.icicle = (host, chart, context) => {
   };
   // Without the modules that are above it anyway; a number needs the one around it.
   const short = (one) => one.op ? one.name.replace(/^.*\//, "")
-    : /^\d+$/.test(one.name) && one.parent.parent ? `${one.parent.name}.${one.name}` : one.name;
+    : /^\d+(\.|$)/.test(one.name) && one.parent.parent
+      ? `${one.parent.name.split(".").pop()}.${one.name}` : one.name;
   const share = (one) => rows.percent(one.size / root.size);
   const text = (one) => `${one.path || one.name}\n${amanda.quantity(one.size, measure.unit)}, ` +
     `${share(one)} of all`;
@@ -111,8 +112,8 @@ amanda.charts.icicle = (host, chart, context) => {
             type: "rect", shape: {x, y: y + 1, width: Math.max(wide - 1, .5), height: ROW - 2, r: 2},
             style: {fill: colors[one.hue], opacity: one.op || !one.children.length ? .3 : .55,
                     stroke: held ? accent : back, lineWidth: held ? 2.5 : 0},
-            textContent: wide < 34 ? undefined : {style: {
-              text: short(one), fill: ink, overflow: "truncate", width: wide - 10, ellipsis: "…",
+            textContent: wide < 46 ? undefined : {style: {
+              text: short(one), fill: ink, overflow: "truncate", width: wide - 14, ellipsis: "…",
               font: `${one.op ? 400 : 600} 12px system-ui, sans-serif`}},
             textConfig: {position: "insideLeft", distance: 5},
             emphasis: {style: {opacity: .8}},

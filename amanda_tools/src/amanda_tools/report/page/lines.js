@@ -4,12 +4,16 @@ amanda.charts.lines = (host, chart, context) => {
   const {rows} = amanda, {axis, legend} = amanda.frame;
   const found = rows.of(context.result, chart.part);
   // Either fields of each row, or rows that each have a list of numbers.
-  const series = chart.values
+  const every = chart.values
     ? chart.values.map((one, n) => ({name: (chart.labels || [])[n] || rows.label(one),
                                      data: found.map((row) => rows.number(row, one))}))
     : found.map((row) => ({name: row.name, row, data: row[chart.list]}));
   const x = chart.values ? found.map((row) => rows.value(row, chart.x))
     : rows.value(context.result, chart.x);
+  // Of many lines those with the largest numbers.
+  const largest = (one) => Math.max(...one.data.map((value) => value || 0));
+  const series = chart.most ? every.sort((a, b) => largest(b) - largest(a)).slice(0, chart.most) : every;
+  const left = every.length - series.length;
   const unit = chart.unit ?? rows.unit(context.result, (chart.values || [chart.list])[0], chart.part);
   const xUnit = chart.x_unit || "", columns = chart.style === "columns";
   const marked = chart.values && chart.marked ? found.map((row) => Boolean(row[chart.marked])) : [];
@@ -45,7 +49,7 @@ amanda.charts.lines = (host, chart, context) => {
       showSymbol: !columns && x.length < 30, barMaxWidth: 36,
       lineStyle: {width: chart.stack ? 0 : 1.8}, areaStyle: chart.stack && !columns ? {opacity: .75} : undefined,
       data: (xUnit && !columns ? one.data.map((value, k) => [x[k], value]) : one.data)
-        .map((value, k) => columns && marked[k] ? {value, itemStyle: {opacity: .4}} : value),
+        .map((value, k) => chart.log && !(value > 0) && !Array.isArray(value) ? null : columns && marked[k] ? {value, itemStyle: {opacity: .4}} : value),
       markLine: n ? undefined : marks(),
     })),
     dataZoom: x.length > 60 ? [{type: "inside", xAxisIndex: 0, zoomOnMouseWheel: "ctrl"}] : [],
@@ -63,6 +67,7 @@ amanda.charts.lines = (host, chart, context) => {
     host.replaceChildren(amanda.make("p", "dim", "Nothing was measured."));
     return {};
   }
+  if (left > 0) host.append(amanda.make("p", "dim", `The ${series.length} largest of ${every.length}`));
   const drawn = amanda.frame.draw(host, {
     height: chart.height || 300, option, label: `${chart.title}, ${x.length} points`,
     items: () => x.map((_, n) => ({text: told(n).replaceAll("\n", ", ")})),
