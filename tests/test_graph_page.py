@@ -24,7 +24,7 @@ from torch import nn
 import amanda
 from amanda_core.results import share
 from amanda_tools.flops import Flops
-from amanda_tools.graph import Edge, Graph, GraphResult, GraphTracing, Op, Source
+from amanda_tools.graph import Edge, Graph, GraphResult, GraphTracing, Op, Source, files
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
 from amanda_tools.report import report
@@ -221,6 +221,29 @@ def test_modules_fold_and_unfold(page: Page) -> None:
     assert page.boxes() == OUTERMOST
     page.browser.find_element("xpath", "//button[.='Unfold']").click()
     assert sum(name.endswith("/linear") for name in page.boxes()) == 41
+
+
+@pytest.mark.parametrize("kind", ["traced", "hostile"])
+def test_the_page_has_the_facts_of_the_graph(
+    kind: str, browser: Any, result: GraphResult, tmp_path: Path
+) -> None:
+    graphs = result.graphs if kind == "traced" else hostile().graphs
+    page = opened(browser, GraphResult(graphs), tmp_path)
+    for number, graph in enumerate(graphs):
+        expected = files.to_json(graph)
+        found = page.script(
+            "const {nodes, edges, namespace} = page.graphs[arguments[0]];"
+            "return {nodes, edges, namespace}",
+            number,
+        )
+        for node in expected["nodes"]:
+            node.pop("writes", None)
+            node.pop("namespace", None)
+            if "id" in node:
+                node["id"] = str(node["id"])  # Larger than JavaScript's exact integers.
+        for edge in expected["edges"]:
+            del edge["executions"], edge["calls"]
+        assert found == json.loads(json.dumps(expected))
 
 
 def test_boxes_do_not_overlap_and_edges_go_down(page: Page) -> None:
@@ -428,6 +451,9 @@ def test_the_largest_graph_comes_first(browser: Any, result: GraphResult, tmp_pa
     ]  # fmt: skip
     page.choose("graph", "other/1/eager")
     assert page.find(".title").text.startswith("other/1/eager: 0 operators")
+    page.type("x")
+    page.press(ESCAPE)
+    page.browser.find_element("xpath", "//button[.='Unfold']").click()
     assert page.options("color") == ["kind of operator"]
     assert page.problems() == []
 
@@ -552,6 +578,9 @@ def test_the_drawing_as_files(page: Page) -> None:
     assert {"blocks", "head", "39", "tanh"} <= {*texts}
     # Colours stand in it, as no style sheet does.
     assert "var(" not in text
+    # Names of unfolded boxes have a halo below them, not above.
+    [caption] = [one for one in root.iter(f"{space}text") if one.text == "blocks"]
+    assert "paint-order: stroke" in caption.attrib["style"]
     png = page.browser.execute_async_script(
         "const done = arguments[0]; amandaGraph.pngOf(amandaGraph.page.main, (blob) => {"
         "const reader = new FileReader(); reader.onload = () => done(reader.result);"

@@ -453,6 +453,7 @@ class Canvas {
     if (old) old.setAttribute("tabindex", -1);
     this.active = box;
     const element = this.elements.get(box);
+    if (!element) return;  // Of a graph without boxes.
     element.setAttribute("tabindex", 0);
     if (focus) {
       element.focus({preventScroll: true});

@@ -2,7 +2,8 @@
 // The drawing as SVG and PNG files.
 (() => {
 const lib = (globalThis.amandaGraph ??= {});
-const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "font", "opacity", "display"];
+const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "paint-order",
+                "font", "opacity", "display"];
 const LARGEST = 8000;
 
 // Return the whole drawing as the text of an SVG file: each element has the colours of now.

@@ -116,7 +116,8 @@ class Page {
 
   addCanvas(graph) {
     const host = this.stage.appendChild(make("div", "pane"));
-    if (this.canvases.length) host.append(make("p", "pane-title", graph.namespace));
+    if (this.canvases.length)
+      host.append(make("p", "pane-title", this.compareChoice.selectedOptions[0]?.text || graph.namespace));
     const canvas = new lib.Canvas(host, graph, {
       select: (box) => this.selected(canvas, box),
       change: () => this.changed(canvas),
@@ -438,7 +439,7 @@ class Page {
     this.waiting = setTimeout(() => {
       this.waiting = null;
       this.write();
-    }, 150);
+    }, 400);  // Browsers refuse more than some hundred changes of the address a minute.
   }
 
   // Show in one canvas what the other shows: what is selected, or else what both have nearest to the
