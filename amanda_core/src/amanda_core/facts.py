@@ -105,6 +105,17 @@ class Facts:
         """
         raise NotReadableError("its driver does not read values")
 
+    def tensor(self, values: Any, like: Any) -> Any:
+        """Return a NumPy array in a form that operators of the framework combine with `like`.
+
+        The default returns the array, which many frameworks accept.
+
+        Args:
+            values: The array, or a number.
+            like: A tensor, or a gradient, with the device that the result must have.
+        """
+        return values
+
     def version(self, tensor: Any) -> int | None:
         """Return a number that grows with each write to it; None if writes are not counted."""
         return None

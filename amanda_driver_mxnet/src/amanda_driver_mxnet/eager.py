@@ -105,7 +105,7 @@ class EagerProgram:
         record = self._sites.locate(call.op_type, handles, {})
         if record.idle == session.epoch and session.caching and not session.wants_backward:
             result = call.run(call.inputs)
-            self._note(several(result))
+            self._note(call, record.site.zone, several(result))
             return result
         epoch = session.epoch
         context = session.open(
@@ -138,7 +138,7 @@ class EagerProgram:
         else:
             result = call.run(values)
         outputs = several(result)
-        self._note(outputs)
+        self._note(call, context.zone, outputs)
         context.fill(outputs=outputs)
         with autograd.pause(autograd.is_training()):
             after = context.trigger_callback(IPoint.AFTER_FORWARD)
@@ -152,7 +152,7 @@ class EagerProgram:
                         with inside_routine():
                             target[:] = value
             return call.out
-        self._note(new)
+        self._note(call, context.zone, new)
         return new if isinstance(result, (tuple, list)) else new[0]
 
     def _watch(self, call: Call, context: OpContext, values: Sequence[Any]) -> Watch | None:
@@ -182,8 +182,9 @@ class EagerProgram:
             return range(2, len(call.inputs))
         return [place for place, name in enumerate(call.names) if name.startswith("moving_")]
 
-    def _note(self, arrays: Sequence[Any]) -> None:
-        for array in arrays:
+    def _note(self, call: Call, zone: str, arrays: Sequence[Any]) -> None:
+        """Remember that an op of the model made these arrays: they are not parameters."""
+        for array in arrays if zone == "model" and call.out is None else ():
             if isinstance(array, NDArray):
                 self._made.set(array.handle, True)
 

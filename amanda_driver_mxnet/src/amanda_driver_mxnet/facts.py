@@ -12,7 +12,7 @@ from typing import Any
 
 from amanda_core.facts import DENSE, SYMBOLIC, Facts, NotReadableError, Storage
 from amanda_core.weak import Known
-from amanda_driver_mxnet._mxnet_internals.arrays import NDArray, address_of, dtype_of
+from amanda_driver_mxnet._mxnet_internals.arrays import NDArray, address_of, dtype_of, new_array
 
 __all__ = ["FACTS", "IN_GRAPHS", "SymbolicArray"]
 
@@ -72,6 +72,9 @@ class _ArrayFacts(Facts):
         address = address_of(tensor) if size else None
         # An array has no weak references, but its handle has.
         return Storage(address, size or 0, tensor.handle) if address else None
+
+    def tensor(self, values: Any, like: Any) -> Any:
+        return new_array(values, like)
 
     def values(self, tensor: Any) -> Any:
         if isinstance(tensor, SymbolicArray):

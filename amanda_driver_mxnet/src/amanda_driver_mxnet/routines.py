@@ -6,13 +6,17 @@ from collections.abc import Container, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import mxnet
 from mxnet import autograd
 
 from amanda_core import Plan, Session, Step
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_core.threads import inside_routine
-from amanda_driver_mxnet._mxnet_internals.arrays import NDArray, needs_gradient, record_function
+from amanda_driver_mxnet._mxnet_internals.arrays import (
+    NDArray,
+    needs_gradient,
+    new_array,
+    record_function,
+)
 
 __all__ = ["fold"]
 
@@ -66,8 +70,7 @@ def _edited(session: Session, old: Any, new: Any) -> Any:
     """Return a new value at the place of the old one on the tape: gradients go straight through."""
     with inside_routine():  # The driver's own operators.
         if not isinstance(new, NDArray):
-            array = mxnet.np.array if isinstance(old, mxnet.np.ndarray) else mxnet.nd.array
-            new = array(new, dtype=old.dtype, ctx=old.ctx)
+            new = new_array(new, old)
         # MXNet's operators refuse arrays of several dtypes.
         new = new.detach() if new.dtype == old.dtype else new.astype(old.dtype)
         if autograd.is_recording() and needs_gradient(old):

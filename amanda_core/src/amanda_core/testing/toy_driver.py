@@ -99,6 +99,10 @@ class ToyFacts(Facts):
         """Return the memory of the value, which it shares with no other."""
         return Storage(id(tensor), 8, tensor)
 
+    def tensor(self, values: Any, like: toy.Value) -> toy.Value:
+        """Return a value of a number."""
+        return toy.Value(float(values))
+
     def values(self, tensor: toy.Value) -> float:
         """Return the number."""
         return tensor.data

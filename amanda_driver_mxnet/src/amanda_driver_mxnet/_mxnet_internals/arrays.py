@@ -30,6 +30,7 @@ __all__ = [
     "dtype_of",
     "has_gradient_buffer",
     "needs_gradient",
+    "new_array",
     "op_info",
     "parameters_of",
     "record_function",
@@ -129,6 +130,12 @@ def dtype_of(array: NDArray) -> str:
     """Return the name of an array's dtype, which is a type, or a dtype in NumPy's interface."""
     dtype = array.dtype
     return str(getattr(dtype, "__name__", None) or dtype.name).rstrip("_")
+
+
+def new_array(values: Any, like: NDArray) -> NDArray:
+    """Return an array of these values on the device of another one, of the same interface."""
+    array = mxnet.np.array if isinstance(like, mxnet.np.ndarray) else mxnet.nd.array
+    return array(values, dtype=like.dtype, ctx=like.ctx)
 
 
 def needs_gradient(array: Any) -> bool:

@@ -96,6 +96,9 @@ class _TorchFacts(Facts):
             size = -size // _CUDA_BLOCK * -_CUDA_BLOCK
         return Storage((str(tensor.device), address), size, storage)
 
+    def tensor(self, values: Any, like: torch.Tensor) -> Any:
+        return torch.as_tensor(values, device=like.device)
+
     def values(self, tensor: torch.Tensor) -> Any:
         layout = self.layout(tensor)
         if layout in ("nested", "quantized", "sparse"):

@@ -417,7 +417,7 @@ def _by_values(context: OpContext) -> None:
     facts = facts_of(context)
 
     def mask(weight: Any, axes: list[int], count: int, batch: int = 0) -> Any:
-        return numpy_mask(facts.values(weight), axes, count, batch)
+        return facts.tensor(numpy_mask(facts.values(weight), axes, count, batch), weight)
 
     context[_MASK] = mask
 

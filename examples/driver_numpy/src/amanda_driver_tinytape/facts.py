@@ -42,6 +42,10 @@ class TapeFacts(Facts):
             array = array.base
         return Storage(array.ctypes.data, array.nbytes, array) if array.nbytes else None
 
+    def tensor(self, values: Any, like: Tensor | Array) -> Tensor | Array:
+        """Return a tensor, or an array beside a gradient."""
+        return Tensor(values) if isinstance(like, Tensor) else np.asarray(values)
+
     def values(self, tensor: Tensor | Array) -> Array:
         """Return a copy of the array."""
         return _array(tensor).copy()

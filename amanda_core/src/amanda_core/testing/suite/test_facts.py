@@ -72,6 +72,20 @@ def test_the_values_of_a_tensor(rig: Rig) -> None:
 
 
 @needs("facts")
+def test_an_array_becomes_a_tensor(rig: Rig) -> None:
+    """Return from `tensor` what an operator accepts beside the tensor that it is like."""
+    numpy = pytest.importorskip("numpy", reason="tools make masks by NumPy, which is not here")
+
+    def look(facts: Facts, value: Any) -> Any:
+        values = numpy.array(facts.values(value))
+        product = rig.backend.call("mul", value, facts.tensor(values, value))
+        return rig.backend.to_python(product), (values * values).tolist()
+
+    for found, expected in _looked(rig, look):
+        assert rig.same(found, expected)
+
+
+@needs("facts")
 def test_the_memory_of_a_tensor(rig: Rig) -> None:
     """Keep the key of `storage` while a tensor lives, and give other memory another key."""
     alive: list[Any] = []
