@@ -313,10 +313,9 @@ class Session:
     def forget(self, context: OpContext) -> None:
         """Drop the context of an op that can never run again, such as one of a dead model."""
         self._drop(context)
-        for tool in self.tools:
-            log = tool._amanda.logs.get(self._store, {})
-            for point in IPoint:
-                log.pop((context._key, point), None)
+        logs = [tool._amanda.logs.get(self._store, {}) for tool in self.tools]
+        for log, point in itertools.product(logs, IPoint):
+            log.pop((context._key, point), None)
 
     def analyse(self, context: OpContext, i_point: IPoint) -> None:
         """Run the analysis that is due for `context` at `i_point`."""
@@ -444,9 +443,8 @@ class Session:
             raise first
 
     def _note_pending(self, error: BaseException) -> None:
-        for other in self.pending:
-            if other is not error:
-                annotate(error, f"Then also {type(other).__name__}: {other}")
+        for other in (one for one in self.pending if one is not error):
+            annotate(error, f"Then also {type(other).__name__}: {other}")
         self.pending.clear()
 
     def warn_once(self, message: str, stacklevel: int = 1, *, importing: bool = False) -> None:
