@@ -661,7 +661,7 @@ def test_a_report_contains_the_canvas(browser: Any, result: GraphResult, tmp_pat
     browser.find_element("css selector", "g.box[aria-selected=true]").click()
     browser.switch_to.active_element.send_keys("/")
     assert "search" in browser.switch_to.active_element.get_attribute("class")
-    browser.find_element("tag name", "h2").click()
+    browser.find_element("id", "title").click()
     browser.find_element("tag name", "body").send_keys("/")
     assert browser.switch_to.active_element.get_attribute("id") == "find"
     wide = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
