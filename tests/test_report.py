@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import amanda
+from amanda_core.cli.reports import MARK
 from amanda_tools.report import report
 
 from .every_tool import TOOLS
@@ -114,6 +115,7 @@ def test_the_page_has_all_results_and_is_small_beside_them(results: dict[str, An
         re.sub(r"(?<=: )(\d{17,})", r'"\1"', json.dumps(results["flops"]))
     )
     assert len(report({}, "nothing")) < LARGEST
+    assert MARK in page[:1000].encode()
     assert len(page) < LARGEST + len(json.dumps(results))
     # JavaScript would round larger numbers.
     [op, *_] = found["latency"]["ops"]
@@ -167,8 +169,10 @@ def test_a_run_writes_its_report_however_it_ends(
     assert list(found) == ["latency", "memory", "flops"]
     steps = 3 if not last else 2
     assert sum(op["calls"] for op in found["flops"]["ops"]) == 2 * steps
-    # Again: the page is not replaced, and nothing runs.
+    # A file that is no report is not replaced, and nothing runs.
+    (tmp_path / "r.html").write_text("mine")
+    command[command.index("out")] = "other"
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ)
     assert again.returncode == 2
-    assert "exists already" in again.stderr or "has results already" in again.stderr
-    assert (tmp_path / "r.html").read_text() == page
+    assert "exists already" in again.stderr
+    assert (tmp_path / "r.html").read_text() == "mine"

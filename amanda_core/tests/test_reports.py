@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from amanda_core.cli import app
-from amanda_core.cli.reports import REPORT_GROUP, ReportPage
+from amanda_core.cli.reports import MARK, REPORT_GROUP, ReportPage
 from amanda_core.errors import MissingExtraError, OutputError, ResultError
 
 from .conftest import Installed
@@ -125,5 +125,14 @@ def test_what_is_there_is_replaced_only_by_force_and_never_through_a_link(
     assert json.loads(link.read_text())[1] == "x"
     with pytest.raises(OutputError, match="exists already"):
         ReportPage(folder, force=True)
+    # An earlier report is replaced, but not through a link.
+    link.write_text(f"<!doctype html>\n{MARK.decode()}\n")
+    ReportPage(link).write([folder / "a.json"], "again")
+    assert json.loads(link.read_text())[1] == "again"
+    link.unlink()
+    other.write_text(MARK.decode())
+    link.symlink_to(other)
+    with pytest.raises(OutputError, match="exists already"):
+        ReportPage(link)
     with pytest.raises(OutputError, match="cannot be written to"):
         ReportPage(other / "r.html")

@@ -23,6 +23,10 @@ __all__ = ["REPORT_GROUP", "ReportPage", "is_result", "open_report"]
 
 REPORT_GROUP = "amanda.reports"
 
+#: What a page has in its head, so that the next report may replace it.
+MARK = b'<meta name="generator" content="Amanda">'
+#: Bytes in which it stands.
+_HEAD = 1000
 #: ``(results, title, lines, problem)`` -> HTML.
 _Report = Callable[[Mapping[str, Any], str, Sequence[str], str], str]
 _FIX = "Run: pip install amanda-tools"
@@ -34,7 +38,8 @@ class ReportPage:
     Args:
         path: The file.
         part: Name of one of several processes, which becomes part of the file's name.
-        force: Whether to replace a file.
+        force: Whether to replace any file. An earlier report is always replaced, since its results
+            are in files of their own.
 
     Raises:
         MissingExtraError: No installed distribution writes reports.
@@ -44,7 +49,8 @@ class ReportPage:
     def __init__(self, path: Path, part: str = "", *, force: bool = False) -> None:
         named = path.with_name(f"{path.stem}-{part}{path.suffix}") if part else path
         self.path = Path(os.path.abspath(named))
-        if os.path.lexists(self.path) and not (force and self.path.is_file()):
+        replaced = self.path.is_file() and (force or _is_report(self.path))
+        if os.path.lexists(self.path) and not replaced:
             raise OutputError(
                 f"{str(self.path)!r} exists already",
                 fix="Name another file, or replace it with --force",
@@ -113,6 +119,17 @@ def open_report(files: Sequence[Path], title: str) -> Path:
 def is_result(content: object) -> bool:
     """Return True for the content of a tool's file, which has a format."""
     return isinstance(content, dict) and isinstance(content.get("format"), str)
+
+
+def _is_report(path: Path) -> bool:
+    """Return True for a page of Amanda's. A link to one belongs to somebody else."""
+    if path.is_symlink():
+        return False
+    try:
+        with path.open("rb") as file:
+            return MARK in file.read(_HEAD)
+    except OSError:
+        return False
 
 
 def _load() -> _Report:

@@ -291,7 +291,9 @@ class Run:
         if self.page is None:
             return True
         program = self.program
-        lines = [" ".join([program.target, *program.arguments]), f"tools: {', '.join(self.tools)}"]
+        lines = [" ".join([program.target, *program.arguments])] if program.arguments else []
+        # Not the whole path, since people pass pages on.
+        lines.append(f"results in {self.output.folder.name}")
         try:
             self.page.write(self._files, os.path.basename(program.target), lines, self._problem)
         except AmandaError as error:
