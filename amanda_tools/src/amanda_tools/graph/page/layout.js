@@ -93,6 +93,9 @@ class Layout {
         points[0] = {x: start.x + PADDING + start.level.ports.out.x, y: start.y + start.height};
       if (down && end && end.level && end.level.ports.in)
         points[points.length - 1] = {x: end.x + PADDING + end.level.ports.in.x, y: end.y};
+      // Between neighbouring ranks, the way by the middles of boxes would be a detour.
+      const moved = [start, end].some((one) => one && one.level);
+      if (down && moved && edge.from && edge.to && points.length === 3) points.splice(1, 1);
       if (!edge.from) points[0] = {x: level.ports.in.x, y: -HEADER};
       if (!edge.to) points[points.length - 1] = {x: level.ports.out.x, y: level.height + PADDING};
       const arrow = Boolean(edge.to) && !(end && end.level && down);
@@ -107,7 +110,10 @@ class Layout {
 const pathOf = (points) => {
   const at = ({x, y}) => `${x.toFixed(1)} ${y.toFixed(1)}`;
   const middle = (a, b) => ({x: (a.x + b.x) / 2, y: (a.y + b.y) / 2});
-  if (points.length < 3) return `M${at(points[0])}L${at(points[points.length - 1])}`;
+  if (points.length < 3) {
+    const [start, end] = points, height = (start.y + end.y) / 2;
+    return `M${at(start)}C${at({x: start.x, y: height})} ${at({x: end.x, y: height})} ${at(end)}`;
+  }
   let path = `M${at(points[0])}L${at(middle(points[0], points[1]))}`;
   for (let n = 1; n < points.length - 1; n += 1)
     path += `Q${at(points[n])} ${at(middle(points[n], points[n + 1]))}`;
