@@ -296,7 +296,8 @@ def test_a_parameter_set_anew_is_hooked() -> None:
 def test_a_leaf_s_node_that_stays_follows_the_tools() -> None:
     w = leaf(3)
     node: Any = torch.autograd.graph.get_gradient_edge(w).node
-    first, second = Leaves(2.0), Leaves(5.0)
+    first, second, none = Leaves(2.0), Leaves(5.0), amanda.Tool()
+    none.add_inst_for_op(lambda context: None, backward=True)
 
     def factor() -> float:
         w.grad = None
@@ -304,6 +305,12 @@ def test_a_leaf_s_node_that_stays_follows_the_tools() -> None:
         return float(grad_of(w)[0])
 
     for _ in range(2):
+        with amanda.apply(none):
+            for _ in range(TIMES):
+                with amanda.apply(amanda.Tool()):
+                    assert factor() == 1.0
+            with amanda.apply(first):
+                assert [factor() for _ in range(TIMES)] == [2.0] * TIMES
         with amanda.apply(first):
             assert [factor() for _ in range(TIMES)] == [2.0] * TIMES
             with amanda.apply(second):

@@ -219,21 +219,21 @@ class Backward:
             make: Returns the hooks of one node, which hold its argument, and whether each comes
                 before the node.
         """
-        epoch = self.epoch()
+        token = Token(self.epoch())
 
-        def register(node: Any, _: Token, unmark: Callable[[], None]) -> list[Any]:
+        def register(node: Any, unmark: Callable[[], None]) -> list[Any]:
             return [
                 node.register_prehook(hook) if is_before else node.register_hook(hook)
                 for is_before, hook in make(unmark)
             ]
 
-        return lambda node: self._hook_leaf(node, epoch, register, planned=True)
+        return lambda node: self._hook_leaf(node, token, register, planned=True)
 
     def _hook_leaf(
         self,
         node: Any,
-        epoch: int,
-        register: Callable[[Any, Token, Callable[[], None]], list[Any]],
+        token: Token,
+        register: Callable[[Any, Callable[[], None]], list[Any]],
         planned: bool,
     ) -> None:
         """Register hooks on a leaf's node, unless it has some.
@@ -243,15 +243,15 @@ class Backward:
 
         Args:
             node: The node.
-            epoch: Epoch in which it was used.
+            token: Has the epoch in which it was used.
             register: Registers hooks, which hold the function that removes our mark from the node.
             planned: Whether they are valid in this epoch only.
         """
         metadata = node.metadata
-        lifetime, token, handles = metadata.get(_MARK, (None, None, ()))
-        if lifetime is self.lifetime and (not handles or token.epoch == epoch):
+        lifetime, old, handles = metadata.get(_MARK, (None, None, None))
+        if lifetime is self.lifetime and (handles is None or old.epoch == token.epoch):
             # A node of an older graph, perhaps made under other tools, is used in a new graph.
-            token.epoch = epoch
+            old.epoch = token.epoch
             return
         if lifetime is self.lifetime:
             for handle in handles:
@@ -260,12 +260,12 @@ class Backward:
         def unmark() -> None:
             metadata.pop(_MARK, None)
 
-        token = Token(epoch)
-        hooks = register(node, token, unmark)
-        metadata[_MARK] = (self.lifetime, token, hooks if planned else ())
-        self._hooks += ((hook, weakref.ref(unmark)) for hook in hooks)
+        hooks = register(node, unmark)
+        metadata[_MARK] = (self.lifetime, token, hooks if planned else None)
+        held: weakref.ref[Callable[[], object]] = weakref.ref(unmark)
+        self._hooks += [(hook, held) for hook in hooks]
         if len(self._hooks) > self._hooks_limit:
-            self._hooks = [held for held in self._hooks if held[0].hooks_dict_ref() is not None]
+            self._hooks = [one for one in self._hooks if one[0].hooks_dict_ref() is not None]
             self._hooks_limit = 2 * len(self._hooks) + 64
 
     def record_of(
@@ -395,14 +395,15 @@ class Backward:
             self._leaves[key] = (Ref(leaf), record)
         if record.idle(self.session):
             return True
+        token = Token(epoch or self.epoch())
 
-        def register(node: Any, token: Token, unmark: Callable[[], None]) -> list[Any]:
+        def register(node: Any, unmark: Callable[[], None]) -> list[Any]:
             hooks = self._hook(node, record, token, unmark)
             if number is not None:
                 _put_in_place(hooks, number)
             return hooks
 
-        self._hook_leaf(node, epoch or self.epoch(), register, planned=False)
+        self._hook_leaf(node, token, register, planned=False)
         return False
 
     def release(self) -> None:

@@ -113,8 +113,10 @@ class Taps:
         #: Whether it is known before the op runs that its nodes give the gradients of inputs.
         self.readable = False
         plan = context.plan(IPoint.AFTER_BACKWARD)
+        #: The inputs that have gradients, if routines request them.
+        self._slots = differentiable(call.values) if plan else {}
         if plan and not call.called:
-            positions = {position for position, _ in differentiable(call.values)}
+            positions = {position for position, _ in self._slots}
             # Observers never need an identity.
             self.readable = not plan.edits or readable(call, context, _groups(plan, positions))
         #: Sequence number before the op itself ran.
@@ -133,7 +135,7 @@ class Taps:
         after = self._context.plan(IPoint.AFTER_BACKWARD)
         if not after and not self._call.session.wants(IPoint.AFTER_FORWARD):
             return values
-        slots = differentiable(values)
+        slots = self._slots if after else differentiable(values)
         if not after:
             # A routine may still request gradients later, when written inputs have other edges.
             if self._call.session.due(self._context, IPoint.AFTER_FORWARD):
