@@ -9,6 +9,7 @@ from amanda_core.testing.layers import Layers
 LAYERS: list[str | tuple[str, ...]] = [
     "plugin",
     "_attachment",
+    "_modules",
     ("facts", "_forward"),
     "_backward",
     "_folding",

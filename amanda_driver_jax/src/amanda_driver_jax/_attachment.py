@@ -15,7 +15,8 @@ from amanda_driver_jax._forward import Execution, op_type_of
 from amanda_driver_jax._host import Host
 from amanda_driver_jax._interception import PATCHES, plain_bind, plain_call
 from amanda_driver_jax._jax_internals import is_top_level
-from amanda_driver_jax._trace_keys import LOCAL, jitted_call, plain, set_key
+from amanda_driver_jax._modules import Models
+from amanda_driver_jax._trace_keys import JITTED_CALL, LOCAL, plain, set_key
 from amanda_driver_jax.facts import FACTS
 
 __all__ = ["JaxAttachment", "attach"]
@@ -49,6 +50,7 @@ class _State:
         self.eager = OpTable(f"jax/{jax.__version__}/eager")
         self.jit = OpTable(f"jax/{jax.__version__}/jit")
         self.host = Host()
+        self.models = Models()
 
 
 def attach(session: Session) -> JaxAttachment:
@@ -69,6 +71,7 @@ class JaxAttachment:
         self.session = session
         self._state = session.persistent("jax", _State)
         self._state.host.session = session
+        session.persistent("jax.parameters", lambda: self._state.models)
         self._outer: JaxAttachment | None = None
         #: The op that the Python path of a jitted function has found for `bind`.
         self._located: Op | None = None
@@ -103,7 +106,7 @@ class JaxAttachment:
 
     def call(self, function: Callable[..., Any], info: Any, args: Any, kwargs: Any) -> Any:
         """Run an outermost jitted call. It is a step."""
-        with jitted_call():
+        with JITTED_CALL:
             result = plain_call(function, info, args, kwargs)
         self.finish(result)
         self.session.end_step()
@@ -122,7 +125,7 @@ class JaxAttachment:
 
     def is_idle(self, op_type: str) -> bool:
         """Return True if no tool does anything at the operator of JAX that is being called."""
-        op = self._located = self._state.eager.locate(op_type)
+        op = self._located = self._state.eager.locate(op_type, self._module())
         return op.idle == self.session.epoch and self.session.caching
 
     def run_idle(self, function: Callable[..., Any], info: Any, args: Any, kwargs: Any) -> Any:
@@ -132,6 +135,9 @@ class JaxAttachment:
             return plain_call(function, info, args, kwargs)
 
     # Operators.
+
+    def _module(self) -> tuple[str, str] | None:
+        return self._state.models.place(sys._getframe(2))
 
     def bind(self, primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
         """Run an operator, or what holds other operators."""
@@ -146,7 +152,7 @@ class JaxAttachment:
                 self.finish(result)
             return result
         table = self._state.jit if is_traced() else self._state.eager
-        op = located or table.locate(op_type)
+        op = located or table.locate(op_type, self._module())
         session = self.session
         if top and op.idle == session.epoch and session.caching:
             with plain():

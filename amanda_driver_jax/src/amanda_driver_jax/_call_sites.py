@@ -37,6 +37,7 @@ __all__ = [
     "is_library_source",
     "is_traced",
     "is_user_call",
+    "is_users_frame",
     "marked",
 ]
 
@@ -78,6 +79,11 @@ def _side_of(code: CodeType) -> int:
             side = _USERS
         _sides[code] = side
     return side
+
+
+def is_users_frame(frame: FrameType) -> bool:
+    """Return True for a frame of a program or of a library on JAX."""
+    return _side_of(frame.f_code) == _USERS
 
 
 def is_user_call(frame: FrameType | None) -> bool:
@@ -159,18 +165,19 @@ class OpTable:
             drop=lambda op: None,
         )
 
-    def locate(self, op_type: str) -> Op:
+    def locate(self, op_type: str, module: tuple[str, str] | None) -> Op:
         """Return the op that is being called.
 
         Args:
             op_type: Its type.
+            module: The model and the path of the module that runs; None outside of any.
         """
-        path = _named_scope()
-        if is_top_level():
-            activation = Activation(self._scope("", path) if path else OUTSIDE)
-        else:
-            counts = self._counts.setdefault(current_trace(), {})
-            activation = Activation(self._scope("traced", path), counts)
+        model, path = module or ("", _named_scope())
+        counts: dict[Any, int] = {}
+        if not is_top_level():
+            model, counts = model or "traced", self._counts.setdefault(current_trace(), counts)
+        scope = self._scope(model, path) if model or path else OUTSIDE
+        activation = Activation(scope, counts)
         self._here.activations = [activation]
         return self._sites.locate(op_type, (), {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,16 +11,18 @@ import jax
 
 from amanda_core import Step
 from amanda_driver_jax._host import Host, stopped
+from amanda_driver_jax._jax_internals import is_top_level
 from amanda_driver_jax._trace_keys import LOCAL, busy, plain
 from amanda_driver_jax._values import (
     cast_like,
     concrete,
     is_concrete,
     is_differentiable,
+    shape_of,
     straight_through,
 )
 
-__all__ = ["fold", "isolated", "known", "shown"]
+__all__ = ["fold", "isolated", "known", "note_copy", "original", "shown"]
 
 
 @contextlib.contextmanager
@@ -34,9 +37,30 @@ def shown(values: Sequence[Any], staging: bool) -> list[Any]:
     return list(values) if staging else [concrete(value) for value in values]
 
 
+#: Trace -> copies that were made in it of a value, with the same shape and dtype: the id of each,
+#: and the copy and its original.
+_COPIES: weakref.WeakKeyDictionary[Any, dict[int, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
+
+
+def note_copy(new: Any, old: Any) -> None:
+    """Note that an operator has copied a value, as JAX does to convert it to its own dtype."""
+    new, old = concrete(new), concrete(old)
+    if not is_top_level() and shape_of(new) == shape_of(old):
+        _COPIES.setdefault(LOCAL.trace, {})[id(new)] = new, old
+
+
+def original(value: Any) -> Any:
+    """Return the value of which a value is a copy, or itself."""
+    value = concrete(value)
+    copies = _COPIES.get(LOCAL.trace, {}) if LOCAL.trace is not None else {}
+    while id(value) in copies:
+        value = copies[id(value)][1]
+    return value
+
+
 def known(value: Any) -> Any:
     """Return the array that a value is, or that was passed for it to the traced function."""
-    value = concrete(value)
+    value = original(value)
     for arguments in reversed(LOCAL.arguments):
         if id(value) in arguments:
             value = concrete(arguments[id(value)][1])

@@ -11,16 +11,17 @@ from amanda_core import IPoint, OpContext, Session, Step
 from amanda_core.errors import UnsupportedError
 from amanda_driver_jax._backward import watched
 from amanda_driver_jax._call_sites import Op, is_library_source, is_traced, marked
-from amanda_driver_jax._folding import fold, isolated, known, shown
+from amanda_driver_jax._folding import fold, isolated, known, note_copy, shown
 from amanda_driver_jax._host import Host, replaced
 from amanda_driver_jax._interception import plain_bind
 from amanda_driver_jax._jax_internals import (
+    current_trace,
     function_source,
     is_forward_mode,
     jit_p,
     wrapped_function,
 )
-from amanda_driver_jax._trace_keys import plain
+from amanda_driver_jax._trace_keys import LOCAL, plain
 from amanda_driver_jax._values import is_concrete, is_differentiable
 
 __all__ = ["Execution", "op_type_of"]
@@ -74,6 +75,7 @@ class Execution:
         """Return the outputs."""
         session = self.session
         self.staging = is_traced() or not all(map(is_concrete, values))
+        LOCAL.trace = current_trace()
         context = session.open(
             self.op.site,
             self.primitive,
@@ -90,12 +92,15 @@ class Execution:
                 with plain():
                     outputs = list(compute(*new))
             context.fill(outputs=shown(outputs, self.staging))
+            if context["type"] in ("cast", "identity") and values:
+                note_copy(outputs[0], values[0])
             with isolated():
                 after = context.trigger_callback(IPoint.AFTER_FORWARD)
             self.has_plan = bool(before) or bool(after)
             with marked():
                 return fold(self.host, after, outputs, self.staging)
         finally:
+            LOCAL.trace = None
             context.release()
 
     def _computation(

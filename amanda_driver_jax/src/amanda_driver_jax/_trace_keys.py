@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-__all__ = ["LOCAL", "busy", "jitted_call", "plain", "set_key"]
+__all__ = ["JITTED_CALL", "LOCAL", "busy", "plain", "set_key"]
 
 _KEY: Any = jax.make_user_context(None)
 
@@ -29,6 +29,7 @@ class _Local(threading.local):
         jitted: The key inside a jitted call; None outside of all.
         plain: Depth of code that uses the plain programs.
         passed: The function that is looked up in JAX's cache, and its arguments.
+        trace: The transformation in which an operator is analysed.
         arguments: For each function that is being traced: its tracers and their arguments.
     """
 
@@ -38,6 +39,7 @@ class _Local(threading.local):
     jitted: Hashable = None
     plain = 0
     passed: tuple[Any, Sequence[Any]] = (None, ())
+    trace: Any = None
     arguments: tuple[dict[int, tuple[Any, Any]], ...] = ()
 
 
@@ -86,13 +88,15 @@ def plain() -> _Plain:
     return _PLAIN
 
 
-@contextlib.contextmanager
-def jitted_call() -> Iterator[None]:
-    """Use inside `with` the programs that JAX may call without asking the driver."""
-    LOCAL.jitted = ("jit", LOCAL.key)
-    _refresh()
-    try:
-        yield
-    finally:
+class _JittedCall:
+    def __enter__(self) -> None:
+        LOCAL.jitted = ("jit", LOCAL.key)
+        _refresh()
+
+    def __exit__(self, *_: object) -> None:
         LOCAL.jitted = None
         _refresh()
+
+
+#: Inside `with`, JAX uses the programs that it may call without asking the driver.
+JITTED_CALL = _JittedCall()

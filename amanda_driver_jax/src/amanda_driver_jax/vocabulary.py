@@ -94,10 +94,13 @@ def _layout(axes: Any, letters: str) -> str:
 
 def _describe_product(context: OpContext) -> None:
     context["input_roles"] = ("left", "right")
-    numbers = context.attrs.get("dimension_numbers")
     ranks = [getattr(value, "ndim", 0) for value in context.get_inputs() or ()]
-    if ranks[1:2] != [2]:
-        return
-    contracted = (0,) if numbers is None else numbers[0][1]
-    if len(contracted) == 1:
-        context["weight_layout"] = "IO" if contracted[0] == 0 else "OI"
+    numbers = context.attrs.get("dimension_numbers")
+    contracted = numbers[0] if numbers is not None else ((ranks[0] - 1,), (max(ranks[1] - 2, 0),))
+    reads = context.weights
+    # `weight @ x`, as in Equinox.
+    side = 0 if 0 in reads and 1 not in reads else 1
+    if side == 0:
+        context["input_roles"] = ("weight", "input")
+    if ranks[side] == 2 and len(contracted[side]) == 1:
+        context["weight_layout"] = "IO" if contracted[side][0] == 0 else "OI"

@@ -1,0 +1,171 @@
+"""Modules of Flax (NNX and Linen) and Equinox: where an operator runs, and the parameters there.
+
+A module that runs is the ``self`` of a frame, so nothing of these libraries is replaced. In
+functional programs modules are made again all the time, so they are known by class and structure.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import jax
+
+from amanda_core import OpContext
+from amanda_core.weak import Known
+from amanda_core.weights.geometry import Place
+from amanda_core.weights.parameters import Found
+from amanda_core.weights.reads import Reads, Weight
+from amanda_driver_jax._call_sites import is_users_frame
+from amanda_driver_jax._folding import known, original
+from amanda_driver_jax._values import concrete
+
+__all__ = ["Models"]
+
+_LIBRARIES = ("flax.nnx", "flax.linen", "equinox")
+
+
+class _Model(NamedTuple):
+    """An outermost module: its label, and the paths of the modules inside it by their ids."""
+
+    label: str
+    paths: dict[int, str]
+
+
+class Models:
+    """The models whose modules run. It finds the parameters that an operator reads."""
+
+    def __init__(self) -> None:
+        self._models: Known[_Model] = Known()
+        self._labels: dict[str, list[Any]] = {}
+
+    def place(self, frame: FrameType | None) -> tuple[str, str] | None:
+        """Return the label of the model and the path of the module that runs; None if none does."""
+        classes = tuple(
+            vars(sys.modules[name])["Module"]
+            for name in _LIBRARIES
+            if "Module" in vars(sys.modules.get(name, sys))
+        )
+        modules = list(_running(frame, classes)) if classes else []
+        if not modules:
+            return None
+        inner, root = modules[0], _outermost(modules)
+        model = self._models.get(root)
+        if model is None:
+            parameters = dict(_parameters(root))
+            paths = {id(module): path for path, module in _walk(root, "") if _is_module(module)}
+            model = _Model(self._label(type(root).__qualname__, parameters), paths)
+            self._models.set(root, model)
+        self.root = root
+        if _is_linen(inner):
+            return model.label, ".".join(inner.scope.path)
+        return model.label, model.paths.get(id(inner), f"<{type(inner).__qualname__}>")
+
+    def _label(self, name: str, parameters: dict[str, Any]) -> str:
+        structure = [(key, jax.numpy.shape(value)) for key, value in parameters.items()]
+        known_ones = self._labels.setdefault(name, [])
+        if structure not in known_ones:
+            known_ones.append(structure)
+        number = known_ones.index(structure) + 1
+        return name if number == 1 else f"{name}#{number}"
+
+    # Weights.
+
+    def __call__(self, context: OpContext) -> Reads:
+        """Return the parameters that an operator reads in this execution."""
+        place = self.place(sys._getframe(1))
+        if place is None:
+            return Reads({}, dict)
+        values = dict(_parameters(self.root))
+        names = {id(concrete(value)): name for name, value in values.items()}
+        finder: Any = self  # It answers what `Weight` asks.
+        roles: tuple[str, ...] = context.get("input_roles", ())
+        found: dict[int | tuple[int, int], Weight] = {}
+        for position, value in enumerate(context.get_inputs() or ()):
+            source = original(value)
+            name = names.get(id(source))
+            if name is not None:
+                shape = tuple(source.shape)
+                whole = Place((), True, tuple(range(len(shape))))
+                role = roles[position] if position < len(roles) else None
+                layout = context.get("weight_layout") if role in ("weight", "right") else None
+                get = functools.partial(known, source)
+                part = Found(place[0], name, 0, shape, None, whole, get)
+                found[position] = Weight(part, value, finder, role, layout, False)
+        shapes = {f"{place[0]}:{name}": jax.numpy.shape(value) for name, value in values.items()}
+        copies = context["type"] in ("cast", "identity", "reshape", "transpose")
+        return Reads(found, lambda: shapes, bool(found) and not copies)
+
+    def memory(self, value: Any) -> None:
+        """Return None: arrays do not change, and where they lie says nothing."""
+
+    def version(self, parameter: Any) -> None:
+        """Return None: nothing is written."""
+
+    def counts_writes(self, value: Any, parameter: Any) -> bool:
+        """Return False, for the same reason."""
+        return False
+
+
+def _running(frame: FrameType | None, classes: tuple[type, ...]) -> Iterator[Any]:
+    """Yield the modules whose methods run, innermost first."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and code.co_varnames[0] == "self" and is_users_frame(frame):
+            module = frame.f_locals.get("self")
+            if isinstance(module, classes) and not _is_wrapper(module):
+                yield module
+        frame = frame.f_back
+
+
+def _is_wrapper(module: Any) -> bool:
+    """Return True for Equinox' transformed functions, and descriptions of modules of Linen."""
+    own = type(module).__module__.startswith("equinox._")
+    return own or (_is_linen(module) and module.scope is None)
+
+
+def _outermost(modules: list[Any]) -> Any:
+    kind = _library_of(modules[0])
+    return [module for module in modules if _library_of(module) == kind][-1]
+
+
+def _library_of(module: Any) -> str:
+    names = (str(cls.__module__) for cls in type(module).__mro__ if cls.__name__ == "Module")
+    return next(names, "")
+
+
+def _is_module(value: Any) -> bool:
+    return _library_of(value) != ""
+
+
+def _is_linen(value: Any) -> bool:
+    return _library_of(value).startswith("flax.linen")
+
+
+def _parameters(root: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of the parameters of a model."""
+    tree = root.variables.get("params", {}) if _is_linen(root) else root
+    for path, value in _walk(tree, ""):
+        if isinstance(value, jax.Array):
+            yield path, value
+
+
+def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the modules, parameters and arrays in a model, with their paths."""
+    yield path, value
+    if hasattr(value, "get_raw_value"):  # A variable of NNX, such as a parameter or a statistic.
+        if any(cls.__name__ == "Param" for cls in type(value).__mro__):
+            yield path, value.get_raw_value()
+        return
+    if isinstance(value, (list, tuple)):
+        inner: Any = enumerate(value)
+    elif isinstance(value, dict):
+        inner = value.items()
+    else:
+        inner = vars(value).items() if _is_module(value) else ()
+    for name, each in inner:
+        if not str(name).startswith("_"):
+            yield from _walk(each, f"{path}.{name}" if path else str(name))
