@@ -108,6 +108,8 @@ COVERAGE = ["coverage", "pytest-cov"]
 # What tests of others import, beside what the checks do.
 OTHERS = ["keras", "parameterized", "peft"]
 
+#: The conformance kit over the drivers of the shared environment.
+KITS = ["tests/conformance/test_torch.py", "tests/portable/test_conformance.py"]
 # Frameworks, and modes of them, that the sweep makes faults in.
 FAULTY = ["torch", "tensorflow", "tensorflow-function", "tensorflow-graph"]
 
@@ -319,6 +321,30 @@ def vendor(session: nox.Session) -> None:
     They come from the npm registry. What uses them needs neither node nor a network.
     """
     session.run(sys.executable, "tests/packages/vendor.py", *session.posargs, external=True)
+
+
+@nox.session
+def backends(session: nox.Session) -> None:
+    """Run one source of tools and the conformance kit on every backend; writes docs/backends.md.
+
+    `-- amanda_driver_jax` renews the rows of one environment, `-- shared` those of the shared one.
+    """
+    for name in session.posargs or ["shared", *APART]:
+        apart = name if name in APART else ""
+        packages = ["torch", *TENSORFLOW] if not apart else APART[apart].packages
+        environment(session, *packages, "pytest", apart=apart)
+        results = f"tests/backends/results/{name}.json"
+        run(session, "python", "tests/backends/one_tool.py", results, apart=apart)
+        suites = [f"{apart}/tests/test_conformance.py"] if apart else KITS
+        with tempfile.TemporaryDirectory() as folder:
+            reports = []
+            # TensorFlow's tests have a process of their own.
+            for number, suite in enumerate(suites):
+                reports.append(f"{folder}/{number}.json")
+                report = f"--amanda-report={reports[-1]}"
+                plugin = ["-p", "amanda_core.testing.plugin", report]
+                run(session, "pytest", "-q", *plugin, suite, apart=apart, PYTHONSAFEPATH="1")
+            run(session, "python", "tests/backends/pages.py", name, *reports, apart=apart)
 
 
 @nox.session

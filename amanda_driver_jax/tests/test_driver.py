@@ -293,3 +293,20 @@ def test_a_function_of_jax_that_is_transformed_is_seen_once(run: Callable[[Any],
     seen = [context.op_type for context in contexts_of(lambda: run(x))]
     assert seen.count("sin") == 1
     assert not {"convert_element_type", "mul", "broadcast_in_dim"} & set(seen)
+
+
+@pytest.mark.parametrize("observe", [False, True])
+def test_a_routine_that_selects_no_value_runs_each_time(observe: bool) -> None:
+    calls: list[int] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context["type"] == "sin":
+            context.insert_after_op(lambda: calls.append(1), outputs=[], observe=observe)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    run = jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, v: jnp.sin(v), x))
+    with amanda.apply(tool):
+        run(jnp.ones(2))
+        run(jnp.ones(2))
+    assert len(calls) == 6

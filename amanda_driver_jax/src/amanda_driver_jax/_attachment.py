@@ -37,6 +37,10 @@ _COVERAGE = [
         "there is no backward program; the run is refused",
     ),
     CoverageGap(
+        "which gradients of a watched op the program needs",
+        "those of all its inputs are computed, and shown to tools",
+    ),
+    CoverageGap(
         "the layers of a loop outside of transformations and modules",
         "arrays have no identity: the loop is one op that is executed several times",
     ),

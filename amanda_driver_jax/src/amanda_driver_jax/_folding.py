@@ -85,7 +85,7 @@ def fold(host: Host, steps: Iterable[Step], values: Sequence[Any], staging: bool
         elif not staging or action.staged:
             given = new if action.autodiff else [v if v is None else stopped(v) for v in new]
             changes = step(given)
-        elif action.observe:
+        elif action.observe or action.positions == ():
             host.observe(step, new)
             continue
         else:

@@ -42,8 +42,8 @@ class Host:
     def observe(self, step: Step, values: Sequence[Any]) -> None:
         """Add a reader to the program."""
         positions = _positions(step, values)
-        if not positions:
-            return
+        if not positions and (step.action.positions is None or step.action.positions):
+            return  # None of the values that the routine selects exists.
 
         def call(*selected: Any) -> None:
             self._run(lambda: step(_spread(positions, selected, len(values))))

@@ -114,7 +114,11 @@ def _running(frame: FrameType | None, classes: tuple[type, ...]) -> Iterator[Any
     """Yield the modules whose methods run, innermost first."""
     while frame is not None:
         code = frame.f_code
-        if code.co_argcount and code.co_varnames[0] == "self" and is_users_frame(frame):
+        if (
+            code.co_varnames[:1] == ("self",)
+            and code.co_name != "__init__"
+            and is_users_frame(frame)
+        ):
             module = frame.f_locals.get("self")
             if isinstance(module, classes) and not _is_wrapper(module):
                 yield module

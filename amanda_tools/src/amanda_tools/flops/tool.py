@@ -90,6 +90,8 @@ class Flops(OperatorTool["_Op"]):
             if not formula.inputs:
                 op.known = ()
             if self.backward and not context.get(APART):
+                if not context.supports("late_gradients"):
+                    self._watch_arrival(context, op)
                 inputs = context.get_inputs() or ()
                 for position in formula.operands or range(len(inputs)):
                     if is_floating(op.tensors, inputs[position]):
@@ -120,16 +122,18 @@ class Flops(OperatorTool["_Op"]):
             written = _bytes(op.tensors, outputs)
             if op.facts.moved is None and op.read is not None and written is not None:
                 op.facts.moved = op.read + written
-            if outputs and self.backward and not context.get(APART):
-                context.insert_before_backward_op(
-                    self.arrival, observe=True, grad_outputs=[0], op=op
-                )
+            late = context.supports("late_gradients")
+            if outputs and self.backward and late and not context.get(APART):
+                self._watch_arrival(context, op)
             fixed = None
             if op.known is not None and not op.eager:
                 fixed = _sizes(op.tensors, outputs, range(len(outputs)))
                 op.static = None if fixed is None else (op.known, fixed)
             positions: list[int] | None = [] if fixed is not None else None
             context.insert_after_op(self.leave, observe=True, outputs=positions, op=op, fixed=fixed)
+
+    def _watch_arrival(self, context: OpContext, op: _Op) -> None:
+        context.insert_before_backward_op(self.arrival, observe=True, grad_outputs=[0], op=op)
 
     def analyse_backward(self, context: OpContext) -> None:
         """Insert a routine that counts a backward operator, if each gradient has one of its own."""

@@ -1,0 +1,83 @@
+"""The tools that ship, on a jitted training step of a Flax model."""
+
+# mypy: allow-untyped-decorators, allow-subclassing-any, no-warn-return-any
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+import amanda
+from amanda_tools.dump import Dump
+from amanda_tools.effective_path import EffectivePath
+from amanda_tools.flops import Flops
+from amanda_tools.nonfinite import NonFinite
+
+X = jax.random.normal(jax.random.key(1), (8, 6, 6, 3))
+Y = jnp.arange(8) % 4
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs: Any) -> None:
+        self.conv = nnx.Conv(3, 4, (3, 3), rngs=rngs)
+        self.out = nnx.Linear(144, 4, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.out(jax.nn.relu(self.conv(x)).reshape(x.shape[0], -1))
+
+
+@nnx.jit
+def gradients(model: Any, x: Any) -> Any:
+    def loss(model: Any) -> Any:
+        return optax.softmax_cross_entropy_with_integer_labels(model(x), Y).mean()
+
+    return nnx.value_and_grad(loss)(model)
+
+
+def run(tool: amanda.Tool, x: Any = X, steps: int = 2) -> Any:
+    model = Net(nnx.Rngs(0))
+    with amanda.apply(tool):
+        for _ in range(steps):
+            gradients(model, x)
+    return tool.result()  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_flops() -> None:
+    ops = {op.type: op for op in run(Flops()).ops}
+    convolution, product = ops["conv_general_dilated"], ops["dot_general"]
+    assert convolution.calls == product.calls == 2
+    # A kernel of 3 * 3 * 3 at each of 6 * 6 places for 4 channels and 8 images.
+    assert convolution.macs == 2 * 27 * 36 * 4 * 8
+    assert product.macs == 2 * 144 * 4 * 8
+    # The gradients of a watched op are computed for all its inputs, also for the images.
+    assert convolution.backward_macs == 2 * convolution.macs
+    assert product.backward_macs == 2 * product.macs
+
+
+@pytest.mark.slow
+def test_nonfinite_names_the_operator() -> None:
+    faults = run(NonFinite(), X.at[0, 0, 0, 0].set(jnp.nan), steps=1).faults
+    assert faults
+    assert any("conv" in fault.type for fault in faults)
+
+
+@pytest.mark.slow
+def test_a_dump_has_the_values(tmp_path: Path) -> None:
+    model = Net(nnx.Rngs(0))
+    tool = Dump(folder=tmp_path)
+    with amanda.apply(tool):
+        gradients(model, X)
+    tool.result()
+    assert any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_what_is_not_supported_is_said() -> None:
+    assert any("jax" in note for note in run(EffectivePath(), steps=1).notes)

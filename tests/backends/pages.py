@@ -1,0 +1,156 @@
+"""Write docs/backends.md of the results of all environments in tests/backends/results.
+
+Each environment has two files there: NAME.json, which one_tool.py makes, and NAME.kit.json, a
+summary of the conformance kit's report, which `pages.py NAME REPORT...` makes. `nox -s backends`
+runs all of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import sys
+import tokenize
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).parent / "results"
+PAGE = ROOT / "docs/backends.md"
+TOOLS = ("count", "prune", "edit gradients", "replace", "trace")
+#: Driver -> its folder.
+DRIVERS = {
+    "pytorch": "amanda_driver_torch",
+    "tensorflow": "amanda_driver_tf",
+    "jax": "amanda_driver_jax",
+    "mxnet": "amanda_driver_mxnet",
+}
+_IGNORED = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
+    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+}
+
+TEXT = """\
+# Backends
+
+This page is made of results by `nox -s backends`.
+
+## One tool, every backend
+
+[One file of tools](../tests/portable/tools.py) runs unchanged on each backend, forward and
+backward. A perceptron is computed twice under each tool, with routines on the host and with staged
+ones, and once after it. *As by hand*: the output and the gradients are those of the same
+computation with the edit written into it, the routines ran as often as their operators, and the
+results afterwards are the plain ones.
+
+{tools}
+
+## What a new driver costs
+
+A driver makes a framework speak the language of the tools. These are the costs of ours. Lines of
+Python are those without comments, docstrings and blank lines. A test of the
+[conformance kit](conformance.md) is left out if the driver does not declare its capability, or if
+the framework lacks its program; the kit's report says which. The drivers of JAX and MXNet use the
+core as it is: no file of it was changed for either, and none names a framework.
+
+{drivers}
+"""
+
+
+def source_lines(source: str) -> int:
+    """Return how many lines of a Python file are code."""
+    documented: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        scopes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        if isinstance(node, scopes) and ast.get_docstring(node) is not None:
+            documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _IGNORED and token.string:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - documented)
+
+
+def python_lines(folder: str) -> int:
+    """Return how many source lines of Python a driver has."""
+    files = (ROOT / folder / "src").rglob("*.py")
+    return sum(source_lines(path.read_text(encoding="utf-8")) for path in files)
+
+
+def native_lines(folder: str) -> int:
+    """Return how many lines of C and C++ a driver has, without the headers that the core owns."""
+    files = [
+        path
+        for path in (ROOT / folder / "src").rglob("*")
+        if path.suffix in (".c", ".cpp", ".h") and not path.name.startswith("amanda_")
+    ]
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+
+
+def reports() -> Iterator[Mapping[str, Any]]:
+    """Yield what the kit reported of each mode of each driver."""
+    for path in sorted(RESULTS.glob("*.kit.json")):
+        yield from json.loads(path.read_text(encoding="utf-8"))
+
+
+def summarise(name: str, files: Sequence[str]) -> None:
+    """Keep of the kit's reports of one environment how many tests passed in each mode."""
+    found = []
+    for file in files:
+        for backend in json.loads(Path(file).read_text(encoding="utf-8"))["backends"]:
+            driver, *_, mode = backend["namespaces"][0].split("/")
+            groups = backend["tests"].values()
+            found.append(
+                {
+                    "driver": driver,
+                    "mode": mode,
+                    "passed": sum(len(group["passed"]) for group in groups),
+                    "failed": sum(len(group["failed"]) for group in groups),
+                    "left_out": sum(len(group["skipped"]) for group in groups),
+                }
+            )
+    (RESULTS / f"{name}.kit.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def tool_table() -> str:
+    """Return the table of backends and tools."""
+    rows: dict[str, dict[str, str]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        if not path.name.endswith(".kit.json"):
+            rows.update(json.loads(path.read_text(encoding="utf-8")))
+    frameworks = ("PyTorch", "TensorFlow", "JAX", "MXNet")
+    order = [name for each in frameworks for name in rows if name.startswith(each)]
+    lines = [f"| backend | version | {' | '.join(TOOLS)} |", "|---" * (len(TOOLS) + 2) + "|"]
+    for name in order:
+        cells = [rows[name][tool] for tool in TOOLS]
+        lines.append(f"| {name} | {rows[name]['version']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def driver_table() -> str:
+    """Return the table of what each driver costs."""
+    lines = [
+        "| driver | lines of Python | lines of C | mode: tests of the kit passed, left out |",
+        "|---|---|---|---|",
+    ]
+    found = list(reports())
+    for driver, folder in DRIVERS.items():
+        if not (ROOT / folder / "src").is_dir():
+            continue
+        modes = [
+            f"{report['mode']}: {report['passed']}, {report['left_out']}"
+            + f", {report['failed']} failed" * bool(report["failed"])
+            for report in found
+            if report["driver"] == driver
+        ]
+        native = native_lines(folder) or "none"
+        lines.append(f"| {driver} | {python_lines(folder)} | {native} | {'; '.join(modes)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        summarise(sys.argv[1], sys.argv[2:])
+    PAGE.write_text(TEXT.format(tools=tool_table(), drivers=driver_table()), encoding="utf-8")
