@@ -163,8 +163,7 @@ BACKENDS: Mapping[str, Callable[[], Mapping[str, Run]]] = {
 
 def outcomes(run: Run) -> dict[str, str]:
     """Return what each tool does on a backend, the routines on the host and staged ones."""
-    found = {}
-    for name, make, wanted in (
+    cases: list[tuple[str, Callable[[bool], Any], list[Array]]] = [
         ("count", lambda staged: tools.Count(*PRODUCTS, "relu"), expected()),
         ("prune", lambda staged: tools.MagnitudePrune(SPARSITY, staged=staged), pruned()),
         (
@@ -178,7 +177,9 @@ def outcomes(run: Run) -> dict[str, str]:
             expected(activation=_swish),
         ),
         ("trace", lambda staged: tools.OperatorTrace(*PRODUCTS, "relu"), expected()),
-    ):
+    ]
+    found = {}
+    for name, make, wanted in cases:
         results = [_outcome(run, make(staged), wanted) for staged in (False, True)]
         found[name] = "; ".join(dict.fromkeys(results))
     return found
