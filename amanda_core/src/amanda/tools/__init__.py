@@ -13,6 +13,25 @@ except ModuleNotFoundError as error:
         "The built-in tools are not installed", fix="Run: pip install amanda-tools"
     ) from error
 
+from typing import TYPE_CHECKING
+
 from amanda.tools import mapping
 
-__all__ = ["mapping"]
+if TYPE_CHECKING:
+    from amanda_tools.notebook import load_ipython_extension
+    from amanda_tools.training import callback
+
+__all__ = ["callback", "load_ipython_extension", "mapping"]
+
+
+def __getattr__(name: str) -> object:
+    # Imported late, because most programs need neither.
+    if name == "callback":
+        from amanda_tools.training import callback
+
+        return callback
+    if name == "load_ipython_extension":
+        from amanda_tools.notebook import load_ipython_extension
+
+        return load_ipython_extension
+    raise AttributeError(f"module 'amanda.tools' has no attribute {name!r}")

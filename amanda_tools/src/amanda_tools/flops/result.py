@@ -228,7 +228,7 @@ class FlopsResult(Summed[Sum]):
         tables = [self.table(), self.table("type")]
         if self.unknown:
             tables.append(self.table("unknown"))
-        return render_html(tables)
+        return render_html(tables, self)
 
     def _title(self) -> str:
         total = self.total

@@ -281,7 +281,7 @@ class LatencyResult(Summed[Times]):
         write_scalars(folder, rows)
 
     def _repr_html_(self) -> str:
-        return render_html([self.table(), self.table("module"), self.table("step")])
+        return render_html([self.table(), self.table("module"), self.table("step")], self)
 
     def _title(self) -> str:
         total = self.total

@@ -309,7 +309,7 @@ class MemoryResult(Summed[Sum]):
         return [trace.write(create_folder(folder) / "timeline.json")]
 
     def _repr_html_(self) -> str:
-        return render_html([self.table(), self.table("type"), self.table("step")])
+        return render_html([self.table(), self.table("type"), self.table("step")], self)
 
     def _title(self) -> str:
         after = f" after {self.peak_op}" if self.peak_op else ""

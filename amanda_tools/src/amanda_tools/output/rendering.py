@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from amanda_core.results import Table
+from amanda_core.results import Result, Table
 from amanda_tools.output.extras import require
 
 __all__ = [
@@ -62,9 +62,14 @@ def describe_overhead(what: str, tool_seconds: float, wall_seconds: float) -> li
     return [f"{what} took {tool_seconds:.3g} s of {wall_seconds:.3g} s ({part})"]
 
 
-def render_html(tables: Iterable[Table]) -> str:
-    """Render tables as HTML, each with its title as the caption."""
-    return "\n".join(map(_html, tables))
+def render_html(tables: Iterable[Table], result: Result | None = None) -> str:
+    """Render tables as HTML, each with its title as the caption, below the charts of a result."""
+    charts = ""
+    if result is not None:
+        from amanda_tools.output.inline_charts import charts_of  # Which needs this module.
+
+        charts = charts_of(result)
+    return "\n".join([*([charts] if charts else []), *map(_html, tables)])
 
 
 def dataframe(kind: type[Any], rows: Sequence[Any]) -> Any:

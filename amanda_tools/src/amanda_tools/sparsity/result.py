@@ -237,7 +237,7 @@ class SparsityResult:
         return dataframe(MeasuredTensor, self.tensors)
 
     def _repr_html_(self) -> str:
-        return render_html([self.table(), self.table("dead"), self.table("product")])
+        return render_html([self.table(), self.table("dead"), self.table("product")], self)
 
     def _title(self) -> str:
         parts = [

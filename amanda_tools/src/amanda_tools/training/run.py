@@ -1,0 +1,128 @@
+"""`TrainingRun`: tools that are applied while a library trains a model.
+
+Owns when tools are applied and removed, and when results are shown and logged. It knows no library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from amanda_core.activation import Handle, attach
+from amanda_core.results import Result
+from amanda_core.tool import Tool
+from amanda_tools.output.named_tools import named_tools, results_of
+from amanda_tools.output.scalars import ScalarLog, scalars_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ClosingCallback", "TrainingRun"]
+
+#: Rows of a table that is shown when a training ends.
+_ROWS = 15
+
+
+class TrainingRun:
+    """Applies tools from the beginning of a training to its end.
+
+    Args:
+        tools: Tools, or their names as on the command line.
+        scalars: Where scalars of the results are logged; see `ScalarLog`. None for nowhere.
+        every: Log them after every so many steps; None for the end of each epoch.
+        show: Whether to print the results when a training ends.
+
+    Attributes:
+        tools: The tools by name.
+        results: Their results, by name, once a training has ended.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Tool | str],
+        scalars: str | None = None,
+        every: int | None = None,
+        show: bool = True,
+    ) -> None:
+        if every is not None and every < 1:
+            raise ValueError(f"every must be at least 1, but is {every}")
+        self.tools = named_tools(tools, "amanda.callback")
+        self.results: dict[str, Result] = {}
+        self._target, self._every, self._show = scalars, every, show
+        self._handle: Handle | None = None
+        self._log: ScalarLog | None = None
+        self._steps = 0
+
+    def begin(self) -> None:
+        """Apply the tools; a training that an exception left is ended first."""
+        self.close()
+        self._steps = 0
+        if self._target is not None:
+            self._log = ScalarLog(self._target)
+        self._handle = attach(*self.tools.values())
+
+    def end_step(self) -> None:
+        """Log scalars if it is their turn."""
+        self._steps += 1
+        if self._every is not None and self._steps % self._every == 0:
+            self._write(self._steps)
+
+    def end_epoch(self, number: int) -> None:
+        """Log scalars, unless they are logged by steps."""
+        if self._every is None:
+            self._write(number)
+
+    def close(self) -> None:
+        """Remove the tools, and keep, log and show their results; does nothing the second time."""
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        try:
+            handle.remove()
+        finally:
+            self.results = results_of(self.tools)
+            log, self._log = self._log, None
+            if log is not None:
+                self._log_to(log, self._steps if self._every is not None else None)
+                log.close()
+            if self._show:
+                for name, result in self.results.items():
+                    print(f"{name}:\n{result.table().first(_ROWS)}\n")
+
+    def _write(self, step: int) -> None:
+        if self._log is not None:
+            self.results = results_of(self.tools)
+            self._log_to(self._log, step)
+
+    def _log_to(self, log: ScalarLog, step: int | None) -> None:
+        if step is not None:
+            for name, result in self.results.items():
+                found = scalars_of(result)
+                log.log({f"amanda/{name}/{key}": value for key, value in found.items()}, step)
+
+
+class ClosingCallback:
+    """What all callbacks share: the results, and an end that an exception cannot skip."""
+
+    run: TrainingRun
+
+    @property
+    def results(self) -> dict[str, Result]:
+        """Return the results by the name of their tool."""
+        return self.run.results
+
+    def close(self) -> None:
+        """Remove the tools if they are still applied."""
+        self.run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,52 @@
+"""Tools applied around Keras' `fit` by the callback."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import amanda
+
+pytestmark = pytest.mark.slow
+
+#: MACs of a batch of four through a layer of 3 by 2.
+FORWARD = 4 * 3 * 2
+
+
+def model() -> Any:
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    made.compile("sgd", "mse")
+    return made
+
+
+def fit(callback: Any, *more: Any) -> None:
+    x, y = np.ones((12, 3), np.float32), np.ones((12, 2), np.float32)
+    model().fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[callback, *more])
+
+
+def test_tools_are_applied_around_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = amanda.callback("keras", "flops")
+    fit(callback)
+    total = callback.results["flops"].total.macs
+    assert total == 6 * FORWARD  # Two epochs of three steps.
+    assert "flops:\n" in capsys.readouterr().out
+    model()(np.ones((4, 3), np.float32))
+    assert callback.run.tools["flops"].result().total.macs == total
+
+
+def test_nothing_stays_applied_after_an_exception() -> None:
+    class Failing(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            raise RuntimeError("planted")
+
+    callback = amanda.callback("keras", "flops", show=False)
+    with pytest.raises(RuntimeError, match="planted"), callback:
+        fit(callback, Failing())
+    assert callback.results["flops"].total.macs == FORWARD
+    model()(np.ones((4, 3), np.float32))
+    assert callback.run.tools["flops"].result().total.macs == FORWARD
