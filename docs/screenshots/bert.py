@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 torch.manual_seed(0)
 config = BertConfig(
-    hidden_size=128, num_hidden_layers=32, num_attention_heads=4, intermediate_size=512
+    hidden_size=128, num_hidden_layers=40, num_attention_heads=4, intermediate_size=512
 )
 model = BertForSequenceClassification(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
