@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -150,11 +151,47 @@ def _jax() -> Mapping[str, Run]:
     return {"JAX, eager": run_by(compute), "JAX, jit": run_by(jitted)}
 
 
+def _mxnet() -> Mapping[str, Run]:
+    # With its defaults, MXNet's own gradients are wrong; the driver refuses them.
+    os.environ.setdefault("MXNET_MKLDNN_ENABLED", "0")
+    import mxnet as mx
+
+    class Perceptron(mx.gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            # The weights of a layer are (out, in).
+            for name, value in (("first", FIRST), ("second", SECOND)):
+                shape = value.T.shape
+                setattr(self, name, self.params.get(name, shape=shape, init=mx.init.Zero()))
+            self.initialize()
+
+        def hybrid_forward(self, F: Any, x: Any, first: Any, second: Any) -> Any:
+            hidden = F.relu(F.FullyConnected(x, first, no_bias=True, num_hidden=8))
+            return F.FullyConnected(hidden, second, no_bias=True, num_hidden=3)
+
+    def run_by(block: Any) -> Run:
+        def run(x: Array, *weights: Array) -> Sequence[Array]:
+            parameters = (block.first, block.second)
+            for parameter, weight in zip(parameters, weights, strict=True):
+                parameter.set_data(mx.nd.array(weight.T))
+            with mx.autograd.record():
+                output = block(mx.nd.array(x))
+            output.backward(mx.nd.array(SEED))
+            return [output.asnumpy(), *(p.grad().asnumpy().T for p in parameters)]
+
+        return run
+
+    hybridized = Perceptron()
+    hybridized.hybridize()
+    return {"MXNet, imperative": run_by(Perceptron()), "MXNet, hybridized": run_by(hybridized)}
+
+
 #: Module of a framework -> its modes.
 BACKENDS: Mapping[str, Callable[[], Mapping[str, Run]]] = {
     "torch": _torch,
     "tensorflow": _tensorflow,
     "jax": _jax,
+    "mxnet": _mxnet,
 }
 
 

@@ -70,18 +70,6 @@ def weight_position(context: OpContext) -> int | None:
     return None
 
 
-def as_array(value: Any) -> Array:
-    """Return the values of a tensor of any framework."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-    return np.asarray(value)
-
-
-def as_tensor(array: Array, like: Any) -> Any:
-    """Convert `array` to something that can be multiplied with `like`."""
-    return like.new_tensor(array) if hasattr(like, "new_tensor") else array
-
-
 def canonical_axes(layout: str) -> list[int]:
     """Return the order of axes that converts a weight from any layout to out, in, then space."""
     return [layout.index(axis) for axis in sorted(layout, key="OIMDHW".index)]
@@ -166,10 +154,12 @@ class MagnitudePrune(amanda.Tool):
         weight, layout = context.value(position), context.get("weight_layout")
         if weight is None or layout is None:
             return  # A product of two activations.
-        mask = magnitude_mask(as_array(weight), layout, self.sparsity)
+        facts = context.facts
+        assert facts is not None
+        mask = magnitude_mask(np.asarray(facts.values(weight)), layout, self.sparsity)
         self.masks.append(mask.transpose(canonical_axes(layout)))
         self.layouts.append(layout)
-        factor = as_tensor(mask, weight)
+        factor = facts.tensor(mask, weight)
         context.insert_before_op(self.multiply, inputs=[position], factor=factor)
         if self.gradients:
             context.insert_after_backward_op(self.multiply, grad_inputs=[position], factor=factor)
