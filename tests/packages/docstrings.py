@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = (
     "amanda_core",
     "amanda_driver_jax",
+    "amanda_driver_mxnet",
     "amanda_driver_tf",
     "amanda_driver_torch",
     "amanda_tools",

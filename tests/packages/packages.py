@@ -18,7 +18,10 @@ from pathlib import Path
 from environments import ROOT, Environment, build
 from publishing import follow
 
-MEMBERS = ("amanda_core", "amanda_driver_tf", "amanda_driver_torch", "amanda_tools")
+MEMBERS = (
+    *("amanda_core", "amanda_tools", "amanda_driver_torch", "amanda_driver_tf"),
+    *("amanda_driver_jax", "amanda_driver_mxnet"),
+)
 TRAIN = """
 import torch
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -108,6 +111,7 @@ def of_torch(environment: Environment, tool: Path) -> None:
 
     environment.install("amanda-tool-mine[test]", "amanda-tools")
     assert environment.names("tools") == [
+        "capture",
         "dump",
         "effective_path",
         "flops",
@@ -120,6 +124,7 @@ def of_torch(environment: Environment, tool: Path) -> None:
         "prune",
         "rewrite",
         "sparsity",
+        "steer",
         "trace",
     ]
     assert {found["severity"] for found in environment.json("doctor")["findings"]} <= {"info"}
