@@ -147,7 +147,8 @@ def driver_table() -> str:
             if report["driver"] == driver
         ]
         native = native_lines(folder) or "none"
-        lines.append(f"| {driver} | {python_lines(folder)} | {native} | {'; '.join(modes)} |")
+        cells = [driver, python_lines(folder), native, "; ".join(modes) or "not run yet"]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 

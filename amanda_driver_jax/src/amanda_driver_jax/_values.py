@@ -68,10 +68,20 @@ def shape_of(value: Any) -> jax.ShapeDtypeStruct:
 
 
 def cast_like(new: Any, old: Any) -> Any:
-    """Return a new value in the dtype of the one that it replaces."""
+    """Return a new value in the dtype of the one that it replaces.
+
+    Inside a `jax.shard_map` it also varies along the same axes of the mesh, which what came from
+    the host does not.
+    """
     if is_key(old):
         return new
-    return jnp.asarray(new, dtype_of(old))
+    new = jnp.asarray(new, dtype_of(old))
+    axes = _varying_axes(old) - _varying_axes(new)
+    return jax.lax.pcast(new, tuple(axes), to="varying") if axes else new
+
+
+def _varying_axes(value: Any) -> frozenset[Any]:
+    return frozenset(getattr(getattr(jax.typeof(value), "mat", None), "varying", ()))
 
 
 def several(result: Any) -> list[Any]:
