@@ -1,8 +1,8 @@
-"""Write docs/backends.md of the results of all environments in tests/backends/results.
+"""Write docs/backends.md, and its first table in the README, of the results of all environments.
 
-Each environment has two files there: NAME.json, which one_tool.py makes, and NAME.kit.json, a
-summary of the conformance kit's report, which `pages.py NAME REPORT...` makes. `nox -s backends`
-runs all of it.
+Each environment has two files in tests/backends/results: NAME.json, which one_tool.py makes, and
+NAME.kit.json, a summary of the conformance kit's report, which `pages.py NAME REPORT...` makes.
+`nox -s backends` runs all of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results"
 PAGE = ROOT / "docs/backends.md"
+README = ROOT / "README.md"
+#: What stands before and behind the table in the README.
+BEGIN, END = "<!-- tests/backends/pages.py -->\n", "<!-- end -->\n"
 TOOLS = ("count", "prune", "edit gradients", "replace", "trace")
 #: Driver -> its folder.
 DRIVERS = {
@@ -156,3 +159,6 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         summarise(sys.argv[1], sys.argv[2:])
     PAGE.write_text(TEXT.format(tools=tool_table(), drivers=driver_table()), encoding="utf-8")
+    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    README.write_text(f"{before}{BEGIN}{tool_table()}\n{END}{after}", encoding="utf-8")
