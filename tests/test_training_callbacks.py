@@ -140,6 +140,7 @@ def test_lightning_says_so_itself(tmp_path: Path) -> None:
 
 @pytest.mark.one_interceptor
 def test_steps_and_epochs_and_what_is_left_of_an_earlier_training(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from amanda_tools.training.run import TrainingRun
 
     with pytest.raises(ValueError, match="every must be at least 1"):

@@ -10,7 +10,13 @@ import pytest
 
 import amanda_tools
 
-SOURCES = sorted(Path(amanda_tools.__path__[0]).rglob("*.py"))
+#: A callback is of the class of the training library that the program has imported.
+ABOUT_LIBRARIES = ("training", "libraries.py")
+SOURCES = [
+    path
+    for path in sorted(Path(amanda_tools.__path__[0]).rglob("*.py"))
+    if path.parts[-2:] != ABOUT_LIBRARIES
+]
 #: Attributes that distinguish the tensors of one framework from those of another.
 _OF_TENSORS = frozenset(
     [

@@ -246,7 +246,7 @@ def test_values_that_other_tools_change_are_followed(in_graph: bool) -> None:
 
 
 def test_eager_loops_lists_and_constants() -> None:
-    x, weight = tf.ones((2, 4)), tf.Variable(tf.ones((4, 4)))
+    x, weight = tf.ones((2, 4)), tf.Variable(tf.ones((4, 4)), name="weight")
 
     def program() -> None:
         y = x
@@ -269,7 +269,7 @@ def test_eager_loops_lists_and_constants() -> None:
     assert found == [(split.index, 1, 0), (split.index, 0, 1)]
     kinds = {source.name: source.kind for source in graph.sources}
     assert kinds["Split.split_dim"] == kinds["ConcatV2.axis"] == "constant"
-    assert kinds["ReadVariableOp.resource"] == "parameter"
+    assert kinds["weight"] == "parameter"
     calls = graph.unrolled()
     assert sum(node[0] == product.index for node in calls) == 3
 
