@@ -300,6 +300,8 @@ class Network:
         result: Any,
     ) -> Any:
         """Return a result of values whose first axis merges samples, or that merges them itself."""
+        if not all(array.ndim for array in arrays):
+            raise Unsuited("one of its inputs is a scalar, which has no samples")
         (samples, *others) = {len(array) for array in arrays}
         passes = rule.is_view or kind in ("linear", "shift", "scale", "add", "gate", "reshape")
         fits = result.ndim and samples and len(result) % samples == 0
