@@ -166,7 +166,13 @@ def test_every_public_name_says_what_it_is() -> None:
 
 @pytest.mark.parametrize(
     "driver",
-    ["amanda_driver_jax", "amanda_driver_tf", "amanda_driver_torch", "examples/driver_numpy"],
+    [
+        "amanda_driver_jax",
+        "amanda_driver_mxnet",
+        "amanda_driver_tf",
+        "amanda_driver_torch",
+        "examples/driver_numpy",
+    ],
 )
 def test_drivers_import_public_names_alone(driver: str) -> None:
     # Their underscored names are of frameworks, which tests of their own look for.

@@ -15,13 +15,14 @@ import pytest
 import amanda
 from amanda_core import DRIVER_API, DriverInfo, Finding, OpContext, Session, discovery, hookimpl
 from amanda_core.config import factories, from_flags
-from amanda_core.containment import described, warn
+from amanda_core.containment import described
 from amanda_core.driver import DriverStatus
 from amanda_core.errors import AmandaError, AmandaWarning, BrokenToolError, DriverError
 from amanda_core.installed import COMMAND_GROUP
 from amanda_core.preflight import preflight
 from amanda_core.testing import toy
 from amanda_core.testing.toy_driver import ToyAttachment, ToyDriver
+from amanda_core.warning_locations import warn
 
 from .conftest import Installed
 from .making import DISTRIBUTION, Point, tool
@@ -412,7 +413,9 @@ def test_an_exception_without_a_message_is_described() -> None:
 def test_a_warning_that_is_an_error_is_told_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn("mind the gap")
+        warn("mind the gap", importing=True)
+        with pytest.raises(AmandaWarning, match="mind the gap"):
+            warn("mind the gap")
     assert capsys.readouterr().err == "AmandaWarning: mind the gap\n"
     with pytest.warns(AmandaWarning, match="mind the gap"):
-        warn("mind the gap")
+        warn("mind the gap", importing=True)

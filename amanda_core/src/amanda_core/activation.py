@@ -57,8 +57,6 @@ E = TypeVar("E", bound="_Extent")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _LOCAL = threading.local()
-# From `_Stack.attach` up to the line that enters `apply`.
-_STACKLEVEL = 6
 
 
 class _Stack:
@@ -119,7 +117,6 @@ class _Stack:
             self.session.warn_once(
                 f"The driver {driver.info.name!r} has no gradients: backward analysis routines do "
                 "not run there.",
-                _STACKLEVEL,
                 importing=self.opened,
             )
         return True

@@ -1,20 +1,18 @@
 """Calling the code of installed plugins so that it cannot end the program.
 
-Owns which of their exceptions are contained, how an exception is described, and a warning that
-never raises. A plugin that somebody installed must not make `import amanda` or a command fail.
+Owns which of their exceptions are contained, and how an exception is described. A plugin that
+somebody installed must not make `import amanda` or a command fail.
 """
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 
-from amanda_core.errors import AmandaWarning, DriverError
+from amanda_core.errors import DriverError
 
-__all__ = ["contain", "described", "driver_errors", "warn", "without_exit"]
+__all__ = ["contain", "described", "driver_errors", "without_exit"]
 
 _LONGEST = 2000
 
@@ -68,20 +66,3 @@ def driver_errors(
 
 #: Turns `SystemExit` in this block into a `DriverError`, so that a hook cannot end the program.
 without_exit = partial(driver_errors, fix="Upgrade or block it", passing=Exception)
-
-
-def warn(message: str, stacklevel: int = 1) -> None:
-    """Warn with `AmandaWarning`, or on stderr if warnings are errors.
-
-    Use it during an import. A warning that is raised there would make the import fail, and would
-    look like an error of the imported module.
-
-    Args:
-        message: The text.
-        stacklevel: As seen by the caller.
-    """
-    try:
-        warnings.warn(message, AmandaWarning, stacklevel=stacklevel + 1)
-    except Exception:  # The warning itself, or an error of the program's own `showwarning`.
-        with suppress(Exception):
-            print(f"AmandaWarning: {message}", file=sys.stderr, flush=True)

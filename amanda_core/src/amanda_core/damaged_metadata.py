@@ -10,9 +10,10 @@ from typing import Any
 
 import importlib_metadata
 
-from amanda_core.containment import contain, described, warn
+from amanda_core.containment import contain, described
 from amanda_core.installed import canonical
 from amanda_core.terminal import printable
+from amanda_core.warning_locations import warn
 
 __all__ = ["distribution_names", "readable_points", "unreadable"]
 
@@ -60,7 +61,7 @@ def readable_points(group: str) -> list[Any]:
                 warn(
                     f"Skipped: the entry points of {_place(distribution)} cannot be read "
                     f"({described(error)}). Reinstall it",
-                    stacklevel=2,
+                    importing=True,
                 )
     return found
 

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DeclinedDrivers"]
 
-# From `warn_of` up to the line that enters `apply`.
-_STACKLEVEL = 7
-
 
 class DeclinedDrivers:
     """The drivers that declined to attach for the applied tools of one thread.
@@ -87,7 +84,6 @@ class DeclinedDrivers:
             self._session.warn_once(
                 f"{module} is loaded, but its driver {driver.info.name!r} does not attach to it: "
                 "its operators are not instrumented. `amanda doctor` may say why",
-                _STACKLEVEL,
                 importing=importing,
             )
             return

@@ -19,7 +19,7 @@ import pluggy
 
 from amanda_core import hookspecs, plugin_answers
 from amanda_core.action import Action, IPoint
-from amanda_core.containment import driver_errors, warn
+from amanda_core.containment import driver_errors
 from amanda_core.context import OpContext
 from amanda_core.driver import DriverInfo
 from amanda_core.errors import DriverError, MissingDriverError
@@ -220,7 +220,9 @@ def plugins() -> Plugins:
             registered = found
             # Warn after all are found: showing a warning may run code of the program.
             for broken in (*found.broken_plugins.values(), *found.broken.values()):
-                warn(f"Skipped: {printable(broken)}", stacklevel=3)
+                from amanda_core.warning_locations import warn
+
+                warn(f"Skipped: {printable(broken)}", importing=True)
         return registered
 
 

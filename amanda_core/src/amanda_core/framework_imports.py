@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from amanda_core.containment import contain, described, warn
+from amanda_core.containment import contain, described
 from amanda_core.imports import ImportWatcher
+from amanda_core.warning_locations import warn
 
 if TYPE_CHECKING:
     from amanda_core.discovery import Driver
@@ -48,5 +49,5 @@ def _announce(found: Driver) -> None:
         warn(
             f"Driver {found.info.name!r} of {found.distribution} could not prepare itself: "
             f"{described(error)}",
-            stacklevel=2,
+            importing=True,
         )

@@ -8,16 +8,15 @@ class, each method of which is called by a driver or by `activation`.
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.action import Action, IPoint
-from amanda_core.containment import warn, without_exit
+from amanda_core.containment import without_exit
 from amanda_core.context import OpContext
-from amanda_core.errors import AmandaWarning, annotate
+from amanda_core.errors import annotate
 from amanda_core.identity import stable_id
 from amanda_core.store import Stage, Store
 from amanda_core.switches import ENABLED, EPOCH, ROUTINE_DEPTH
@@ -447,20 +446,22 @@ class Session:
             annotate(error, f"Then also {type(other).__name__}: {other}")
         self.pending.clear()
 
-    def warn_once(self, message: str, stacklevel: int = 1, *, importing: bool = False) -> None:
-        """Warn with `AmandaWarning`, once in this session.
+    def warn_once(
+        self, message: str, between: Iterable[str] = (), *, importing: bool = False
+    ) -> None:
+        """Warn with `AmandaWarning` of a line of the program, once in this session.
 
         Args:
             message: The text.
-            stacklevel: As seen by the caller.
+            between: Names of packages that call Amanda for the program, such as a driver and its
+                framework.
             importing: Whether an import is running, which must not fail if warnings are errors.
         """
         if message not in self._warned:
+            from amanda_core.warning_locations import warn
+
             self._warned.add(message)
-            if importing:
-                warn(message, stacklevel + 1)
-            else:
-                warnings.warn(message, AmandaWarning, stacklevel=stacklevel + 1)
+            warn(message, between, importing=importing)
 
     def begin_step(self) -> None:
         """Notify the tools that a step begins."""

@@ -5,11 +5,11 @@ Owns the check of one requested edit. It is loaded when a tool passes arguments 
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from amanda_core.action import Action, ActionKind
 from amanda_core.errors import VaryingWeightWarning
+from amanda_core.warning_locations import warn
 
 if TYPE_CHECKING:
     from amanda_core.context import OpContext
@@ -48,4 +48,4 @@ def check_weights(context: OpContext, action: Action, session: Session) -> None:
         )
         if message not in warned:
             warned.add(message)
-            warnings.warn(message, VaryingWeightWarning, stacklevel=5)
+            warn(message, category=VaryingWeightWarning)

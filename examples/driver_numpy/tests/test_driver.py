@@ -91,8 +91,9 @@ def test_backward_behind_the_tools_is_vanilla_and_says_so() -> None:
     )
     with amanda.apply(tool):
         output = model(tinytape.Tensor(X), weight)
-    with pytest.warns(amanda.AmandaWarning, match="after `apply` has ended"):
+    with pytest.warns(amanda.AmandaWarning, match="after `apply` has ended") as caught:
         tinytape.backward([output], [1.0])
+    assert caught[0].filename == __file__
     assert seen == []
     assert weight.grad is not None
 

@@ -43,6 +43,7 @@ PUBLIC_MODULES: Mapping[str, str] = {
     "amanda_core.calls": "operators for the inputs and outputs of modules",
     "amanda_core.namespace": "namespaces and patterns of them",
     "amanda_core.activation": "applying tools, such as for a self-test",
+    "amanda_core.warning_locations": "warnings that point to a line of the program",
     "amanda_core.discovery": "registering a driver that is not installed",
 }
 

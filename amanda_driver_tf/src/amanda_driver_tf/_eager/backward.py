@@ -13,7 +13,7 @@ from typing import Any
 
 from amanda_core import IPoint, Plan
 from amanda_driver_tf._eager.edits import call_step, edited_gradient
-from amanda_driver_tf._eager.frames import BOUNDARY, user_stacklevel
+from amanda_driver_tf._eager.frames import BETWEEN, BOUNDARY
 from amanda_driver_tf._eager.gradient_calls import in_gradient
 from amanda_driver_tf._eager.originals import ORIGINALS, PAIR
 from amanda_driver_tf._eager.places import Between, Place
@@ -141,7 +141,7 @@ class CustomGradient:
         session = self._program.session
         if session.closed or not session.enabled:
             if session.closed:
-                session.warn_once(LEFT, user_stacklevel())
+                session.warn_once(LEFT, BETWEEN)
             place, STATE.eager = STATE.eager, None
             try:
                 return self._function(*grads)

@@ -20,7 +20,7 @@ from amanda_driver_tf._tensorflow_internals.names import (
     MODULES_PASSED_THROUGH,
 )
 
-__all__ = ["BOUNDARY", "is_swallowing", "kind_of", "user_stacklevel", "zone_of"]
+__all__ = ["BETWEEN", "BOUNDARY", "is_swallowing", "kind_of", "zone_of"]
 
 #: Codes at which a call site ends: calls of layers and of gradient functions.
 BOUNDARY: set[CodeType] = set()
@@ -32,6 +32,8 @@ _OWN = tuple(
 )
 
 _LIBRARIES = frozenset({"tensorflow", "keras", "tf_keras"})
+#: The packages that stand between a line of the program and a warning.
+BETWEEN = ("amanda_driver_tf", *_LIBRARIES)
 _PASSAGES = (
     *MODULES_PASSED_THROUGH,
     "keras.src.ops.operation",
@@ -114,15 +116,3 @@ def _module(frame: FrameType) -> str:
 def _is_layer(value: object) -> bool:
     loaded = [sys.modules[name] for name in _LAYERS if name in sys.modules]
     return any(isinstance(value, module.Layer) for module in loaded)
-
-
-def user_stacklevel() -> int:
-    """Return the `stacklevel` by which a warning of the caller points to the user's line."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(_OWN)
-        or _module(frame).partition(".")[0] in _LIBRARIES
-        or _module(frame) == "contextlib"
-    ):
-        level, frame = level + 1, frame.f_back
-    return level

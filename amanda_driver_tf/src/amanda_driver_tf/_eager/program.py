@@ -12,7 +12,7 @@ from typing import Any
 
 from amanda_core import Session, Tool
 from amanda_core.scopes import Activation
-from amanda_driver_tf._eager.frames import user_stacklevel
+from amanda_driver_tf._eager.frames import BETWEEN
 from amanda_driver_tf._eager.op_types import OpType
 from amanda_driver_tf._eager.records import Record, backward_site
 from amanda_driver_tf._eager.sites import Sites
@@ -45,7 +45,7 @@ class Applied:
             if tool is None or (
                 tool.analyses_backward and not any(tool is one for one in session.tools)
             ):
-                session.warn_once(LEFT, user_stacklevel())
+                session.warn_once(LEFT, BETWEEN)
 
 
 class EagerProgram:
@@ -78,7 +78,7 @@ class EagerProgram:
     def gradients_wanted(self) -> bool:
         """Return True if gradient routines run now; warn once if `apply` has ended."""
         if self.session.closed:
-            self.session.warn_once(LEFT, user_stacklevel())
+            self.session.warn_once(LEFT, BETWEEN)
             return False
         return self.session.enabled
 

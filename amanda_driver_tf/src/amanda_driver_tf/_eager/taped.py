@@ -18,7 +18,7 @@ from amanda_driver_tf._eager.edits import (
     edited_gradient,
     is_trainable,
 )
-from amanda_driver_tf._eager.frames import BOUNDARY, user_stacklevel
+from amanda_driver_tf._eager.frames import BETWEEN, BOUNDARY
 from amanda_driver_tf._eager.gradient_calls import in_gradient, unsupported_in_graph
 from amanda_driver_tf._eager.originals import ORIGINALS
 from amanda_driver_tf._eager.program import LEFT, EagerProgram
@@ -90,7 +90,7 @@ class Taped:
         """Compute the gradients of the inputs, flat, given those of the outputs."""
         session = self._program.session
         if session.closed:
-            session.warn_once(LEFT, user_stacklevel())
+            session.warn_once(LEFT, BETWEEN)
         elif session.enabled:
             if executes_eagerly():
                 return self._instrumented(out_grads)
@@ -149,7 +149,7 @@ class Taped:
     def _is_applied(self, step: Step) -> bool:
         if any(step.action.tool is tool for tool in self._program.session.tools):
             return True
-        self._program.session.warn_once(LEFT, user_stacklevel())
+        self._program.session.warn_once(LEFT, BETWEEN)
         return False
 
     def _fold(self, plan: Plan, grads: Sequence[Any]) -> list[Any]:

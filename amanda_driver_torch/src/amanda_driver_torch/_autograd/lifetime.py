@@ -5,12 +5,11 @@ Owns the warning about a backward pass that comes too late.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 
 from amanda_core import Session
-from amanda_core.errors import AmandaWarning
-from amanda_driver_torch._identity.frames import user_stacklevel
+from amanda_core.warning_locations import warn
+from amanda_driver_torch._identity.frames import BETWEEN
 
 __all__ = ["Lifetime", "Token"]
 
@@ -36,11 +35,10 @@ class Lifetime:
         """Warn once that routines do not run, since `apply` has ended."""
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 "Backward ran after `apply` ended: edits made in the forward pass stay, "
                 "backward routines do not run. Call backward inside `apply`.",
-                AmandaWarning,
-                stacklevel=user_stacklevel(),
+                BETWEEN,
             )
 
 

@@ -6,7 +6,6 @@ Owns the question which frames are the user's, torch's or this driver's.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType
@@ -15,7 +14,10 @@ from typing import Any
 import amanda_core
 from amanda_driver_torch._torch.internals import LOOKED_AWAY, TENSOR_METHODS
 
-__all__ = ["is_own", "is_torchs", "looks_away", "user_stacklevel"]
+__all__ = ["BETWEEN", "is_own", "is_torchs", "looks_away"]
+
+#: The packages that stand between a line of the program and a warning.
+BETWEEN = ("amanda_driver_torch", "torch")
 
 # By folder and not by name: a test runner may name modules below the package.
 _OWN = tuple(
@@ -37,11 +39,3 @@ def is_own(code: CodeType) -> bool:
 def looks_away(code: CodeType, namespace: Mapping[str, Any]) -> bool:
     """Return True if code is of a method of tensors that is not made of the model's operators."""
     return namespace.get("__name__") == TENSOR_METHODS and code.co_name in LOOKED_AWAY
-
-
-def user_stacklevel() -> int:
-    """Return the `stacklevel` by which a warning of the caller points to the user's line."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and (is_torchs(frame.f_globals) or is_own(frame.f_code)):
-        level, frame = level + 1, frame.f_back
-    return level
