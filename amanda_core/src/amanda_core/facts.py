@@ -6,7 +6,7 @@ NumPy is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 __all__ = ["DENSE", "SYMBOLIC", "Facts", "NotReadableError", "Storage"]
@@ -115,6 +115,26 @@ class Facts:
             like: A tensor, or a gradient, with the device that the result must have.
         """
         return values
+
+    def cast(self, values: Any, like: Any) -> Any:
+        """Return a NumPy array as `tensor` does, with the dtype of `like`, which may be one that
+        NumPy does not have.
+
+        The default converts to the array's own dtype of that name.
+        """
+        return self.tensor(values.astype(self.dtype(like)), like)
+
+    def update(self, parameter: Any, edit: Callable[[Any], Any]) -> None:
+        """Write ``edit(values)`` into a parameter, in place and outside of all gradients.
+
+        Args:
+            parameter: What `Weight.parameter` returns.
+            edit: Receives its values as a tensor, and returns their replacement.
+
+        Raises:
+            NotReadableError: Parameters of this framework cannot be written in place.
+        """
+        raise NotReadableError("its driver does not write parameters in place")
 
     def version(self, tensor: Any) -> int | None:
         """Return a number that grows with each write to it; None if writes are not counted."""

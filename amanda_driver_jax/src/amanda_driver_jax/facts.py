@@ -55,6 +55,9 @@ class _JaxFacts(Facts):
             raise NotReadableError(f"no address: {type(error).__name__}") from error
         return Storage(key, self.nbytes(tensor) or 0, tensor)
 
+    def cast(self, values: Any, like: Any) -> Any:
+        return values.astype(like.dtype)
+
     def values(self, tensor: Any) -> Any:
         tensor = concrete(tensor)
         try:

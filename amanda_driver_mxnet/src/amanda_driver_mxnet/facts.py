@@ -7,6 +7,7 @@ placeholder of an array in the graph of a hybridized block.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,9 @@ class _ArrayFacts(Facts):
         if isinstance(tensor, SymbolicArray):
             raise NotReadableError("an array of a graph has values only when it runs")
         return tensor.asnumpy().copy()
+
+    def update(self, parameter: Any, edit: Callable[[Any], Any]) -> None:
+        parameter[:] = edit(parameter.detach())
 
 
 #: Shared by all sessions, as it has no state.

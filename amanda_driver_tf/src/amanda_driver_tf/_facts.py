@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from amanda_core.facts import DENSE, SYMBOLIC, Facts, NotReadableError, Storage
 from amanda_driver_tf._tensorflow_internals.modules import ops
+from amanda_driver_tf._tensorflow_internals.objects import dtype_of_handle
 
 __all__ = ["FACTS"]
 
@@ -103,6 +105,17 @@ class _TensorFlowFacts(Facts):
         if array.dtype.kind not in "biufc":
             raise NotReadableError(f"dtype {name}")
         return array
+
+    def cast(self, values: Any, like: Any) -> Any:
+        return values.astype(tf.as_dtype(like.dtype).as_numpy_dtype)
+
+    def update(self, parameter: Any, edit: Callable[[Any], Any]) -> None:
+        dtype = dtype_of_handle(parameter)
+        if dtype is None:
+            raise NotReadableError("a variable of a graph is written by a session only")
+        value = tf.raw_ops.ReadVariableOp(resource=parameter, dtype=dtype)
+        new = tf.cast(edit(value), dtype)
+        tf.raw_ops.AssignVariableOp(resource=parameter, value=new)
 
 
 def _address(tensor: Any) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amanda_driver_tf._tensorflow_internals.modules import (
+    dtypes,
     ops,
     resource_variable_ops,
     script_ops,
@@ -25,6 +26,7 @@ __all__ = [
     "collections_of",
     "control_flow_context",
     "create_operation",
+    "dtype_of_handle",
     "extend_graph",
     "forget_gradients",
     "function_in",
@@ -193,6 +195,14 @@ def shape_of_variable(holder: Any) -> tuple[int, ...] | None:
             return None
         shape = tensor_shape.TensorShape(data.shape_and_type[0].shape)
     return tuple(shape.as_list()) if shape.is_fully_defined() else None
+
+
+def dtype_of_handle(holder: Any) -> Any:
+    """Return the dtype of a variable, given its eager handle; None for the op of a graph."""
+    data = getattr(holder, "_handle_data", None)
+    if data is None or not data.is_set or not data.shape_and_type:
+        return None
+    return dtypes.as_dtype(data.shape_and_type[0].dtype)
 
 
 def name_of_variable(holder: Any) -> str:

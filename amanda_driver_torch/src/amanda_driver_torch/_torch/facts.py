@@ -5,6 +5,7 @@ Owns the answers. It reads no attribute that torch computes, rebuilds or refuses
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -117,6 +118,13 @@ class _TorchFacts(Facts):
                 return plain.clone().numpy()
         except (RuntimeError, TypeError) as error:
             raise NotReadableError(f"dtype {self.dtype(tensor)}") from error
+
+    def cast(self, values: Any, like: torch.Tensor) -> Any:
+        return torch.as_tensor(values, dtype=like.dtype, device=like.device)
+
+    def update(self, parameter: torch.Tensor, edit: Callable[[Any], Any]) -> None:
+        with torch.no_grad():
+            parameter.copy_(edit(parameter.detach()))
 
     def version(self, tensor: torch.Tensor) -> int | None:
         try:

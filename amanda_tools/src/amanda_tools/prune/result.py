@@ -30,6 +30,7 @@ class PrunedWeight:
         name: Its name in the model; empty for one that is known by its operator only.
         read: How many of its elements operators have read with the mask applied. Of several
             experts in one weight, these are the ones that an input was sent to.
+        macs: Multiply-accumulates of one execution of each operator that reads it; 0 if unknown.
     """
 
     op: str
@@ -39,6 +40,12 @@ class PrunedWeight:
     pruned: int
     name: str = ""
     read: int = 0
+    macs: int = 0
+
+    @property
+    def effective_macs(self) -> int:
+        """How many multiply-accumulates remain of one execution."""
+        return round(self.macs * (1 - self.pruned / max(self.elements, 1)))
 
 
 @dataclass
@@ -56,6 +63,7 @@ class PruneResult:
         tool_seconds: Time that making the masks took, without the multiplications in each
             execution: in a graph these are operators of the program.
         notes: What cannot be pruned, and why.
+        tool: Name of the tool.
     """
 
     sparsity: float
@@ -66,18 +74,39 @@ class PruneResult:
     unreached: list[UnreachedWeight] = field(default_factory=list)
     tool_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    tool: str = "prune"
+
+    @property
+    def achieved(self) -> float:
+        """The fraction of the elements of `weights` that is set to zero."""
+        return self._sum("pruned") / max(self._sum("elements"), 1)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one execution of the operators that read `weights`."""
+        return self._sum("macs")
+
+    @property
+    def effective_macs(self) -> int:
+        """How many of these remain if products with zeros are left out."""
+        return self._sum("effective_macs")
+
+    def _sum(self, attribute: str) -> int:
+        return sum(getattr(weight, attribute) for weight in self.weights)
 
     def table(self) -> Table:
         """Return a table with a row for each weight and one for their sum."""
         rows = [(w.op, str(tuple(w.shape)), w.elements, w.pruned) for w in self.weights]
-        elements = sum(w.elements for w in self.weights)
-        pruned = sum(w.pruned for w in self.weights)
+        elements, pruned = self._sum("elements"), self._sum("pruned")
         parts = [f"{format_percent(pruned, elements) or 'nothing'} of the weights pruned"]
         if self.skipped:
             parts.append(
                 f"{format_count(len(self.skipped), 'product')} without a known weight NOT pruned"
             )
         parts.append(f"making masks took {self.tool_seconds:.3g} s")
+        if self.macs:
+            left = format_percent(self.effective_macs, self.macs)
+            parts.append(f"{left} of {format_count(self.macs, 'MAC')} left")
         parts += describe_coverage(self.parameters, self.reached, self.unreached)
         parts += self.notes
         columns = ("op", "weight", "elements", "pruned")
@@ -85,8 +114,7 @@ class PruneResult:
 
     def to_json(self) -> str:
         """Return the result as JSON."""
-        elements = sum(weight.elements for weight in self.weights)
-        pruned = sum(weight.pruned for weight in self.weights)
+        elements, pruned = self._sum("elements"), self._sum("pruned")
         drawn = [
             charts.figures(
                 charts.figure(
@@ -103,7 +131,14 @@ class PruneResult:
                 charts.measure("all", "elements"),
             ),
         ]
-        content = {"format": "amanda.prune/1", **asdict(self), "charts": drawn}
+        macs = {"macs": self.macs, "effective_macs": self.effective_macs}
+        content = {
+            "format": f"amanda.{self.tool}/1",
+            **asdict(self),
+            "achieved": self.achieved,
+            **macs,
+            "charts": drawn,
+        }
         return json.dumps(content, indent=1)
 
     def to_dataframe(self) -> Any:

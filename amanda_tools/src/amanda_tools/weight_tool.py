@@ -1,0 +1,244 @@
+"""`WeightTool`: the base of tools that keep tensors for each weight, such as masks or scales.
+
+Owns how such a tool is resumed in another process, removed, and baked into the parameters. What is
+kept, and what it means, belongs to the subclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from amanda_core import OpContext, Tool
+from amanda_core.activation import disabled
+from amanda_core.errors import ResultError, ToolError
+from amanda_core.facts import Facts, NotReadableError
+from amanda_core.weights.reads import Reads, Weight
+from amanda_core.weights.state import WeightState
+from amanda_tools.tensors.values import UNKNOWN, facts_of, host, numbers
+from amanda_tools.weight_files import load_weights, save_weights
+
+__all__ = ["WeightTool"]
+
+Edit = Callable[[Any], Any]
+
+
+class WeightTool(Tool):
+    """A tool that keeps tensors for each weight.
+
+    A subclass fills `states`, and begins its analysis routine with
+    ``if not self.meets(context): return``. Where it makes what it keeps for a weight, it asks
+    `claimed` first.
+
+    Attributes:
+        states: What is kept by weight, by a name that begins the keys of `state_dict`.
+        by_op: NumPy arrays that are kept by operator, where weights are not known.
+        removed: Whether `remove` was called.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: dict[str, WeightState[Any]] = {}
+        self.by_op: dict[str, Any] = {}
+        self.removed = False
+        #: Owner -> the weight, and the facts about tensors of its framework.
+        self._met: dict[str, tuple[Weight, Facts]] = {}
+        #: Root -> name -> shape of each parameter of the models that ran.
+        self._models: dict[str, dict[str, list[int]]] = {}
+        #: The same of the models of a loaded state; None if none was loaded.
+        self._expected: dict[str, dict[str, list[int]]] | None = None
+        self._loaded: dict[str, Any] = {}
+
+    # For subclasses.
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that a resumed tool must have as well, as JSON."""
+        return {}
+
+    def progress(self) -> dict[str, Any]:
+        """Return what changes with the steps, such as their number, as JSON."""
+        return {}
+
+    def resume(self, progress: Mapping[str, Any]) -> None:
+        """Continue from the result of `progress`."""
+
+    def check_kept(self, name: str, kept: Any, shape: tuple[int, ...]) -> str:
+        """Return why an array cannot be loaded for a parameter of a shape, or an empty string."""
+        return ""
+
+    def baked(self, weight: Weight) -> Edit | None:
+        """Return the function to be written into a parameter, ``values -> values``, or None."""
+        return None
+
+    def meets(self, context: OpContext) -> bool:
+        """Note the weights that an op reads; return False if the tool was removed.
+
+        Raises:
+            ResultError: A loaded state is of a model with other parameters.
+        """
+        reads = context.weights
+        for weight in reads.values():
+            if weight.owner not in self._met:
+                self._met[weight.owner] = weight, facts_of(context)
+                self._note_model(weight, reads)
+        return not self.removed
+
+    def claimed(self, name: str, weight: Weight) -> Any:
+        """Return the loaded array that is kept for a weight in ``states[name]``, or None."""
+        for key in (weight.owner, weight.owner.partition(":")[2]):
+            kept = self._loaded.pop(f"{name}/{key}", None)
+            if kept is not None:
+                return kept
+        return None
+
+    # For users.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to continue in another process: NumPy arrays and JSON values.
+
+        Keys such as ``mask/conv1.weight`` hold arrays.
+
+        Raises:
+            NotReadableError: A tensor does not have a plain array of values.
+        """
+        arrays = {
+            f"{name}/{key}": self._array(owner, kept)
+            for name, state in self.states.items()
+            for owner, (key, kept) in zip(state, state.saved().items(), strict=True)
+        }
+        return {
+            "tool": type(self).__name__,
+            "options": self.options(),
+            "progress": self.progress(),
+            "parameters": self._models or self._expected or {},
+            **{f"op/{key}": array for key, array in self.by_op.items()},
+            **self._loaded,  # Not yet read in this process.
+            **arrays,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`; call it before the first step.
+
+        Its names and shapes are compared with those of a model when this first runs.
+
+        Raises:
+            ResultError: It is not a state of such a tool with these options, or an array in it has
+                a wrong shape or name.
+        """
+        own = {"tool": type(self).__name__, "options": self.options()}
+        for key, value in own.items():
+            if state.get(key) != value:
+                raise ResultError(
+                    f"The state is of {key} {state.get(key)!r}, but this tool has {value!r}",
+                    where=self.tool_name,
+                    fix="Create the tool with the options that it was saved with",
+                )
+        parts = {key: state.get(key) for key in ("parameters", "progress")}
+        if not all(isinstance(part, dict) for part in parts.values()):
+            raise ResultError("The state has no parameters", fix="Give one that state_dict made")
+        shapes = {
+            name: tuple(shape)
+            for root, model in state["parameters"].items()
+            for bare, shape in model.items()
+            for name in (bare, f"{root}:{bare}")
+        }
+        arrays = {key: value for key, value in state.items() if key not in (*own, *parts)}
+        by_op = [key for key in arrays if key.startswith("op/")]
+        self.by_op = {key.removeprefix("op/"): arrays.pop(key) for key in by_op}
+        for key, value in arrays.items():
+            name, _, parameter = key.partition("/")
+            why = "" if name in self.states else f"the tool keeps no {name!r}"
+            if not why and parameter.partition("[")[0] not in shapes:
+                why = "no such parameter is listed"
+            why = why or self.check_kept(name, value, shapes[parameter.partition("[")[0]])
+            if why:
+                raise ResultError(f"{key} in the state: {why}", fix="Give the state as it was made")
+        for kept in self.states.values():
+            kept.load({})
+        self._expected, self._loaded = state["parameters"], arrays
+        self._met.clear()
+        self._models.clear()
+        self.removed = False
+        self.resume(state["progress"])
+        self.invalidate()
+
+    def save(self, path: Path | str) -> Path:
+        """Write the `state_dict` to a ``.safetensors`` file, which holds the rest as JSON."""
+        return save_weights(self.state_dict(), path)
+
+    def load(self, path: Path | str) -> None:
+        """Call `load_state_dict` with the content of a file that `save` wrote."""
+        self.load_state_dict(load_weights(path))
+
+    def remove(self) -> None:
+        """Stop: from now on every weight is used as it is. Parameters were never changed."""
+        self.removed = True
+        self.by_op.clear()
+        for state in self.states.values():
+            state.load({})
+        self.invalidate()
+
+    def bake(self) -> list[str]:
+        """Write what the model runs with into its parameters, and return their names.
+
+        Afterwards the model computes the same without the tool.
+
+        Raises:
+            ToolError: Parameters of this framework cannot be written in place.
+        """
+        names = []
+        with disabled():
+            for weight, facts in self._met.values():
+                edit, parameter = self.baked(weight), weight.parameter
+                if edit is None or parameter is None:
+                    continue
+                try:
+                    facts.update(parameter, edit)
+                except NotReadableError as error:
+                    raise ToolError(
+                        f"{weight.name} cannot be written: {error}",
+                        where=f"{self.tool_name}.bake",
+                        fix="Apply the tool wherever the model runs, or multiply by state_dict()",
+                    ) from error
+                names.append(weight.name)
+        return names
+
+    def _array(self, owner: str, kept: Any) -> Any:
+        met = self._met.get(owner.partition("[")[0])
+        facts = met[1] if met else UNKNOWN
+        if not facts.is_tensor(kept):
+            return kept
+        tensor = host(facts, kept)
+        return numbers(tensor.array, tensor.dtype)
+
+    def _note_model(self, weight: Weight, reads: Reads) -> None:
+        shapes = {key: list(shape) for key, shape in reads.shapes().items()}
+        shapes.setdefault(weight.owner, list(weight.shape))
+        for owner, shape in shapes.items():
+            root, _, name = owner.partition(":")
+            self._models.setdefault(root, {})[name] = shape
+        if self._expected is not None:
+            self._compare(weight.root)
+
+    def _compare(self, root: str) -> None:
+        """Raise an error unless the loaded state has a model with the parameters of this one."""
+        expected, found = self._expected or {}, self._models[root]
+        if found in expected.values() or _is_part(found, expected.get(root)):
+            return
+        other = expected.get(root) or next(iter(expected.values()), {})
+        names = [name for name in {**other, **found} if other.get(name) != found.get(name)]
+        name = names[0] if names else "?"
+        saved, own = other.get(name), found.get(name)
+        raise ResultError(
+            f"The loaded state does not fit the model: {name} "
+            + (f"has shape {own} here" if own else "is not in it")
+            + (f", and {saved} in the state" if saved else ", and is not in the state"),
+            where=self.tool_name,
+            fix="Load the state into the model that it was saved for",
+        )
+
+
+def _is_part(found: Mapping[str, list[int]], expected: Mapping[str, list[int]] | None) -> bool:
+    """Return True for parameters outside of modules, of which only some may have been read."""
+    return expected is not None and all(expected.get(n) == shape for n, shape in found.items())
