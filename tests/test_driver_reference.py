@@ -57,8 +57,6 @@ VALUES = {
     "OWN": "A frame of the driver or the core, which does not count.",
     "QUIET": "A frame that does not count.",
     "STOP": "A frame at which a call site ends.",
-    "UNMARKED_FROM": "Whether a module runs, and the position from which on a value that may be a "
-    "weight counts as one.",
     "USER": "A frame of the user's program.",
     "THREAD": "The state of the calling thread, a `Control` and the session among it.",
 }

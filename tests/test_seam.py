@@ -268,7 +268,7 @@ def test_the_constants_of_the_rule_of_identity_are_those_of_the_header() -> None
         "AMANDA_QUIET": sites.QUIET,
         "AMANDA_SITE_FRAMES": sites.FRAMES,
         "AMANDA_OCCURRENCES": sites.OCCURRENCES,
-        "AMANDA_UNMARKED_FROM": sites.UNMARKED_FROM[False],
+        "AMANDA_UNMARKED_FROM": sites.UNMARKED_FROM,
     }
 
 

@@ -28,7 +28,6 @@ __all__ = [
     "OWN",
     "QUIET",
     "STOP",
-    "UNMARKED_FROM",
     "USER",
     "Code",
     "Frames",
@@ -39,6 +38,7 @@ __all__ = [
     "Place",
     "Rules",
     "Sites",
+    "distinguishes",
 ]
 
 R = TypeVar("R")
@@ -63,16 +63,26 @@ Level = tuple[int, CodeType, int]
 
 _CORE = os.path.dirname(__file__) + os.sep
 
-#: Whether a module runs -> the position from which on a value that may be a weight counts as one.
-#: Weights that the framework marks always count. In a module others never do, since occurrences are
-#: counted there. The first operand is usually an activation, which may be a leaf.
-UNMARKED_FROM = {False: 1, True: sys.maxsize}
+#: The position from which on a value that may be a weight counts as one. The first operand is
+#: usually an activation, which may be a leaf.
+UNMARKED_FROM = 1
 
 # Used if no module runs.
 _NOWHERE = Activation(OUTSIDE)
 
-# Whether values of a type distinguish ops.
-_NEVER, _ALWAYS, _ASKED = range(3)
+
+def distinguishes(mark: int, position: int, inside: bool) -> bool:
+    """Return True if an operand distinguishes the ops of one call site.
+
+    Weights that the framework marks always do. Values that may be weights do only outside of any
+    module, because occurrences are numbered inside.
+
+    Args:
+        mark: Above 0 for a marked weight, below 0 for a value that may be a weight, else 0.
+        position: Its position among the operands.
+        inside: Whether a module runs.
+    """
+    return mark > 0 or (mark < 0 and not inside and position >= UNMARKED_FROM)
 
 
 class Place(Protocol):
@@ -206,8 +216,8 @@ class Sites(Generic[R]):
         self._groups: dict[Any, Group[R]] = {}
         self._codes: dict[int, Code] = {}
         self._code_numbers: dict[tuple[int, tuple[str, str, int]], int] = {}
-        #: Type of a value -> whether such values distinguish ops.
-        self._kinds: dict[type, int] = dict.fromkeys(rules.tensor_types, _ASKED)
+        #: Type of a value -> its mark. If it is below 0, `is_weight` decides for each value.
+        self._kinds: dict[type, int] = dict.fromkeys(rules.tensor_types, -1)
 
     def __len__(self) -> int:
         return sum(len(group.records) for group in self._groups.values())
@@ -355,13 +365,12 @@ class Sites(Generic[R]):
         Parts are found only at sites that `regions` has noted.
         """
         found: list[tuple[int, int, Any]] = []
-        kinds, unmarked = self._kinds, UNMARKED_FROM[bool(origin.scope.root)]
+        kinds, inside = self._kinds, bool(origin.scope.root)
         for position, value in enumerate(values):
             kind = kinds.get(type(value))
             if kind is None:
-                always = issubclass(type(value), self._rules.weight_types)
-                kind = kinds[type(value)] = _ALWAYS if always else _NEVER
-            if kind == _ALWAYS or (kind and position >= unmarked and self._is_weight(value)):
+                kind = kinds[type(value)] = issubclass(type(value), self._rules.weight_types)
+            if distinguishes(kind, position, inside) and (kind > 0 or self._is_weight(value)):
                 found.append((position, self.labels.look_up(value)[0], value))
         if self.regions:
             found += self.regions.operands(origin.numbers, values)

@@ -26,9 +26,9 @@ enum { AMANDA_USER, AMANDA_FRAMEWORK, AMANDA_OWN, AMANDA_STOP, AMANDA_QUIET };
  * may be a weight counts as one. */
 enum { AMANDA_SITE_FRAMES = 3, AMANDA_OCCURRENCES = 1024, AMANDA_UNMARKED_FROM = 1 };
 
-/* Whether a value that may be a weight counts as one; `inside` says whether a module runs. */
-static inline int amanda_unmarked_counts(int inside, Py_ssize_t position) {
-    return !inside && position >= AMANDA_UNMARKED_FROM;
+/* As `sites.distinguishes`. */
+static inline int amanda_distinguishes(long long mark, Py_ssize_t position, int inside) {
+    return mark > 0 || (mark < 0 && !inside && position >= AMANDA_UNMARKED_FROM);
 }
 
 /* Whether a frame counts in a call site; `found` says whether one counts that is further in. */

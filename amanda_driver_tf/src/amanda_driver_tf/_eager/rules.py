@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from amanda_core.scopes import Labels, Scope, Scopes
-from amanda_core.sites import UNMARKED_FROM, Rules
+from amanda_core.sites import Rules, distinguishes
 from amanda_driver_tf._eager.frames import kind_of, zone_of
 from amanda_driver_tf._eager.op_types import OpType
 from amanda_driver_tf._eager.records import Operands
@@ -36,7 +36,7 @@ _NO_VARIABLES: frozenset[type] = frozenset(
 #: Ops of an optimizer, whose reads of variables are not the model's.
 OPTIMIZER = Scope(-1, "", "", zone="optimizer")
 
-#: `operands_of` finds the operands that are weights, as tensors are marked with their variable.
+#: Tensors are marked with their variable: `operands_of` reads the marks.
 RULES = Rules(kind_of=kind_of, zone_of=zone_of, is_layered=True)
 
 
@@ -75,7 +75,7 @@ def _variables_of(layer: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def operands_of(op_type: OpType, args: Sequence[Any], inside: bool) -> Operands:
-    """Return the operands of a call that distinguish it.
+    """Return the operands of a call that distinguish it, by the rule of the core.
 
     Args:
         op_type: The op type.
@@ -84,22 +84,22 @@ def operands_of(op_type: OpType, args: Sequence[Any], inside: bool) -> Operands:
     """
     found: Operands = ()
     for position, value in zip(op_type.positions, args, strict=False):
-        kind = type(value)
-        if kind is _EagerTensor:
-            token = value._amanda_source
-            if token.__class__ is not int:
-                if position not in op_type.handles:
-                    continue
-                token = TOKENS.of(value)
-            # Watched tensors may be weights. Constants never count.
-            elif not token or (token < 0 and position < UNMARKED_FROM[inside]):
-                continue
-        elif kind in _NO_VARIABLES:
-            continue
-        else:
-            handle = variable_handle(value)
-            if handle is None:
-                continue
-            token = TOKENS.of(handle)
-        found = (*found, (position, token))
+        token = _token_of(value, position in op_type.handles)
+        if distinguishes(token, position, inside):
+            found = (*found, (position, token))
     return found
+
+
+def _token_of(value: Any, is_handle: bool) -> int:
+    """Return the token of a tensor or of the variable that a value is, which marks it.
+
+    It is above 0 for variables and their values, below 0 for tensors that a tape watches, and 0 for
+    constants and for what is not a tensor.
+    """
+    if type(value) is not _EagerTensor:
+        handle = None if type(value) in _NO_VARIABLES else variable_handle(value)
+        return 0 if handle is None else TOKENS.of(handle)
+    token = value._amanda_source
+    if token.__class__ is int:
+        return int(token)
+    return TOKENS.of(value) if is_handle else 0

@@ -55,7 +55,7 @@ static int has_operands(
         Py_DECREF(source);
         if (is_handle) {
             if (token <= 0) return 0;
-        } else if (token == 0 || (token < 0 && !amanda_unmarked_counts(inside, position))) {
+        } else if (!amanda_distinguishes(token, position, inside)) {
             continue;
         }
         if (met >= PyTuple_GET_SIZE(operands)) return 0;

@@ -164,7 +164,7 @@ bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, P
                 return true;
             }
         }
-        if (!amanda_unmarked_counts(inside, position)) return true;
+        if (!amanda_distinguishes(-1, position, inside)) return true;
         // Weights that are plain tensors, outside of modules.
         if (in_function_modes()) {
             Owned answer(PyObject_CallOneArg(is_weight.get(), value));
