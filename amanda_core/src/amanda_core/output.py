@@ -185,7 +185,7 @@ class Output:
         return path
 
     def _write_folder(self, own: Path, write: Any) -> list[Path]:
-        """Have a result write its files elsewhere, and rename the folder when all are there."""
+        """Write the files of a result into a temporary folder, and rename it when all are there."""
         new = self._new(own)
         with self._failing(own):
             new.mkdir()

@@ -89,8 +89,8 @@ class Tool:
     >>> tool.add_inst_for_op(lambda context: print(context.get_op()))
     """
 
-    #: Whether its routines run before those of other tools ahead of an op, and after them behind
-    #: it. Set by classes of tools that must see the values as the program has them.
+    #: Whether its routines run before those of other tools before an op, and after those
+    #: after it. Set by classes of tools that must see the values as the program has them.
     outermost: ClassVar[bool] = False
     _amanda: _Registrations
 

@@ -48,7 +48,7 @@ _COVERAGE = [
 
 
 class _State:
-    """What resumes with the contexts: the ops by mode, and the callbacks of compiled programs."""
+    """The ops of each mode, the callbacks and the models; they resume with the contexts."""
 
     def __init__(self) -> None:
         self.eager = OpTable(f"jax/{jax.__version__}/eager")
@@ -65,10 +65,10 @@ def attach(session: Session) -> JaxAttachment:
 
 
 class JaxAttachment:
-    """The hold of one session on JAX, in the thread that opened it."""
+    """The interception of JAX for one session, in the thread that opened it."""
 
     facts = FACTS
-    #: Numbers of executions that are analysed each.
+    #: Numbers for executions while caching is off: each is traced and analysed again.
     _executions = itertools.count(1)
 
     def __init__(self, session: Session) -> None:
@@ -103,7 +103,7 @@ class JaxAttachment:
         set_key(("amanda", session.epoch, number) if session.enabled else None)
 
     def coverage(self) -> Sequence[CoverageGap]:
-        """Return what this driver does not instrument."""
+        """Return what this driver does not instrument, and why."""
         return [*self.session.failures.coverage("jax"), *_COVERAGE]
 
     # Jitted functions.
@@ -128,12 +128,12 @@ class JaxAttachment:
             self.session.raise_pending()
 
     def is_idle(self, op_type: str) -> bool:
-        """Return True if no tool does anything at the operator of JAX that is being called."""
+        """Return True if no tool has an action at the operator of JAX that is being called."""
         op = self._located = self._state.eager.locate(op_type, self._module())
         return op.idle == self.session.epoch and self.session.caching
 
     def run_idle(self, function: Callable[..., Any], info: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator of JAX that no tool wants."""
+        """Run an operator of JAX at which no tool has an action."""
         self._located = None
         with plain():
             return plain_call(function, info, args, kwargs)

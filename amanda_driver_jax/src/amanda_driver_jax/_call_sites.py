@@ -129,11 +129,11 @@ def _zone() -> str:
 
 
 class Op:
-    """One op.
+    """What the driver keeps about one op.
 
     Attributes:
         site: Its facts.
-        idle: The epoch in which no tool does anything at it; 0 for none.
+        idle: The epoch in which no tool has an action at it; 0 for none.
     """
 
     __slots__ = ("idle", "site")

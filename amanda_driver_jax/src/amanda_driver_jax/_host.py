@@ -40,7 +40,7 @@ class Host:
         self.is_used = False
 
     def observe(self, step: Step, values: Sequence[Any]) -> None:
-        """Add a reader to the program."""
+        """Add a callback to the program that only reads the values that the routine selects."""
         positions = _positions(step, values)
         if not positions and (step.action.positions is None or step.action.positions):
             return  # None of the values that the routine selects exists.
@@ -51,7 +51,7 @@ class Host:
         self._send(lambda receive, *v: jax.debug.callback(receive, *v), call, values, positions)
 
     def edit(self, step: Step, values: Sequence[Any]) -> Changes:
-        """Add a routine whose result the program uses; return the changed positions."""
+        """Add a callback to the program that edits values; return positions and new values."""
         positions = _positions(step, values)
         if not positions:
             return []

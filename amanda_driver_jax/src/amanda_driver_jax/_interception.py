@@ -84,7 +84,7 @@ def _bind(primitive: Any, *values: Any, **params: Any) -> Any:
 
 
 class _Done(NamedTuple):
-    """A call that has run already."""
+    """The result of a call that the driver has already executed."""
 
     result: Any
 

@@ -100,13 +100,13 @@ class Models:
         return Reads(found, lambda: shapes, bool(found) and not copies)
 
     def memory(self, value: Any) -> None:
-        """Return None: arrays do not change, and where they lie says nothing."""
+        """Return None, because arrays of JAX cannot be written and share no memory with others."""
 
     def version(self, parameter: Any) -> None:
-        """Return None: nothing is written."""
+        """Return None, because parameters are replaced and never written."""
 
     def counts_writes(self, value: Any, parameter: Any) -> bool:
-        """Return False, for the same reason."""
+        """Return False, because parameters are replaced and never written."""
         return False
 
 

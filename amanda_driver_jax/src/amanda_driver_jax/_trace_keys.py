@@ -1,4 +1,4 @@
-"""What a thread is doing, and the part of it that JAX has in the keys of its caches.
+"""The state of a thread, and the part of it that is in the keys of JAX's caches.
 
 The key is part of everything that JAX traces or compiles, so that the program of a tool and the
 plain one are kept side by side. JAX compiles again what was compiled before the key was added, so
@@ -20,7 +20,7 @@ _KEY: Any = jax.make_user_context(None)
 
 
 class _Local(threading.local):
-    """What a thread is doing.
+    """The driver's state of one thread.
 
     Attributes:
         hold: The attachment of the thread's session.

@@ -28,7 +28,7 @@ _ATTACHED: dict[int, MxnetAttachment] = {}
 
 
 class _Interception(Patches):
-    """The replacements, each of which calls the method of its name if the thread has tools."""
+    """Replacements of MXNet's functions, which call the attachment of the thread if it has one."""
 
     def install(self) -> None:
         for name, (owner, attribute) in ENTRY_POINTS.items():

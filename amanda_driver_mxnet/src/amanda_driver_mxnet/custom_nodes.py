@@ -33,7 +33,7 @@ _numbers = itertools.count()
 
 @dataclass(eq=False)
 class Node:
-    """What one node of a rewritten graph does.
+    """The computation of one node of a rewritten graph.
 
     Attributes:
         session: Returns the session that runs now.

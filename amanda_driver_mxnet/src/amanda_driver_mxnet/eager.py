@@ -177,7 +177,7 @@ class EagerProgram:
 
     @staticmethod
     def _states(call: Call) -> Container[int]:
-        """Return the positions of arrays that an op changes beside its results."""
+        """Return the positions of the inputs that an op writes."""
         if call.op_type.endswith("update"):
             return range(2, len(call.inputs))
         return [place for place, name in enumerate(call.names) if name.startswith("moving_")]

@@ -27,7 +27,7 @@ def installed() -> str | None:
 
 
 def _problem() -> Finding | None:
-    """Return the finding that nothing may be applied here; None if there is none."""
+    """Return why no tool may be applied in this environment, or None if tools may be."""
     version = installed()
     if version is None:
         return Finding(
@@ -45,13 +45,13 @@ def _problem() -> Finding | None:
     return Finding(
         "error",
         "With oneDNN (MKLDNN) and its threaded engine, MXNet computes wrong gradients in programs "
-        "with functions of one's own (autograd.Function, CustomOp), which tools insert",
+        "with custom functions (autograd.Function, CustomOp), and tools insert such functions",
         "Start Python with MXNET_MKLDNN_ENABLED=0, or with MXNET_ENGINE_TYPE=NaiveEngine",
     )
 
 
 def findings() -> Sequence[Finding]:
-    """Return what would make results wrong here."""
+    """Return what in this environment would make results wrong."""
     problem = _problem()
     return [] if problem is None else [problem]
 

@@ -66,15 +66,15 @@ class Watch:
     # On the tape of imperative programs.
 
     def enter(self, values: Sequence[Any]) -> list[Any]:
-        """Return the inputs behind a gate through which the op's contributions leave."""
+        """Return the inputs after a gate, which gets the op's contributions to their gradients."""
         return self._gated(values, self.places, self.leave)
 
     def exit(self, outputs: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        """Return the outputs behind a gate through which their gradients arrive.
+        """Return the outputs after a gate, which gets their gradients first.
 
         Args:
             outputs: The outputs.
-            sources: The inputs behind their gate.
+            sources: The inputs after their gate.
         """
         places = [place for place, value in enumerate(outputs) if needs_gradient(value)]
         if not self.is_replaced:
@@ -102,7 +102,7 @@ class Watch:
         return self._context.plan(IPoint.BEFORE_BACKWARD).replacement is not None
 
     def arrive(self, gradients: list[Any]) -> list[Any]:
-        """Execute what comes before the op's backward program, on the outputs' gradients."""
+        """Execute the plans before the op's backward program on the gradients of its outputs."""
         with _LOCK:
             if not self._is_active():
                 return gradients
@@ -110,7 +110,7 @@ class Watch:
             return self._before_raw(gradients) if self._session().wants_backward else gradients
 
     def replaced(self, gradients: list[Any]) -> list[Any]:
-        """Execute what runs instead of it; return the gradients of the inputs at `places`."""
+        """Execute the replacement of the backward program; return the gradients at `places`."""
         plan = self._context.plan(IPoint.BEFORE_BACKWARD)
         assert plan.replacement is not None
         found = several(plan.replacement.replace(self._guarded(plan, gradients)))
@@ -120,7 +120,7 @@ class Watch:
         return [found[place] for place in self.places]
 
     def leave(self, contributions: list[Any]) -> list[Any]:
-        """Execute what comes after it, on the op's contributions to the inputs' gradients."""
+        """Execute the plans after the backward program on the gradients of the inputs."""
         with _LOCK:
             if not self._is_active():
                 return contributions

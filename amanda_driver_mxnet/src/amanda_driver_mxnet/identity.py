@@ -86,7 +86,7 @@ def new_labels() -> Labels:
 
 
 def new_parameters(scopes: Scopes, labels: Labels) -> Parameters:
-    """Return what finds the parameters that arrays show parts of."""
+    """Return a new table of the parameters that arrays show parts of."""
     return Parameters(scopes, labels, _LAYOUTS)
 
 

@@ -67,7 +67,7 @@ def _check_shape(step: Step, old: Any, new: Any) -> None:
 
 
 def _edited(session: Session, old: Any, new: Any) -> Any:
-    """Return a new value at the place of the old one on the tape: gradients go straight through."""
+    """Return `new`, with its gradient passed straight to `old`."""
     with inside_routine():  # The driver's own operators.
         if not isinstance(new, NDArray):
             new = new_array(new, old)

@@ -14,7 +14,8 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import Edit, editing
 
-from .reference_programs import Ops, close, dense
+from ..comparison import close, dense
+from .reference_programs import Ops
 
 v1 = tf.compat.v1
 

@@ -10,7 +10,8 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import before
 
-from .reference_programs import close, values
+from ..comparison import close
+from .reference_programs import values
 
 X, W = values((2, 3), (3, 3))
 IDS = tf.constant([0, 2, 2])

@@ -178,47 +178,6 @@ def _with_backward(run: Routine, routine: Routine) -> Routine:
     return lambda *values: replaced(*values)
 
 
-def dense(value: Any) -> Any:
-    """Convert a tensor, or slices, to an array."""
-    return tf.convert_to_tensor(value).numpy()
-
-
-def equal(actual: Any, expected: Any) -> None:
-    """Compare values, shapes and dtypes bit by bit."""
-    _compare(actual, expected, np.testing.assert_array_equal)
-
-
-def close(actual: Any, expected: Any) -> None:
-    """Compare values whose sums may have another order."""
-
-    def near(found: Any, wanted: Any) -> None:
-        if np.issubdtype(wanted.dtype, np.floating):
-            assert np.isfinite(wanted).all(), "the expectation is not finite"
-            fine = wanted.dtype == np.float64
-            rtol, atol = (1e-9, 1e-10) if fine else (1e-5, 1e-6)
-            np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
-        else:
-            np.testing.assert_array_equal(found, wanted)
-
-    _compare(actual, expected, near)
-
-
-def _compare(actual: Any, expected: Any, compare: Callable[[Any, Any], Any]) -> None:
-    if isinstance(expected, (list, tuple)):
-        assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            _compare(one, other, compare)
-        return
-    if expected is None or actual is None:
-        assert actual is None
-        assert expected is None
-        return
-    one, other = dense(actual), dense(expected)
-    assert one.dtype == other.dtype
-    assert one.shape == other.shape
-    compare(one, other)
-
-
 @contextmanager
 def as_written() -> Iterator[None]:
     """Keep TensorFlow from rewriting formulas, which depends on the surrounding ops."""

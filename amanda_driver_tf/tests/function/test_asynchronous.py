@@ -12,7 +12,8 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import Edit, before, editing
 
-from .reference_programs import close, straight, values
+from ..comparison import close
+from .reference_programs import straight, values
 
 X, W = values((2, 3), (3, 3))
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import after, before
 
-from .reference_programs import close
+from ..comparison import close
 
 pytestmark = pytest.mark.filterwarnings("ignore:A function that XLA should compile")
 

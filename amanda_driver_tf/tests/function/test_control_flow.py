@@ -16,7 +16,8 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import Everywhere, before, tool, watching
 
-from .reference_programs import close, straight, values
+from ..comparison import close
+from .reference_programs import straight, values
 
 X, W, V = values((2, 3), (3, 3), (3, 3))
 XS = values((4, 2, 3))[0]

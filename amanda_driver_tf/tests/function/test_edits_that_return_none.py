@@ -18,9 +18,10 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, Everywhere, editing
 
+from ..comparison import close
 from .differentiation import gradients_inside, gradients_outside
 from .handwritten_programs import W, X
-from .reference_programs import Ops, close
+from .reference_programs import Ops
 
 v1 = tf.compat.v1
 SHIFT = tf.constant(0.5, X.dtype)

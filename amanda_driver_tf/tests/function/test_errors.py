@@ -19,7 +19,8 @@ from amanda_core.errors import (
 )
 from amanda_core.testing.tools import Edit, after, at_inputs, before, editing, tool
 
-from .reference_programs import close, values
+from ..comparison import close
+from .reference_programs import values
 
 X, W = values((2, 3), (3, 3))
 

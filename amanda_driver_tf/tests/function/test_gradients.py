@@ -12,8 +12,9 @@ import amanda
 from amanda import OpContext
 from amanda_core.testing.tools import Edit, around, at_inputs, at_outputs, before, editing, tool
 
+from ..comparison import close
 from .handwritten_programs import W, X, compare, half, outside, triple
-from .reference_programs import at_gradient, close, straight
+from .reference_programs import at_gradient, straight
 
 # The aligned view.
 

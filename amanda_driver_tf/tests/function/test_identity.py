@@ -17,7 +17,8 @@ import amanda
 from amanda import OpContext
 from amanda_core.testing.tools import analysed, before, tool
 
-from .reference_programs import close, values
+from ..comparison import close
+from .reference_programs import values
 
 X, W = values((2, 3), (3, 3))
 

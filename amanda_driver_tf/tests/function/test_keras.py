@@ -12,7 +12,8 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import Everywhere, analysed, before, watching, watching_backward
 
-from .reference_programs import as_written, close, equal, straight, values
+from ..comparison import close, equal
+from .reference_programs import as_written, straight, values
 
 INPUTS, TARGETS = values((8, 3), (8, 2), dtype=tf.float32)
 MASK = tf.constant([[1.0, 0.0, 1.0, 1.0], [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]])

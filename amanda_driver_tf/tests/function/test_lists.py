@@ -12,8 +12,9 @@ import amanda
 from amanda_core.errors import ActionError, RoutineResultError
 from amanda_core.testing.tools import at_inputs, before, replacing, replacing_backward
 
+from ..comparison import close
 from .handwritten_programs import W, X, half
-from .reference_programs import at_gradient, close, straight
+from .reference_programs import at_gradient, straight
 
 Joined = Callable[..., Any]
 

@@ -14,8 +14,8 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import Edit, editing
 
+from ..comparison import close
 from .handwritten_programs import W, X
-from .reference_programs import close
 
 
 def descended(x: Any, w: Any, looped: bool) -> Any:

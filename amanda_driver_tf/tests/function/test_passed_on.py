@@ -13,8 +13,9 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, around, editing
 
+from ..comparison import close
 from .differentiation import IN_SESSIONS, WAYS, check, gradients_inside, gradients_outside
-from .reference_programs import Ops, close, values
+from .reference_programs import Ops, values
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,10 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, editing
 
+from ..comparison import close
 from .differentiation import TWICE, WAYS, Unchanged, check
 from .programs import OPS, PROGRAMS
-from .reference_programs import Ops, as_written, close, values
+from .reference_programs import Ops, as_written, values
 
 #: How many random sets of edits each program gets; more find more, in more time.
 ROUNDS = int(os.environ.get("AMANDA_TEST_ROUNDS", "1"))

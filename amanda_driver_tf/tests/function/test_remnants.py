@@ -18,8 +18,9 @@ import amanda
 from amanda_core.testing.tools import after, at_inputs, before, replacing, watching
 from amanda_driver_tf._graphs.records import GRAPHS
 
+from ..comparison import close
 from .patches import fingerprint
-from .reference_programs import close, values
+from .reference_programs import values
 
 X, W = values((2, 3), (3, 3))
 

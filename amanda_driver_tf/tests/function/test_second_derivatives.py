@@ -11,9 +11,10 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, Everywhere, editing
 
+from ..comparison import close
 from .differentiation import TWICE, WAYS, check
 from .handwritten_programs import W, X, half
-from .reference_programs import Ops, close
+from .reference_programs import Ops
 
 
 def wave(value: Any) -> Any:

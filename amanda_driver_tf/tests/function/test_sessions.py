@@ -14,8 +14,9 @@ import amanda
 from amanda import AmandaWarning, OpContext
 from amanda_core.testing.tools import analysed, at_inputs, before, tool, watching, watching_backward
 
+from ..comparison import close, equal
 from .patches import fingerprint
-from .reference_programs import close, equal, straight, values
+from .reference_programs import straight, values
 
 X, W = values((2, 3), (3, 3))
 

@@ -12,7 +12,8 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, editing, tool
 
-from .reference_programs import close, values
+from ..comparison import close
+from .reference_programs import values
 
 X, W = values((4, 3), (3, 2))
 

@@ -14,7 +14,8 @@ import amanda
 from amanda import AmandaWarning
 from amanda_core.testing.tools import Edit, before, editing
 
-from .reference_programs import close, equal, straight, values
+from ..comparison import close, equal
+from .reference_programs import straight, values
 
 X, W = values((2, 3), (3, 3))
 MASK = tf.cast(W > 0, W.dtype)

@@ -25,7 +25,8 @@ from amanda_core.testing.tools import (
     watching_backward,
 )
 
-from .reference_programs import close, equal, straight, values
+from ..comparison import close, equal
+from .reference_programs import straight, values
 
 X, W = values((2, 3), (3, 3))
 

@@ -14,7 +14,8 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import Everywhere, tool, watching_backward
 
-from .reference_programs import as_written, close, equal, straight
+from ..comparison import close, equal
+from .reference_programs import as_written, straight
 
 layers: Any = keras.layers
 

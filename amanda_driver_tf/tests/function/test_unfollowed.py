@@ -12,8 +12,9 @@ import amanda
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_core.testing.tools import at_inputs, before, replacing, replacing_backward
 
+from ..comparison import close
 from .differentiation import EAGER, WAYS, gradients_inside, gradients_outside
-from .reference_programs import Ops, close
+from .reference_programs import Ops
 
 v1 = tf.compat.v1
 

@@ -21,8 +21,9 @@ from amanda_core.testing.tools import (
     tool,
 )
 
+from ..comparison import close, equal
 from .handwritten_programs import EDITED, IDS, W, X, compare, half, outside
-from .reference_programs import close, equal, straight
+from .reference_programs import straight
 
 # Slices.
 

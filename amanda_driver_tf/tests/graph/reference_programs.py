@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework.indexed_slices import IndexedSlicesValue
 
 import amanda
 from amanda import OpContext, Tool
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, Routine, editing, tool
+
+from ..comparison import close, dense, equal
 
 v1 = tf.compat.v1
 
@@ -317,50 +318,6 @@ def _differ(these: Sequence[Any], those: Sequence[Any]) -> bool:
         (a is None) != (b is None) or (a is not None and not np.array_equal(dense(a), dense(b)))
         for a, b in zip(these, those, strict=True)
     )
-
-
-def dense(value: Any) -> Any:
-    """Convert to an array; for slices, to their sum."""
-    if isinstance(value, IndexedSlicesValue):
-        rows = int(max(value.indices)) + 1 if value.dense_shape is None else value.dense_shape[0]
-        full = np.zeros((int(rows), *value.values.shape[1:]), value.values.dtype)
-        np.add.at(full, value.indices, value.values)
-        return full
-    return np.asarray(value)
-
-
-def equal(actual: Any, expected: Any) -> None:
-    """Compare values, shapes and dtypes bit by bit."""
-    _compare(actual, expected, np.testing.assert_array_equal)
-
-
-def close(actual: Any, expected: Any) -> None:
-    """Compare values whose sums may have another order."""
-
-    def near(found: Any, wanted: Any) -> None:
-        if np.issubdtype(wanted.dtype, np.floating):
-            assert np.isfinite(wanted).all(), "the expectation is not finite"
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
-        else:
-            np.testing.assert_array_equal(found, wanted)
-
-    _compare(actual, expected, near)
-
-
-def _compare(actual: Any, expected: Any, compare: Callable[[Any, Any], Any]) -> None:
-    if isinstance(expected, (list, tuple)) and not isinstance(expected, IndexedSlicesValue):
-        assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            _compare(one, other, compare)
-        return
-    if expected is None or actual is None:
-        assert actual is None
-        assert expected is None
-        return
-    one, other = dense(actual), dense(expected)
-    assert one.dtype == other.dtype
-    assert one.shape == other.shape
-    compare(one, other)
 
 
 def arrays(*shapes: Sequence[int], seed: int = 0) -> list[Any]:

@@ -12,7 +12,8 @@ import amanda
 from amanda import OpContext
 from amanda_core.testing.tools import tool
 
-from .reference_programs import analysing, arrays, equal, new_session, v1
+from ..comparison import equal
+from .reference_programs import analysing, arrays, new_session, v1
 
 
 class Layer:

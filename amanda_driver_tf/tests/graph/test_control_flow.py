@@ -13,6 +13,7 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, before, editing, tool
 
+from ..comparison import close, equal
 from .loop_programs import VALUES, control_flow, shifted
 from .reference_programs import (
     Ops,
@@ -20,10 +21,8 @@ from .reference_programs import (
     build,
     check,
     check_refused,
-    close,
     counting,
     double,
-    equal,
     new_session,
     results,
     staged,

@@ -12,7 +12,8 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import Edit, editing
 
-from .reference_programs import Ops, arrays, check, double, equal, staged
+from ..comparison import equal
+from .reference_programs import Ops, arrays, check, double, staged
 
 KINDS = ("placeholder", "resource", "reference")
 

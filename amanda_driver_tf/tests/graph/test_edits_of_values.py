@@ -12,18 +12,8 @@ import amanda
 from amanda_core.errors import PositionError, RoutineResultError
 from amanda_core.testing.tools import Edit, after, before, editing, tool
 
-from .reference_programs import (
-    Ops,
-    arrays,
-    build,
-    check,
-    close,
-    double,
-    equal,
-    new_session,
-    results,
-    v1,
-)
+from ..comparison import close, equal
+from .reference_programs import Ops, arrays, build, check, double, new_session, results, v1
 
 KINDS = ("placeholder", "resource", "reference")
 

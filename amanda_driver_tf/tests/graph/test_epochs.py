@@ -16,7 +16,8 @@ from amanda import OpContext, Tool
 from amanda_core.testing.tools import Edit, before, editing, tool
 from amanda_driver_tf._sessions.hiding import Hidden
 
-from .reference_programs import all_ops, close, counting, double, equal, new_session, v1
+from ..comparison import close, equal
+from .reference_programs import all_ops, counting, double, new_session, v1
 
 
 class Chain:

@@ -20,7 +20,8 @@ from amanda_core.errors import (
 )
 from amanda_core.testing.tools import Edit, before, editing, tool
 
-from .reference_programs import close, counting, double, equal, new_session, v1
+from ..comparison import close, equal
+from .reference_programs import counting, double, new_session, v1
 
 
 class OwnError(Exception):

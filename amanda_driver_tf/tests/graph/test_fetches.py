@@ -11,7 +11,8 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import after, before
 
-from .reference_programs import all_ops, close, counting, double, equal, new_session, v1
+from ..comparison import close, equal
+from .reference_programs import all_ops, counting, double, new_session, v1
 
 
 class Pair(NamedTuple):

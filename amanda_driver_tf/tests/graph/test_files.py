@@ -14,7 +14,8 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import before
 
-from .reference_programs import close, double, equal, new_session, serialised, v1
+from ..comparison import close, equal
+from .reference_programs import double, new_session, serialised, v1
 
 GIVEN = np.array([[0.1, 0.2], [0.3, 0.4]], np.float32)
 

@@ -13,20 +13,8 @@ from amanda import OpContext
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, editing, tool
 
-from .reference_programs import (
-    Ops,
-    arrays,
-    build,
-    check,
-    close,
-    dense,
-    double,
-    equal,
-    new_session,
-    results,
-    staged,
-    v1,
-)
+from ..comparison import close, dense, equal
+from .reference_programs import Ops, arrays, build, check, double, new_session, results, staged, v1
 
 KINDS = ("placeholder", "resource", "reference")
 

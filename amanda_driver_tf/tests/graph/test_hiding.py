@@ -19,7 +19,8 @@ import amanda_driver_tf
 from amanda_core.testing.tools import before
 from amanda_driver_tf._sessions import hiding
 
-from .reference_programs import all_ops, close, double, new_session, serialised, v1
+from ..comparison import close
+from .reference_programs import all_ops, double, new_session, serialised, v1
 
 
 class Small:

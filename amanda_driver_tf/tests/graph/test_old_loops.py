@@ -18,6 +18,7 @@ from amanda import OpContext, Tool
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, before, editing, tool
 
+from ..comparison import close, equal
 from .loop_programs import VALUES, captured, loop, masked, named, recurrent, shifted
 from .reference_programs import (
     Ops,
@@ -25,9 +26,7 @@ from .reference_programs import (
     build,
     check,
     check_refused,
-    close,
     double,
-    equal,
     new_session,
     results,
     staged,

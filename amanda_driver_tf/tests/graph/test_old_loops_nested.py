@@ -13,18 +13,9 @@ from amanda import Tool
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, Everywhere, editing
 
+from ..comparison import close, equal
 from .loop_programs import VALUES, loop, masked, named, recurrent, shifted
-from .reference_programs import (
-    Ops,
-    build,
-    check,
-    check_refused,
-    close,
-    equal,
-    new_session,
-    results,
-    v1,
-)
+from .reference_programs import Ops, build, check, check_refused, new_session, results, v1
 
 pytestmark = pytest.mark.usefixtures("old_control_flow")
 

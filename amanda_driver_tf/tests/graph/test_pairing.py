@@ -16,18 +16,8 @@ from amanda import OpContext
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, editing, tool
 
-from .reference_programs import (
-    Ops,
-    arrays,
-    build,
-    close,
-    double,
-    equal,
-    new_session,
-    run,
-    staged,
-    v1,
-)
+from ..comparison import close, equal
+from .reference_programs import Ops, arrays, build, double, new_session, run, staged, v1
 
 VALUES = arrays((3, 3), (3, 3))
 

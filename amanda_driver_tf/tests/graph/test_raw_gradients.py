@@ -13,7 +13,8 @@ from amanda import OpContext
 from amanda_core.errors import RoutineResultError
 from amanda_core.testing.tools import Edit, editing, tool
 
-from .reference_programs import Ops, arrays, build, close, double, equal, new_session, results
+from ..comparison import close, equal
+from .reference_programs import Ops, arrays, build, double, new_session, results
 
 KINDS = ("placeholder", "resource", "reference")
 

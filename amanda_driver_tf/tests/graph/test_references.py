@@ -13,7 +13,8 @@ from amanda import OpContext
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import before, tool
 
-from .reference_programs import equal, new_session, v1
+from ..comparison import equal
+from .reference_programs import new_session, v1
 
 
 def reference() -> tuple[Any, Any, Any]:

@@ -13,7 +13,8 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import before
 
-from .reference_programs import all_ops, close, counting, double, equal, new_session, serialised, v1
+from ..comparison import close, equal
+from .reference_programs import all_ops, counting, double, new_session, serialised, v1
 
 
 class Trained:

@@ -12,7 +12,8 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, editing
 
-from .reference_programs import close, equal, new_session, staged, v1
+from ..comparison import close, equal
+from .reference_programs import new_session, staged, v1
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 W = np.linspace(0.5, -0.5, 6, dtype=np.float32).reshape(3, 2)

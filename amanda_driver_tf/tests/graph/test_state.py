@@ -13,7 +13,8 @@ from tensorflow.python.framework import function as function_module
 import amanda
 from amanda_core.testing.tools import Edit, after, before, editing, tool
 
-from .reference_programs import close, counting, double, equal, new_session, v1
+from ..comparison import close, equal
+from .reference_programs import counting, double, new_session, v1
 
 # Iterators, queues, tables.
 

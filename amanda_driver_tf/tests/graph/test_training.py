@@ -13,17 +13,8 @@ import amanda
 from amanda import OpContext
 from amanda_core.testing.tools import Edit, editing, tool
 
-from .reference_programs import (
-    all_ops,
-    arrays,
-    close,
-    counting,
-    equal,
-    new_session,
-    serialised,
-    straight,
-    v1,
-)
+from ..comparison import close, equal
+from .reference_programs import all_ops, arrays, counting, new_session, serialised, straight, v1
 
 RATE = 1e-3
 MASK = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0], [1, 1, 1]], np.float32)

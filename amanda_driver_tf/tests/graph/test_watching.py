@@ -14,8 +14,9 @@ from amanda import Tool
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, Everywhere, around, editing
 
+from ..comparison import close, equal
 from .loop_programs import control_flow
-from .reference_programs import close, equal, new_session, staged, v1
+from .reference_programs import new_session, staged, v1
 
 Made = tuple[Any, list[Any]]
 

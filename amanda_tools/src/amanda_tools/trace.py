@@ -72,13 +72,13 @@ class TraceResult:
             for op in self.ops
         ]
         executions = sum(op.calls for op in self.ops)
-        told = [
+        notes = [
             f"{format_count(len(self.ops), 'operator')}, {format_count(executions, 'execution')}"
         ]
         if self.left_out:
-            told.append(f"the order of {self.left_out} is left out")
-        told += describe_overhead("tracing", self.tool_seconds, self.wall_seconds)
-        return Table("; ".join(told), columns, rows)
+            notes.append(f"the order of {self.left_out} is left out")
+        notes += describe_overhead("tracing", self.tool_seconds, self.wall_seconds)
+        return Table("; ".join(notes), columns, rows)
 
     def to_json(self) -> str:
         """Return the whole result as JSON."""

@@ -49,7 +49,7 @@ def tool(name: str, output: str) -> None:
 def driver(name: str, output: str) -> None:
     """Make a distribution amanda-driver-NAME: a driver that passes the conformance kit.
 
-    It is of a framework of three operators, whose place yours is to take.
+    It drives a framework of three operators that it brings; put your framework in its place.
     """
     _make("driver", name, Path(output))
 

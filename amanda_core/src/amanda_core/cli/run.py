@@ -42,7 +42,7 @@ _HELP = """Run a script or module under tools, without a change to it.
     amanda run -t prune:sparsity=0.5 -t trace -o out train.py --epochs 1
     amanda run -t trace -m package.train --epochs 1
 
-Everything behind the script or module is its own. Which tools run, their options and the rest
+Everything after the script or module belongs to it. Which tools run, their options and the rest
 may stand in the table [tool.amanda] of the nearest pyproject.toml in the script's folder or
 above (the current one for -m); AMANDA_TOOLS ("prune:sparsity=0.5;trace"), AMANDA_OUTPUT and
 AMANDA_DRIVERS come before it, and flags before those. What is disabled by any of them, or by

@@ -37,7 +37,7 @@ Edge = tuple["Node", int]
 
 
 class Node:
-    """A node of the backward program: takes gradients of outputs, returns those along its edges."""
+    """A node of the backward program, which returns one gradient for each of its edges."""
 
     def __init__(self, name: str, run: Run, edges: Sequence[Edge | None], arity: int = 1) -> None:
         self.name = name

@@ -73,7 +73,7 @@ class OpInfo:
 
 @functools.cache
 def op_info(handle: int) -> OpInfo:
-    """Return what MXNet says of the operator that a generated function calls."""
+    """Return the name and inputs of the operator with this handle, as MXNet registered it."""
     name, description, variable, result = (ctypes.c_char_p() for _ in range(4))
     count = mx_uint()
     names, types, texts = (ctypes.POINTER(ctypes.c_char_p)() for _ in range(3))
@@ -108,7 +108,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def address_of(value: Any) -> int | None:
-    """Return where the elements of a dense array lie; None if it has no memory."""
+    """Return the address of the elements of a dense array; None if it has no memory."""
     pointer = ctypes.c_void_p()
     # An array that is being computed may have no memory yet.
     check_call(_LIB.MXNDArrayWaitToRead(_handle(value)))
@@ -139,7 +139,7 @@ def new_array(values: Any, like: NDArray) -> NDArray:
 
 
 def needs_gradient(array: Any) -> bool:
-    """Return True if this is an array behind which a variable with a gradient lies on the tape."""
+    """Return True for an array that the tape derives from a variable with a gradient."""
     if not isinstance(array, NDArray) or not dtype_of(array).startswith("float"):
         return False
     found = ctypes.c_void_p()

@@ -139,7 +139,7 @@ def swapped(block: gluon.HybridBlock, program: Any, arguments: list[Any]) -> Ite
 
 
 def prefix_of(block: gluon.Block) -> str:
-    """Return what the names of the operators of a block begin with."""
+    """Return the prefix of the names of a block's operators."""
     return str(block.prefix)
 
 

@@ -43,11 +43,11 @@ def in_gradient(
         results = compute()
     finally:
         STATE.eager = before
-    if place is not None and caching and all(child.idle == epoch for child in place.met):
+    if place is not None and caching and all(child.idle == epoch for child in place.executed):
         record.skip = skip
         if not again:
             record.settled = epoch
-        elif all(child.settled == epoch for child in place.met):
+        elif all(child.settled == epoch for child in place.executed):
             record.settled = record.settled_again = epoch
     return results
 

@@ -1,4 +1,4 @@
-"""The original functions behind the replacements of the eager mode, installed or not.
+"""The functions that the eager mode replaces, callable whether or not they are replaced now.
 
 Owns the references. `intercept` sets them, and everybody calls through them.
 """

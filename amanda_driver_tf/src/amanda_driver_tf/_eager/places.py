@@ -106,15 +106,15 @@ class InGradient(Place):
 
     Attributes:
         record: The record of that op.
-        met: Records of the ops that ran so far.
+        executed: Records of the ops that ran so far.
     """
 
-    __slots__ = ("_counts", "met", "record")
+    __slots__ = ("_counts", "executed", "record")
 
     def __init__(self, program: EagerProgram, record: Record) -> None:
         super().__init__(program)
         self.record = record
-        self.met: list[Record] = []
+        self.executed: list[Record] = []
         self._counts: dict[Any, int] = {}
 
     def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
@@ -142,7 +142,7 @@ class InGradient(Place):
             site = backward_site(op_type.name, stable, forward, number, source)
             record = Record(site, op_type, forward=forward, backward=True)
             known[key, occurrence] = record
-        self.met.append(record)
+        self.executed.append(record)
         return record
 
 

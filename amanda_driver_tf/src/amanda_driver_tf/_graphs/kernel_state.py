@@ -60,13 +60,13 @@ def kept_as_they_are(body: Body, nodes: Sequence[Node], dirty: set[int]) -> list
 
 
 def _has_effects_ahead(node: Node, dirty: set[int]) -> bool:
-    met: set[int] = set()
+    seen: set[int] = set()
     waiting = [*node.op.control_inputs, *(tensor.op for tensor in node.op.inputs)]
     while waiting:
         op = waiting.pop()
-        if id(op) in met:
+        if id(op) in seen:
             continue
-        met.add(id(op))
+        seen.add(id(op))
         if id(op) in dirty and _has_effect(op):
             return True
         waiting += [*op.control_inputs, *(tensor.op for tensor in op.inputs)]

@@ -167,15 +167,15 @@ class FunctionRewriter:
         """Return the ids of a graph's ops that are differentiated in functions that it calls."""
         candidates = differentiated_inside(outer)
         found: set[int] = set()
-        waiting, met = [outer] if candidates else [], {id(outer)}
+        waiting, seen = [outer] if candidates else [], {id(outer)}
         while waiting:
             for name in _called(waiting.pop()):
                 graph = graph_of(name, outer)
                 if graph is None:
                     return candidates  # The function's graph is gone, so assume the worst.
-                if id(graph) in met:
+                if id(graph) in seen:
                     continue
-                met.add(id(graph))
+                seen.add(id(graph))
                 waiting.append(graph)
                 records = Records.of(graph)
                 made = records.records if records is not None else ()

@@ -111,11 +111,11 @@ def dirty_nodes(body: Body, changed: Sequence[Node], edited: bool = True) -> lis
 
 def _has_effects(node: Node) -> bool:
     """Return True if computing a node's inputs a second time might have side effects."""
-    waiting, met = list(node.op.inputs), set()
+    waiting, seen = list(node.op.inputs), set()
     while waiting:
         op = waiting.pop().op
-        if op.name not in met:
-            met.add(op.name)
+        if op.name not in seen:
+            seen.add(op.name)
             if op.op_def.is_stateful:
                 return True
             waiting += op.inputs

@@ -31,7 +31,7 @@ def fingerprint(graph_def: Any, sources: Mapping[str, str]) -> tuple[bytes, list
     del blank.library.function[:]
     digest = hashlib.blake2b(blank.SerializeToString(deterministic=True))
     # Functions that these call are appended on the way.
-    for function in anonymous.met:
+    for function in anonymous.found:
         anonymous.make(function.node_def)
         function.signature.name = ""
         digest.update(function.SerializeToString(deterministic=True))
@@ -44,13 +44,13 @@ class _Anonymous:
     """Replaces generated names and tokens.
 
     Attributes:
-        met: The functions found, in order.
+        found: The functions found, in order.
         tokens: The tokens found, in order.
     """
 
     def __init__(self, library: Mapping[str, Any]) -> None:
         self._library, self._numbers = library, dict[str, int]()
-        self.met: list[Any] = []
+        self.found: list[Any] = []
         self.tokens: list[str] = []
 
     def make(self, nodes: Iterable[Any]) -> None:
@@ -67,6 +67,6 @@ class _Anonymous:
 
     def _number(self, name: str) -> int:
         if name not in self._numbers:
-            self._numbers[name] = len(self.met)
-            self.met.append(self._library[name])
+            self._numbers[name] = len(self.found)
+            self.found.append(self._library[name])
         return self._numbers[name]

@@ -185,7 +185,7 @@ def edges_from(node: Any) -> list[Edge]:
 def routes(
     outputs: Sequence[torch.Tensor], targets: Sequence[Any], start: int
 ) -> tuple[list[Place], list[int]] | None:
-    """Return the paths from an op's outputs to some of its nodes, and to leaves behind them.
+    """Return the paths from an op's outputs to some of its nodes, and to the leaves after them.
 
     Args:
         outputs: The outputs.

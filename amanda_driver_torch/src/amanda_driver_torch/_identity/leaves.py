@@ -34,7 +34,7 @@ class Leaves:
         return found
 
     def remembered_key(self, tensor: torch.Tensor) -> tuple[Any, str]:
-        """Return what a leaf was called when it was used: in a backward pass no module is open."""
+        """Return the name that a leaf had when it was used; in a backward pass no module runs."""
         return self._known.get(tensor) or self._key_of(tensor)
 
     def _key_of(self, tensor: torch.Tensor) -> tuple[Any, str]:

@@ -29,7 +29,7 @@ BOUNDARY: set[CodeType] = set()
 
 
 def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
-    """Return what a frame that runs `code` is in a call site."""
+    """Return the kind of a frame that runs `code`, which says whether it is part of a call site."""
     if code in BOUNDARY:
         return STOP
     if looks_away(code, namespace):
@@ -98,7 +98,7 @@ def new_labels() -> Labels:
 
 
 def new_parameters(scopes: Scopes, labels: Labels) -> Parameters:
-    """Return what finds the parameters that tensors show parts of."""
+    """Return a new table of the parameters that tensors show parts of."""
     return Parameters(scopes, labels, _LAYOUTS)
 
 

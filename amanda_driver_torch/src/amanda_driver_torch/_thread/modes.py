@@ -124,7 +124,7 @@ def call_routine(function: Callable[[T], R], argument: T, autodiff: bool = False
 
 
 def changes_of(step: Step, values: Sequence[Any], done: tuple[Any, ...]) -> list[tuple[int, Any]]:
-    """Return what a step changes in `values`.
+    """Run a step; return the positions that it changes in `values`, with the new values.
 
     Args:
         step: The step.

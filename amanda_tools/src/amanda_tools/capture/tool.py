@@ -44,7 +44,7 @@ class Capture(SequenceTool["_Op"]):
         positions: Absolute positions in the sequence: a number, a list, or text such as ``2:8``. A
             negative one counts from the end of what a call computes. All if left out.
         rows: Rows of the batch; likewise.
-        axis: The axis of positions in the values, if it is not the one behind the rows.
+        axis: The axis of positions in the values, if it is not the one after the rows.
         form: ``memory``, or ``safetensors`` files that are written as values come.
         folder: The folder of these files; a temporary one if left out, from which the result is
             written.

@@ -71,9 +71,9 @@ class Compared:
             place += f" (there {self.b.name!r})"
         place += f", module {self.a.module!r}" if self.a.module else ""
         place += f", at {self.a.source}" if self.a.source else ""
-        told = ""
+        inputs = ""
         if self.what == "output":
-            told = {
+            inputs = {
                 True: "; its inputs agreed",
                 False: "; its inputs differed already",
                 None: "; its inputs are not in both dumps",
@@ -83,7 +83,7 @@ class Compared:
             if self.difference is None
             else str(self.difference)
         )
-        return f"{place}, step {self.step}, execution {self.execution}: {apart}{told}"
+        return f"{place}, step {self.step}, execution {self.execution}: {apart}{inputs}"
 
 
 @dataclass
@@ -417,8 +417,8 @@ def _cells(one: Compared) -> Sequence[object]:
     if difference is None:
         return ("", "", "", "", f"shapes {one.shapes[0]} and {one.shapes[1]}")
     numbers = (difference.max_abs, difference.max_rel, difference.cosine, difference.ulp)
-    told = ["" if number is None else float(f"{number:.4g}") for number in numbers]
+    inputs = ["" if number is None else float(f"{number:.4g}") for number in numbers]
     beyond: object = difference.beyond
     if difference.first is None and difference.values:
         beyond = ", ".join(difference.values)
-    return (*told, beyond)
+    return (*inputs, beyond)

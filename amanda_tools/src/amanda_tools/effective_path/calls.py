@@ -145,17 +145,17 @@ class Calls:
     def _follow(self, run: Run, links: dict[Port, Port]) -> set[int]:
         """Find the links of a run, and return the programs that are not followed."""
         left = [port for execution in run.executions for port in execution.ports()]
-        met: dict[_Call, _Body | str] = {}
+        followed: dict[_Call, _Body | str] = {}
         while left:
             call = self._by_output.get(left.pop())
-            if call is None or call in met:
+            if call is None or call in followed:
                 continue
-            body = met[call] = call.reason or _body_that_ran(call, run)
+            body = followed[call] = call.reason or _body_that_ran(call, run)
             if isinstance(body, _Body):
                 left += [*call.inputs, *body.results]
-        uses = Counter(body.program for body in met.values() if isinstance(body, _Body))
+        uses = Counter(body.program for body in followed.values() if isinstance(body, _Body))
         hidden: set[int] = set()
-        for call, body in met.items():
+        for call, body in followed.items():
             if isinstance(body, _Body) and uses[body.program] > 1:
                 body = f"its function is called {uses[body.program]} times in one run"
             if isinstance(body, _Body):

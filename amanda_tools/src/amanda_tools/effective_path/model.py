@@ -90,7 +90,7 @@ class PathEnd:
 
     @property
     def consequence(self) -> str:
-        """Return what this means for the paths."""
+        """Return a sentence that says what this means for the paths."""
         if self.lost:
             return "what is inside and before it is missing from the paths"
         return "its value counts as the input; there is no layer before it"

@@ -53,7 +53,7 @@ def apply(
     how: Extraction,
     phi: float | None,
 ) -> Result:
-    """Return what a node takes of its inputs.
+    """Return the inputs of a node that determine the chosen elements of its output.
 
     Args:
         node: The node.

@@ -314,14 +314,14 @@ class LatencyResult(Summed[Times]):
         return f"timing took {share}: a step takes {self.plain / 1e6:.3f} ms without it"
 
     def _with_apart(
-        self, rows: list[tuple[object, ...]], before: int, behind: int = 0
+        self, rows: list[tuple[object, ...]], before: int, after: int = 0
     ) -> list[tuple[object, ...]]:
         """Add the rows that complete the rows of operators to the time of the steps.
 
         Args:
             rows: The rows of operators.
             before: Number of columns before the self time.
-            behind: Number of columns after the share, not counting those of devices.
+            after: Number of columns after the share, not counting those of devices.
         """
         if not self.wall:
             return rows
@@ -334,7 +334,7 @@ class LatencyResult(Summed[Times]):
             # Operators of graphs run concurrently, so together they take less time.
             **({"(at the same time)": -overlap} if overlap else {}),
         }
-        empty = ("",) * (before - 1), ("",) * (behind + len(self._device_columns()))
+        empty = ("",) * (before - 1), ("",) * (after + len(self._device_columns()))
         found = [
             (name, *empty[0], *_ms(time), format_percent(time, self.wall), *empty[1])
             for name, time in apart.items()

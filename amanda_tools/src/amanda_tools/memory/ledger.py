@@ -36,16 +36,16 @@ class Ledger:
         peak_owner: Owner of the buffer whose birth caused the peak.
         by_owner: Owner -> bytes of its live buffers.
         by_kind: Kind of a buffer, such as weights -> bytes of live buffers.
-        heard: Called at each change with the time, the buffer's owner, and the bytes, which are
+        changed: Called at each change with the time, the buffer's owner, and the bytes, which are
             negative for a death.
     """
 
-    def __init__(self, heard: Callable[[int, int | None, int], None]) -> None:
+    def __init__(self, changed: Callable[[int, int | None, int], None]) -> None:
         self.live = self.given = self.peak = self.given_peak = 0
         self.peak_owner: int | None = None
         self.by_owner: Counter[int | None] = Counter()
         self.by_kind: Counter[str] = Counter()
-        self.heard = heard
+        self.changed = changed
         self._entries: dict[object, _Entry] = {}
         self._holders: dict[int, tuple[object, weakref.ref[Any]]] = {}
         self._dead: deque[tuple[int, int]] = deque()
@@ -80,7 +80,7 @@ class Ledger:
         self._add(entry, more)
         if self.live > self.peak:
             self.peak, self.peak_owner, self._peak_is_new = self.live, owner, True
-        self.heard(now, entry.owner, more)
+        self.changed(now, entry.owner, more)
         # Growth of a buffer that existed before was caused by the operator that wrote it.
         return more if new or more > 0 else 0
 
@@ -125,7 +125,7 @@ class Ledger:
             self._before_less()
             del self._entries[key]
             self._add(entry, -entry.size)
-            self.heard(when, entry.owner, -entry.size)
+            self.changed(when, entry.owner, -entry.size)
 
     def _add(self, entry: _Entry, size: int) -> None:
         owner = entry.owner

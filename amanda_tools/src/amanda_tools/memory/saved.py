@@ -19,8 +19,8 @@ def next_sequence_number() -> int:
 def saved_tensors(outputs: Any, start: int) -> list[Any]:
     """Return the tensors that autograd saved for the backward of an operator that has just run.
 
-    Tensors behind saved-tensor hooks, such as a checkpoint's, are not read, because reading would
-    compute them.
+    Tensors that saved-tensor hooks replace, such as a checkpoint's, are not read, because reading
+    would compute them.
 
     Args:
         outputs: Outputs of the operator.

@@ -11,8 +11,8 @@ from typing import Any
 
 from amanda_core.activation import apply
 from amanda_core.results import Result
-from amanda_tools.output.inline_charts import render_result
 from amanda_tools.output.named_tools import named_tools, results_of
+from amanda_tools.output.rendering import render_result
 
 __all__ = ["load_ipython_extension"]
 

@@ -12,22 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from amanda_core.results import Result
-from amanda_tools.output.rendering import render_html
 
-__all__ = ["charts_of", "render_charts", "render_result"]
+__all__ = ["charts_of", "render_charts"]
 
 _WIDTH = 640
 _BAR, _MOST = 16, 10
 _HEIGHT = 120
 #: Of Okabe and Ito, which the colour-blind tell apart.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")
-
-
-def render_result(name: str, result: Result) -> str:
-    """Return a result for a notebook: its charts and its table."""
-    own = getattr(result, "_repr_html_", None)
-    body = own() if own is not None else render_html([result.table()], result)
-    return f"<h4>{html.escape(name)}</h4>{body}"
 
 
 def charts_of(result: Result) -> str:

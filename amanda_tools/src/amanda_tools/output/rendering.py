@@ -9,6 +9,7 @@ from typing import Any
 
 from amanda_core.results import Result, Table
 from amanda_tools.output.extras import require
+from amanda_tools.output.inline_charts import charts_of
 
 __all__ = [
     "dataframe",
@@ -17,6 +18,7 @@ __all__ = [
     "format_percent",
     "format_quantity",
     "render_html",
+    "render_result",
 ]
 
 
@@ -64,12 +66,15 @@ def describe_overhead(what: str, tool_seconds: float, wall_seconds: float) -> li
 
 def render_html(tables: Iterable[Table], result: Result | None = None) -> str:
     """Render tables as HTML, each with its title as the caption, below the charts of a result."""
-    charts = ""
-    if result is not None:
-        from amanda_tools.output.inline_charts import charts_of  # Which needs this module.
-
-        charts = charts_of(result)
+    charts = charts_of(result) if result is not None else ""
     return "\n".join([*([charts] if charts else []), *map(_html, tables)])
+
+
+def render_result(name: str, result: Result) -> str:
+    """Return a result for a notebook: its charts and its table."""
+    own = getattr(result, "_repr_html_", None)
+    body = own() if own is not None else render_html([result.table()], result)
+    return f"<h4>{html.escape(name)}</h4>{body}"
 
 
 def dataframe(kind: type[Any], rows: Sequence[Any]) -> Any:

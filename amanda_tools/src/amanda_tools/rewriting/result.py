@@ -88,15 +88,15 @@ class RewriteResult:
         ]
         refused = sum(match.refused is not None for match in self.matches)
         matches = format_count(len(self.matches), "match", "matches")
-        told = [f"{matches}, {refused} refused; rewritten {format_count(self.rewritten, 'time')}"]
+        notes = [f"{matches}, {refused} refused; rewritten {format_count(self.rewritten, 'time')}"]
         if self.reasons:
             reasons = (f"{number} as {reason}" for reason, number in self.reasons.items())
-            told.append(f"not rewritten: {', '.join(reasons)}")
+            notes.append(f"not rewritten: {', '.join(reasons)}")
         if not self.rules:
-            told.append("NO rules were given, so nothing was looked for: name some as `rules`")
-        told += describe_overhead("the tool", self.tool_seconds, self.wall_seconds)
+            notes.append("NO rules were given, so nothing was looked for: name some as `rules`")
+        notes += describe_overhead("the tool", self.tool_seconds, self.wall_seconds)
         return Table(
-            "; ".join(told), ("op", "rule", "ops", "rewritten", "fell back", "why not"), rows
+            "; ".join(notes), ("op", "rule", "ops", "rewritten", "fell back", "why not"), rows
         )
 
     def to_json(self) -> str:

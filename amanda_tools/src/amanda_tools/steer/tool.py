@@ -31,8 +31,8 @@ Edit = Literal["add", "scale", "replace", "project", "ablate"]
 class Steer(SequenceTool["_Op"]):
     """Changes chosen values: of modules or operators, at chosen calls, rows and positions.
 
-    What is not chosen keeps its very bits. Restrict it to calls of the model, such as the decoding
-    steps of ``generate``, by ``where(amanda.select(calls=range(1, 33)))``.
+    What is not chosen stays the same bit for bit. Restrict it to calls of the model, such as the
+    decoding steps of ``generate``, by ``where(amanda.select(calls=range(1, 33)))``.
 
     Args:
         edit: ``add`` adds `factor` times the vector; ``scale`` multiplies by `factor`; ``replace``
@@ -52,7 +52,7 @@ class Steer(SequenceTool["_Op"]):
         positions: Absolute positions in the sequence: a number, a list, or text such as ``2:8``. A
             negative one counts from the end of what a call computes. All if left out.
         rows: Rows of the batch; likewise.
-        axis: The axis of positions in the values, if it is not the one behind the rows.
+        axis: The axis of positions in the values, if it is not the one after the rows.
 
     Raises:
         ValueError: An option has none of its values, is missing, or nothing is chosen.
@@ -240,7 +240,7 @@ class Steer(SequenceTool["_Op"]):
                 raise SelectionError(
                     f"The last axis, of {size}, does not hold {self._of_heads} heads",
                     where=op.where,
-                    fix="Choose the input of the layer behind attention, or another of_heads",
+                    fix="Choose the input of the layer after attention, or another of_heads",
                 )
             chosen.reshape(self._of_heads or 1, -1)[self._heads] = True
         else:

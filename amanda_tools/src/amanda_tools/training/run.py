@@ -103,7 +103,7 @@ class TrainingRun:
 
 
 class ClosingCallback:
-    """What all callbacks share: the results, and an end that an exception cannot skip."""
+    """The base of callbacks: writes the results of a training run, even after an exception."""
 
     run: TrainingRun
 

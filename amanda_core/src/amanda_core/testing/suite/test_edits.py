@@ -57,8 +57,8 @@ def test_an_output_edit_asked_for_before_the_op(rig: Rig) -> None:
     def analyse(context: OpContext) -> None:
         context.insert_after_op(rig.edit(_double), outputs=[0])
 
-    behind = rig.asking("insert_after_op", rig.edit(_lower), "add", outputs=[0])
-    with apply(rig.tool(analyse, "add"), behind):
+    after = rig.asking("insert_after_op", rig.edit(_lower), "add", outputs=[0])
+    with apply(rig.tool(analyse, "add"), after):
         first, second = built.run(), built.run()
     assert rig.is_run(first, built, Edits(after={"a": lambda n: _lower(_double(n))}))
     assert second == first

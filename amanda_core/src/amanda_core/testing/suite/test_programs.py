@@ -99,14 +99,14 @@ def test_tools_hear_of_modules(rig: Rig) -> None:
     )
     with apply(tool):
         built.run()
-        heard = list(events)
+        first = list(events)
         built.run()
-    assert [kind for kind, _ in heard] == ["enter", "enter", "leave", "enter", "leave", "leave"]
-    (_, outer), (_, one), (_, one_left), (_, two), (_, two_left), (_, outer_left) = heard
+    assert [kind for kind, _ in first] == ["enter", "enter", "leave", "enter", "leave", "leave"]
+    (_, outer), (_, one), (_, one_left), (_, two), (_, two_left), (_, outer_left) = first
     assert (one, two, outer) == (one_left, two_left, outer_left)
     assert "one" in one
     assert "two" in two
-    assert events == heard * 2
+    assert events == first * 2
 
 
 @needs("calls")
