@@ -8,8 +8,10 @@ import amanda_tools
 from amanda_core.testing.layers import Layers
 
 LAYERS: list[str | tuple[str, ...]] = [
-    ("commands", "notebook", "report", "training", "weight_files"),
+    ("commands", "notebook", "report", "training"),
     ("capture", "diff", "effective_path", "prune", "rewriting", "sparsity", "steer"),
+    "weight_tool",
+    "weight_files",
     ("dump", "flops", "graph", "memory", "nonfinite", "sequences", "trace"),
     "latency",
     ("mapping", "weight_copies", "weight_coverage", "weight_writes"),
