@@ -77,6 +77,8 @@ PROGRAMS: dict[str, Hidden] = {
     "sparse with sparse": lambda x, first: torch.mm(x.to_sparse(), torch.randn(6, 8)) + first(x),
     "a storage freed and made anew": storage_freed,
     "nested": nested,
+    "a sum expanded": lambda x, first: first(x).sum().expand(4, 8) + first(x),
+    "a maximum reshaped": lambda x, first: first(x).max().reshape(1, 1) * first(x),
     "quantized": lambda x, first: torch.quantize_per_tensor(first(x), 0.1, 0, torch.qint8),
     "complex": lambda x, first: torch.fft.fft(first(x)).abs(),
     "halves": lambda x, first: first(x).bfloat16().relu().float(),

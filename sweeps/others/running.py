@@ -35,7 +35,7 @@ class Limits:
     """
 
     collection: float = 600
-    test: float = 300
+    test: float = 900
     file: float = 3600
 
 
