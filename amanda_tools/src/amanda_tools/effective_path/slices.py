@@ -120,8 +120,9 @@ def per_head(array: Any, query: Any) -> Any:
 def _with_samples(found: Any, x: Any, output: Any) -> Any:
     import numpy as np
 
-    samples = np.arange(len(found) if found.ndim else 0).reshape(-1, *[1] * (found.ndim - 1))
-    size = max(1, x[:1].size)
-    if found.shape != output.shape or not found.ndim or (found // size != samples).any():
+    if not (x.ndim and found.ndim) or found.shape != output.shape:
+        raise Unsuited("it changes the axis of samples")
+    samples = np.arange(len(found)).reshape(-1, *[1] * (found.ndim - 1))
+    if (found // max(1, x[:1].size) != samples).any():
         raise Unsuited("it changes the axis of samples")
     return found
