@@ -46,7 +46,13 @@ class Facts:
     Tools keep the instance, so it must not refer to a session or a tensor. A method must not raise
     for a value that `is_tensor` accepted, unless it says so here, and must not compute anything
     that the program could notice. It may be called inside a routine, from any thread.
+
+    Attributes:
+        channels_first: Whether images have their channels on the second axis, where nothing else is
+            known of the layout. Otherwise they are on the last axis.
     """
+
+    channels_first = False
 
     def is_tensor(self, value: Any) -> bool:
         """Return True for a tensor, and for a value that the framework accepts as one."""

@@ -40,6 +40,8 @@ class SymbolicArray:
 
 
 class _ArrayFacts(Facts):
+    channels_first = True
+
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, (NDArray, SymbolicArray))
 

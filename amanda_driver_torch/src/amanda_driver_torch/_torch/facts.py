@@ -38,6 +38,8 @@ _BITS = {
 
 
 class _TorchFacts(Facts):
+    channels_first = True
+
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 

@@ -51,8 +51,8 @@ class Sparsity(OperatorTool["_Op"]):
         block: Side of the blocks whose zeros are counted.
         gradients: Whether to measure the gradients of outputs as well.
         channels: Where the channels are in a tensor of unknown layout: ``first`` (the second axis),
-            ``last``, or ``auto``. With ``auto`` they are the second axis of PyTorch's tensors of
-            four or five axes, and the last axis of others.
+            ``last``, or ``auto``. With ``auto`` they are the second axis of tensors of four or five
+            axes where the framework has them there, as PyTorch and MXNet, and else the last.
         everything: Whether to measure operators outside the model as well, such as an optimizer's.
 
     Raises:
@@ -323,7 +323,7 @@ class _Op:
             return order_of_weight(layout)
         first = self._channels == "first"
         if self._channels == "auto":
-            first = self.about.namespace.startswith("pytorch/") and rank in (4, 5)
+            first = self.facts.channels_first and rank in (4, 5)
         return order_of(rank, self._layout, first)
 
     def sizes(self, positions: Sequence[int], values: Sequence[Any]) -> tuple[Any, ...] | None:
