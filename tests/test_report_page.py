@@ -214,7 +214,7 @@ def test_charts_are_used_by_mouse(page: Page) -> None:
     figure = page.figure("Longest")
     canvas = figure.find_element("css selector", ".canvas")
     size = canvas.size
-    at = (-size["width"] // 2 + size["width"] // 2 + 4, -size["height"] // 2 + 12)
+    at = (20, -size["height"] // 2 + 12)  # From the middle: names take less than the half of it.
     chains.ActionChains(page.browser).move_to_element_with_offset(canvas, *at).click().perform()
     first = page.details()
     assert "calls" in first
@@ -227,7 +227,9 @@ def test_charts_are_used_by_mouse(page: Page) -> None:
 def test_tables_sort_and_lead_to_operators(page: Page, results: dict[str, Any]) -> None:
     section = page.browser.find_element("id", "result-latency")
     section.find_element("xpath", ".//summary[starts-with(text(), 'operators')]").click()
-    table = section.find_element("tag name", "table")
+    # What is unfolded is filled after the click.
+    wait = support.WebDriverWait(page.browser, 10)
+    table = wait.until(lambda _: next(iter(section.find_elements("tag name", "table")), None))
     rows = len(table.find_elements("css selector", "tbody tr"))
     assert rows == 12
     section.find_element("css selector", ".more").click()
@@ -260,6 +262,44 @@ def test_nothing_is_wider_than_the_screen(page: Page, width: int) -> None:
     )
     assert page.run(f"{widest}(e) => e.getBoundingClientRect().right))") <= width
     assert page.run("return document.documentElement.scrollWidth") <= width
+
+
+#: Texts on the canvases that are partly beyond their edges.
+CUT = """
+return [...document.querySelectorAll('figure .canvas')].flatMap((host) => {
+  const zr = echarts.getInstanceByDom(host).getZr();
+  return zr.storage.getDisplayList().filter((one) => {
+    // The pages of a legend are clipped to the one that is seen.
+    if (one.type !== 'tspan' || one.invisible || (one.__clipPaths || []).length) return false;
+    const box = one.getBoundingRect().clone();
+    if (one.transform) box.applyTransform(one.transform);
+    return box.x < -1 || box.y < -1 || box.x + box.width > zr.getWidth() + 1 ||
+      box.y + box.height > zr.getHeight() + 1;
+  }).map((one) => `${host.getAttribute('aria-label')}: ${one.style.text}`);
+});
+"""
+
+
+@pytest.mark.parametrize("width", [390, 800, 1400])
+def test_no_text_of_a_chart_is_cut_off(browser: Any, tmp_path: Path, width: int) -> None:
+    model = nn.Sequential()
+    for n in range(4):
+        inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        inner = nn.Sequential(nn.Sequential(nn.Sequential(inner)))
+        model.add_module(f"a_stage_with_quite_a_long_name_{n}", inner)
+    model.add_module("W" * 120, nn.Linear(8, 2))
+    tools: list[Any] = [Latency(), Memory(), Flops(), Sparsity(), NonFinite(norms=True), Trace()]
+    with amanda.apply(*tools):
+        for _ in range(3):
+            model(torch.ones(3, 8)).sum().backward()
+            amanda.step()
+    results = {f"tool{n}": json.loads(tool.result().to_json()) for n, tool in enumerate(tools)}
+    page = Page(browser, tmp_path, results)
+    page.width(width)
+    assert all(page.run(DRAWN))
+    page.run("for (const one of document.querySelectorAll('figure')) one.scrollIntoView()")
+    assert page.run(CUT) == []
+    assert page.problems() == []
 
 
 def test_colours_follow_the_system_and_the_button(page: Page) -> None:

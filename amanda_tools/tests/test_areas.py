@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -26,18 +27,36 @@ def changes_of(homes: list[str], count: int, seed: int) -> list[Change]:
 def test_the_areas_add_up_to_what_is_live_and_have_the_peak(count: int) -> None:
     homes = [f"net.layers.{n % 12}.conv" for n in range(30)] + ["head", "(optimizer)"]
     changes = changes_of(homes, count, seed=count)
-    live, total = {}, 0
-    for change in changes:
-        total += change.size
-        live[change.time] = total
+    live = list(itertools.accumulate(change.size for change in changes))
     found = areas(changes, homes)
     sums = [sum(at) for at in zip(*(module["live"] for module in found.modules), strict=True)]
-    times = [round(time * 1e9) + changes[0].time for time in found.times]
-    assert sums == [live[time] for time in times]
-    assert max(sums) == max(live.values())
-    assert times == sorted(set(times))
-    assert len(times) <= MOMENTS + 2
+    ends = [*(round(time * 1e9) for time in found.times[1:]), float("inf")]
+    for begin, end, drawn in zip(found.times, ends, sums, strict=True):
+        within = [
+            after
+            for change, after in zip(changes, live, strict=True)
+            if round(begin * 1e9) <= change.time < end
+        ]
+        before = [
+            after
+            for change, after in zip(changes, live, strict=True)
+            if change.time < round(begin * 1e9)
+        ]
+        assert drawn == (max(within) if within else before[-1])
+    assert max(sums) == max(live)
+    assert sums[-1] == live[-1]
     assert len(found.modules) <= MODULES + 1
+    # Points that are nearer than a pixel are left out of a drawing: 360 of them are a phone.
+    steps = [later - earlier for earlier, later in itertools.pairwise(found.times)]
+    assert min(steps) >= found.times[-1] / (MOMENTS + 1)
+
+
+def test_a_plateau_is_what_was_left_and_not_the_peak_before() -> None:
+    changes = [Change(0, 0, 5), Change(1, 0, 100), Change(2, 0, -98), Change(4000, 0, 1)]
+    found = areas(changes, ["a"])
+    assert found.modules == [{"name": "a", "live": [105, 7, 7, 8, 8]}]
+    # Stretches of 11 ns: the last change is in the one from 3993.
+    assert found.times == pytest.approx([0, 11e-9, 3982e-9, 3993e-9, 4004e-9])
 
 
 def test_the_largest_modules_are_divided_first() -> None:
@@ -59,4 +78,4 @@ def test_what_existed_before_is_in_no_area() -> None:
     assert areas([Change(0, None, 5)], []) == Areas([], [])
     assert areas([], []) == Areas([], [])
     found = areas([Change(0, None, 5), Change(9, 0, 7)], ["a"])
-    assert found == Areas([0.0], [{"name": "a", "live": [7]}])
+    assert found == Areas([0.0, 1e-9], [{"name": "a", "live": [7, 7]}])

@@ -50,6 +50,7 @@ class LatencyResult(Summed[Times]):
             modules inside. The time between two operators belongs to the innermost module that
             contains both, or to ``""``.
         plain: Nanoseconds of a step without the profiler; None if there was none.
+        others: Names of the tools that ran together with the profiler.
     """
 
     ops: list[TimedOp] = field(default_factory=list)
@@ -65,6 +66,7 @@ class LatencyResult(Summed[Times]):
     kernels: list[Kernel] = field(default_factory=list, repr=False)
     between: dict[str, int] = field(default_factory=dict)
     plain: int | None = None
+    others: list[str] = field(default_factory=list)
 
     _sum = Times
 
@@ -83,6 +85,7 @@ class LatencyResult(Summed[Times]):
 
     def take_op_figures(self, figures: Mapping[str, Sequence[OpFigures]]) -> None:
         """Note the tools that ran together with the profiler."""
+        self.others = list(figures)
         if figures:
             self.notes.append(f"includes the time of other tools: {', '.join(figures)}")
 
@@ -202,8 +205,11 @@ class LatencyResult(Summed[Times]):
         wall, ops = sum(step.wall for step in steps), sum(step.ops for step in steps)
         middle, last, _ = quantiles(step.wall for step in steps)
         longest = max(self.ops, key=lambda op: op.self, default=None)
+        count = format_count(len(steps), "step")
+        of_others = f", and of other tools: {', '.join(self.others)}" if self.others else ""
+        between = f"between operators{', with other tools' if self.others else ''}"
         items = [
-            charts.figure("a step, median", middle, "ns", f"of {format_count(len(steps), 'step')}"),
+            charts.figure("a step, median", middle, "ns", f"of {count}{of_others}"),
             charts.figure("a step, 95th percentile", last if len(steps) > 1 else None, "ns"),
             charts.figure("of it in operators", ops / wall if wall else None, "%"),
             charts.figure("a step without the profiler", self.plain, "ns"),
@@ -220,8 +226,9 @@ class LatencyResult(Summed[Times]):
                 "ops",
                 own,
                 *kernels,
-                rest={"part": "between", "label": "(between operators)", "of": own["label"]},
-                note="Own time of operators, forward and backward, and the time between them.",
+                rest={"part": "between", "label": f"({between})", "of": own["label"]},
+                note="Own time of operators, forward and backward, and the time between them"
+                f"{of_others}.",
             ),
             charts.bars(
                 "Longest",
@@ -233,7 +240,7 @@ class LatencyResult(Summed[Times]):
                 "steps",
                 "number",
                 ("ops", "rest", "driver", "tool"),
-                labels=("operators", "between operators", "driver, to call it", "profiler"),
+                labels=("operators", between, "driver, to call it", "profiler"),
                 x_label="step",
                 style="columns",
                 half=True,
@@ -378,7 +385,7 @@ _TIMES = (
     *("wall", "ops", "tool", "driver", "between", "rest", "graph_busy", "graph_total"),
 )
 #: Fields that are not in the JSON.
-_APART = ("spans", "kernels")
+_APART = ("spans", "kernels", "others")
 
 
 def _ms(*times: float) -> tuple[float, ...]:

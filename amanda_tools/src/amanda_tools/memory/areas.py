@@ -1,6 +1,7 @@
 """Live memory over time, by module: a bounded number of moments, the peak among them.
 
-Moments are chosen after the run, from each change and its owner.
+The time of the run is divided into stretches, after the run and from each change and its owner. Of
+a stretch the moment counts at which most was live; where nothing changes, what was left.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["Areas", "Change", "areas"]
 
-#: Number of moments.
+#: Number of stretches of time.
 MOMENTS = 400
 #: Number of modules that are shown; the others are added up.
 MODULES = 7
@@ -37,7 +38,8 @@ class Areas(NamedTuple):
     """Live bytes at some moments.
 
     Attributes:
-        times: Seconds from the first change.
+        times: Seconds from the first change to the beginning of each stretch, and to the end of the
+            last one. So no two are too near to be drawn.
         modules: ``{"name": ..., "live": [bytes at each moment]}`` of each module.
     """
 
@@ -56,40 +58,40 @@ def areas(changes: Sequence[Change], homes: Sequence[str]) -> Areas:
     if not changes:
         return Areas([], [])
     names = _groups(changes, homes)
-    chosen = _moments(changes)
+    first = changes[0].time
+    length = max(1, (changes[-1].time - first) // MOMENTS + 1)
     live: dict[str, int] = {}
+    most: dict[str, int] = {}
+    total, highest, stretch = 0, -1, 0
     times: list[float] = []
     rows: list[dict[str, int]] = []
-    for number, change in enumerate(changes):
+
+    def note(at: int, row: dict[str, int]) -> None:
+        times.append(at * length / 1e9)
+        rows.append(row)
+
+    for change in changes:
         assert change.owner is not None
+        at = (change.time - first) // length
+        if at != stretch:
+            note(stretch, most)
+            # Nothing changes between the two, from the first such stretch to the last.
+            for still in sorted({stretch + 1, at - 1} - {stretch, at}):
+                note(still, dict(live))
+            stretch, highest = at, -1
         name = names[change.owner]
         live[name] = live.get(name, 0) + change.size
-        if number in chosen:
-            times.append((change.time - changes[0].time) / 1e9)
-            rows.append(dict(live))
+        total += change.size
+        if total > highest:
+            highest, most = total, dict(live)
+    note(stretch, most)
+    note(stretch + 1, dict(live))
     every = sorted(live, key=lambda name: -max(row.get(name, 0) for row in rows))
     found = [{"name": name, "live": [row.get(name, 0) for row in rows]} for name in every[:MODULES]]
     if len(every) > MODULES:
         rest = [sum(row.get(name, 0) for name in every[MODULES:]) for row in rows]
         found.append({"name": REST, "live": rest})
     return Areas(times, found)
-
-
-def _moments(changes: Sequence[Change]) -> set[int]:
-    """Return the numbers of the changes after which most is live, one of each stretch of time."""
-    live, highest, chosen = 0, -1, {0, len(changes) - 1}
-    first = changes[0].time
-    length = max(1, (changes[-1].time - first) // MOMENTS + 1)
-    stretch, best = 0, 0
-    for number, change in enumerate(changes):
-        live += change.size
-        at = (change.time - first) // length
-        if at != stretch:
-            chosen.add(best)
-            stretch, highest = at, -1
-        if live > highest:
-            best, highest = number, live
-    return chosen | {best}
 
 
 def _groups(changes: Sequence[Change], homes: Sequence[str]) -> list[str]:

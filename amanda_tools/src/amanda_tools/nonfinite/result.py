@@ -185,7 +185,7 @@ class NonFiniteResult:
             marks = [] if first is None else [{"at": first.step, "label": "the first fault"}]
             norms = {"kind": "lines", "title": "Norms of gradients", "part": "gradients"}
             settings = {"list": "norms", "x": "gradient_steps", "x_label": "step", "log": True}
-            drawn.append({**norms, **settings, "marks": marks, "most": 12})
+            drawn.append({**norms, **settings, "marks": marks, "most": 8})
         content = {"format": "amanda.nonfinite/1", **asdict(self), "charts": drawn}
         return json.dumps(content, indent=1)
 

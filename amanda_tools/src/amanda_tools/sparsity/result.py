@@ -222,9 +222,9 @@ class SparsityResult:
             charts.bars(
                 "MACs without those with a zero",
                 [("operator", "products", "")],
-                charts.measure("by weight and input", "by_both"),
-                charts.measure("by weight", "by_weight"),
-                charts.measure("by input", "by_input"),
+                charts.measure("by weight and input", "by_both", unit="MACs"),
+                charts.measure("by weight", "by_weight", unit="MACs"),
+                charts.measure("by input", "by_input", unit="MACs"),
             ),
         ]
 

@@ -1,7 +1,9 @@
 "use strict";
 // The largest rows, as bars: operators, modules, types or whatever a part lists.
 amanda.charts.bars = (host, chart, context) => {
-  const {rows} = amanda, MOST = chart.most || 15, ROW = 24;
+  const {rows} = amanda, MOST = chart.most || 15;
+  // Where there is little room, names stand above their bars.
+  const isNarrow = (width) => width < 440;
   const bar = amanda.make("div", "choices");
   host.append(bar);
   const measures = rows.measures(context.result, chart);
@@ -15,12 +17,9 @@ amanda.charts.bars = (host, chart, context) => {
       .filter((row) => row.name !== "" && whole(row));
     if (!chart.ordered) found.sort((a, b) => whole(b) - whole(a));
     shown = found.slice(0, MOST);
-    if (drawn) {
-      drawn.height(height());
-      drawn.repaint();
-    }
+    if (drawn) drawn.repaint();
   };
-  const height = () => ROW * Math.max(1, shown.length) + (measure.values.length > 1 ? 34 : 10);
+  const height = (width) => (isNarrow(width) ? 40 : 24) * Math.max(1, shown.length) + (measure.values.length > 1 ? 34 : 10);
   const told = (number) => measure.unit === "%" ? rows.percent(number) : amanda.quantity(number, measure.unit);
   const text = (row) => [row.name, ...measure.values.map((one, n) => measure.values.length > 1
     ? `${measure.labels[n]}: ${told(rows.number(row, one))}` : told(rows.number(row, one)))].join("\n");
@@ -29,14 +28,17 @@ amanda.charts.bars = (host, chart, context) => {
   const brief = (name) => name.replace(/^(.*):\w*Backward\w*$/, "$1 ∇");
 
   const option = (width) => {
-    const {axis, legend} = amanda.frame, letters = Math.max(12, Math.floor(width * .5 / 6.8));
+    const {axis, legend, fitted} = amanda.frame, narrow = isNarrow(width);
+    const names = fitted(shown.map((row) => brief(row.name)), narrow ? width : width * .45);
     return {
-      grid: {left: 0, right: 88, top: measure.values.length > 1 ? 30 : 4, bottom: 2, containLabel: true},
+      grid: {left: narrow ? 0 : names.width + 10, right: 88, top: measure.values.length > 1 ? 30 : 4, bottom: 2},
       legend: measure.values.length > 1 ? legend() : undefined,
-      xAxis: axis({type: "value", show: false}),
+      // The longest bar takes all of the width.
+      xAxis: axis({type: "value", show: false, max: Math.max(0, ...shown.map(whole)) || undefined}),
       yAxis: axis({type: "category", inverse: true, data: shown.map((row) => row.name),
-        triggerEvent: true, axisLine: {show: false},
-        axisLabel: {color: amanda.color("--text"), formatter: (name) => rows.cut(brief(name), letters)}}),
+        triggerEvent: true, axisLine: {show: false}, z: 3,
+        axisLabel: {color: amanda.color("--text"), interval: 0, formatter: (name) => names.text(brief(name)),
+          ...(narrow ? {inside: true, margin: 0, verticalAlign: "bottom", padding: [0, 0, 10, 0]} : {})}}),
       series: measure.values.map((one, n) => ({
         type: "bar", stack: "all", name: measure.labels[n], barWidth: 14, cursor: "pointer",
         itemStyle: {borderRadius: 2},
@@ -52,7 +54,7 @@ amanda.charts.bars = (host, chart, context) => {
   amanda.frame.choice(bar, "Show", measures.map((one) => one.label),
                       (n) => { measure = measures[n]; choose(); });
   drawn = amanda.frame.draw(host, {
-    height: height(), option, label: `${chart.title}, the largest ${shown.length}`,
+    height, option, label: `${chart.title}, the largest ${shown.length}`,
     items: () => shown.map((row) => ({text: text(row).replaceAll("\n", ", "), use: () => use(row)})),
     show: (one, _, n) => one.dispatchAction({type: "showTip", seriesIndex: 0, dataIndex: n}),
   });

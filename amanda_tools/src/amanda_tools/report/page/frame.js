@@ -2,11 +2,14 @@
 // The frame of a chart: ECharts with the page's colours, its size, and use by keyboard. Tooltips
 // are drawn on the canvas, since the page's policy refuses the markup of others.
 amanda.frame = (() => {
+  const FONT = "system-ui, sans-serif", SIZE = 12;
   const common = () => ({
     animation: !matchMedia("(prefers-reduced-motion: reduce)").matches, animationDuration: 250,
     color: amanda.categories(),
-    textStyle: {color: amanda.color("--text"), fontFamily: "system-ui, sans-serif", fontSize: 12},
+    textStyle: {color: amanda.color("--text"), fontFamily: FONT, fontSize: SIZE},
   });
+  // Marks that are told apart without colours.
+  const SHAPES = ["circle", "triangle", "rect", "diamond", "path://M0,0L10,0L5,9Z"];
   const tooltip = () => ({
     renderMode: "richText", confine: true, backgroundColor: amanda.color("--back"),
     borderColor: amanda.color("--line"), padding: [8, 10],
@@ -20,20 +23,52 @@ amanda.frame = (() => {
   });
   const legend = (more) => ({
     type: "scroll", top: 0, left: 0, itemWidth: 12, itemHeight: 12, itemGap: 14,
-    textStyle: {color: amanda.color("--text")}, pageTextStyle: {color: amanda.color("--dim")},
+    // Names are clipped at the height of a line where there are several pages of them.
+    textStyle: {color: amanda.color("--text"), lineHeight: 18}, pageTextStyle: {color: amanda.color("--dim")},
     pageIconColor: amanda.color("--accent"), pageIconInactiveColor: amanda.color("--line"), ...more,
   });
 
-  // Draw into `host`: `option()` gives ECharts' option with the colours that hold now. `items`, if
-  // there are any, can be gone through by the arrow keys: each has a text, and `use()` is Enter.
+  // How names are shown in this many pixels: `text(name)`, and the `width` of the longest. Of
+  // modules the outermost are cut to their first letters, `e.l.3.attention/linear`, and what is
+  // still too long loses its middle.
+  const pen = document.createElement("canvas").getContext("2d");
+  const fitted = (names, most) => {
+    pen.font = `${SIZE}px ${FONT}`;
+    const width = (text) => pen.measureText(text).width;
+    const cut = (name) => {
+      const parts = name.split(".");
+      for (let n = 0; n < parts.length - 1 && width(parts.join(".")) > most; n += 1)
+        if (!/^\d*$/.test(parts[n])) parts[n] = [...parts[n]][0];
+      const letters = [...parts.join(".")];
+      const without = (n) => n ? `${letters.slice(0, (letters.length - n) >> 1).join("")}…` +
+        letters.slice((letters.length + n) >> 1).join("") : letters.join("");
+      let [least, enough] = [0, letters.length];
+      while (least < enough) {
+        const n = (least + enough) >> 1;
+        if (width(without(n)) > most) least = n + 1; else enough = n;
+      }
+      return without(least);
+    };
+    const texts = new Map(names.map((name) => [name, cut(name)]));
+    return {text: (name) => texts.get(name) ?? name, width: Math.ceil(Math.max(0, ...[...texts.values()].map(width)))};
+  };
+
+  // Draw into `host`: `option(width)` gives ECharts' option with the colours that hold now, and
+  // `height(width)` the pixels that it needs. `items`, if there are any, can be gone through by the arrow keys: each has a text, and `use()` is Enter.
   const draw = (host, {height, option, label, items = () => [], show = () => {}, keys = {}}) => {
     const canvas = amanda.make("div", "canvas"), said = amanda.make("p", "said");
-    canvas.style.height = `${height}px`;
     canvas.tabIndex = 0;
     said.setAttribute("role", "status");
     host.append(canvas, said);
+    const stretch = () => { canvas.style.height = `${height(canvas.clientWidth)}px`; };
+    stretch();
     const chart = echarts.init(canvas);
-    const repaint = () => chart.setOption({...common(), ...option(canvas.clientWidth)}, true);
+    const repaint = () => {
+      const before = canvas.style.height;
+      stretch();
+      if (before !== canvas.style.height) chart.resize();
+      chart.setOption({...common(), ...option(canvas.clientWidth)}, true);
+    };
     repaint();
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", label);
@@ -61,10 +96,7 @@ amanda.frame = (() => {
       chart.dispatchAction({type: "hideTip"});
     });
     const resize = () => { chart.resize(); repaint(); };
-    return {
-      chart, repaint, resize, canvas, said,
-      height: (pixels) => { canvas.style.height = `${pixels}px`; chart.resize(); },
-    };
+    return {chart, repaint, resize, canvas, said};
   };
 
   // A choice beside a chart's title; `call(index)` is made now and at each change.
@@ -77,5 +109,8 @@ amanda.frame = (() => {
     call(0);
   };
 
-  return {draw, axis, legend, tooltip, choice};
+    // Left of the labels of an axis of numbers, whose width ECharts estimates up to a tenth too small.
+  const ROOM = 10;
+
+  return {draw, axis, legend, tooltip, choice, fitted, SHAPES, ROOM};
 })();

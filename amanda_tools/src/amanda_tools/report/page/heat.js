@@ -21,13 +21,13 @@ amanda.charts.heat = (host, chart, context) => {
     `(${amanda.quantity(cell.some)} of ${amanda.quantity(cell.all)})`;
 
   const option = (width) => {
-    const letters = Math.max(12, Math.floor(width * .45 / 6.8)), long = names.length > MOST;
+    const labels = amanda.frame.fitted(names, width * .45), long = names.length > MOST;
     return {
-      grid: {left: 0, right: long ? 26 : 4, top: 24, bottom: 46, containLabel: true},
+      grid: {left: labels.width + 10, right: long ? 26 : 4, top: 24, bottom: 46},
       xAxis: axis({type: "category", data: columns, position: "top", splitLine: {show: false}}),
       yAxis: axis({type: "category", data: names, inverse: true, splitLine: {show: false},
         triggerEvent: true, axisLabel: {color: amanda.color("--text"), interval: 0,
-          formatter: (name) => rows.cut(name, letters)}}),
+          formatter: labels.text}}),
       visualMap: {min: 0, max: 1, calculable: true, orient: "horizontal", left: "center", bottom: 0,
         itemHeight: 160, itemWidth: 12, inRange: {color: amanda.scale()}, formatter: (share) => rows.percent(share),
         textStyle: {color: amanda.color("--dim")}},
@@ -40,7 +40,7 @@ amanda.charts.heat = (host, chart, context) => {
     };
   };
   const drawn = amanda.frame.draw(host, {
-    height: ROW * Math.min(names.length, MOST) + 76, option, label: `${chart.title}, ${cells.length} cells`,
+    height: () => ROW * Math.min(names.length, MOST) + 76, option, label: `${chart.title}, ${cells.length} cells`,
     items: () => cells.map((cell) => ({text: text(cell).replace("\n", ", "), use: () => use(cell.row)})),
     show: (one, _, n) => one.dispatchAction({type: "showTip", seriesIndex: 0, dataIndex: n}),
   });

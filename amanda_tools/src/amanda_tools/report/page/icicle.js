@@ -3,6 +3,8 @@
 // shows it at full width.
 amanda.charts.icicle = (host, chart, context) => {
   const {rows} = amanda, ROW = 26;
+  // Where operators that are in no module stand, by what the program does there.
+  const ZONES = {init: "(building)", optimizer: "(optimizer)"};
   const measures = rows.measures(context.result, chart);
   const found = rows.of(context.result, chart.part);
   const more = chart.rest ? Object.entries(context.result[chart.rest.part]) : [];
@@ -45,7 +47,7 @@ amanda.charts.icicle = (host, chart, context) => {
     root = node(chart.root || "the program", "", null);
     for (const row of found) {
       const size = measure.values.reduce((sum, one) => sum + (rows.number(row, one) || 0), 0);
-      if (size > 0) leaf(row.module || "", row.name, size, row);
+      if (size > 0) leaf(row.module || ZONES[row.zone] || "", row.name, size, row);
     }
     if (chart.rest && (!chart.rest.of || chart.rest.of === measure.label))
       for (const [path, size] of more) if (size > 0) leaf(path, chart.rest.label, size, null);
@@ -141,10 +143,7 @@ amanda.charts.icicle = (host, chart, context) => {
       button.addEventListener("click", () => show(at));
       return n ? [" / ", button] : [button];
     }), amanda.make("span", "dim", `  ${amanda.quantity(one.size, measure.unit)}, ${share(one)}`));
-    if (drawn) {
-      drawn.height(ROW * depths());
-      drawn.repaint();
-    }
+    if (drawn) drawn.repaint();
   };
   // By keyboard: to the modules around and inside, and to those beside.
   const move = (to) => (said) => {
@@ -166,7 +165,7 @@ amanda.charts.icicle = (host, chart, context) => {
     return {};
   }
   drawn = amanda.frame.draw(host, {
-    height: ROW * depths(), option, label: `${chart.title}: ${text(root).replace("\n", ", ")}`,
+    height: () => ROW * depths(), option, label: `${chart.title}: ${text(root).replace("\n", ", ")}`,
     keys: {
       ArrowDown: move("in"), ArrowUp: move("out"), ArrowLeft: move("left"),
       ArrowRight: move("right"), Enter: () => use(cursor || shown),

@@ -1,7 +1,7 @@
 "use strict";
 // Numbers over steps or time: columns or areas that stand on each other, or lines.
 amanda.charts.lines = (host, chart, context) => {
-  const {rows} = amanda, {axis, legend} = amanda.frame;
+  const {rows} = amanda, {axis, legend, fitted, ROOM} = amanda.frame;
   const found = rows.of(context.result, chart.part);
   // Either fields of each row, or rows that each have a list of numbers.
   const every = chart.values
@@ -21,9 +21,9 @@ amanda.charts.lines = (host, chart, context) => {
   const named = (n) => `${chart.x_label || rows.label(chart.x)} ${amanda.quantity(x[n], xUnit)}` +
     (marked[n] ? ` (${rows.label(chart.marked)})` : "");
   // Marked columns, such as those of the warm-up, must not make the others too small to read.
+  const sum = (n) => series.reduce((found, one) => found + (one.data[n] || 0), 0);
   const highest = () => {
-    const sums = x.map((_, n) => marked[n] ? 0 : series.reduce((sum, one) => sum + (one.data[n] || 0), 0));
-    const top = Math.max(...sums);
+    const top = Math.max(...x.map((_, n) => marked[n] ? 0 : sum(n)));
     return columns && marked.some((one) => one) && top ? Number((1.2 * top).toPrecision(2)) : undefined;
   };
   const told = (n) => [named(n), ...series.filter((one) => one.data[n] !== null && one.data[n] !== undefined)
@@ -31,21 +31,24 @@ amanda.charts.lines = (host, chart, context) => {
     .sort((a, b) => b.size - a.size).slice(0, 12)
     .map((one) => `${rows.cut(one.name, 40)}: ${shown(one.size)}`)].join("\n");
 
-  const option = () => ({
-    grid: {left: 4, right: 16, top: 34, bottom: 34, containLabel: true},
-    legend: legend(),
+  const top = highest(), isCut = (n) => top !== undefined && marked[n] && sum(n) > top;
+  const lower = x.some((_, n) => isCut(n)) ? 16 : 0;  // For the line below the number of a step.
+  const option = (width) => ({
+    grid: {left: ROOM, right: xUnit ? 30 : 16, top: 34, bottom: 34, containLabel: true},
+    legend: legend({formatter: fitted(series.map((one) => one.name), Math.max(260, width / 4)).text}),
     xAxis: axis({
       type: columns || !xUnit ? "category" : "value", name: chart.x_label || rows.label(chart.x),
-      nameLocation: "middle", nameGap: 26, boundaryGap: columns, splitLine: {show: false},
+      nameLocation: "middle", nameGap: 26 + lower, boundaryGap: columns, splitLine: {show: false},
       ...(columns || !xUnit ? {data: x.map(String)} : {min: "dataMin", max: "dataMax"}),
       axisLabel: {color: amanda.color("--dim"), hideOverlap: true, showMaxLabel: columns || !xUnit,
-        formatter: (value) => xUnit ? amanda.quantity(Number(value), xUnit) : value},
+        formatter: (value, n) => xUnit ? amanda.quantity(Number(value), xUnit)
+          : isCut(n) ? `${value}\n${shown(sum(n))}` : value, lineHeight: 16},
     }),
-    yAxis: axis({type: chart.log ? "log" : "value", max: highest(), axisLabel: {color: amanda.color("--dim"),
-      formatter: shown}}),
+    yAxis: axis({type: chart.log ? "log" : "value", max: top, axisLabel: {color: amanda.color("--dim"),
+      showMaxLabel: top === undefined, formatter: shown}}),
     series: series.map((one, n) => ({
       name: one.name, type: columns ? "bar" : "line", stack: chart.stack ? "all" : undefined,
-      step: chart.stack && !columns ? "end" : undefined, symbol: "circle", symbolSize: 5,
+      symbol: "circle", symbolSize: 5,
       showSymbol: !columns && x.length < 30, barMaxWidth: 36,
       lineStyle: {width: chart.stack ? 0 : 1.8}, areaStyle: chart.stack && !columns ? {opacity: .75} : undefined,
       data: (xUnit && !columns ? one.data.map((value, k) => [x[k], value]) : one.data)
@@ -69,7 +72,7 @@ amanda.charts.lines = (host, chart, context) => {
   }
   if (left > 0) host.append(amanda.make("p", "dim", `The ${series.length} largest of ${every.length}`));
   const drawn = amanda.frame.draw(host, {
-    height: chart.height || 300, option, label: `${chart.title}, ${x.length} points`,
+    height: () => chart.height || 300, option, label: `${chart.title}, ${x.length} points`,
     items: () => x.map((_, n) => ({text: told(n).replaceAll("\n", ", ")})),
     show: (one, _, n) => one.dispatchAction({type: "showTip", seriesIndex: 0, dataIndex: n}),
   });

@@ -1,7 +1,7 @@
 "use strict";
 // A number of each row in the order of the rows, such as how far two runs are apart at each tensor.
 amanda.charts.points = (host, chart, context) => {
-  const {rows} = amanda, {axis, legend} = amanda.frame;
+  const {rows} = amanda, {axis, legend, SHAPES, ROOM} = amanda.frame;
   const found = rows.of(context.result, chart.part);
   const name = (row) => rows.value(row, chart.label || "name");
   const kinds = [...new Set(found.map((row) => row[chart.color] ?? ""))];
@@ -16,12 +16,11 @@ amanda.charts.points = (host, chart, context) => {
     return {};
   }
   const foot = chart.log ? 10 ** (Math.floor(Math.log10(Math.min(...positive))) - 1) : 0;
-  const shapes = ["circle", "triangle", "rect", "diamond", "pin"];
 
   const series = kinds.map((kind, n) => ({kind, n, rows: found.map((row, at) => ({row, at}))
     .filter(({row}) => (row[chart.color] ?? "") === kind && value(row) !== null)}));
   const option = () => ({
-    grid: {left: 4, right: 16, top: kinds.length > 1 ? 34 : 12, bottom: 34, containLabel: true},
+    grid: {left: ROOM, right: 16, top: kinds.length > 1 ? 34 : 12, bottom: 34, containLabel: true},
     legend: kinds.length > 1 ? legend() : undefined,
     xAxis: axis({type: "value", min: 0, max: Math.max(1, found.length - 1), name: chart.x_label || "in order",
       nameLocation: "middle", nameGap: 24, splitLine: {show: false}, axisLabel: {show: false}}),
@@ -30,7 +29,7 @@ amanda.charts.points = (host, chart, context) => {
         ? number.toExponential(0) : told(number)}}),
     series: series.map((one) => ({
       type: "scatter", name: String(one.kind), symbolSize: 8, cursor: "pointer",
-      symbol: shapes[one.n % shapes.length],
+      symbol: SHAPES[one.n % SHAPES.length],
       data: one.rows.map(({row, at}) => ({value: [at, Math.max(value(row), foot)],
         itemStyle: chart.fine && row[chart.fine] ? {opacity: .35} : undefined})),
       markLine: one.n || first < 0 ? undefined : {symbol: "none", silent: true,
@@ -49,7 +48,7 @@ amanda.charts.points = (host, chart, context) => {
   const every = series.flatMap((one) => one.rows.map((entry, n) => ({...entry, series: one.n, n})))
     .sort((a, b) => a.at - b.at);
   const drawn = amanda.frame.draw(host, {
-    height: chart.height || 320, option, label: `${chart.title}, ${every.length} points`,
+    height: () => chart.height || 320, option, label: `${chart.title}, ${every.length} points`,
     items: () => every.map(({row, series, n}) => ({series, n, text: text(row).replaceAll("\n", ", "),
       use: () => context.select({name: name(row)})})),
     show: (one, item) => one.dispatchAction({type: "showTip", seriesIndex: item.series, dataIndex: item.n}),

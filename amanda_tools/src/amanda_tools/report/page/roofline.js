@@ -2,7 +2,7 @@
 // How fast operators compute, and how much they compute for each byte: their cost from one result,
 // their time from another one of the same run.
 amanda.charts.roofline = (host, chart, context) => {
-  const {rows} = amanda, {axis} = amanda.frame;
+  const {rows} = amanda, {axis, SHAPES, ROOM} = amanda.frame;
   const other = Object.values(context.results).find((result) => result.format === chart.needs[0]);
   const times = new Map(other.ops.filter((row) => row.phase === "forward" && row.calls)
     .map((row) => [row.name, (row.device ? row.device_self : row.self) / row.calls / 1e9]));
@@ -21,7 +21,6 @@ amanda.charts.roofline = (host, chart, context) => {
   const left = Math.min(least("intensity"), corner) / 2, right = Math.max(most("intensity"), corner) * 2;
   const longest = most("time");
   const kinds = [...new Set(points.map(({row}) => row.word || row.type))];
-  const shapes = ["circle", "triangle", "rect", "diamond", "pin", "arrow"];
   const text = (one) => [one.row.name, `${amanda.quantity(one.speed, "FLOP/s")}, ` +
     `${rows.percent(one.speed / speed)} of the fastest`,
     `${amanda.quantity(one.intensity)} FLOPs for each byte`, `${amanda.quantity(one.time, "s")} a call`].join("\n");
@@ -30,14 +29,14 @@ amanda.charts.roofline = (host, chart, context) => {
 
   // The ends of the axes are not round.
   const option = (_, ends = {color: amanda.color("--dim"), showMinLabel: false, showMaxLabel: false}) => ({
-    grid: {left: 4, right: 24, top: 34, bottom: 36, containLabel: true},
+    grid: {left: ROOM, right: 24, top: 34, bottom: 36, containLabel: true},
     legend: amanda.frame.legend(),
     xAxis: axis({type: "log", min: left, max: right, name: "FLOPs for each byte", nameLocation: "middle",
       nameGap: 26, axisLabel: {...ends, formatter: (number) => amanda.quantity(number)}}),
     yAxis: axis({type: "log", max: speed * 2, min: Math.min(least("speed"), rate * left) / 2,
       axisLabel: {...ends, formatter: (number) => amanda.quantity(number, "FLOP/s")}}),
     series: [...series.map((one) => ({
-      type: "scatter", name: one.kind, symbol: shapes[one.n % shapes.length], cursor: "pointer",
+      type: "scatter", name: one.kind, symbol: SHAPES[one.n % SHAPES.length], cursor: "pointer",
       itemStyle: {opacity: .8},
       data: one.points.map((point) => ({value: [point.intensity, point.speed],
         symbolSize: 6 + 18 * Math.sqrt(point.time / longest)})),
@@ -53,7 +52,7 @@ amanda.charts.roofline = (host, chart, context) => {
   const every = series.flatMap((one) => one.points.map((point, n) => ({point, series: one.n, n})))
     .sort((a, b) => b.point.time - a.point.time);
   const drawn = amanda.frame.draw(host, {
-    height: 380, option, label: `${chart.title}, ${points.length} operators`,
+    height: () => 380, option, label: `${chart.title}, ${points.length} operators`,
     items: () => every.map(({point, series, n}) => ({series, n, text: text(point).replaceAll("\n", ", "),
       use: () => context.select(point.row)})),
     show: (one, item) => one.dispatchAction({type: "showTip", seriesIndex: item.series, dataIndex: item.n}),
