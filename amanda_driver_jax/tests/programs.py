@@ -73,6 +73,12 @@ def programs(sin: Function) -> Mapping[str, Run]:
         "jit(jit)": jax.jit(lambda y: jax.jit(f)(y) + 1),
         "jit(vmap)": jax.jit(jax.vmap(f)),
         "jit(jvp)": jax.jit(lambda y: jax.jvp(f, (y,), (y,))[1]),
+        "jit(vmap(grad))": jax.jit(jax.vmap(jax.grad(total))),
+        "jit(vmap(vmap))": jax.jit(jax.vmap(jax.vmap(lambda v: f(v) + 1))),
+        "jit(hessian)": jax.jit(jax.hessian(total)),
+        "jit(grad(checkpoint))": jax.jit(jax.grad(jax.checkpoint(total))),
+        "jit(vectorize)": jax.jit(jnp.vectorize(f, signature="(n)->(n)")),
+        "jit(partial)": jax.jit(functools.partial(lambda scale, v: f(v) * scale, 2.0)),
         "jit(scan)": jax.jit(scan),
         "jit(grad(scan))": jax.jit(jax.grad(summed(scan))),
         "jit(while)": jax.jit(while_loop),
@@ -110,6 +116,10 @@ def programs(sin: Function) -> Mapping[str, Run]:
         "cond": lambda: cond(x),
         "grad(cond)": lambda: jax.grad(summed(cond))(x),
         "switch": lambda: switch(x),
+        "map": lambda: lax.map(f, rows),
+        "associative_scan": lambda: lax.associative_scan(
+            lambda a, b: f(a) + b, jnp.arange(9.0).reshape(3, 3)
+        ),
         "remat": lambda: jax.grad(summed(jax.checkpoint(f)))(x),
         "custom_vjp": lambda: by_hand(x),
         "grad(custom_vjp)": lambda: jax.grad(summed(by_hand))(x),

@@ -26,6 +26,8 @@ from amanda_driver_jax import plugin
 from amanda_driver_jax.facts import FACTS
 from amanda_driver_jax.vocabulary import OP_TYPES
 
+X = jnp.array([0.3, 1.2])
+
 
 def looking(contexts: list[amanda.OpContext]) -> amanda.Tool:
     tool = amanda.Tool()
@@ -64,6 +66,22 @@ def test_operators_of_a_jitted_function_are_known_by_their_lines() -> None:
     assert len({context.get_op_id() for context in contexts}) == 5
     again = contexts_of(lambda: jax.jit(model)(x))
     assert [c.get_op_id() for c in again] == [c.get_op_id() for c in contexts]
+
+
+@pytest.mark.parametrize("transform", [jax.grad, jax.vmap, jax.jacfwd, jax.checkpoint])
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_named_scopes_are_paths_in_transformations_too(
+    transform: Callable[..., Any], jitted: bool
+) -> None:
+    def model(x: Any) -> Any:
+        with jax.named_scope("first"), jax.named_scope("inner"):
+            x = jnp.sin(x)
+        with jax.named_scope("last"):
+            return jnp.tanh(x).sum()
+
+    run = jax.jit(transform(model)) if jitted else transform(model)
+    found = {context.op_type: context.module_path for context in contexts_of(lambda: run(X))}
+    assert (found["sin"], found["tanh"]) == ("first/inner", "last")
 
 
 def test_the_value_of_an_argument_is_known_while_tracing() -> None:

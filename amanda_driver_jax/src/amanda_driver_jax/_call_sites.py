@@ -26,7 +26,7 @@ from amanda_driver_jax._jax_internals import (
     PLUMBING_FILES,
     current_trace,
     is_top_level,
-    name_stack,
+    named_scopes,
     parent_of,
 )
 
@@ -96,7 +96,7 @@ def is_user_call(frame: FrameType | None) -> bool:
         forwarded |= side == _FORWARDING
         if side == _INSIDE or (side == _API and not forwarded):
             return False
-        if side == _EVALUATION and _MARK in name_stack():
+        if side == _EVALUATION and _MARK in named_scopes():
             return False
         frame = frame.f_back
     return False
@@ -190,9 +190,7 @@ class OpTable:
 
 def _named_scope() -> str:
     """Return the path of the scopes that `jax.named_scope` opened."""
-    return "/".join(
-        part for part in name_stack().split("/") if part and part != _MARK and "(" not in part
-    )
+    return "/".join(name for name in named_scopes() if name != _MARK)
 
 
 def is_traced() -> bool:

@@ -133,8 +133,13 @@ def _run(
 
 
 def _is_library(function: Any) -> bool:
-    # `jax.jit(jax.grad(f))` is the user's, although the function that it jits is JAX's.
-    return is_library_code(getattr(getattr(function, "__wrapped__", function), "__code__", None))
+    """Return True for an operator of JAX: `jax.jit(jax.vmap(jax.grad(f)))` is the user's."""
+    while function is not None:
+        # What JAX has jitted and the user transforms or jits again has no code.
+        if not is_library_code(getattr(function, "__code__", None)):
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True
 
 
 # Tracing.

@@ -12,7 +12,7 @@ from typing import Any
 from jax._src import callback as callbacks
 from jax._src import core, dispatch, ffi, pjit
 from jax._src.interpreters import ad, batching, mlir
-from jax._src.source_info_util import current_name_stack
+from jax._src.source_info_util import Scope, current_name_stack
 from jax.extend.core import Primitive
 from jax.extend.core.primitives import jit_p
 
@@ -35,7 +35,7 @@ __all__ = [
     "is_top_level",
     "jit_p",
     "jitted",
-    "name_stack",
+    "named_scopes",
     "parent_of",
     "primal_of",
     "wrapped_function",
@@ -93,9 +93,9 @@ def primal_of(tracer: Any) -> Any:
     return getattr(tracer, "primal", tracer)
 
 
-def name_stack() -> str:
-    """Return the named scopes and the transformations around the running line."""
-    return str(current_name_stack())
+def named_scopes() -> list[str]:
+    """Return the named scopes around the running line, without the transformations there."""
+    return [part.name for part in current_name_stack().stack if isinstance(part, Scope)]
 
 
 def function_source(params: dict[str, Any]) -> str:
