@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from amanda_core.errors import AmandaWarning, VaryingWeightWarning
+from amanda_core import discovery
+from amanda_core.errors import VaryingWeightWarning
+from amanda_core.testing.toy_driver import ToyDriver
 from amanda_core.warning_locations import warn
 
 from .site import Site, distribution
@@ -53,11 +55,14 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def test_a_warning_points_beyond_the_packages_in_between(library: Callable[..., Any]) -> None:
+    # The framework of a driver is among them, and other libraries can be.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         library(partial(warn, "look"))
         library(partial(warn, "look again", ["frame", "not_loaded"]))
         warn("look here", category=VaryingWeightWarning)
+        discovery.register(ToyDriver(modules=("frame",)), "frame")
+        library(partial(warn, "look once more"))
     places = [Path(str(one.filename)).name for one in caught]
-    assert places == ["inner.py", Path(__file__).name, Path(__file__).name]
-    assert [one.category for one in caught] == [AmandaWarning, AmandaWarning, VaryingWeightWarning]
+    assert places == ["inner.py", *[Path(__file__).name] * 3]
+    assert caught[2].category is VaryingWeightWarning

@@ -453,8 +453,7 @@ class Session:
 
         Args:
             message: The text.
-            between: Names of packages that call Amanda for the program, such as a driver and its
-                framework.
+            between: Names of packages between the program and the driver, other than the framework.
             importing: Whether an import is running, which must not fail if warnings are errors.
         """
         if message not in self._warned:

@@ -10,7 +10,9 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from types import ModuleType
 
+from amanda_core import discovery
 from amanda_core.errors import AmandaWarning
 
 __all__ = ["warn"]
@@ -25,18 +27,18 @@ def warn(
     category: type[AmandaWarning] = AmandaWarning,
     importing: bool = False,
 ) -> None:
-    """Warn of the innermost line outside of Amanda and of the packages in between.
+    """Warn of the innermost line outside of Amanda, the drivers and their frameworks.
 
     Args:
         message: The text.
-        between: Names of packages that call Amanda for the program, such as a driver and its
-            framework.
+        between: Names of further packages that call Amanda for the program, such as libraries on
+            top of a framework.
         category: The category of the warning.
         importing: Whether an import may be running, which must not fail if warnings are errors, and
             would look like the cause. Then such a warning goes to stderr.
     """
     # By file and not by name, because a test runner may name its modules below a package.
-    passed = ("<frozen ", *_files([*_OWN, *between]))
+    passed = ("<frozen ", *_files([*_OWN, *_of_drivers(), *between]))
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(passed):
         frame = frame.f_back
@@ -56,10 +58,21 @@ def warn(
             print(f"{category.__name__}: {message}", file=sys.stderr, flush=True)
 
 
+def _of_drivers() -> Iterator[str]:
+    """Yield the names of the drivers' packages and of their frameworks."""
+    for driver in discovery.registered.drivers.values() if discovery.registered else ():
+        yield from driver.info.modules
+        if isinstance(driver.plugin, ModuleType):
+            yield driver.plugin.__name__.partition(".")[0]
+
+
 def _files(names: Iterable[str]) -> Iterator[str]:
+    """Yield what the files of packages and modules begin with."""
     for name in names:
         module = sys.modules.get(name)
-        for folder in getattr(module, "__path__", ()):
-            yield os.path.join(folder, "")
-        if module is not None and not hasattr(module, "__path__") and module.__file__:
-            yield module.__file__
+        folders = getattr(module, "__path__", None)
+        file = getattr(module, "__file__", None)
+        if folders is not None:
+            yield from (os.path.join(folder, "") for folder in folders)
+        elif file is not None:
+            yield file

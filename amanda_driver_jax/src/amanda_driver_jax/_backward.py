@@ -66,10 +66,7 @@ class _Backward:
         """Return the gradients of the inputs."""
         session = self.session
         if session.closed:
-            session.warn_once(
-                "backward runs after `apply` has ended, so routines do not run",
-                ("amanda_driver_jax", "jax"),
-            )
+            session.warn_once("backward runs after `apply` has ended, so routines do not run")
         if LOCAL.hold is None or not session.enabled:
             return tuple(self.vanilla(tuple(gradients)))
         self.staging = is_traced() or not all(is_concrete(g) for g in gradients)

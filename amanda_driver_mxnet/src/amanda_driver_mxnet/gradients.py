@@ -161,7 +161,7 @@ class Watch:
     def _is_active(self) -> bool:
         session = self._session()
         if session.closed:
-            session.warn_once(_LEFT, ("amanda_driver_mxnet", "mxnet"))
+            session.warn_once(_LEFT)
         return session.enabled
 
     def _analysed(self, context: OpContext, point: IPoint) -> Plan:

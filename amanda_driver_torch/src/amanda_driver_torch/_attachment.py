@@ -31,7 +31,6 @@ from amanda_driver_torch._entry.module_values import replace_first, unchanged
 from amanda_driver_torch._entry.patches import PATCHES
 from amanda_driver_torch._entry.tracing import reason_to_ignore
 from amanda_driver_torch._execution.execute import Execution
-from amanda_driver_torch._identity.frames import BETWEEN
 from amanda_driver_torch._identity.leaves import Leaves
 from amanda_driver_torch._identity.rules import (
     BOUNDARY,
@@ -230,7 +229,7 @@ class TorchAttachment:
     def _is_ignored(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         reason = reason_to_ignore(args, kwargs)
         if reason:
-            self.session.warn_once(reason, BETWEEN)
+            self.session.warn_once(reason)
         return reason is not None
 
     def _run(

@@ -31,9 +31,9 @@ _OWN = tuple(
     for folder in (Path(amanda_core.__file__).parent, Path(__file__).parents[1])
 )
 
-_LIBRARIES = frozenset({"tensorflow", "keras", "tf_keras"})
-#: The packages that stand between a line of the program and a warning.
-BETWEEN = ("amanda_driver_tf", *_LIBRARIES)
+#: Libraries that may stand between a line of the program and TensorFlow.
+BETWEEN = ("keras", "tf_keras")
+_LIBRARIES = frozenset({"tensorflow", *BETWEEN})
 _PASSAGES = (
     *MODULES_PASSED_THROUGH,
     "keras.src.ops.operation",

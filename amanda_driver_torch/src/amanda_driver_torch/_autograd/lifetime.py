@@ -9,7 +9,6 @@ import weakref
 
 from amanda_core import Session
 from amanda_core.warning_locations import warn
-from amanda_driver_torch._identity.frames import BETWEEN
 
 __all__ = ["Lifetime", "Token"]
 
@@ -37,8 +36,7 @@ class Lifetime:
             self._warned = True
             warn(
                 "Backward ran after `apply` ended: edits made in the forward pass stay, "
-                "backward routines do not run. Call backward inside `apply`.",
-                BETWEEN,
+                "backward routines do not run. Call backward inside `apply`."
             )
 
 

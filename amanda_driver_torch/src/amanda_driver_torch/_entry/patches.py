@@ -23,7 +23,6 @@ from amanda_driver_torch._autograd import function_apply
 from amanda_driver_torch._entry import swap_tensors
 from amanda_driver_torch._entry.checkpoint import Rerun, watch_first_run
 from amanda_driver_torch._execution.pending_hooks import hook_at_once
-from amanda_driver_torch._identity.frames import BETWEEN
 from amanda_driver_torch._identity.rules import BOUNDARY
 from amanda_driver_torch._thread.state import STATE, opaquely, quietly
 from amanda_driver_torch._torch.extension import native
@@ -150,8 +149,7 @@ class _Patches(Patches):
                 return original(callback)
             attachment.session.warn_once(
                 "Compiled callables run eagerly while tools are applied, so that their operators "
-                "can be seen.",
-                BETWEEN,
+                "can be seen."
             )
             return None
 

@@ -14,10 +14,7 @@ from typing import Any
 import amanda_core
 from amanda_driver_torch._torch.internals import LOOKED_AWAY, TENSOR_METHODS
 
-__all__ = ["BETWEEN", "is_own", "is_torchs", "looks_away"]
-
-#: The packages that stand between a line of the program and a warning.
-BETWEEN = ("amanda_driver_torch", "torch")
+__all__ = ["is_own", "is_torchs", "looks_away"]
 
 # By folder and not by name: a test runner may name modules below the package.
 _OWN = tuple(

@@ -6,15 +6,14 @@ holds what is needed meanwhile, and the result is in `result`.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from amanda_core import OpContext
-from amanda_core.errors import AmandaWarning
 from amanda_core.selection import select
 from amanda_core.vocabulary import backward_type_of
+from amanda_core.warning_locations import warn
 from amanda_core.weak import Known, Witness, add_holder
 from amanda_tools.nonfinite.norms import GradientNorms
 from amanda_tools.nonfinite.probe import (
@@ -382,4 +381,4 @@ class NonFinite(OperatorTool[Op]):
         if raises and self.action == "raise":
             raise NonFiniteError(fault)
         if new and self.action == "warn":
-            warnings.warn(str(fault), AmandaWarning, stacklevel=4)
+            warn(str(fault), ["amanda_tools"])

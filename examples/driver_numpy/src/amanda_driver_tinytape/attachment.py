@@ -199,10 +199,7 @@ class TapeAttachment:
         the raw one.
         """
         if self.session.closed:
-            self.session.warn_once(
-                "backward runs after `apply` has ended, so routines do not run",
-                between=("amanda_driver_tinytape", "tinytape"),
-            )
+            self.session.warn_once("backward runs after `apply` has ended, so routines do not run")
         if not self.session.enabled:
             return vanilla(gradient)  # type: ignore[no-any-return]
         with self.isolate():
