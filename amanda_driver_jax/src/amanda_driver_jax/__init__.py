@@ -1,5 +1,4 @@
 """The JAX driver of Amanda.
 
-`plugin` is what Amanda finds. Nobody imports this package: it does not import JAX before a tool is
-applied.
+It is found through the entry point ``amanda.drivers``. Users need not import anything from here.
 """

@@ -143,10 +143,10 @@ class Op:
 
 
 class OpTable:
-    """The ops so far of one mode. It resumes with the contexts.
+    """The ops of one mode that were seen so far. It resumes with the contexts.
 
     Args:
-        namespace: Of all of them.
+        namespace: The namespace of the mode.
     """
 
     def __init__(self, namespace: str) -> None:

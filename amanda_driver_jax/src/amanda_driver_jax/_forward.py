@@ -72,7 +72,7 @@ class Execution:
         self.staging = self.has_plan = False
 
     def run(self, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs."""
+        """Run the operator under its plans and return its outputs."""
         session = self.session
         self.staging = is_traced() or not all(map(is_concrete, values))
         LOCAL.trace = current_trace()

@@ -181,7 +181,7 @@ def _passing(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tracing(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
-    """Know inside `with` which argument a tracer stands for."""
+    """Remember inside `with` which argument each tracer stands for."""
     called, leaves = LOCAL.passed
     tracers = jax.tree.leaves((args, kwargs))
     mapping: dict[int, tuple[Any, Any]] = {}

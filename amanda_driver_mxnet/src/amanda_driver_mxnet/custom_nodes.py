@@ -61,7 +61,7 @@ class Node:
         _NODES[self.number] = self
 
     def given(self, values: Sequence[Any]) -> list[Any]:
-        """Return values as the program has them."""
+        """Return values in the array interface of the program, NumPy's or the older one."""
         given = [value.as_np_ndarray() if self.is_np else value for value in values]
         for value in given:
             IN_GRAPHS.set(value.handle, True)

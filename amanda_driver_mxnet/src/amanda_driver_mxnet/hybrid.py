@@ -219,7 +219,7 @@ class _Twin:
     def _fold(
         self, entries: list[Entry], plan: Plan, states: frozenset[int], wanted: set[int]
     ) -> None:
-        """Write a node that executes the insertions of a plan, and lead the entries through it."""
+        """Write a node that executes the insertions of a plan, and let the entries pass it."""
         if not plan.steps or not entries:
             return
         asked = [step.action.positions for step in plan]
@@ -242,7 +242,7 @@ class _Twin:
                 entries[place] = entry if passes else self._without_gradient(entry)
 
     def _gate(self, entries: list[Entry], places: Sequence[int], backward: Run) -> None:
-        """Write a node that executes plans of gradients, and lead the entries through it."""
+        """Write a node that executes plans of gradients, and let the entries pass it."""
         backward = at(places, len(entries), backward)
         made = self._node([entries[n] for n in places], lambda values: values, backward, ())
         for place, entry in zip(places, made, strict=True):

@@ -8,6 +8,7 @@ one exception: there, an operator that a version lacks does no harm.
 
 Functions are bound when this module is imported, so that calls go to PyTorch directly. Modules that
 `import torch` does not load are only named, and are patched when the program imports them.
+A little over 400 lines: one list.
 """
 
 from __future__ import annotations
