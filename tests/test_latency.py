@@ -259,12 +259,12 @@ def test_the_times_of_modules_add_up() -> None:
     modules = found.by_module()
     assert [modules[name].between for name in ("", "0", "0.inner")] == [78 * MS, 30 * MS, 14 * MS]
     rows = {row[0]: row for row in found.table("module").rows}
-    assert (rows["(all)"][-2], rows["0"][-2], rows["(no module)"][-2]) == (78, 30, 48)
-    assert rows["0"][-1] == "38.5%"
+    assert (rows["(all)"][1], rows["0"][1], rows["(no module)"][1]) == (78, 30, 48)
+    assert rows["0"][2] == "38.5%"
 
 
-@pytest.mark.parametrize(("by", "column"), [("type", 5), ("op", 3)])
-def test_a_table_adds_up_to_the_wall_time(by: Any, column: int) -> None:
+@pytest.mark.parametrize("by", ["type", "op"])
+def test_a_table_adds_up_to_the_wall_time(by: Any) -> None:
     """In eager programs: each look at the clock takes a millisecond."""
     clock = FakeClock(tick=MS)
     tool, model = latency_by(clock), network()
@@ -278,15 +278,15 @@ def test_a_table_adds_up_to_the_wall_time(by: Any, column: int) -> None:
     found = tool.result()
     rows: Any = {row[0]: row for row in found.table(by).rows}
     assert list(rows)[:3] == ["(all)", "(between operators)", "(profiler)"]
-    assert rows["(all)"][column] == found.wall / MS == sum(s.wall for s in found.steps) / MS
-    assert rows["(between operators)"][column] == sum(found.between.values()) / MS > 2 * 500
+    assert rows["(all)"][1] == found.wall / MS == sum(s.wall for s in found.steps) / MS
+    assert rows["(between operators)"][1] == sum(found.between.values()) / MS > 2 * 500
     # Each of the executions takes one look to the next, and the profiler two for it.
     calls = sum(step.calls for step in found.steps)
-    assert rows["(profiler)"][column] == 2 * calls
-    parts: list[Any] = [row[column] for row in found.table(by).rows[1:]]
-    assert sum(parts) == rows["(all)"][column]
+    assert rows["(profiler)"][1] == 2 * calls
+    parts: list[Any] = [row[1] for row in found.table(by).rows[1:]]
+    assert sum(parts) == rows["(all)"][1]
     assert sum(parts[2:]) == calls
-    assert rows["(all)"][column + 1] == "100.0%"
+    assert rows["(all)"][2] == "100.0%"
 
 
 def test_modules_and_zones() -> None:
@@ -591,7 +591,7 @@ def test_the_result_has_all_forms(tmp_path: Path) -> None:
         "(no module)",
     ]
     rows: Any = {row[0]: row for row in found.table("type").rows}
-    assert rows["linear"][1] == found.by_type()["linear"].calls == 6
+    assert rows["linear"][3] == found.by_type()["linear"].calls == 6
     assert len(found.table("op").rows) == 3 + len(found.ops)
     assert len(found.table("step").rows) == len(found.steps)
     assert found.table("thread").rows[0][0] == "MainThread"

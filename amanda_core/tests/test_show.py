@@ -39,7 +39,7 @@ def test_each_part_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "calls      3",
         "",
         "ops",
-        "type          calls  shapes            note",
+        "type          calls  shapes",
         "conv2d            2  [[1, 3], [1, 8]]",
         "relu\\x1b[31m      1",
         "",
@@ -75,7 +75,7 @@ MEASURED = {
     "took": 0.0125,
     "sizes": {"weights": 1_500_000},
     "ops": [
-        {"id": 1, "name": "a/relu", "time": 900, "bytes": 999},
+        {"id": 1, "name": "a/relu", "time": 900, "bytes": 999, "device": 0},
         {"id": 2, "name": "b/conv2d", "time": 2_500_000, "bytes": 80_000},
         {"id": 3, "name": "b/add", "time": 3_000, "bytes": 0, "note": "short"},
     ],
@@ -94,9 +94,9 @@ def test_units_are_human_and_rows_that_matter_come_first(
     file = write(tmp_path / "r.json", MEASURED)
     assert app.parse(["show", file, "--by", "op", "--sort", "time", "--top", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[3:] == [
-        "name      id    time  bytes  note",
-        "b/conv2d   2  2.5 ms  80 kB",
-        "b/add      3    3 µs    0 B  short",
+        "name        time  bytes  note   id",
+        "b/conv2d  2.5 ms  80 kB          2",
+        "b/add       3 µs    0 B  short   3",
         "1 more; --all shows them",
     ]
     assert app.parse(["show", file]) == 0
@@ -104,19 +104,20 @@ def test_units_are_human_and_rows_that_matter_come_first(
     assert "took   12.5 ms" in out
     assert "weights  1.5 MB" in out
     assert "units" not in out
+    assert "device" not in out  # Nothing is in this column, for people. Programs get it.
     assert app.parse(["show", file, "--by", "module", "--depth", "2", "--sort", "time"]) == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()[4:]]
-    assert rows == ["a/b", "3", "a"]
+    assert rows == ["a/b", "(all)", "a"]
 
 
 def test_plain_numbers_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "r.json", MEASURED)
     assert app.parse(["show", file, "--by", "op", "--sort", "name", "--csv"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "name,id,time,bytes,note",
-        "a/relu,1,900,999,",
-        "b/add,3,3000,0,short",
-        "b/conv2d,2,2500000,80000,",
+        "name,id,time,bytes,device,note",
+        "a/relu,1,900,999,0,",
+        "b/add,3,3000,0,,short",
+        "b/conv2d,2,2500000,80000,,",
     ]
     for wrong, message in (
         (["--csv"], "--csv writes one part"),

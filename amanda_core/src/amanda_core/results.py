@@ -7,6 +7,7 @@ Owns the protocols of results, plain text tables, and reading, which does not ex
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ __all__ = [
     "printable",
     "share",
 ]
+
+_SHARE = re.compile(r"\d+(\.\d+)?%")
 
 #: Largest file of results that `load` reads, in bytes.
 LIMIT = 1 << 28
@@ -69,9 +72,14 @@ class Table:
         return [[printable(_number(value)) for value in row] for row in self.rows]
 
     def is_right(self, column: int) -> bool:
-        """Return True if a column has only numbers and empty texts, and so is aligned right."""
+        """Return True if a column has only numbers, shares such as 7.1% and empty texts.
+
+        It is aligned right, and stays longer than texts where a terminal is narrow.
+        """
         values = [row[column] for row in self.rows if row[column] != ""]
-        return bool(values) and all(isinstance(value, (int, float)) for value in values)
+        return bool(values) and all(
+            isinstance(value, (int, float)) or _SHARE.fullmatch(str(value)) for value in values
+        )
 
     def first(self, count: int) -> Table:
         """Return the table with its first rows only."""

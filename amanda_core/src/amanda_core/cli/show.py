@@ -31,6 +31,8 @@ _ROWS = 20
 _BY = {"module": "by_module", "type": "by_type", "op": "ops"}
 #: Longest text of a value that is a list or an object.
 _WIDTH = 60
+#: Columns that tell programs which operator a row is about. People see them after the others.
+_LAST = ("id", "namespace")
 
 
 @click.command()
@@ -105,7 +107,7 @@ def show(
         for table in tables[path]:
             click.echo()
             shown = table if everything else table.first(top)
-            draw(shown, sys.stdout, _units(content))
+            draw(_readable(shown), sys.stdout, _units(content))
             if not everything and len(table.rows) > top:
                 click.echo(f"{len(table.rows) - top} more; --all shows them")
         if number + 1 < len(found):
@@ -124,6 +126,23 @@ def _chosen(table: Table, depth: int | None, sort: str | None) -> Table:
         rows = sorted(numbers, key=lambda row: row[column], reverse=True)  # type: ignore[arg-type,return-value]
         rows += sorted(texts, key=lambda row: str(row[column]))
     return Table(table.title, table.columns, rows)
+
+
+def _readable(table: Table) -> Table:
+    """Return a table for people: without columns that say nothing, what identifies rows last."""
+    kept = [
+        (str(column) in _LAST, index)
+        for index, column in enumerate(table.columns)
+        # The values of a single column are there to be read, also if all are 0.
+        if len(table.columns) <= 2
+        or index == 0
+        or any(row[index] not in ("", 0, False, "[]", "{}") for row in table.rows)
+    ]
+    order = [index for _, index in sorted(kept)]
+    rows = [[row[index] for index in order] for row in table.rows]
+    if table.title == _BY["module"]:
+        rows = [[row[0] or "(all)", *row[1:]] for row in rows]
+    return Table(table.title, [table.columns[index] for index in order], rows)
 
 
 def _quantity(content: Mapping[str, Any], name: str, value: Any, part: str = "") -> Any:

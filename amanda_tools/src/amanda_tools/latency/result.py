@@ -141,43 +141,46 @@ class LatencyResult(Summed[Times]):
         if by == "kernel":
             return Table(self._title(), ("kernel", "op", "device", "ms"), self._kernel_rows())
         if by == "op":
-            of_op = ("op", "phase", "calls", "self ms", "share", "median ms", "p95 ms", "spread ms")
+            of_op = ("op", "self ms", "share", "phase", "calls", "median ms", "p95 ms", "spread ms")
             ops: list[tuple[object, ...]] = [
                 (
                     op.name,
-                    op.phase,
-                    op.calls,
                     *_ms(op.self),
                     format_percent(op.self, self.wall),
+                    op.phase,
+                    op.calls,
                     *_ms(op.median, op.p95, op.spread),
                     *self._on_device(op.device_self, op.kernel_time),
                 )
                 for op in sorted(self.ops, key=lambda op: -op.self)
             ]
-            rows = self._with_apart(ops, 3, 3)
+            rows = self._with_apart(ops, 5)
             return Table(self._title(), (*of_op, *self._device_columns()), rows)
         sums = self._sums(by, depth)
         if sums is None:
             raise ValueError(f"by must be module, type, op, step, thread or kernel, not {by!r}")
-        times, whole = ["self ms"], self.wall
+        # The first columns stay where the terminal is narrow.
+        times, whole = ["self ms", "share"], self.wall
         if by == "module":
-            times, whole = ["between ms", "time ms"], sums[""].time
+            times, whole = ["time ms", "share", "between ms"], sums[""].time
             sums = self._with_outside(sums)
-        heads = (by, "calls", "forward ms", "backward calls", "backward ms", *times, "share")
+        heads = (by, *times, "calls", "forward ms", "backward calls", "backward ms")
         rows = [
             (
                 name or "(all)",
+                *_ms(found.time),
+                format_percent(found.time, whole),
+                *_ms(*([found.between] if by == "module" else [])),
                 found.calls,
                 *_ms(found.forward),
                 found.backward_calls,
-                *_ms(found.backward, *([found.between] if by == "module" else []), found.time),
-                format_percent(found.time, whole),
+                *_ms(found.backward),
                 *self._on_device(found.device, found.kernel_time),
             )
             for name, found in sums.items()
         ]
         if by == "type":
-            rows = self._with_apart(rows, 5)
+            rows = self._with_apart(rows, 4)
         return Table(self._title(), (*heads, *self._device_columns()), rows)
 
     def to_json(self) -> str:
@@ -320,14 +323,11 @@ class LatencyResult(Summed[Times]):
         share = format_percent(max(0, middle - self.plain), middle)
         return f"timing took {share}: a step takes {self.plain / 1e6:.3f} ms without it"
 
-    def _with_apart(
-        self, rows: list[tuple[object, ...]], before: int, after: int = 0
-    ) -> list[tuple[object, ...]]:
+    def _with_apart(self, rows: list[tuple[object, ...]], after: int) -> list[tuple[object, ...]]:
         """Add the rows that complete the rows of operators to the time of the steps.
 
         Args:
             rows: The rows of operators.
-            before: Number of columns before the self time.
             after: Number of columns after the share, not counting those of devices.
         """
         if not self.wall:
@@ -341,9 +341,9 @@ class LatencyResult(Summed[Times]):
             # Operators of graphs run concurrently, so together they take less time.
             **({"(at the same time)": -overlap} if overlap else {}),
         }
-        empty = ("",) * (before - 1), ("",) * (after + len(self._device_columns()))
+        empty = ("",) * (after + len(self._device_columns()))
         found = [
-            (name, *empty[0], *_ms(time), format_percent(time, self.wall), *empty[1])
+            (name, *_ms(time), format_percent(time, self.wall), *empty)
             for name, time in apart.items()
         ]
         return found + rows
