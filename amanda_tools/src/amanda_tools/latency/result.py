@@ -210,7 +210,6 @@ class LatencyResult(Summed[Times]):
         longest = max(self.ops, key=lambda op: op.self, default=None)
         count = format_count(len(steps), "step")
         of_others = f", and of other tools: {', '.join(self.others)}" if self.others else ""
-        between = f"between operators{', with other tools' if self.others else ''}"
         items = [
             charts.figure("a step, median", middle, "ns", f"of {count}{of_others}"),
             charts.figure("a step, 95th percentile", last if len(steps) > 1 else None, "ns"),
@@ -229,7 +228,7 @@ class LatencyResult(Summed[Times]):
                 "ops",
                 own,
                 *kernels,
-                rest={"part": "between", "label": f"({between})", "of": own["label"]},
+                rest={"part": "between", "label": "(between operators)", "of": own["label"]},
                 note="Own time of operators, forward and backward, and the time between them"
                 f"{of_others}.",
             ),
@@ -243,13 +242,14 @@ class LatencyResult(Summed[Times]):
                 "steps",
                 "number",
                 ("ops", "rest", "driver", "tool"),
-                labels=("operators", between, "driver, to call it", "profiler"),
+                labels=("operators", "between operators", "driver, to call it", "profiler"),
                 x_label="step",
                 style="columns",
                 half=True,
                 stack=True,
                 marked="warm_up",
-                note="A step of warm-up is pale, and in none of the other figures.",
+                note="A step of warm-up is pale, and in none of the other figures."
+                f"{' Other tools work between operators.' if self.others else ''}",
             ),
         ]
 

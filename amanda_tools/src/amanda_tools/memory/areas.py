@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 __all__ = ["Areas", "Change", "areas"]
 
 #: Number of stretches of time.
-MOMENTS = 400
+MOMENTS = 300
 #: Number of modules that are shown; the others are added up.
 MODULES = 7
 REST = "(others)"

@@ -114,8 +114,9 @@ amanda.charts.icicle = (host, chart, context) => {
             type: "rect", shape: {x, y: y + 1, width: Math.max(wide - 1, .5), height: ROW - 2, r: 2},
             style: {fill: colors[one.hue], opacity: one.op || !one.children.length ? .3 : .55,
                     stroke: held ? accent : back, lineWidth: held ? 2.5 : 0},
+            // Widths of texts are estimated, up to a tenth too small.
             textContent: wide < 46 ? undefined : {style: {
-              text: short(one), fill: ink, overflow: "truncate", width: wide - 14, ellipsis: "…",
+              text: short(one), fill: ink, overflow: "truncate", width: .85 * (wide - 12), ellipsis: "…",
               font: `${one.op ? 400 : 600} 12px system-ui, sans-serif`}},
             textConfig: {position: "insideLeft", distance: 5},
             emphasis: {style: {opacity: .8}},
