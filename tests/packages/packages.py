@@ -122,6 +122,7 @@ def of_torch(environment: Environment, tool: Path) -> None:
         "mine",
         "nonfinite",
         "prune",
+        "quantize",
         "rewrite",
         "sparsity",
         "steer",

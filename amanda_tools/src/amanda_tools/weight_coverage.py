@@ -72,6 +72,18 @@ class WeightCoverage:
         exact = elements_in([*self._regions.get(owner, {}).values()], shape)
         return min(exact + sum(self._parts.get(owner, {}).values()), math.prod(shape))
 
+    def unread_matrices(self) -> list[str]:
+        """Return the names of single matrices, such as those of experts, that were never read,
+        where others of the same parameter were.
+        """
+        names = []
+        for owner, regions in self._regions.items():
+            shape, first = self._shapes[owner], {r[0] if r else None for r in regions.values()}
+            if len(shape) > 2 and all(isinstance(index, int) for index in first):
+                name = owner.partition(":")[2]
+                names += [f"{name}[{i}]" for i in range(shape[0]) if i not in first]
+        return names
+
     def figures(self, otherwise: str = "not read") -> tuple[int, int, list[UnreachedWeight]]:
         """Return how many elements all matrices have, how many are reached, and the unreached.
 

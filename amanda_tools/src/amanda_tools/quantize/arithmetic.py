@@ -1,0 +1,289 @@
+"""Arithmetic of fake quantization, with the tensors of each framework.
+
+Owns the few functions in which the frameworks differ. Drivers whose tensors work like NumPy's
+arrays need nothing here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amanda_core import OpContext
+from amanda_core.action import staged
+from amanda_core.facts import Facts, NotReadableError
+from amanda_tools.quantize.formats import EPSILON, Format, Grid
+
+__all__ = ["ARITHMETIC", "RULES", "Arithmetic", "constants", "fake_quantize", "quantize_now"]
+
+#: Key of a context: the arithmetic of its tensors.
+ARITHMETIC = "quantize.arithmetic"
+
+
+class Arithmetic:
+    """Arithmetic of NumPy's arrays, and of tensors that work like them."""
+
+    #: Whether steps can be learned.
+    learns = False
+
+    def wide(self, value: Any) -> Any:
+        """Return a value with at least 32 bits an element."""
+        import numpy
+
+        return value if value.dtype.itemsize >= 4 else value.astype(numpy.float32)
+
+    def like(self, value: Any, other: Any) -> Any:
+        """Return a value in the dtype of another one."""
+        return value.astype(other.dtype)
+
+    def round(self, value: Any) -> Any:
+        """Return the nearest integers, of two equally near ones the even one."""
+        import numpy
+
+        return numpy.round(value)
+
+    def clip(self, value: Any, lowest: float, highest: float) -> Any:
+        """Return the values limited to an interval."""
+        import numpy
+
+        return numpy.clip(value, lowest, highest)
+
+    def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
+        """Return the largest magnitudes along axes, which stay with size 1."""
+        return abs(value).max(axis=axes, keepdims=True)
+
+    def at_least(self, value: Any, least: float) -> Any:
+        """Return the values, the smaller ones replaced by `least`."""
+        import numpy
+
+        return numpy.maximum(value, value.dtype.type(least))
+
+    def flat(self, value: Any) -> Any:
+        """Return the elements along one axis."""
+        return value.reshape((-1,))
+
+    def float8(self, value: Any, name: str) -> Any:
+        """Return the nearest numbers of an 8-bit floating point type, in the dtype of `value`."""
+        raise NotReadableError(f"no {name} in this framework")
+
+
+class _Torch(Arithmetic):
+    learns = True
+
+    def wide(self, value: Any) -> Any:
+        return value if value.dtype.itemsize >= 4 else value.float()
+
+    def like(self, value: Any, other: Any) -> Any:
+        return value.to(other.dtype)
+
+    def round(self, value: Any) -> Any:
+        return value.round()
+
+    def clip(self, value: Any, lowest: float, highest: float) -> Any:
+        return value.clamp(lowest, highest)
+
+    def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
+        return value.detach().abs().amax(axes, keepdim=True)
+
+    def at_least(self, value: Any, least: float) -> Any:
+        return value.clamp(min=least)
+
+    def float8(self, value: Any, name: str) -> Any:
+        import torch
+
+        return value.to(getattr(torch, name)).to(value.dtype)
+
+
+class _TensorFlow(Arithmetic):
+    def wide(self, value: Any) -> Any:
+        import tensorflow
+
+        return value if value.dtype.size >= 4 else tensorflow.cast(value, tensorflow.float32)
+
+    def like(self, value: Any, other: Any) -> Any:
+        import tensorflow
+
+        return tensorflow.cast(value, other.dtype)
+
+    def round(self, value: Any) -> Any:
+        import tensorflow
+
+        return tensorflow.round(value)
+
+    def clip(self, value: Any, lowest: float, highest: float) -> Any:
+        import tensorflow
+
+        return tensorflow.clip_by_value(value, lowest, highest)
+
+    def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
+        import tensorflow
+
+        return tensorflow.reduce_max(tensorflow.abs(value), axis=axes, keepdims=True)
+
+    def flat(self, value: Any) -> Any:
+        import tensorflow
+
+        return tensorflow.reshape(value, (-1,))
+
+    def at_least(self, value: Any, least: float) -> Any:
+        import tensorflow
+
+        return tensorflow.maximum(value, tensorflow.cast(least, value.dtype))
+
+    def float8(self, value: Any, name: str) -> Any:
+        import tensorflow
+
+        narrow = getattr(tensorflow.dtypes.experimental, name)
+        return tensorflow.cast(tensorflow.cast(value, narrow), value.dtype)
+
+
+class _Jax(Arithmetic):
+    def wide(self, value: Any) -> Any:
+        import jax.numpy
+
+        return value if value.dtype.itemsize >= 4 else value.astype(jax.numpy.float32)
+
+    def round(self, value: Any) -> Any:
+        import jax.numpy
+
+        return jax.numpy.round(value)
+
+    def clip(self, value: Any, lowest: float, highest: float) -> Any:
+        import jax.numpy
+
+        return jax.numpy.clip(value, lowest, highest)
+
+    def at_least(self, value: Any, least: float) -> Any:
+        import jax.numpy
+
+        return jax.numpy.maximum(value, least)
+
+    def float8(self, value: Any, name: str) -> Any:
+        import jax.numpy
+
+        return value.astype(getattr(jax.numpy, name)).astype(value.dtype)
+
+
+class _MXNet(Arithmetic):
+    def wide(self, value: Any) -> Any:
+        import numpy
+
+        return value if numpy.dtype(value.dtype).itemsize >= 4 else value.astype(numpy.float32)
+
+    def round(self, value: Any) -> Any:
+        # Its own functions round halves up or down, and not to even.
+        above = (value + 0.5).floor()
+        return above - (above - value == 0.5) * (above / 2 != (above / 2).floor())
+
+    def clip(self, value: Any, lowest: float, highest: float) -> Any:
+        return value.clip(lowest, highest)
+
+    def at_least(self, value: Any, least: float) -> Any:
+        return value.clip(least, float("inf"))
+
+
+@staged
+def fake_quantize(
+    value: Any,
+    *,
+    arithmetic: Arithmetic,
+    scale: Any,
+    inverse: Any,
+    zero: Any,
+    limits: tuple[float, float],
+    float8: str,
+) -> Any:
+    """Return the value that a quantized number in place of each element would have.
+
+    It has no side effects, so it may become part of a graph.
+
+    Args:
+        value: A tensor of floating point numbers.
+        arithmetic: That of its framework.
+        scale: The scale, which broadcasts to it.
+        inverse: 1 / scale. Products with it are those of torch's kernels.
+        zero: The number of the value 0; None if it is 0.
+        limits: The smallest and the largest number.
+        float8: The type of the numbers if they are not integers.
+    """
+    numbers = arithmetic.wide(value) * inverse
+    if float8:
+        numbers = arithmetic.float8(arithmetic.clip(numbers, *limits), float8)
+    else:
+        numbers = arithmetic.round(numbers)
+        if zero is not None:
+            numbers = numbers + zero
+        numbers = arithmetic.clip(numbers, *limits)
+        if zero is not None:
+            numbers = numbers - zero
+    return arithmetic.like(numbers * scale, value)
+
+
+def quantize_now(
+    value: Any,
+    *,
+    arithmetic: Arithmetic,
+    axes: tuple[int, ...],
+    form: Format,
+    scale: Any = None,
+) -> tuple[Any, Any]:
+    """Return a value after fake quantization by the symmetric grid of its own range, and its scale.
+
+    Args:
+        value: A tensor of floating point numbers.
+        arithmetic: That of its framework.
+        axes: The axes whose elements share a scale.
+        form: The number format.
+        scale: The scale, if it is not that of the value.
+    """
+    if scale is None:
+        largest = arithmetic.largest(arithmetic.wide(value), axes)
+        scale = arithmetic.at_least(largest / form.highest, EPSILON)
+    limits = (-form.highest, form.highest)
+    return fake_quantize(
+        value,
+        arithmetic=arithmetic,
+        scale=scale,
+        inverse=1.0 / scale,
+        zero=None,
+        limits=limits,
+        float8=form.float8,
+    ), scale
+
+
+def constants(facts: Facts, grid: Grid, like: Any) -> dict[str, Any]:
+    """Return the arguments of `fake_quantize` that a grid stands for.
+
+    Args:
+        facts: The driver's facts about tensors.
+        grid: The grid; its arrays broadcast to the values.
+        like: A tensor on the device of the values.
+    """
+
+    def number(array: Any) -> Any:
+        return float(array.reshape(())) if array.size == 1 else facts.tensor(array, like)
+
+    inverse = (1 / grid.scale).astype(grid.scale.dtype)
+    return {
+        "scale": number(grid.scale),
+        "inverse": number(inverse),
+        "zero": number(grid.zero) if grid.zero.any() else None,
+        "limits": (grid.lowest, grid.highest),
+        "float8": grid.float8,
+    }
+
+
+def _rule(arithmetic: Arithmetic) -> Any:
+    def rule(context: OpContext) -> None:
+        context[ARITHMETIC] = arithmetic
+
+    return rule
+
+
+#: Rules for a `MappingTool`.
+RULES = [
+    ["*", _rule(Arithmetic())],
+    ["jax", _rule(_Jax())],
+    ["mxnet", _rule(_MXNet())],
+    ["tensorflow", _rule(_TensorFlow())],
+    ["pytorch", _rule(_Torch())],
+]

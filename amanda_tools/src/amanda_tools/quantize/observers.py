@@ -1,0 +1,183 @@
+"""Observers: the range of real values that a grid shall cover.
+
+Owns the three rules (all values, a percentile of them, the least squared error), and the histogram
+of a value that is seen piece by piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from amanda_tools.quantize.formats import Format, Grid, affine, symmetric
+
+__all__ = ["OBSERVERS", "Histogram", "Observer", "quantized", "weight_grid"]
+
+Observer = Literal["minmax", "percentile", "mse"]
+OBSERVERS: tuple[str, ...] = get_args(Observer)
+
+#: Number of equally wide bins, and of ranges that are tried for the least squared error.
+_BINS, _TRIED = 4096, 100
+
+
+def quantized(values: Any, grid: Grid) -> Any:
+    """Return an array of values after fake quantization to integers."""
+    import numpy
+
+    numbers = numpy.round(values / grid.scale) + grid.zero
+    return (numpy.clip(numbers, grid.lowest, grid.highest) - grid.zero) * grid.scale
+
+
+def weight_grid(
+    values: Any, axes: Sequence[int], form: Format, observer: str, percentile: float
+) -> Grid:
+    """Return the symmetric grid of a weight.
+
+    Args:
+        values: The weight as an array.
+        axes: The axes whose elements share a scale; the scale has size 1 there.
+        form: The number format.
+        observer: One of `OBSERVERS`.
+        percentile: How many of 100 magnitudes lie in the range, for the observer of that name.
+    """
+    import numpy
+
+    magnitudes = numpy.abs(values.astype(numpy.float32))
+    axes = tuple(axes)
+    largest = magnitudes.max(axis=axes, keepdims=True, initial=0.0)
+    if observer == "percentile":
+        largest = numpy.percentile(magnitudes, percentile, axis=axes, keepdims=True)
+    elif observer == "mse" and not form.float8:
+        best, least = largest, numpy.full(largest.shape, numpy.inf)
+        for share in range(1, _TRIED + 1):
+            tried = largest * numpy.float32(share / _TRIED)
+            error = quantized(magnitudes, symmetric(form, tried)) - magnitudes
+            squared = (error.astype(numpy.float64) ** 2).sum(axis=axes, keepdims=True)
+            best, least = (
+                numpy.where(squared <= least, tried, best),
+                numpy.minimum(squared, least),
+            )
+        largest = best
+    return symmetric(form, largest)
+
+
+class Histogram:
+    """Range and distribution of values that are seen piece by piece.
+
+    The bins cover an interval around 0 of a power of two. It doubles if a value lies outside, and
+    then pairs of bins become one, so that no count is ever estimated.
+
+    Attributes:
+        seen: How often values were added.
+        low: Smallest finite value.
+        high: Largest finite value.
+    """
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.low, self.high = math.inf, -math.inf
+        self._limit = 0.0
+        self._counts: Any = None
+
+    def add(self, values: Any, counting: bool) -> None:
+        """Add an array of values.
+
+        Args:
+            values: The array.
+            counting: Whether the distribution is needed as well.
+        """
+        import numpy
+
+        self.seen += 1
+        values = values[numpy.isfinite(values)]
+        if not values.size:
+            return
+        self.low = min(self.low, float(values.min()))
+        self.high = max(self.high, float(values.max()))
+        if counting:
+            self._count(values)
+
+    def grid(self, form: Format, observer: str, percentile: float, around_zero: bool) -> Grid:
+        """Return the grid of the values so far.
+
+        Args:
+            form: The number format.
+            observer: One of `OBSERVERS`.
+            percentile: How many of 100 values lie in the range, for the observer of that name.
+            around_zero: Whether the grid is symmetric.
+        """
+
+        def made(low: float, high: float) -> Grid:
+            if around_zero:
+                return symmetric(form, max(abs(low), abs(high)))
+            return affine(form, low, high)
+
+        if self.low > self.high:
+            return made(0.0, 0.0)
+        if observer == "percentile":
+            return made(*self._central(percentile))
+        if observer == "mse" and not form.float8:
+            return self._least(made)
+        return made(self.low, self.high)
+
+    def _count(self, values: Any) -> None:
+        import numpy
+
+        reach = max(abs(self.low), abs(self.high))
+        if self._counts is None:
+            self._limit = 2.0 ** math.frexp(reach)[1] if reach else 1.0
+            self._counts = numpy.zeros(_BINS, numpy.int64)
+        while self._limit < reach:
+            inner = self._counts.reshape(-1, 2).sum(1)
+            self._counts = numpy.pad(inner, _BINS // 4)
+            self._limit *= 2
+        span = (-self._limit, self._limit)
+        self._counts += numpy.histogram(values.astype(numpy.float64), _BINS, span)[0]
+
+    def _central(self, percentile: float) -> tuple[float, float]:
+        """Return the range without the same share of values at each end."""
+        import numpy
+
+        running = numpy.cumsum(self._counts)
+        total, outside = running[-1], (1 - percentile / 100) / 2
+        edges = numpy.linspace(-self._limit, self._limit, _BINS + 1)
+        first = int(numpy.searchsorted(running, outside * total, "right"))
+        last = int(numpy.searchsorted(running, (1 - outside) * total, "left"))
+        low, high = float(edges[first]), float(edges[min(last, _BINS - 1) + 1])
+        return max(low, self.low), min(high, self.high)
+
+    def _least(self, made: Any) -> Grid:
+        """Return the grid with the least squared error among shrunk ranges."""
+        import numpy
+
+        filled = numpy.nonzero(self._counts)[0]
+        counts = self._counts[filled]
+        centres = (filled + 0.5) * (2 * self._limit / _BINS) - self._limit
+        best: Grid = made(self.low, self.high)
+        least = math.inf
+        for share in range(1, _TRIED + 1):
+            grid = made(self.low * share / _TRIED, self.high * share / _TRIED)
+            error = float((counts * (quantized(centres, grid) - centres) ** 2).sum())
+            if error <= least:
+                best, least = grid, error
+        return best
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is needed to continue in another process."""
+        counts = [] if self._counts is None else self._counts.tolist()
+        ends = [self.low, self.high] if self.low <= self.high else []
+        return {"seen": self.seen, "ends": ends, "limit": self._limit, "counts": counts}
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Histogram:
+        """Return the histogram of a `to_json`."""
+        import numpy
+
+        found = cls()
+        found.seen, found._limit = state["seen"], state["limit"]
+        if state["ends"]:
+            found.low, found.high = state["ends"]
+        if state["counts"]:
+            found._counts = numpy.asarray(state["counts"], numpy.int64)
+        return found

@@ -1,0 +1,151 @@
+"""The operands of an operator that are quantized, and along which axes a weight has scales.
+
+Owns the choice by common operator type and role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from amanda_core import OpContext
+from amanda_core.facts import Facts
+from amanda_core.weights.reads import Weight
+from amanda_tools.tensors.types import is_floating
+
+__all__ = ["PRODUCTS", "Operand", "operands_of", "scale_part", "shared_axes"]
+
+_LAYERS = frozenset(
+    {"linear", "conv1d", "conv2d", "conv3d"}
+    | {f"conv_transpose{dimensions}d" for dimensions in (1, 2, 3)}
+)
+_EMBEDDINGS = frozenset({"embedding", "embedding_bag"})
+#: Common types of the operators whose operands are quantized.
+PRODUCTS = _LAYERS | _EMBEDDINGS | {"matmul", "grouped_matmul", "bilinear", "einsum", "attention"}
+#: Roles of the operands of a product. A bias is quantized apart.
+_FACTORS = frozenset({"input", "weight", "left", "right", "query", "key", "value"})
+_BIASES = frozenset({"bias", "addend"})
+
+
+class Operand(NamedTuple):
+    """An operand that is quantized.
+
+    Attributes:
+        position: Its input position.
+        item: Its index if the input is a list; None if it is not.
+        role: Its role, or the number of its position.
+        weight: The weight that it is; None for an activation.
+        is_bias: Whether it is added to a product.
+    """
+
+    position: int
+    item: int | None
+    role: str
+    weight: Weight | None
+    is_bias: bool = False
+
+
+def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
+    """Return the operands of an op that are quantized; none if it is not such an operator."""
+    kind, inputs = context["type"], context.get_inputs()
+    if inputs is None or (kind not in PRODUCTS and kind != "add"):
+        return []
+    roles: tuple[str, ...] = context.get("input_roles", ())
+    reads = context.weights
+    found = []
+    for position, value in enumerate(inputs):
+        role = roles[position] if position < len(roles) else None
+        if role in _BIASES:
+            weight = reads.get(position)
+            if facts.is_tensor(value) and is_floating(facts, value):
+                found.append(Operand(position, None, role or "", weight, True))
+            continue
+        if roles and role not in _FACTORS and kind != "add":
+            continue
+        items: Sequence[tuple[int | None, Any]] = [(None, value)]
+        if isinstance(value, (list, tuple)) and kind == "einsum":
+            items = list(enumerate(value))
+        elif not roles and kind not in ("add", "einsum") and position > 1:
+            continue
+        for item, one in items:
+            if facts.is_tensor(one) and is_floating(facts, one):
+                weight = reads.get(position if item is None else (position, item))
+                name = role or str(position if item is None else item)
+                found.append(Operand(position, item, name, weight))
+    if kind == "add" and not _is_residual(found, inputs, facts):
+        return []
+    return found
+
+
+def _is_residual(operands: Sequence[Operand], inputs: Sequence[Any], facts: Facts) -> bool:
+    """Return True if an addition is that of two activations of one shape."""
+    if len(operands) != 2 or any(one.weight is not None for one in operands):
+        return False
+    shapes = [facts.shape(inputs[one.position]) for one in operands]
+    return shapes[0] == shapes[1] and shapes[0] is not None and len(shapes[0]) > 1
+
+
+def shared_axes(context: OpContext, operand: Operand, rank: int) -> list[int]:
+    """Return the axes of an operand along which a product sums, or a table has the columns.
+
+    Elements that differ in these only belong to one channel and share its scale.
+
+    Args:
+        context: The op's context.
+        operand: The operand.
+        rank: The number of its axes.
+    """
+    kind = context["type"]
+    layout = context.get("weight_layout") if operand.role == "weight" else None
+    if layout is not None and len(layout) == rank:
+        # A depthwise kernel has a channel for each input channel and multiple.
+        kept = "IM" if "M" in layout else "O"
+        return [axis for axis, letter in enumerate(layout) if letter not in kept]
+    if kind == "einsum":
+        return _contracted(context, operand, rank)
+    if kind in _EMBEDDINGS or operand.role in ("left", "input"):
+        return [rank - 1]
+    return [max(rank - 2, 0)]
+
+
+def _contracted(context: OpContext, operand: Operand, rank: int) -> list[int]:
+    """Return the axes of an operand of einsum that its result lacks; all if unknown."""
+    inputs = context.get_inputs() or ()
+    equation = next((value for value in inputs if isinstance(value, str)), None)
+    equation = equation or context.attrs.get("equation")
+    if isinstance(equation, bytes):
+        equation = equation.decode()
+    given, arrow, result = (equation or "").replace(" ", "").partition("->")
+    terms = given.split(",")
+    index = operand.item if operand.item is not None else operand.position
+    if not arrow or index >= len(terms) or len(terms[index]) != rank:
+        return list(range(rank))
+    return [axis for axis, letter in enumerate(terms[index]) if letter not in result]
+
+
+def scale_part(scale: Any, weight: Weight) -> Any:
+    """Return the scales of the part that an op reads of a parameter, in the axes of that part.
+
+    Args:
+        scale: The scales of the parameter: an array of its rank, with size 1 along the axes whose
+            elements share one.
+        weight: The part.
+
+    Returns:
+        An array that broadcasts to the part; None if indices cannot express the part.
+    """
+    if scale.size == 1:
+        return scale.reshape(())
+    if not weight.exact:
+        return None
+    for axis, index in enumerate(weight.region):
+        if scale.shape[axis] == 1:
+            continue
+        picked = slice(index, index + 1) if isinstance(index, int) else index
+        scale = scale[(slice(None),) * axis + (picked,)]
+    axes = [axis for axis in weight.axes if axis is not None]
+    others = [axis for axis in range(scale.ndim) if axis not in axes]
+    if any(scale.shape[axis] != 1 for axis in others):
+        return None
+    shape = [1 if axis is None else scale.shape[axis] for axis in weight.axes]
+    return scale.transpose(others + axes).reshape(shape)

