@@ -88,6 +88,13 @@ PROGRAMS: dict[str, Hidden] = {
     "a view made without gradients": no_grad_view,
     "rows of a parameter written": rows_written,
     "many outputs": many_outputs,
+    # In lists, and so not what distinguishes the operator from others.
+    "parameters in lists": lambda x, first: torch.cat(
+        [
+            torch.einsum("ij,jk->ik", first(x), nn.Parameter(torch.eye(8)))[1:],
+            first.weight[:1, :1].expand(1, 8),
+        ]
+    ),
     "written in place": lambda x, first: first(x).add_(1).relu_(),
     "lists": lambda x, first: torch.cat(torch.stack([first(x), first(x)]).unbind()[:1]),
 }

@@ -224,6 +224,7 @@ class Dump(OperatorTool["_Op"]):
         if not self.is_wanted(context):
             return
         op = self.account_of(context, lambda: _Op(context, len(self._ops)))
+        op.weights.follow(context)
         wanted = []
         for position, value in enumerate(context.get_inputs() or ()):
             read = op.weights.consumed and op.weights.at(position) is not None

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 
 from amanda_core import OpContext
+from amanda_core.errors import StaleContextError
 from amanda_core.weights.reads import Weight
 
 __all__ = ["WeightKeys"]
@@ -34,7 +35,8 @@ class WeightKeys:
         there = views or reads.consumed
         self._keys = {place: _key(weight) for place, weight in reads.items() if there}
         varies = there and any(weight.varies for weight in reads.values())
-        self._context = weakref.ref(context) if varies else None
+        self._varies = varies
+        self.follow(context)
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -42,16 +44,27 @@ class WeightKeys:
     def __iter__(self) -> Iterator[str]:
         return iter(self._keys.values())
 
+    def follow(self, context: OpContext) -> None:
+        """Use the executions of this context from now on.
+
+        Call it in each analysis: a driver may make the context of an operator anew.
+        """
+        self._context = weakref.ref(context) if self._varies else None
+
     def at(self, position: int, item: int | None = None) -> str | None:
         """Return the key of the weight at an input, or at an item of a list; None if it is none.
 
-        Call it in a routine: another execution may read another weight.
+        Call it in a routine: another execution may read another weight. In a backward routine,
+        such a weight is not known any more, and this returns None.
         """
         place: int | tuple[int, int] = position if item is None else (position, item)
         context = self._context() if self._context is not None else None
         if context is None:
             return self._keys.get(place)
-        weight = context.weights.get(place)
+        try:
+            weight = context.weights.get(place)
+        except StaleContextError:
+            return None
         return None if weight is None else _key(weight)
 
 

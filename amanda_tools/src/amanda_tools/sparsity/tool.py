@@ -91,6 +91,7 @@ class Sparsity(OperatorTool["_Op"]):
             return
         with self._clock:
             op = self.account_of(context, lambda: _Op(context, self.channels))
+            op.weights.follow(context)
             values = context.get_inputs() or ()
             positions = [p for p, value in enumerate(values) if _is_real(op.facts, value)]
             if positions:
