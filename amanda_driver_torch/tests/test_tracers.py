@@ -99,6 +99,17 @@ def test_export(net: Net, applied: list[str], strict: bool) -> None:
     close(vanilla(lambda: exported.module()(X)), vanilla(lambda: net(X)))
 
 
+def test_export_by_dynamo_alone(net: Net, applied: list[str]) -> None:
+    def export() -> Any:
+        return torch._dynamo.export(net, aten_graph=True)(X)[0]
+
+    exported = export()
+    assert applied == []
+    plain = vanilla(export)
+    assert exported.code == plain.code
+    close(vanilla(lambda: exported(X)), vanilla(lambda: net(X)))
+
+
 def test_fake_tensors(net: Net, applied: list[str]) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

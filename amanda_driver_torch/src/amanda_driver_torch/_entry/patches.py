@@ -30,6 +30,7 @@ from amanda_driver_torch._torch.internals import (
     CHECKPOINT_FIRST_RUNS,
     CHECKPOINT_FUNCTIONS,
     COMPILED_FRAMES,
+    DYNAMO_EXPORT,
     ENGINE,
     GRADIENT_SEEDS,
     SCRIPT_TRACING,
@@ -43,6 +44,8 @@ from amanda_driver_torch._torch.internals import (
     compiles_backward,
     function_mode_at,
     function_mode_count,
+    only_exports,
+    without_innermost_mode,
 )
 
 __all__ = ["PATCHES"]
@@ -83,6 +86,7 @@ class _Patches(Patches):
             SYMBOLIC_TRACING.module: self._patch_symbolic_tracing,
             "torch.utils.checkpoint": self._patch_checkpoint,
             COMPILED_FRAMES.module: self._patch_dynamo,
+            DYNAMO_EXPORT[0]: self._patch_dynamo_export,
         }
         waiting = [name for name in late if name not in sys.modules]
         for name, install in late.items():
@@ -145,7 +149,11 @@ class _Patches(Patches):
 
         def run_eagerly(callback: Any) -> Any:
             attachment = STATE.attachment
-            if attachment is None or callback in (None, False) or not _runs_eagerly(attachment):
+            if attachment is None or callback in (None, False):
+                return original(callback)
+            if only_exports(callback):
+                return original(_beneath_mode(callback))
+            if not _runs_eagerly(attachment):
                 return original(callback)
             attachment.session.warn_once(
                 "Compiled callables run eagerly while tools are applied, so that their operators "
@@ -157,6 +165,10 @@ class _Patches(Patches):
         count = COMPILED_FRAMES.frame_count
         if hasattr(module, count):
             self.replace(module, count, _counting_frames(getattr(module, count)))
+
+    def _patch_dynamo_export(self) -> None:
+        module, name = sys.modules[DYNAMO_EXPORT[0]], DYNAMO_EXPORT[1]
+        self.replace(module, name, _quiet_export(getattr(module, name)))
 
 
 PATCHES = _Patches()
@@ -245,6 +257,30 @@ def _counting_frames(original: Callable[[int], int]) -> Callable[[int], int]:
         return original(count)
 
     return set_count
+
+
+def _quiet_export(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def export(*args: Any, **kwargs: Any) -> Any:
+        result = _quiet(original)(*args, **kwargs)
+        # Without inputs, it returns the function that takes them.
+        return _quiet(result) if callable(result) else result
+
+    return export
+
+
+def _beneath_mode(callback: Any) -> Any:
+    """Let Dynamo trace without the function-mode interceptor, if it is the innermost mode."""
+    top = function_mode_count() - 1
+    if STATE.mode is None or top < 0 or function_mode_at(top) is not STATE.mode:
+        return callback
+
+    @functools.wraps(callback)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with without_innermost_mode():
+            return callback(*args, **kwargs)
+
+    return call
 
 
 def _runs_eagerly(attachment: Any) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -98,6 +99,7 @@ __all__ = [
     "nested_bindings",
     "next_sequence",
     "no_override",
+    "only_exports",
     "parameter_of",
     "parse_schema",
     "pop_function_mode",
@@ -119,6 +121,7 @@ __all__ = [
     "tracing_state",
     "tree_map_only",
     "version_of",
+    "without_innermost_mode",
 ]
 
 _C: Any = torch._C
@@ -128,6 +131,9 @@ _AUTOGRAD: Any = torch._C._autograd
 
 function_mode_count: Callable[[], int] = _C._len_torch_function_stack
 function_mode_at: Callable[[int], Any] = _C._get_function_stack_at
+without_innermost_mode: Callable[[], AbstractContextManager[Any]] = (
+    torch.overrides._pop_mode_temporarily
+)
 pop_function_mode: Callable[[], Any] = _C._pop_torch_function_stack
 push_function_mode: Callable[[Any], None] = _C._push_on_torch_function_stack
 dispatch_mode_count: Callable[[], int] = _C._len_torch_dispatch_stack
@@ -403,6 +409,15 @@ class Compiled(NamedTuple):
 COMPILED_FRAMES = Compiled(
     "torch._dynamo.eval_frame", "_callback_from_stance", "set_fullgraph_compiled_frame_count"
 )
+
+#: Dynamo's own export, which traces a frame as a compiled callable does.
+DYNAMO_EXPORT = ("torch._dynamo", "export")
+
+
+def only_exports(callback: Any) -> bool:
+    """Return True if Dynamo's callback traces a frame for `torch._dynamo.export`."""
+    return bool(getattr(callback, "_export", False))
+
 
 #: Functions of `torch.utils.checkpoint` between the user's call and the checkpointed function. The
 #: second one exists from PyTorch 2.14 on.
