@@ -109,7 +109,17 @@ def test_charts_are_inline_and_escaped() -> None:
     widths = [float(rect.get("width", "0")) for rect in bars.iter("rect")]
     assert widths[0] * 24 == pytest.approx(widths[1] * 40, rel=1e-2)
     assert any("<script>" in (text.text or "") for text in bars.iter("text"))
-    assert "<table>" in page
+    # Two tables, with what both are about said once.
+    assert (page.count("<table>"), page.count("<caption>")) == (2, 1)
+
+
+def test_bars_of_nothing_are_left_out() -> None:
+    measures = [{"label": "n", "values": ["n"]}]
+    chart = {"kind": "bars", "title": "Most", "part": "ops", "measures": measures}
+    rows = [{"name": "some", "n": 2}, {"name": "none", "n": 0}]
+    page = render_charts({"charts": [chart], "ops": rows})
+    assert "some" in page
+    assert "none" not in page
 
 
 def test_lines_over_steps() -> None:

@@ -134,7 +134,8 @@ def test_tools_are_listed_with_where_they_come_from(
         ("seven", "broken", "amanda-driver-toy"),
     ]
     assert set(found[0]) == {
-        *("name", "reference", "status", "distribution", "version", "factory", "error", "fix")
+        *("name", "reference", "status", "distribution", "version", "factory", "about"),
+        *("error", "fix"),
     }
     assert found[0]["error"] is None
     assert found[4]["error"] == (
@@ -143,7 +144,9 @@ def test_tools_are_listed_with_where_they_come_from(
     assert call("tools") == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out
-    assert out.splitlines()[1].split() == ["noting", "ok", "amanda-driver-toy", "0.4"]
+    name, status, *about, distribution, version = out.splitlines()[1].split()
+    assert (name, status, distribution, version) == ("noting", "ok", "amanda-driver-toy", "0.4")
+    assert " ".join(about) == found[0]["about"] == "Notes things."
     assert "libtoy.so is missing" in out
 
 
@@ -348,7 +351,7 @@ def test_on_a_terminal_tables_are_drawn(site: Site) -> None:
         os.close(leader)
         os.close(follower)
     assert "┃" in drawn
-    assert "toytools:Counter" in drawn
+    assert "Counts the executions of ops." in drawn
 
 
 def test_the_exit_status_of_a_program_that_finds_no_driver(site: Site, tmp_path: Path) -> None:

@@ -140,6 +140,12 @@ def test_columns_go_before_names_are_wrapped() -> None:
     few, hidden = narrowed(table, 60)
     assert (list(few.columns), hidden) == (["op", "calls"], ["source", "time", "note"])
     assert few.rows == [[name, 3]]
+    # A share is a number to those who read it: what is text goes first.
+    shares = Table("", ("op", "share", "source"), [("relu", "7.1%", "net.py:1"), ("add", "", "b")])
+    assert narrowed(shares, 20) == (
+        Table("", ["op", "share"], [["relu", "7.1%"], ["add", ""]]),
+        ["source"],
+    )
     one, _ = narrowed(table, 20)
     assert one.rows == [[name]]
 

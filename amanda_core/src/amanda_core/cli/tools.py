@@ -43,12 +43,12 @@ def tools(name: str | None, as_json: bool) -> None:
         (
             tool["reference"] or tool["name"],
             tool["status"],
+            tool["error"] or tool["about"] or tool["factory"],
             f"{tool['distribution']} {tool['version']}",
-            tool["error"] or tool["factory"],
         )
         for tool in found
     ]
-    show(Table("", ("tool", "status", "distribution", "factory"), rows), sys.stdout)
+    show(Table("", ("tool", "status", "what it does", "distribution"), rows), sys.stdout)
     if not found:
         click.echo("No tool is installed: pip install amanda-tools", err=True)
 
@@ -63,12 +63,15 @@ def describe() -> list[dict[str, Any]]:
 def _describe(reference: str, found: Installed) -> dict[str, Any]:
     from amanda_core.config import factories
 
-    status, error, fix = "ok", None, None
+    status, error, fix, about = "ok", None, None, ""
     if found.blocked:
         status = "blocked"
     else:
         try:
-            factories.factory(reference or found.name)
+            made = factories.factory(reference or found.name)
+            # Not what a class inherits from `Tool`.
+            if getattr(made, "__doc__", None):
+                about = next(iter(_about(made).splitlines()), "")
         except AmandaError as broken:
             status = "broken" if reference else "duplicate"
             error, fix = broken.what, broken.fix
@@ -79,6 +82,7 @@ def _describe(reference: str, found: Installed) -> dict[str, Any]:
         "distribution": found.distribution,
         "version": found.version,
         "factory": found.value,
+        "about": about,
         "error": error,
         "fix": fix,
     }

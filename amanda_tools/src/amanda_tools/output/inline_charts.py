@@ -50,7 +50,7 @@ def _bars(chart: Mapping[str, Any], content: Mapping[str, Any]) -> str:
         keys = (group or "name").split("|")
         name = next((str(row[key]) for key in keys if row.get(key)), "")
         sums[name] = sums.get(name, 0.0) + value
-    largest = sorted(sums.items(), key=lambda item: -item[1])[:_MOST]
+    largest = sorted((item for item in sums.items() if item[1]), key=lambda item: -item[1])[:_MOST]
     top = max((value for _, value in largest), default=0.0)
     if top <= 0:
         return ""

@@ -65,9 +65,17 @@ def describe_overhead(what: str, tool_seconds: float, wall_seconds: float) -> li
 
 
 def render_html(tables: Iterable[Table], result: Result | None = None) -> str:
-    """Render tables as HTML, each with its title as the caption, below the charts of a result."""
+    """Render tables as HTML, below the charts of a result.
+
+    A title is the caption of the first table that has it.
+    """
     charts = charts_of(result) if result is not None else ""
-    return "\n".join([*([charts] if charts else []), *map(_html, tables)])
+    titles: set[str] = set()
+    found = [charts] if charts else []
+    for table in tables:
+        found.append(_html(table, "" if table.title in titles else table.title))
+        titles.add(table.title)
+    return "\n".join(found)
 
 
 def render_result(name: str, result: Result) -> str:
@@ -92,10 +100,10 @@ def dataframe(kind: type[Any], rows: Sequence[Any]) -> Any:
     return pandas.DataFrame([asdict(row) for row in rows], columns=columns)
 
 
-def _html(table: Table) -> str:
+def _html(table: Table, title: str) -> str:
     def row(cells: Iterable[str], tag: str) -> str:
         return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
     lines = [row(map(str, table.columns), "th"), *(row(cells, "td") for cells in table.text())]
-    caption = html.escape(table.title)
-    return f"<table><caption>{caption}</caption>{''.join(lines)}</table>"
+    caption = f"<caption>{html.escape(title)}</caption>" if title else ""
+    return f"<table>{caption}{''.join(lines)}</table>"
