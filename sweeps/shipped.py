@@ -18,6 +18,7 @@ from amanda_tools import (
     capture,
     dump,
     effective_path,
+    faults,
     flops,
     graph,
     latency,
@@ -53,7 +54,10 @@ LOOKING: Mapping[str, Maker] = {
 }
 #: Tools that edit: two multiply by ones, the other computes the same result differently.
 EDITING: Mapping[str, Maker] = {
+    "inject_faults": lambda folder: faults.InjectFaults(model="scale", amount=1.0, rate=0.1),
     "prune": lambda folder: prune.Prune(0.0),
+    "prune_nm": lambda folder: prune.PruneNM(4, 4),
+    "prune_tiles": lambda folder: prune.PruneTiles(0.0),
     "rewrite": lambda folder: rewriting.Rewrite(["conv_bn", "sdpa", "softmax"]),
     "steer": lambda folder: steer.Steer("scale", factor=1.0, ops=["linear", "matmul", "conv*"]),
 }

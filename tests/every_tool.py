@@ -9,11 +9,13 @@ from typing import Any
 from amanda_tools.capture import Capture
 from amanda_tools.dump import Dump
 from amanda_tools.effective_path import EffectivePath
+from amanda_tools.faults import InjectFaults
 from amanda_tools.flops import Flops
 from amanda_tools.graph import GraphTracing
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
 from amanda_tools.nonfinite import NonFinite
+from amanda_tools.prune import PruneNM, PruneTiles
 from amanda_tools.rewriting import Rewrite
 from amanda_tools.sparsity import Sparsity
 from amanda_tools.steer import Steer
@@ -38,6 +40,9 @@ TOOLS: dict[str, Callable[[], Any]] = {
 #: Tools that compute new values, with options under which these are the same as before. A driver
 #: may refuse them where it refuses edits.
 EDITING: dict[str, Callable[[], Any]] = {
+    "inject_faults": lambda: InjectFaults(model="scale", amount=1.0, rate=0.1),
+    "prune_nm": lambda: PruneNM(4, 4),
+    "prune_tiles": lambda: PruneTiles(0.0),
     "steer": lambda: Steer("scale", factor=1.0, ops=["linear", "matmul", "relu"]),
     "steer weights": lambda: Steer(
         "scale", factor=1.0, ops=["linear", "matmul"], value="inputs", operand=1

@@ -50,6 +50,7 @@ discovery.register(driver, "toy", "amanda_core.testing.toy_driver")
 plain, found = run_toy_program(steps=2), {}
 needed = {
     "prune": {"sparsity": 0.5},
+    "prune_tiles": {"sparsity": 0.5},
     "mapping": {"rules": []},
     "capture": {"ops": ["*"]},
     "steer": {"edit": "scale", "ops": ["nothing"]},
@@ -66,7 +67,10 @@ print(json.dumps(found))
 _SAID: dict[str, dict[str, str]] = {
     "facts": {},
     "no facts": dict.fromkeys(
-        ("memory", "flops", "sparsity", "nonfinite", "dump", "graph", "effective_path", "capture"),
+        (
+            *("memory", "flops", "sparsity", "nonfinite", "dump", "graph", "effective_path"),
+            *("capture", "inject_faults"),
+        ),
         "not supported on toy/1.2.3/eager: its driver does not tell what tensors are",
     ),
     "fewest facts": {

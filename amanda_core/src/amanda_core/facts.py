@@ -130,6 +130,13 @@ class Facts:
         """
         return self.tensor(values.astype(self.dtype(like)), like)
 
+    def restore(self, values: Any, like: Any) -> Any:
+        """Return an array in the form of `values` as a tensor of the dtype and device of `like`.
+
+        An array of bits becomes the numbers that they encode.
+        """
+        return self.cast(values, like)
+
     def update(self, parameter: Any, edit: Callable[[Any], Any]) -> None:
         """Write ``edit(values)`` into a parameter, in place and outside of all gradients.
 

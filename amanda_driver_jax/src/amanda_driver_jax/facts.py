@@ -58,6 +58,10 @@ class _JaxFacts(Facts):
     def cast(self, values: Any, like: Any) -> Any:
         return values.astype(like.dtype)
 
+    def restore(self, values: Any, like: Any) -> Any:
+        bits = like.dtype.kind not in "biufc"
+        return values.view(like.dtype) if bits else self.cast(values, like)
+
     def values(self, tensor: Any) -> Any:
         tensor = concrete(tensor)
         try:

@@ -109,6 +109,11 @@ class _TensorFlowFacts(Facts):
     def cast(self, values: Any, like: Any) -> Any:
         return values.astype(tf.as_dtype(like.dtype).as_numpy_dtype)
 
+    def restore(self, values: Any, like: Any) -> Any:
+        dtype = tf.as_dtype(like.dtype)
+        bits = dtype.name in _BITS
+        return values.view(dtype.as_numpy_dtype) if bits else self.cast(values, like)
+
     def update(self, parameter: Any, edit: Callable[[Any], Any]) -> None:
         dtype = dtype_of_handle(parameter)
         if dtype is None:

@@ -34,6 +34,8 @@ class WeightTool(Tool):
     Attributes:
         states: What is kept by weight, by a name that begins the keys of `state_dict`.
         by_op: NumPy arrays that are kept by operator, where weights are not known.
+        arrays: All NumPy arrays that are kept beside `states`, by name and key. They are saved and
+            loaded with the rest.
         removed: Whether `remove` was called.
     """
 
@@ -41,6 +43,7 @@ class WeightTool(Tool):
         super().__init__()
         self.states: dict[str, WeightState[Any]] = {}
         self.by_op: dict[str, Any] = {}
+        self.arrays: dict[str, dict[str, Any]] = {"op": self.by_op}
         self.removed = False
         #: Owner -> the weight, and the facts about tensors of its framework.
         self._met: dict[str, tuple[Weight, Facts]] = {}
@@ -103,7 +106,7 @@ class WeightTool(Tool):
             NotReadableError: A tensor does not have a plain array of values.
         """
         arrays = {
-            f"{name}/{key}": self._array(owner, kept)
+            f"{name}/{key}": self.array(owner, kept)
             for name, state in self.states.items()
             for owner, (key, kept) in zip(state, state.saved().items(), strict=True)
         }
@@ -112,7 +115,11 @@ class WeightTool(Tool):
             "options": self.options(),
             "progress": self.progress(),
             "parameters": self._models or self._expected or {},
-            **{f"op/{key}": array for key, array in self.by_op.items()},
+            **{
+                f"{name}/{key}": array
+                for name, kept in self.arrays.items()
+                for key, array in kept.items()
+            },
             **self._loaded,  # Not yet read in this process.
             **arrays,
         }
@@ -144,8 +151,10 @@ class WeightTool(Tool):
             for name in (bare, f"{root}:{bare}")
         }
         arrays = {key: value for key, value in state.items() if key not in (*own, *parts)}
-        by_op = [key for key in arrays if key.startswith("op/")]
-        self.by_op = {key.removeprefix("op/"): arrays.pop(key) for key in by_op}
+        for name, kept in self.arrays.items():
+            keys = [key for key in arrays if key.startswith(f"{name}/")]
+            kept.clear()
+            kept.update({key.partition("/")[2]: arrays.pop(key) for key in keys})
         for key, value in arrays.items():
             name, _, parameter = key.partition("/")
             why = "" if name in self.states else f"the tool keeps no {name!r}"
@@ -154,8 +163,8 @@ class WeightTool(Tool):
             why = why or self.check_kept(name, value, shapes[parameter.partition("[")[0]])
             if why:
                 raise ResultError(f"{key} in the state: {why}", fix="Give the state as it was made")
-        for kept in self.states.values():
-            kept.load({})
+        for state_by_weight in self.states.values():
+            state_by_weight.load({})
         self._expected, self._loaded = state["parameters"], arrays
         self._met.clear()
         self._models.clear()
@@ -174,9 +183,10 @@ class WeightTool(Tool):
     def remove(self) -> None:
         """Stop: from now on every weight is used as it is. Parameters were never changed."""
         self.removed = True
-        self.by_op.clear()
         for state in self.states.values():
             state.load({})
+        for arrays in self.arrays.values():
+            arrays.clear()
         self.invalidate()
 
     def bake(self) -> list[str]:
@@ -204,7 +214,8 @@ class WeightTool(Tool):
                 names.append(weight.name)
         return names
 
-    def _array(self, owner: str, kept: Any) -> Any:
+    def array(self, owner: str, kept: Any) -> Any:
+        """Return what is kept for a weight, as a NumPy array if it is a tensor."""
         met = self._met.get(owner.partition("[")[0])
         facts = met[1] if met else UNKNOWN
         if not facts.is_tensor(kept):

@@ -124,6 +124,12 @@ class _TorchFacts(Facts):
     def cast(self, values: Any, like: torch.Tensor) -> Any:
         return torch.as_tensor(values, dtype=like.dtype, device=like.device)
 
+    def restore(self, values: Any, like: torch.Tensor) -> Any:
+        tensor = torch.from_numpy(values)
+        if like.dtype in _BITS:
+            tensor = tensor.view(like.dtype)
+        return tensor.to(device=like.device, dtype=like.dtype)
+
     def update(self, parameter: torch.Tensor, edit: Callable[[Any], Any]) -> None:
         with torch.no_grad():
             parameter.copy_(edit(parameter.detach()))

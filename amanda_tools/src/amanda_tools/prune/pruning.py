@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from amanda_core import OpContext
 from amanda_core.activation import autodiff_enabled
-from amanda_core.facts import DENSE, SYMBOLIC, NotReadableError
+from amanda_core.facts import DENSE, SYMBOLIC, Facts, NotReadableError
 from amanda_core.weights.reads import Weight
 from amanda_core.weights.state import WeightState
 from amanda_tools.flops.formulas import Formula, formula_of
@@ -30,7 +30,7 @@ from amanda_tools.weight_coverage import WeightCoverage
 from amanda_tools.weight_tool import Edit, WeightTool
 from amanda_tools.weight_writes import Watch
 
-__all__ = ["Order", "Pruning", "array_of"]
+__all__ = ["Order", "Pruning", "array_of", "axes_of", "numbers_of", "order_of"]
 
 #: Common types of the operators that may multiply by a weight, in any role.
 _PRODUCTS = frozenset(
@@ -110,10 +110,9 @@ class Pruning(WeightTool):
         self._coverage = WeightCoverage()
         #: Owner, or operator, -> the weight that is pruned.
         self._rows: dict[str, PrunedWeight] = {}
-        #: Operator -> its mask, where the weight is not known.
-        self.by_op_masks: dict[str, Any] = {}
-        #: Weight -> its last mask, while masks are made again.
+        #: Weight or operator -> its last mask, while masks are made again.
         self.earlier: dict[str, Any] = {}
+        self.arrays["earlier"] = self.earlier
         #: Ids of ops whose multiply-accumulates were counted.
         self._ops: set[int] = set()
         self._clock = Clock()
@@ -132,14 +131,12 @@ class Pruning(WeightTool):
 
     def renew(self) -> None:
         """Make all masks again, in the next execution. `earlier` has the present ones."""
-        self.earlier.update(self._present_masks())
+        kept = zip(self.masks, self.masks.saved().values(), strict=True)
+        self.earlier.update({owner: self.array(owner, mask) != 0 for owner, mask in kept})
+        self.earlier.update(self.by_op)
         self.masks.load({})
         self.by_op.clear()
         self.invalidate()
-
-    def _present_masks(self) -> dict[str, Any]:
-        kept = dict(zip(self.masks, self.masks.saved().values(), strict=True))
-        return {**kept, **self.by_op_masks}
 
     # The rule.
 
@@ -225,7 +222,7 @@ class Pruning(WeightTool):
             rank -= _picked_axes(context) if weight.axes else 0
             if rank <= 1:
                 return f"{how}, which does not pick whole matrices"
-            order = _order_of(context, weight)
+            order = order_of(context, weight)
             return self.refuses(tuple(weight.shape[axis] for axis in order.axes), order)
         if op_type is not None and op_type not in _PRODUCTS:
             return f"{how}, which is not a product"
@@ -239,7 +236,7 @@ class Pruning(WeightTool):
             return f"{how} as {weight.role}"
         if weight.role == "left" and _RIGHT & {w.role for w in context.weights.values()}:
             return f"{how} as left"
-        order = _order_of(context, weight)
+        order = order_of(context, weight)
         return self.refuses(tuple(weight.shape[axis] for axis in order.axes), order)
 
     def _prune(self, context: OpContext, chosen: Mapping[int | tuple[int, int], Weight]) -> None:
@@ -373,7 +370,7 @@ class Pruning(WeightTool):
                 return facts_of(context).cast(loaded, parameter)
             with self._clock:
                 new, row.pruned = self.mask(
-                    context, parameter, _order_of(context, weight), weight.owner
+                    context, parameter, order_of(context, weight), weight.owner
                 )
             return new
 
@@ -415,8 +412,7 @@ class Pruning(WeightTool):
                     mask = facts.cast(loaded, weight)
                 else:
                     mask, row.pruned = self.mask(context, weight, order, key)
-                    self.by_op[key] = array_of(context, mask)
-            self.by_op_masks[key] = mask
+                    self.by_op[key] = array_of(context, mask) != 0
         except NotReadableError as error:
             self._note(f"{context.name} is not pruned: {error}")
             return
@@ -462,7 +458,7 @@ class Pruning(WeightTool):
 
     def baked(self, weight: Weight) -> Edit | None:
         """Return the multiplication by the mask."""
-        mask = self._present_masks().get(weight.owner)
+        mask = dict(zip(self.masks, self.masks.saved().values(), strict=True)).get(weight.owner)
         return None if mask is None else lambda values: values * mask
 
     def result(self) -> PruneResult:
@@ -481,6 +477,10 @@ class Pruning(WeightTool):
             notes=list(self._notes),
             tool=self.name,
         )
+
+    def unreach(self, weight: Weight, reason: str) -> None:
+        """List a weight as not reached."""
+        self._coverage.add_unreached(weight, reason)
 
     def _note(self, text: str) -> None:
         if text not in self._notes:
@@ -539,7 +539,12 @@ def _weight_of(context: OpContext) -> int | None:
 
 def array_of(context: OpContext, tensor: Any) -> Any:
     """Return the numbers of a tensor as a NumPy array."""
-    copy = host(facts_of(context), tensor)
+    return numbers_of(facts_of(context), tensor)
+
+
+def numbers_of(facts: Facts, tensor: Any) -> Any:
+    """Return the numbers of a tensor as a NumPy array."""
+    copy = host(facts, tensor)
     return numbers(copy.array, copy.dtype)
 
 
@@ -547,7 +552,17 @@ def _inverse(axes: list[int]) -> list[int]:
     return sorted(range(len(axes)), key=axes.__getitem__)
 
 
-def _order_of(context: OpContext, weight: Weight) -> Order:
+def axes_of(weight: Weight) -> list[int | None]:
+    """Return the parameter's axis of each axis of the input, also of those with one element."""
+    axes, inner = list(weight.axes), [n for n, i in enumerate(weight.region) if isinstance(i, int)]
+    free = [axis for axis in range(len(weight.shape)) if axis not in axes and axis not in inner]
+    # Nothing in memory tells the axis of one element, but if all others are known, it is left over.
+    if axes.count(None) == len(free) and weight.exact:
+        axes = [free.pop(0) if axis is None else axis for axis in axes]
+    return axes
+
+
+def order_of(context: OpContext, weight: Weight) -> Order:
     """Return how the axes of the parameter that a weight is part of are arranged for a rule."""
     word, rank = context["type"] or "", len(weight.shape)
     kernel = word.startswith("conv")
@@ -558,7 +573,7 @@ def _order_of(context: OpContext, weight: Weight) -> Order:
         ends = {"right": "IO", "left": "OI"}.get(weight.role or "", "")
         ends = "OI" if word in _RECURRENT else ends
         layout = "." * (len(weight.axes) - 2) + ends
-    named = zip(layout or "", weight.axes, strict=False)
+    named = zip(layout or "", axes_of(weight), strict=False)
     letters = {letter: axis for letter, axis in named if axis is not None}
     axes = [letters[letter] for letter in _AXES if letter in letters]
     known = "O" in letters and "I" in letters and "M" not in letters

@@ -6,13 +6,15 @@ becomes a mask.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from amanda_core import OpContext
 from amanda_tools.mapping import MappingTool
+from amanda_tools.prune.collective import CollectivePruning
 from amanda_tools.prune.masks import numpy_mask, torch_mask
-from amanda_tools.prune.pruning import Order, Pruning, array_of
+from amanda_tools.prune.pruning import Order, array_of
 from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Prune", "Scope"]
@@ -23,7 +25,7 @@ Scope = Literal["matrix", "weight", "layer", "global"]
 _MASK = "prune.mask"
 
 
-class Prune(Pruning):
+class Prune(CollectivePruning):
     """Sets the smallest weights of convolutions and linear layers to zero, by magnitude.
 
     The weights themselves do not change: each operator gets its weight times a mask. The mask of a
@@ -76,15 +78,10 @@ class Prune(Pruning):
             raise ValueError(f"scope must be of {', '.join(get_args(Scope))}, not {scope!r}")
         if steps < 0 or begin < 0 or every < 1:
             raise ValueError("steps and begin must not be negative, and every must be positive")
-        super().__init__(sparsity, gradients, embeddings)
         self.scope, self.steps, self.begin = scope, steps, begin
-        self.initial, self.every = initial, every
-        self._step = 0
-        self._present = self.fraction(0)
-        #: Weight -> its magnitudes, and how many of them are pruned, over several weights.
-        self._magnitudes: dict[str, Any] = {}
-        self._counts: dict[str, int] = {}
-        self._unsettled = False
+        self.initial, self.every, self.sparsity = initial, every, sparsity
+        collective = scope in ("layer", "global")
+        super().__init__(sparsity, collective, bool(steps), gradients, embeddings)
         self.depends_on(
             MappingTool(
                 [
@@ -94,10 +91,6 @@ class Prune(Pruning):
                 ]
             )
         )
-        if scope in ("layer", "global"):
-            self.add_inst_for_call(end=lambda call: self._settle())
-        if steps or scope in ("layer", "global"):
-            self.add_inst_for_step(end=self._end_step)
 
     def fraction(self, step: int) -> float:
         """Return the fraction that is pruned after a number of steps of the optimizer."""
@@ -106,72 +99,50 @@ class Prune(Pruning):
         rest = 1 - min(max(step - self.begin, 0), self.steps) / self.steps
         return self.sparsity + (self.initial - self.sparsity) * rest**3
 
+    def is_due(self, step: int) -> bool:
+        """Return True if masks are made again at the end of this step, counted from 1."""
+        passed = step - self.begin
+        return 0 < passed <= self.steps and (passed % self.every == 0 or passed == self.steps)
+
     def mask(self, context: OpContext, tensor: Any, order: Order, key: str) -> tuple[Any, int]:
         """Return the mask of a tensor, and how many elements it sets to zero."""
-        earlier = self.earlier.get(key)
-        pruned = tensor if earlier is None else tensor * earlier
+        if self.scope in ("layer", "global"):
+            return super().mask(context, tensor, order, key)
         shape = [int(n) for n in facts_of(context).shape(tensor) or () if n is not None]
         batch = order.batch if self.scope == "matrix" else 0
-        groups = 1
-        for axis in order.axes[:batch]:
-            groups *= shape[axis]
-        elements = 1
-        for length in shape:
-            elements *= length
-        if self.scope in ("matrix", "weight"):
-            count = round(self._present * (elements // max(groups, 1)))
-        elif key in self._counts:
-            count = self._counts[key]
-        else:
-            self._magnitudes[key] = abs(array_of(context, pruned).transpose(order.axes)).ravel()
-            self._unsettled = True
-            if earlier is not None:
-                return earlier, elements - int((array_of(context, earlier) != 0).sum())
-            count = 0
-        return context[_MASK](pruned, order.axes, count, batch), count * groups
+        matrices = math.prod(shape[axis] for axis in order.axes[:batch])
+        count = round(self.present * (math.prod(shape) // max(matrices, 1)))
+        remaining = self.remaining(context, tensor, key)
+        return context[_MASK](remaining, order.axes, count, batch), count * matrices
+
+    def decide(self, magnitudes: Mapping[str, Any], orders: Mapping[str, Order]) -> dict[str, Any]:
+        """Return what is left of each weight without the smallest of its layer or of all."""
+        import numpy as np
+
+        groups: dict[str, list[str]] = {}
+        for key in magnitudes:
+            groups.setdefault(_layer_of(key) if self.scope == "layer" else "", []).append(key)
+        found = {}
+        for keys in groups.values():
+            every = np.concatenate([magnitudes[key].ravel() for key in keys])
+            kept = np.ones(every.size, bool)
+            kept[np.argsort(every, kind="stable")[: round(self.present * every.size)]] = False
+            ends = np.cumsum([magnitudes[key].size for key in keys])[:-1]
+            for key, part in zip(keys, np.split(kept, ends), strict=True):
+                found[key] = part.reshape(magnitudes[key].shape)
+        return found
 
     def options(self) -> dict[str, Any]:
         """Return what decides which elements are pruned."""
         names = ("sparsity", "scope", "steps", "begin", "initial", "every")
         return {name: getattr(self, name) for name in names}
 
-    def progress(self) -> dict[str, Any]:
-        """Return the number of steps, and how many elements each weight loses."""
-        return {"step": self._step, "present": self._present, "counts": self._counts}
 
-    def resume(self, progress: Mapping[str, Any]) -> None:
-        """Continue from the result of `progress`."""
-        self._step, self._present = progress["step"], progress["present"]
-        self._counts = dict(progress["counts"])
-
-    def _end_step(self, number: int) -> None:
-        self._settle()
-        self._step += 1
-        passed = self._step - self.begin
-        fraction = self.fraction(self._step)
-        if fraction != self._present and (passed % self.every == 0 or passed >= self.steps):
-            self._present = fraction
-            self._counts.clear()
-            self.renew()
-
-    def _settle(self) -> None:
-        """Distribute what is pruned over the weights of each group, if new ones were found."""
-        if not self._unsettled:
-            return
-        import numpy as np
-
-        self._unsettled = False
-        groups: dict[str, list[str]] = {}
-        for key in self._magnitudes:
-            layer = key.rpartition(".")[0] if self.scope == "layer" else ""
-            groups.setdefault(layer, []).append(key)
-        for keys in groups.values():
-            every = np.concatenate([self._magnitudes[key] for key in keys])
-            smallest = np.argsort(every, kind="stable")[: round(self._present * every.size)]
-            ends = np.cumsum([self._magnitudes[key].size for key in keys])
-            places = np.bincount(np.searchsorted(ends, smallest, side="right"), minlength=len(keys))
-            self._counts.update(zip(keys, map(int, places), strict=True))
-        self.renew()
+def _layer_of(key: str) -> str:
+    """Return a name of the layer that a weight belongs to; one outside of layers is its own."""
+    cut = max(key.rfind("."), key.rfind("/"))  # PyTorch's names have dots, Keras' slashes.
+    root = key.partition(":")[0]
+    return key[:cut] if cut > 0 else key if "#" in key or not root else root
 
 
 def _by(mask: Callable[..., Any]) -> Callable[[OpContext], None]:

@@ -1,0 +1,262 @@
+"""`InjectFaults`: changes single elements of inputs, weights, outputs or gradients of operators.
+
+Owns which elements are changed, and that the same seed changes the same ones in every process and
+framework mode.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from amanda_core import OpContext
+from amanda_core.errors import ResultError
+from amanda_core.facts import Facts
+from amanda_tools.faults.models import Bits, Model, apply_model, bits_of, fields_of
+from amanda_tools.faults.result import Fault, FaultSite, FaultsResult
+from amanda_tools.operators.tool import OperatorTool
+from amanda_tools.tensors.values import NotReadableError, facts_of, host, need_numpy
+
+__all__ = ["InjectFaults"]
+
+Site = Literal["input", "weight", "output", "gradient"]
+Mode = Literal["rate", "per_layer", "per_sample", "per_run"]
+_MODELS = get_args(Model)
+#: Models that change one bit.
+_OF_BITS = ("bit_flip", "stuck_at_0", "stuck_at_1")
+
+
+class InjectFaults(OperatorTool["_Op"]):
+    """Injects faults into operators, as soft errors of hardware would.
+
+    Which elements are hit depends on the seed, the run, the operator and its execution only. A
+    fault in a weight is there in all executions of a run. The program's own tensors are not
+    changed: operators get changed copies.
+
+    Args:
+        ops: Patterns of common types or names of operators.
+        site: Where the faults are: in the `input` or the `weight` of an operator, its `output`, or
+            the `gradient` that arrives at its output.
+        model: `bit_flip`, `stuck_at_0` and `stuck_at_1` change a bit, `zero` all bits. `random`
+            draws a number from ``-amount`` to ``amount``, `noise` adds one with the standard
+            deviation `amount`, `scale` multiplies by it, and `value` replaces by it.
+        bits: `any`, `sign`, `exponent`, `mantissa`, or numbers of bits from the least significant.
+        mode: `rate`: each element with the probability `rate`. `per_layer`: `count` elements in
+            each execution of each operator. `per_sample`: `count` elements of each index of the
+            first axis. `per_run`: `count` elements in all of the run. Which operators there are is
+            learned in run 0, which has no faults.
+        rate: The probability for the mode `rate`.
+        count: How many elements for the other modes.
+        amount: The number that some models use.
+        seed: Seed of the random numbers.
+        replay: Faults of an earlier result, or its file, to be injected again in place of others.
+
+    Attributes:
+        run: Number of the present run. Set it by `begin_run`.
+        faults: The faults so far.
+
+    Raises:
+        ValueError: An option is not in its range.
+
+    >>> tool = InjectFaults(rate=1e-6, bits="exponent")
+    """
+
+    def __init__(
+        self,
+        ops: list[str] | None = None,
+        site: Site = "output",
+        model: Model = "bit_flip",
+        bits: Bits | list[int] = "any",
+        mode: Mode = "rate",
+        rate: float = 0.0,
+        count: int = 1,
+        amount: float = 1.0,
+        seed: int = 0,
+        replay: str | Sequence[Fault] | None = None,
+    ) -> None:
+        for name, value, choices in (
+            ("site", site, get_args(Site)),
+            ("model", model, _MODELS),
+            ("mode", mode, get_args(Mode)),
+            ("bits", bits if isinstance(bits, str) else "any", get_args(Bits)),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} must be of {', '.join(choices)}, not {value!r}")
+        if not 0 <= rate <= 1:
+            raise ValueError(f"rate must be from 0 to 1, but is {rate}")
+        if count < 0:
+            raise ValueError(f"count must not be negative, but is {count}")
+        super().__init__()
+        need_numpy()
+        self.ops = ops or ["conv*", "linear", "matmul"]
+        self.site, self.model, self.mode = site, model, mode
+        self.bits, self.rate, self.count, self.amount, self.seed = bits, rate, count, amount, seed
+        self.run = 0
+        self.faults: list[Fault] = []
+        self._runs: set[int] = {0}
+        #: Sizes of the values in the executions of run 0, in order, for one fault per run.
+        self._profile: list[tuple[_Op, int, int]] = []
+        self._planned: dict[tuple[int, int], list[int]] = {}
+        faults = _read(Path(replay)) if isinstance(replay, str) else replay
+        self._replay: dict[tuple[int, int, int], list[Fault]] | None = None
+        if faults is not None:
+            self._replay = {}
+            for fault in faults:
+                key = fault.run, fault.op_id, fault.call
+                self._replay.setdefault(key, []).append(fault)
+        self.add_inst_for_op(self.analyse)
+
+    def begin_run(self, run: int) -> None:
+        """Begin a run: executions are counted from 0 again, and other elements are hit."""
+        import numpy as np
+
+        with self._lock:
+            self.run = run
+            self._runs.add(run)
+            for op in self._ops.values():
+                op.call = 0
+            self._planned.clear()
+            if self.mode != "per_run" or run == 0 or not self._profile:
+                return
+            ends = np.cumsum([size for _, _, size in self._profile])
+            random = np.random.default_rng([self.seed, run])
+            for chosen in random.choice(int(ends[-1]), self.count, replace=False):
+                number = int(np.searchsorted(ends, chosen, side="right"))
+                op, call, size = self._profile[number]
+                place = int(chosen - (ends[number] - size))
+                self._planned.setdefault((op.id, call), []).append(place)
+
+    def analyse(self, context: OpContext) -> None:
+        """Insert the routine that changes elements, if the op is one of those chosen."""
+        names = (context["type"] or "", context.op_type)
+        chosen = any(fnmatch.fnmatch(name, p) for name in names for p in self.ops)
+        if not chosen or not self.is_wanted(context):
+            return
+        roles = context.get("input_roles", ())
+        if self.site == "weight":
+            known = [place for place in context.weights if isinstance(place, int)]
+            matrices = [p for p in known if len(context.weights[p].shape) > 1]
+            named = [roles.index(role) for role in ("weight", "right") if role in roles]
+            positions = matrices[:1] or named[:1]
+        else:
+            positions = [roles.index("input") if "input" in roles else 0]
+        if not positions:
+            return
+        position = positions[0] if self.site in ("input", "weight") else 0
+        op = self.account_of(context, lambda: _Op(context, f"{self.site} {position}"))
+        arguments: dict[str, Any] = {"op": op, "position": position}
+        if self.site in ("input", "weight"):
+            context.insert_before_op(self.change, inputs=[position], **arguments)
+        elif self.site == "output":
+            context.insert_after_op(self.change, outputs=[0], **arguments)
+        else:
+            context.insert_before_backward_op(self.change, grad_outputs=[0], **arguments)
+
+    def change(self, value: Any, op: _Op, position: int) -> Any:
+        """Return the value with some elements changed; None if no element is hit."""
+        with self._lock, self._clock:
+            call, op.call = op.call, op.call + 1
+            try:
+                return self._changed(value, op, position, call)
+            except NotReadableError as error:
+                self._notes.setdefault(f"{op.site.op} is not changed: {error}")
+                return None
+
+    def _changed(self, value: Any, op: _Op, position: int, call: int) -> Any:
+        import numpy as np
+
+        facts = op.facts
+        shape = [int(length or 0) for length in facts.shape(value) or ()]
+        size = int(np.prod(shape))
+        op.site.calls, op.site.elements = op.site.calls + 1, op.site.elements + size
+        op.site.dtype = facts.dtype(value)
+        when = -1 if self.site == "weight" else call
+        if self._replay is not None:
+            return self._replayed(value, op, position, when)
+        random = np.random.default_rng([self.seed, self.run, op.id, when + 1])
+        places = self._places(random, op, call, when, shape, size)
+        if not len(places):
+            return None
+        tensor = host(facts, value)
+        flat = tensor.array.reshape(-1)
+        fields = [0]
+        if self.model in _OF_BITS:
+            fields = fields_of(tensor.dtype, flat.dtype.itemsize, self.bits)
+        bits = np.asarray(fields)[random.integers(0, len(fields), len(places))]
+        before = bits_of(flat)[places]
+        apply_model(self.model, flat, tensor.dtype, places, bits, self.amount, random)
+        if when >= 0 or call == 0:  # A fault of a weight is the same in each execution.
+            after = bits_of(flat)[places]
+            for index, old, new in zip(places, before, after, strict=True):
+                fault = Fault(self.run, op.id, when, position, int(index), int(old), int(new))
+                self.faults.append(fault)
+            op.site.faults += len(places)
+        return facts.restore(flat.reshape(tensor.array.shape), value)
+
+    def _places(
+        self, random: Any, op: _Op, call: int, when: int, shape: list[int], size: int
+    ) -> Any:
+        import numpy as np
+
+        if self.mode == "rate":
+            number = int(random.binomial(size, self.rate))
+            return random.choice(size, number, replace=False, shuffle=False)
+        if self.mode == "per_layer":
+            return random.choice(size, min(self.count, size), replace=False, shuffle=False)
+        if self.mode == "per_sample":
+            each = size // max(shape[0], 1) if shape else size
+            rows = range(shape[0] if shape else 1)
+            chosen = [random.choice(each, min(self.count, each), replace=False) for _ in rows]
+            return np.concatenate([row * each + c for row, c in zip(rows, chosen, strict=True)])
+        if self.run == 0:
+            if when >= 0 or call == 0:
+                self._profile.append((op, when, size))
+            return ()
+        return np.asarray(self._planned.get((op.id, when), ()), int)
+
+    def _replayed(self, value: Any, op: _Op, position: int, when: int) -> Any:
+        import numpy as np
+
+        faults = (self._replay or {}).get((self.run, op.id, when), ())
+        faults = [fault for fault in faults if fault.position == position]
+        if not faults:
+            return None
+        tensor = host(op.facts, value)
+        flat = tensor.array.reshape(-1)
+        raw = bits_of(flat)
+        raw[[f.index for f in faults]] = np.asarray([f.after for f in faults], raw.dtype)
+        self.faults += faults
+        op.site.faults += len(faults)
+        return op.facts.restore(flat.reshape(tensor.array.shape), value)
+
+    def result(self) -> FaultsResult:
+        """Return the faults so far."""
+        with self._lock:
+            sites = [op.site for op in self._ops.values()]
+            return FaultsResult(sites, list(self.faults), len(self._runs), list(self._notes))
+
+
+class _Op:
+    """An operator at which faults are injected."""
+
+    def __init__(self, context: OpContext, value: str) -> None:
+        self.facts: Facts = facts_of(context)
+        self.id = context.get_op_id()
+        self.site = FaultSite(context.name, context.source, value)
+        self.call = 0
+
+
+def _read(path: Path) -> list[Fault]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["format"] != "amanda.inject_faults/1":
+            raise ValueError(found["format"])
+        return [Fault(**fault) for fault in found["faults"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResultError(
+            f"{path} is not a result of inject_faults: {error}",
+            fix="Give the inject_faults.json of an earlier run",
+        ) from error

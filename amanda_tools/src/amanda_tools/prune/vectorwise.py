@@ -1,0 +1,154 @@
+"""`PruneNM`: N of every M consecutive weights are kept, the form that sparse tensor cores multiply.
+
+Owns the rule, the sizes that it applies to, and the gradient of SR-STE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from amanda_core import OpContext
+from amanda_core.facts import Facts
+from amanda_core.weights.reads import Weight
+from amanda_tools.prune.pruning import Order, Pruning, axes_of, numbers_of, order_of
+from amanda_tools.tensors.values import facts_of
+from amanda_tools.weight_tool import Edit
+
+__all__ = ["PruneNM"]
+
+Method = Literal["fixed", "sr_ste"]
+Sizes = Literal["any", "apex"]
+
+
+class PruneNM(Pruning):
+    """Keeps the `n` largest of every `m` consecutive weights along the input channels.
+
+    Method `fixed` makes each mask once and masks the gradient, as ASP in NVIDIA's Apex does. Method
+    `sr_ste` makes the mask in each execution from the present weight. Its gradient stays dense, and
+    what is pruned decays: ``g + decay * (1 - mask) * w`` (Zhou et al., 2021).
+
+    Args:
+        n: How many are kept, from 1 to `m`.
+        m: How many are compared.
+        method: `fixed` or `sr_ste`.
+        sizes: Which weights are pruned: `any` whose input channels are a multiple of `m`, or as
+            `apex` does, those with a multiple of 8 outputs and of 16 inputs.
+        decay: The factor of SR-STE.
+
+    Attributes:
+        masks: The mask of each parameter, if they are fixed.
+
+    Raises:
+        ValueError: An option is not in its range.
+
+    >>> tool = PruneNM(2, 4)
+    """
+
+    name = "prune_nm"
+
+    def __init__(
+        self,
+        n: int = 2,
+        m: int = 4,
+        method: Method = "fixed",
+        sizes: Sizes = "any",
+        decay: float = 2e-4,
+    ) -> None:
+        if not 1 <= n <= m:
+            raise ValueError(f"n must be from 1 to m, but n is {n} and m is {m}")
+        for name, value, choice in (("method", method, Method), ("sizes", sizes, Sizes)):
+            if value not in get_args(choice):
+                raise ValueError(f"{name} must be of {', '.join(get_args(choice))}, not {value!r}")
+        super().__init__(1 - n / m)
+        self.n, self.m, self.method, self.sizes, self.decay = n, m, method, sizes, decay
+        #: Owner -> the order of its axes, and the facts about its tensors, with SR-STE.
+        self._orders: dict[str, tuple[Order, Facts]] = {}
+        if method == "sr_ste":
+            self.states.clear()  # Nothing is kept from step to step.
+
+    def refuses(self, shape: tuple[int, ...], order: Order) -> str:
+        """Return why a weight of this shape is not pruned, or an empty string."""
+        if not order.known:
+            return "which of its axes is the input's is not known"
+        outputs, inputs = shape[-2:] if not order.kernel else shape[:2]
+        if self.sizes == "apex" and (outputs % 8 or inputs % 16):
+            return f"{outputs} x {inputs} channels are not multiples of 8 and 16"
+        return f"{inputs} input channels are not a multiple of {self.m}" if inputs % self.m else ""
+
+    def keep(self, values: Any, order: Order, key: str) -> Any:
+        """Return which elements are kept; of equal magnitudes the first ones are pruned."""
+        import numpy as np
+
+        axis = 1 if order.kernel else values.ndim - 1
+        magnitudes = np.moveaxis(np.abs(values), axis, -1)
+        groups = magnitudes.reshape(*magnitudes.shape[:-1], -1, self.m)
+        kept = np.ones(groups.shape, bool)
+        smallest = np.argsort(groups, axis=-1, kind="stable")[..., : self.m - self.n]
+        np.put_along_axis(kept, smallest, False, axis=-1)
+        return np.moveaxis(kept.reshape(magnitudes.shape), -1, axis)
+
+    def insert(
+        self, context: OpContext, position: int, weights: Mapping[int | None, Weight]
+    ) -> bool:
+        """Insert the edits of SR-STE, if that is the method."""
+        if self.method == "fixed":
+            return False
+        weight = weights.get(None)
+        arranged = None if weight is None else self._arrangement(context, weight)
+        if weight is None or arranged is None:
+            for each in weights.values():
+                self.unreach(each, "a part that SR-STE cannot edit")
+            return True
+        facts, order = facts_of(context), order_of(context, weight)
+        self._orders[weight.owner] = order, facts
+        pruned: dict[str, Any] = {}
+        context.insert_before_op(
+            self.sparsify,
+            inputs=[position],
+            facts=facts,
+            order=order._replace(axes=arranged),
+            pruned=pruned,
+        )
+        context.insert_after_backward_op(self.regularize, grad_inputs=[position], pruned=pruned)
+        return True
+
+    def sparsify(self, value: Any, facts: Facts, order: Order, pruned: dict[str, Any]) -> Any:
+        """Return the weight of one execution with the smallest of each group set to zero."""
+        array = numbers_of(facts, value)
+        kept = self._kept(array, order)
+        pruned["values"] = facts.cast(array * ~kept, value)
+        return value * facts.cast(kept, value)
+
+    def regularize(self, gradient: Any, pruned: dict[str, Any]) -> Any:
+        """Return the gradient with the decay of what was pruned in the last execution."""
+        return gradient + self.decay * pruned["values"]
+
+    def options(self) -> dict[str, Any]:
+        """Return what decides which elements are pruned."""
+        return {name: getattr(self, name) for name in ("n", "m", "method", "sizes", "decay")}
+
+    def baked(self, weight: Weight) -> Edit | None:
+        """Return the multiplication by the mask."""
+        if self.method == "fixed" or weight.owner not in self._orders:
+            return super().baked(weight)
+        order, facts = self._orders[weight.owner]
+
+        def edit(values: Any) -> Any:
+            return values * facts.cast(self._kept(numbers_of(facts, values), order), values)
+
+        return edit
+
+    def _kept(self, array: Any, order: Order) -> Any:
+        kept = self.keep(array.transpose(order.axes), order, "")
+        return kept.transpose(sorted(range(len(order.axes)), key=order.axes.__getitem__))
+
+    def _arrangement(self, context: OpContext, weight: Weight) -> list[int] | None:
+        """Return the axes of the input in the order of the rule, or None if groups are cut."""
+        order = order_of(context, weight)
+        inner = order.axes[1 if order.kernel else -1]
+        cut = inner < len(weight.region) and weight.region[inner] != slice(None)
+        axes = axes_of(weight)
+        if cut or not weight.exact or None in axes:
+            return None
+        return [axes.index(axis) for axis in order.axes if axis in axes]

@@ -1,0 +1,149 @@
+"""Pruning over several weights and by a schedule, against `torch.nn.utils.prune` and by hand."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import amanda
+from amanda_tools.prune import Prune
+
+pytestmark = pytest.mark.one_interceptor
+
+# Untyped in torch's stubs.
+by_torch: Any = prune
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 8), nn.Linear(8, 5)
+    )
+
+
+def batch(seed: int = 1) -> torch.Tensor:
+    return torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def weights_of(model: nn.Sequential) -> list[Any]:
+    return [layer for layer in model if hasattr(layer, "weight")]
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.37, 0.9, 1.0])
+def test_global_pruning_is_that_of_pytorch(sparsity: float) -> None:
+    model, reference = network(), network()
+    layers = [(layer, "weight") for layer in weights_of(reference)]
+    by_torch.global_unstructured(layers, by_torch.L1Unstructured, amount=sparsity)
+    tool = Prune(sparsity, scope="global")
+    with amanda.apply(tool):
+        dense = model(batch())  # Shows which weights there are.
+        output = model(batch())
+        output.square().sum().backward()
+    expected = reference(batch())
+    expected.square().sum().backward()
+    assert torch.equal(output, expected)
+    assert sparsity == 0 or not torch.equal(output, dense)
+    for own, (layer, _) in zip(weights_of(model), layers, strict=True):
+        assert torch.equal(own.weight.grad, layer.weight_orig.grad)
+    elements = sum(layer.weight.numel() for layer in weights_of(model))
+    found = tool.result()
+    assert sum(one.pruned for one in found.weights) == round(sparsity * elements)
+    assert found.achieved == pytest.approx(sparsity, abs=1 / elements)
+
+
+def test_layers_lose_their_smallest_weights_together() -> None:
+    torch.manual_seed(0)
+    layer = nn.LSTM(6, 8)
+    x = torch.randn(3, 2, 6)
+    tool = Prune(0.5, scope="layer")
+    with amanda.apply(tool):
+        layer(x)
+        output, _ = layer(x)
+    names = [name for name, _ in layer.named_parameters() if name.startswith("weight")]
+    both = torch.cat([getattr(layer, name).detach().abs().flatten() for name in names])
+    limit = both.kthvalue(both.numel() // 2).values
+    with torch.no_grad():
+        for name in names:
+            getattr(layer, name).mul_(getattr(layer, name).abs() > limit)
+    assert torch.equal(output, layer(x)[0])
+    counts = [one.pruned for one in tool.result().weights]
+    assert sum(counts) == both.numel() // 2
+    assert counts[0] != round(0.5 * 6 * 32)  # Not each by itself.
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> float:
+    loss = model(batch(seed)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize("scope", ["weight", "global"])
+def test_a_schedule_raises_the_fraction_by_steps_of_the_optimizer(scope: Any) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    tool = Prune(0.8, scope=scope, steps=6, begin=1, initial=0.2, every=2)
+    fractions: list[float] = []
+    zeros: list[torch.Tensor] = []
+    with amanda.apply(tool):
+        for seed in range(10):
+            step_of(model, optimizer, seed)
+            fractions.append(tool.result().achieved)
+            gradients = [layer.weight.grad.flatten() for layer in weights_of(model)]
+            zeros.append(torch.cat(gradients) == 0)
+    # What was pruned stays pruned.
+    first = 1 if scope == "global" else 0
+    for before, after in itertools.pairwise(zeros[first:]):
+        assert (after | ~before)[-40:].all()  # The last layer has no zeros of its own.
+    cubic = [0.8 + (0.2 - 0.8) * (1 - t / 6) ** 3 for t in (0, 2, 4, 6)]
+    expected = [cubic[0]] * 3 + [cubic[1]] * 2 + [cubic[2]] * 2 + [cubic[3]] * 3
+    if scope == "global":
+        expected[0] = 0.0  # It shows which weights there are.
+    assert fractions == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("scope", ["matrix", "global"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_schedule_resumes_with_the_same_bits(scope: Any, every: int, tmp_path: Path) -> None:
+    def tool() -> Prune:
+        return Prune(0.9, scope=scope, steps=8, initial=0.3, every=every)
+
+    def trained(model: nn.Module, tool: Prune, seeds: range) -> list[float]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with amanda.apply(tool):
+            return [step_of(model, optimizer, seed) for seed in seeds]
+
+    expected = trained(network(), tool(), range(10))
+    model, first, second = network(), tool(), tool()
+    losses = trained(model, first, range(5))
+    path = first.save(tmp_path / "prune.safetensors")
+    other = network()
+    other.load_state_dict(model.state_dict())
+    second.load(path)
+    assert losses + trained(other, second, range(5, 10)) == expected
+
+
+def test_baking_writes_the_zeros() -> None:
+    model, tool = network(), Prune(0.7, scope="global")
+    with amanda.apply(tool):
+        model(batch())
+        pruned = model(batch())
+    assert tool.bake() == ["0.weight", "3.weight", "4.weight"]
+    assert torch.equal(model(batch()), pruned)
+    zeros = sum(int((layer.weight == 0).sum()) for layer in weights_of(model))
+    assert zeros == sum(one.pruned for one in tool.result().weights)
+
+
+@pytest.mark.parametrize(
+    "options", [{"sparsity": 1.5}, {"scope": "all"}, {"steps": -1}, {"every": 0}, {"initial": -1}]
+)
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Prune(**{"sparsity": 0.5, **options})
