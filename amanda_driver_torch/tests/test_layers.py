@@ -15,6 +15,7 @@ LAYERS: list[str | tuple[str, ...]] = [
     "__init__",
     "doctor",
     "_attachment",
+    "_compiled",
     "_entry",
     "_execution",
     "_autograd",

@@ -15,6 +15,7 @@ from amanda_driver_torch._torch import internals
 pytestmark = pytest.mark.one_interceptor
 
 OWNERS = {
+    "_torch/dynamo.py",
     "_torch/internals.py",
     "native/torch_symbols.h",
     "native/torch_symbols.cpp",

@@ -112,6 +112,7 @@ class Site:
         module_path: Path of the module or scope, or an empty string.
         source: ``file:line`` of the call, or None.
         zone: ``model``, or which part of a program that is not the model: ``optimizer``, ``init``.
+        same_as: Another mode of the framework, in which an op with this key has the same op id.
     """
 
     key: Hashable
@@ -121,6 +122,7 @@ class Site:
     module_path: str = ""
     source: str | None = None
     zone: str = "model"
+    same_as: str = ""
 
 
 @runtime_checkable

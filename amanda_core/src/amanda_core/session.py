@@ -298,7 +298,7 @@ class Session:
         # Without the framework's version, so that an op has the same id under another version.
         framework, _, rest = site.namespace.partition("/")
         scope = (forward.get_op_id(), site.key) if forward is not None else site.key
-        op_id = stable_id(((framework, rest.partition("/")[2]), scope))
+        op_id = stable_id(((framework, site.same_as or rest.partition("/")[2]), scope))
         while (backward, op_id) in self._store.contexts:
             op_id += 1  # Two keys have one hash: the second takes the next free number.
         context = OpContext(self, site, op_id, forward, backward)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from amanda_core import CoverageGap, Session
+from amanda_core import CoverageGap, Session, Site
 from amanda_core.calls import MODULE_INPUT, MODULE_OUTPUT
 from amanda_core.errors import is_annotated
 from amanda_core.interceptors import NATIVE
@@ -23,6 +23,7 @@ from amanda_core.sites import Origin, Sites
 from amanda_core.weights.state import forget_all_edited
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.records import OpRecord
+from amanda_driver_torch._compiled.choice import why_eager
 from amanda_driver_torch._entry.checkpoint import is_foreign_rerun
 from amanda_driver_torch._entry.function_mode import FunctionModeInterceptor
 from amanda_driver_torch._entry.interceptor import Interceptor
@@ -47,9 +48,13 @@ from amanda_driver_torch._torch.facts import FACTS
 from amanda_driver_torch._torch.internals import TENSOR_METHODS, TRACING_MACHINERY
 from amanda_driver_torch._torch.tensor_attributes import is_weight
 
+if TYPE_CHECKING:
+    from amanda_driver_torch._compiled.callbacks import CompiledCode
+
 __all__ = ["NAMESPACE", "TorchAttachment"]
 
-NAMESPACE = f"pytorch/{torch.__version__.partition('+')[0]}/eager"
+_VERSION = torch.__version__.partition("+")[0]
+NAMESPACE = f"pytorch/{_VERSION}/eager"
 
 # These operators represent the values of modules. They have one input and return it.
 _INPUT = Operator(unchanged, unchanged, MODULE_INPUT)
@@ -102,6 +107,8 @@ class TorchAttachment:
         )
         self._interceptor = self._choose()
         self.watch = self._execution.watch = self._interceptor.watch
+        self._labels, self._parameters = labels, parameters
+        self._compiled: CompiledCode | None = None
         self._attached = False
 
     def _choose(self) -> Interceptor:
@@ -134,6 +141,9 @@ class TorchAttachment:
             PATCHES.release()
             self.backward.release()
             self._sites.clear()
+            if self._compiled is not None:
+                self._compiled.end()
+                self._compiled = None
 
     def changed(self) -> None:
         """Forget edited parameters while tools are disabled: writes are not seen then."""
@@ -148,7 +158,7 @@ class TorchAttachment:
             CoverageGap(
                 "tracing, scripting, export, FakeTensor modes", "they run the model on fake tensors"
             ),
-            CoverageGap("compiled callables", "they run eagerly while tools are applied"),
+            *self._compiled_gaps(),
             CoverageGap("Triton kernels, torch.cuda.jiterator", "they bypass torch's operators"),
             CoverageGap(
                 "threads other than the one that entered `apply`", "they run without tools"
@@ -160,6 +170,48 @@ class TorchAttachment:
             *(CoverageGap(name, "not known to be an operator") for name in unknown_bindings()),
             *(CoverageGap(what, why) for what, why in self._unseen.items()),
         ]
+
+    # Compiled callables.
+
+    def _compiled_gaps(self) -> list[CoverageGap]:
+        gaps = [CoverageGap("exported and ahead-of-time compiled programs", "no graph is traced")]
+        reason = why_eager(self._interceptor.name)
+        if reason:
+            why = f"they run eagerly while tools are applied: {reason}"
+            gaps.append(CoverageGap("compiled callables", why))
+        if self._compiled is not None:
+            gaps += [CoverageGap(*gap) for gap in self._compiled.gaps.items()]
+        return gaps
+
+    def why_eager(self) -> str:
+        """Return why compiled callables run eagerly now; an empty string if they stay compiled."""
+        return why_eager(self._interceptor.name) or self._compiled_code().why_not()
+
+    def compiled_callback(self, original: Any) -> Any:
+        """Return what Dynamo must call for a compiled callable; None to run it eagerly."""
+        return self._compiled_code().callback(original)
+
+    def _compiled_code(self) -> CompiledCode:
+        if self._compiled is None:
+            from amanda_driver_torch._compiled.callbacks import CompiledCode
+
+            session = self.session
+            self._compiled = session.persistent("pytorch.compiled", CompiledCode)
+            sites: Sites[Site] = Sites(
+                RULES,
+                None,
+                self.scopes,
+                self._labels,
+                session.persistent("pytorch.names", dict),
+                f"pytorch/{_VERSION}/compiled",
+                lambda site, caller: site,
+                lambda site: None,
+                self._parameters,
+            )
+            self._compiled.begin(
+                session, sites, self._execution.constant, self.enter_module, PATCHES.add
+            )
+        return self._compiled
 
     @property
     def edits(self) -> int:

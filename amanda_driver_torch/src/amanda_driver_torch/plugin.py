@@ -26,6 +26,27 @@ __all__ = [
     "amanda_prepare_context",
 ]
 
+_CAPABILITIES = frozenset(
+    {
+        "gradients",
+        "aligned_gradients",
+        "late_gradients",
+        "replace",
+        "replace_backward",
+        "autodiff",
+        "observers",
+        "steps",
+        "ordered",
+        "facts",
+        "scopes",
+        "scope_events",
+        "calls",
+        "module_values",
+        "recomputed_edits",
+        "recomputed_flag",
+    }
+)
+
 
 @hookimpl
 def amanda_driver_info() -> DriverInfo:
@@ -34,28 +55,12 @@ def amanda_driver_info() -> DriverInfo:
         api=2,
         name="pytorch",
         modules=("torch",),
-        namespaces=("pytorch/*/eager",),
-        capabilities=frozenset(
-            {
-                "eager",
-                "gradients",
-                "aligned_gradients",
-                "late_gradients",
-                "replace",
-                "replace_backward",
-                "autodiff",
-                "observers",
-                "steps",
-                "ordered",
-                "facts",
-                "scopes",
-                "scope_events",
-                "calls",
-                "module_values",
-                "recomputed_edits",
-                "recomputed_flag",
-            }
-        ),
+        namespaces=("pytorch/*/eager", "pytorch/*/compiled"),
+        # What a graph cannot have runs eagerly, with all capabilities of that.
+        capabilities={
+            "eager": _CAPABILITIES | {"eager"},
+            "compiled": _CAPABILITIES | {"graph", "staged"},
+        },
         vocabulary={**OP_TYPES, **BACKWARD_TYPES},
     )
 

@@ -147,21 +147,28 @@ class _Patches(Patches):
         module = sys.modules[COMPILED_FRAMES.module]
         original = getattr(module, COMPILED_FRAMES.callback)
 
-        def run_eagerly(callback: Any) -> Any:
+        def choose(callback: Any) -> Any:
             attachment = STATE.attachment
             if attachment is None or callback in (None, False):
                 return original(callback)
             if only_exports(callback):
                 return original(_beneath_mode(callback))
-            if not _runs_eagerly(attachment):
+            if not _is_seen(attachment):
                 return original(callback)
+            reason = attachment.why_eager()
+            if not reason:
+                chosen = original(callback)  # The user's stance may forbid it.
+                found = attachment.compiled_callback(chosen)
+                if found is not None or chosen in (None, False):
+                    return found
+                reason = "its compiler is not known"
             attachment.session.warn_once(
                 "Compiled callables run eagerly while tools are applied, so that their operators "
-                "can be seen."
+                f"can be seen: {reason}."
             )
             return None
 
-        self.replace(module, COMPILED_FRAMES.callback, run_eagerly)
+        self.replace(module, COMPILED_FRAMES.callback, choose)
         count = COMPILED_FRAMES.frame_count
         if hasattr(module, count):
             self.replace(module, count, _counting_frames(getattr(module, count)))
@@ -252,7 +259,12 @@ def _forgetting(original: Callable[..., Any]) -> Callable[..., Any]:
 def _counting_frames(original: Callable[[int], int]) -> Callable[[int], int]:
     def set_count(count: int) -> int:
         attachment = STATE.attachment
-        if count == 0 and attachment is not None and _runs_eagerly(attachment):
+        if (
+            count == 0
+            and attachment is not None
+            and _is_seen(attachment)
+            and attachment.why_eager()
+        ):
             return 0  # As if called inside another such callable, which does the counting.
         return original(count)
 
@@ -283,8 +295,8 @@ def _beneath_mode(callback: Any) -> Any:
     return call
 
 
-def _runs_eagerly(attachment: Any) -> bool:
-    """Return True if a compiled callable that is called now must run eagerly."""
+def _is_seen(attachment: Any) -> bool:
+    """Return True if the code of a compiled callable that is called now is not its own."""
     if attachment.watching():
         return True
     # Dynamo cannot trace through the function-mode interceptor, even if it is idle.

@@ -51,6 +51,12 @@ class Watcher(Protocol):
     ) -> Any:
         """Execute one call of an operator written in Python or as a script."""
 
+    def why_eager(self) -> str:
+        """Return why compiled callables run eagerly now; an empty string if they stay compiled."""
+
+    def compiled_callback(self, original: Any) -> Any:
+        """Return what Dynamo must call for a compiled callable; None to run it eagerly."""
+
     def call_module(
         self, module: Any, original: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:

@@ -1,0 +1,1 @@
+"""Instrumentation inside callables of `torch.compile` that stay compiled."""

@@ -1,0 +1,208 @@
+"""Where the nodes of a graph were called: frames and modules, noted while Dynamo traces.
+
+Owns what is noted, and the scopes and call sites that it means: the same as in eager mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from amanda_core.scopes import OUTSIDE, Activation
+from amanda_core.sites import FRAMES, FRAMEWORK, STOP, USER, Code, Origin, Sites
+from amanda_driver_torch._identity.frames import is_own, is_torchs
+from amanda_driver_torch._torch.dynamo import (
+    CREATE_PROXY,
+    MODULE_CALL,
+    guard_identity,
+)
+
+__all__ = ["Called", "Places", "called_of", "recording", "watch_tracing"]
+
+_CALLED = "amanda_called"
+_NOTING = "__amanda_noting__"
+
+
+class Frame(NamedTuple):
+    """A frame that Dynamo traces.
+
+    Attributes:
+        code: Its code.
+        names: Its globals.
+        offset: That of the current instruction.
+    """
+
+    code: CodeType
+    names: dict[str, Any]
+    offset: int
+
+
+class Called(NamedTuple):
+    """Where a node was called.
+
+    Attributes:
+        modules: Key of the call -> module, for the modules that Dynamo traces, outermost first.
+        frames: The frames up to the call of the innermost module, innermost first.
+        whole: Whether these are all frames that count.
+        source: ``file:line`` of the user's innermost frame, or None.
+    """
+
+    modules: dict[str, nn.Module]
+    frames: tuple[Frame, ...]
+    whole: bool
+    source: str | None
+
+
+class _Recorder(threading.local):
+    #: Key of a module's call -> the module and the translator that calls it; None if nothing is
+    #: recorded.
+    calls: dict[str, tuple[nn.Module, Any]] | None = None
+
+
+_RECORDER = _Recorder()
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Note in each node that Dynamo traces inside `with` where it was called."""
+    before, _RECORDER.calls = _RECORDER.calls, {}
+    try:
+        yield
+    finally:
+        _RECORDER.calls = before
+
+
+def watch_tracing(replace: Callable[[Any, str, Any], None]) -> None:
+    """Replace the functions of Dynamo that `recording` needs."""
+    for (owner, name), note in ((CREATE_PROXY, _noting), (MODULE_CALL, _noting_module)):
+        original = getattr(owner, name)
+        if not hasattr(original, _NOTING):
+            replacement = note(original)
+            setattr(replacement, _NOTING, True)
+            replace(owner, name, replacement)
+
+
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def create_proxy(tracer: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
+        proxy = original(tracer, kind, *args, **kwargs)
+        if _RECORDER.calls is not None and kind.startswith("call_"):
+            proxy.node.meta[_CALLED] = _called(tracer.output_graph.current_tx, _RECORDER.calls)
+        return proxy
+
+    return create_proxy
+
+
+def _is_method_of_module(tx: Any) -> bool:
+    names = tx.f_code.co_varnames
+    return bool(names) and isinstance(tx.f_locals.get(names[0]), nn.Module)
+
+
+def _called(tx: Any, calls: dict[str, tuple[nn.Module, Any]]) -> Called:
+    modules = {key: calls[key][0] for key in tx.nn_module_stack if key in calls}
+    caller = calls[next(reversed(modules))][1] if modules else None
+    frames, source, whole = [], None, False
+    while tx is not None:
+        whole = whole or tx is caller
+        if not whole:
+            frames.append(Frame(tx.f_code, tx.f_globals, tx.current_instruction.offset or 0))
+        if source is None and not (is_torchs(tx.f_globals) or is_own(tx.f_code)):
+            source = f"{os.path.basename(tx.f_code.co_filename)}:{tx.lineno}"
+        # Beyond a module's `forward` another module's call begins.
+        whole = whole or (tx.f_code.co_name == "forward" and _is_method_of_module(tx))
+        tx = getattr(tx, "parent", None)
+    return Called(modules, tuple(frames), whole, source)
+
+
+def _noting_module(original: Callable[..., Any]) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    def record_nn_module_stack(key: str, source: Any, tx: Any, module: nn.Module) -> Iterator[Any]:
+        with original(key, source, tx, module) as found:
+            if _RECORDER.calls is not None:
+                # The path of another module is another one.
+                guard_identity(source)
+                _RECORDER.calls[next(reversed(tx.nn_module_stack))] = module, tx
+            yield found
+
+    return record_nn_module_stack
+
+
+class Places:
+    """The places of the nodes of one graph, as origins of operators.
+
+    Args:
+        sites: Classifies frames.
+        activations: The calls of modules around the graph, outermost first.
+        enter: Returns the scope of a module called in an activation.
+    """
+
+    def __init__(
+        self,
+        sites: Sites[Any],
+        activations: list[Activation],
+        enter: Callable[[nn.Module, Activation | None], Any],
+        outer: list[tuple[Code, int]],
+    ) -> None:
+        self._sites, self._enter, self._outer = sites, enter, outer
+        around = activations[-1] if activations else None
+        #: Keys of calls -> the activation of the innermost.
+        self._activations: dict[tuple[str, ...], Activation] = {
+            (): Activation(around.scope if around is not None else OUTSIDE)
+        }
+        self._is_inside = around is not None
+
+    def activation(self, called: Called) -> Activation:
+        """Return the activation in which a node runs."""
+        keys: tuple[str, ...] = ()
+        for key, module in called.modules.items():
+            outer, keys = self._activations[keys], (*keys, key)
+            if keys not in self._activations:
+                parent = outer if outer.scope.root else None
+                self._activations[keys] = Activation(self._enter(module, parent))
+        return self._activations[keys]
+
+    def origin(self, op_type: str, called: Called, wrapper: Any) -> tuple[Origin, Activation]:
+        """Return where an operator is called, and in which activation.
+
+        Args:
+            op_type: Its type.
+            called: Where its node was called.
+            wrapper: The Python function of torch that runs it, or None.
+        """
+        activation = self.activation(called)
+        limit = FRAMES if activation.scope.root else 1
+        found: list[tuple[Code, int]] = []
+        if wrapper is not None:
+            code = self._sites.classify(wrapper[0], wrapper[1])
+            found.append((code, code.offsets[wrapper[2] >> 1]))
+        stopped = called.whole
+        for frame in called.frames:
+            code = self._sites.classify(frame.code, frame.names)
+            if code.kind == STOP:
+                stopped = True
+                break
+            if code.kind == USER or (code.kind == FRAMEWORK and not found):
+                places = code.offsets
+                index = frame.offset >> 1
+                found.append((code, places[index] if index < len(places) else index))
+                if code.kind == USER:
+                    limit -= 1
+                    if not limit:
+                        break
+        if limit and not stopped:
+            found += self._outer[:limit]
+        return Origin(op_type, activation.scope, found), activation
+
+
+def called_of(node: torch.fx.Node) -> Called:
+    """Return where a node was called; nowhere if Dynamo made it itself."""
+    found: Called = node.meta.get(_CALLED, Called({}, (), True, None))
+    return found

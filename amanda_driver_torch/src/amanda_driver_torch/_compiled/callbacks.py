@@ -1,0 +1,254 @@
+"""Compiled callables under tools: their own compiled code, apart from that without tools.
+
+Owns the callback of Dynamo that stands for a callable's own while tools are applied, the choice
+between a woven graph and eager execution for each frame, and what is compiled for which tools.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any
+
+from torch import fx, nn
+
+from amanda_core import Session, Site
+from amanda_core.scopes import Activation
+from amanda_core.sites import FRAMES, FRAMEWORK, Sites
+from amanda_driver_torch._compiled.call_sites import Places, recording, watch_tracing
+from amanda_driver_torch._compiled.graph import AnalysisFailed, CannotWeave, GraphTools, weave
+from amanda_driver_torch._compiled.host import Host
+from amanda_driver_torch._identity.frames import is_own
+from amanda_driver_torch._identity.rules import BOUNDARY
+from amanda_driver_torch._thread.state import STATE
+from amanda_driver_torch._torch.dynamo import (
+    ConvertFrameReturn,
+    guard_state,
+    is_dynamos,
+    new_recompile_region,
+    set_frame_count,
+    set_recompile_region,
+    skipped,
+    uncached,
+    users_backend,
+    with_backend,
+)
+
+__all__ = ["CompiledCode"]
+
+
+class CompiledCode:
+    """What was compiled under the tools of one store; resumes with its contexts.
+
+    Attributes:
+        session: The running session.
+        host: The routines on the host.
+        gaps: Names of frames that ran eagerly -> why.
+    """
+
+    session: Session
+
+    def __init__(self) -> None:
+        self.host = Host()
+        self.gaps: dict[str, str] = {}
+        self._tools: GraphTools | None = None
+        self._enter: Callable[[nn.Module, Activation | None], Any] | None = None
+        self._callbacks: weakref.WeakKeyDictionary[Any, dict[int, _Callback]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def begin(
+        self,
+        session: Session,
+        sites: Sites[Site],
+        constant: Callable[[Any], Any],
+        enter: Callable[[nn.Module, Activation | None], Any],
+        replace: Callable[[Any, str, Any], None],
+    ) -> None:
+        """Serve a session from now on.
+
+        Args:
+            session: The session.
+            sites: Names operators.
+            constant: Returns a value that is the same in every execution of its op, else None.
+            enter: Returns the scope of a module called in an activation.
+            replace: Replaces an attribute while any session is attached.
+        """
+        watch_tracing(replace)
+        self.session = self.host.session = session
+        self._tools, self._enter = GraphTools(session, self.host, sites, constant), enter
+
+    def end(self) -> None:
+        """Serve no session any more."""
+        self._tools = self._enter = None
+
+    def why_not(self) -> str:
+        """Return why nothing can be woven for the applied tools; an empty string if it can."""
+        session = self.session
+        if not session.caching:
+            return "the cache of analysis is disabled"
+        if session.wants_backward:
+            return "a tool analyses backward operators, which a compiled graph does not have"
+        if session.watches_scopes or session.watches_values or session.watches_calls:
+            return "a tool follows the calls of modules, which a compiled graph does not have"
+        return ""
+
+    def callback(self, original: Any) -> Any:
+        """Return the callback for the applied tools that stands for a callable's own.
+
+        Returns:
+            None if the callable must run eagerly.
+        """
+        backend = users_backend(original)
+        if backend is None:
+            return None
+        known = self._callbacks.setdefault(original, {})
+        epoch = self.session.epoch
+        if epoch not in known:
+            known[epoch] = _Callback(self, original, backend, epoch)
+        found = known[epoch]
+        set_recompile_region(found.region)
+        return found
+
+    def weave(self, gm: fx.GraphModule) -> bool:
+        """Weave the applied tools into a graph; return whether they do anything there."""
+        assert self._tools is not None
+        assert self._enter is not None
+        # The same code may run in several modules, in which its operators are others.
+        guard_state(_scope)
+        outer = self._tools.sites.walk(_outside(), FRAMES)
+        outer = outer[1:] if outer and outer[0][0].kind == FRAMEWORK else outer
+        return weave(
+            gm, self._tools, Places(self._tools.sites, STATE.activations, self._enter, outer)
+        )
+
+    def note_eager(self, name: str, reason: str) -> None:
+        """Report that a frame runs eagerly."""
+        self.gaps.setdefault(f"compiled callable {name}", f"it runs eagerly: {reason}")
+        self.session.warn_once(
+            f"The compiled callable {name} runs eagerly while tools are applied: {reason}."
+        )
+
+
+def _scope() -> int:
+    """Return the number of the scope that runs, or 0."""
+    activations = STATE.activations
+    return activations[-1].scope.number if activations else 0
+
+
+def _outside() -> Any:
+    """Return the innermost frame outside of Dynamo."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code not in BOUNDARY:
+        if not (is_own(frame.f_code) or is_dynamos(frame.f_globals)):
+            break
+        frame = frame.f_back
+    return frame
+
+
+class _Callback:
+    """A callback of Dynamo for one callable and one epoch.
+
+    Attributes:
+        region: The number of its region, for torch's limit of compilations.
+    """
+
+    def __init__(self, owner: CompiledCode, original: Any, users: Any, epoch: int) -> None:
+        self.region = new_recompile_region()
+        self._owner = weakref.ref(owner)
+        self._epoch = epoch
+        self._backend = _Backend(self._owner, users)
+        self._eager: set[CodeType] = set()
+        self._skipped: dict[CodeType, ConvertFrameReturn] = {}
+        self._compile = with_backend(original, self._backend, self)
+
+    def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
+        code, owner, attachment = frame.f_code, self._owner(), STATE.attachment
+        if is_own(code):
+            return skipped(below=code not in BOUNDARY)
+        if (
+            owner is None
+            or attachment is None
+            or not attachment.watching()
+            or attachment.session.epoch != self._epoch
+        ):
+            return skipped(below=True)
+        if code in self._eager:
+            return self._run_eagerly()
+        if code in self._skipped:
+            return self._skipped[code]
+        before = self._backend.failure
+        self._backend.forget()
+        try:
+            with recording():
+                result = self._compile(frame, cache_entry, frame_state)
+        except BaseException:
+            failure: Exception | None = self._backend.failure
+            if isinstance(failure, AnalysisFailed):
+                raise failure.error from None
+            if failure is None:
+                raise
+            self._eager.add(code)
+            owner.note_eager(code.co_qualname, str(failure))
+            return self._run_eagerly()
+        finally:
+            self._backend.failure = before
+        if result.guarded_code is None:
+            # Without tools the code may well be compiled.
+            result.apply_to_code = False
+            self._skipped[code] = result
+        return result
+
+    def _run_eagerly(self) -> ConvertFrameReturn:
+        # A callable with `fullgraph=True` must have compiled at least one frame.
+        count = set_frame_count(-1)
+        set_frame_count(max(count, 1) if count >= 0 else count)
+        return skipped(below=True)
+
+
+class _Backend:
+    """A user's backend, called with woven graphs.
+
+    Attributes:
+        failure: Why the last graph could not be woven.
+    """
+
+    def __init__(self, owner: weakref.ref[CompiledCode], users: Callable[..., Any]) -> None:
+        self._owner, self._users = owner, users
+        self.failure: Exception | None = None
+        self.__name__ = getattr(users, "__name__", type(users).__name__)
+
+    def forget(self) -> None:
+        """Forget the last failure."""
+        self.failure = None
+
+    def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        owner = self._owner()
+        assert owner is not None
+        STATE.quiet += 1
+        try:
+            if not owner.weave(gm):
+                return _quiet(self._users(gm, inputs))
+            with uncached():
+                return _quiet(self._users(gm, inputs))
+        except (CannotWeave, AnalysisFailed) as error:
+            self.failure = error
+            raise
+        except Exception as error:
+            self.failure = CannotWeave(f"the backend fails on the woven graph: {error}")
+            raise
+        finally:
+            STATE.quiet -= 1
+
+
+def _quiet(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        STATE.quiet += 1
+        try:
+            return compiled(*args)
+        finally:
+            STATE.quiet -= 1
+
+    return run

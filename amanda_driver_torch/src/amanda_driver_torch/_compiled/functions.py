@@ -1,0 +1,80 @@
+"""Nodes of the autograd graph that are traced into compiled graphs: edits and taps of gradients."""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+__all__ = ["pass_straight", "replaced_backward", "tapped"]
+
+Gradients = Callable[[list[Any]], Sequence[Any]]
+
+
+class _Straight(Function):
+    """The new value, with the gradient of the old one."""
+
+    @staticmethod
+    def forward(ctx: Any, old: Any, new: Any) -> Any:
+        # In-place operations would fail on `new` itself and on a view of it.
+        return new.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+def pass_straight(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """Return `new` as a value whose gradient flows to `old`."""
+    if not (torch.is_grad_enabled() and old.requires_grad):
+        return new
+    found: torch.Tensor = _Straight.apply(old, new)
+    return found
+
+
+class _Tap(Function):
+    """The same values, whose gradients a function gets and may change."""
+
+    @staticmethod
+    def forward(ctx: Any, change: Gradients, *tensors: Any) -> Any:
+        ctx.change = change
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return (None, *ctx.change(list(gradients)))
+
+
+def tapped(change: Gradients, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return the same values; `change` gets their gradients, and returns them changed."""
+    found: Sequence[torch.Tensor] = _Tap.apply(change, *tensors)
+    return found
+
+
+class _Replaced(Function):
+    """A computation with another backward."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Any, backward: Gradients, *tensors: Any) -> Any:
+        ctx.backward_of = backward
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in compute(tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return (None, None, *ctx.backward_of(list(gradients)))
+
+
+def replaced_backward(
+    compute: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+    backward: Gradients,
+    tensors: Sequence[torch.Tensor],
+) -> Sequence[torch.Tensor]:
+    """Return the results of `compute`, differentiated by `backward`."""
+    found: Sequence[torch.Tensor] = _Replaced.apply(compute, backward, *tensors)
+    return found

@@ -1,0 +1,404 @@
+"""Analysis of a graph that Dynamo has traced, and weaving of the plans into it.
+
+Owns which operators a graph has, what tools are shown of them, and what cannot be woven. It runs
+when the graph is compiled; `operators` is what runs afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from amanda_core import IPoint, OpContext, Plan, Session, Site
+from amanda_core.scopes import Activation
+from amanda_core.sites import OCCURRENCES, Origin, Sites
+from amanda_driver_torch._autograd.nodes import tensors_in
+from amanda_driver_torch._compiled.call_sites import Called, Places, called_of
+from amanda_driver_torch._compiled.host import Host
+from amanda_driver_torch._compiled.operators import (
+    Lifted,
+    OperatorMode,
+    OpPlan,
+    Woven,
+    run_transparently,
+)
+from amanda_driver_torch._execution.viewing import makes_views
+from amanda_driver_torch._identity.frames import is_own, is_torchs
+from amanda_driver_torch._operators.operator import Operator
+from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of
+from amanda_driver_torch._thread.modes import call_routine
+from amanda_driver_torch._torch.dynamo import (
+    STATE_CHANGES,
+    FakeTensor,
+    HigherOrderOperator,
+    add_buffer,
+    guard_identity,
+    tree_leaves,
+    tree_map,
+    unset_fake_temporarily,
+)
+from amanda_driver_torch._torch.tensor_attributes import is_weight
+
+__all__ = ["CannotWeave", "GraphTools", "weave"]
+
+
+class CannotWeave(Exception):
+    """A reason why a graph cannot be instrumented, so that its frame must run eagerly."""
+
+
+class AnalysisFailed(Exception):
+    """An exception of a tool's analysis."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclasses.dataclass
+class GraphTools:
+    """What the tools of a session need to analyse graphs.
+
+    Attributes:
+        session: The session.
+        host: Calls routines on the host.
+        sites: Names operators.
+        constant: Returns a value that is the same in every execution of its op, else None.
+    """
+
+    session: Session
+    host: Host
+    sites: Sites[Site]
+    constant: Callable[[Any], Any]
+
+
+def weave(gm: fx.GraphModule, tools: GraphTools, places: Places) -> bool:
+    """Analyse the operators of a graph, and write the steps of their plans into it.
+
+    Returns:
+        Whether anything was written.
+
+    Raises:
+        CannotWeave: A tool asks for something that a compiled graph cannot have.
+        AnalysisFailed: The analysis of a tool failed.
+    """
+    return _Weaving(gm, tools, places).weave()
+
+
+class _Weaving:
+    def __init__(self, gm: fx.GraphModule, tools: GraphTools, places: Places) -> None:
+        self.gm, self.tools, self.places = gm, tools, places
+        # That of the values: for the backend there is another one.
+        self.fake_mode = next(
+            (
+                value.fake_mode
+                for node in gm.graph.nodes
+                for value in tree_leaves(_example(node))
+                if isinstance(value, FakeTensor)
+            ),
+            None,
+        )
+        #: id of a fake tensor -> the parameter or buffer that it stands for.
+        self.real: dict[int, torch.Tensor] = {}
+        #: ids of these.
+        self.weights: set[int] = set()
+        #: id of a tensor that routines refer to -> the tensor, the node of its value, a fake.
+        self.lifted: dict[int, tuple[torch.Tensor, fx.Node | None, Any]] = {}
+
+    def weave(self) -> bool:
+        woven: list[tuple[fx.Node, Woven]] = []
+        grad = torch.is_grad_enabled()
+        states: dict[fx.Node, Any] = {}
+        try:
+            with self.fake_mode or contextlib.nullcontext():
+                for node in tuple(self.gm.graph.nodes):
+                    if node.op == "placeholder":
+                        self._note_parameter(node)
+                    elif node.target in STATE_CHANGES:
+                        given = fx.node.map_arg(node.args, states.__getitem__)
+                        states[node] = cast("Any", node.target)(*given)
+                    elif node.op == "call_module":
+                        raise CannotWeave(f"the graph calls the module {node.target}")
+                    elif node.op in ("call_function", "call_method"):
+                        found = self._analyse(node)
+                        if found is not None:
+                            woven.append((node, found))
+                for node, found in woven:
+                    self._find_lifted(node, found)
+        finally:
+            torch.set_grad_enabled(grad)
+        for node, found in woven:
+            self._write(node, found)
+        if woven:
+            self.gm.graph.lint()
+            self.gm.recompile()
+        return bool(woven)
+
+    def _note_parameter(self, node: fx.Node) -> None:
+        argument = node.meta.get("grapharg")
+        if argument is None or not getattr(argument, "is_tensor", False):
+            return
+        source, value = argument.source, argument.example
+        if type(value) is FakeTensor or not isinstance(value, torch.Tensor):
+            return
+        if is_weight(value) or self.tools.constant(value) is not None:
+            self.real[id(node.meta["example_value"])] = value
+            self.weights.add(id(value))
+            # What is decided for this weight does not hold for another one.
+            guard_identity(source)
+
+    # Analysis.
+
+    def _analyse(self, node: fx.Node) -> Woven | None:
+        target: Any = node.target
+        if node.op == "call_method":
+            target = getattr(torch.Tensor, str(target), None)
+            if target is None:
+                return None
+        if isinstance(target, HigherOrderOperator):
+            raise CannotWeave(f"the graph has the higher-order operator {target}")
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._fake)
+        called = called_of(node)
+        operator = OperatorMode.operator(target)
+        if operator is not None:
+            plan = self._operator(operator, target, args, kwargs, called, None, _example(node))
+            return Woven(target, [plan], True) if plan else None
+        if not _touches_tensors(args, kwargs):
+            return None
+        mode = _Analysing(self, called)
+        with mode:
+            target(*args, **kwargs)
+        return Woven(target, mode.plans, False) if any(mode.plans) else None
+
+    def _fake(self, node: fx.Node) -> Any:
+        if node.op == "get_attr" and "example_value" not in node.meta:
+            owner: Any = self.gm
+            for name in str(node.target).split("."):
+                owner = getattr(owner, name)
+            if isinstance(owner, torch.Tensor) and self.fake_mode is not None:
+                node.meta["example_value"] = self.fake_mode.from_tensor(owner)
+            else:
+                return owner
+        return node.meta["example_value"]
+
+    def _shown(self, value: Any) -> Any:
+        return self.real.get(id(value), value)
+
+    def _operator(
+        self,
+        operator: Operator,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        called: Called,
+        wrapper: Any,
+        returned: Any,
+    ) -> OpPlan | None:
+        session, bound = self.tools.session, bind(func, args, kwargs)
+        outputs = outputs_of(returned)
+        shown = [tree_map(self._shown, value) for value in bound.values]
+        given = [tree_map(self._shown, value) for value in (*args, *kwargs.values())]
+        origin, activation = self.places.origin(operator.op_type, called, wrapper)
+        site = self._site(origin, activation, given)
+        site = dataclasses.replace(site, source=called.source, same_as="eager")
+        with unset_fake_temporarily():
+            context = session.open(
+                site,
+                operator.raw,
+                inputs=shown,
+                attrs=bound.attrs,
+                input_names=bound.signature.names,
+                constant=self.tools.constant,
+            )
+        context.execution["makes_views"] = lambda: makes_views(operator, *bound.given)
+        context.execution["writes"] = bound.signature.mutated
+        context.execution["destinations"] = tensors_in([bound.out])
+        try:
+            before = self._trigger(context, IPoint.BEFORE_FORWARD)
+            context.fill(outputs=outputs)
+            after = self._trigger(context, IPoint.AFTER_FORWARD)
+            plan = OpPlan(
+                self.tools.host,
+                before,
+                after,
+                context.plan(IPoint.BEFORE_BACKWARD),
+                context.plan(IPoint.AFTER_BACKWARD),
+                _likes(outputs),
+            )
+            if plan:
+                _check(context, plan, bound, outputs, self._gradients(bound))
+                return plan
+            return None
+        finally:
+            context.release()
+
+    def _site(self, origin: Origin, activation: Activation, given: Sequence[Any]) -> Site:
+        occurrence = 0
+        if origin.scope.root:
+            weights = tuple((i, id(v)) for i, v in enumerate(given) if id(v) in self.weights)
+            key = (origin.numbers, weights)
+            occurrence = activation.counts.get(key, 0)
+            activation.counts[key] = occurrence + 1
+        found: Site | int = 0
+        while isinstance(found, int):  # Until the site is known to read parts of parameters.
+            found = self.tools.sites.resolve(origin, given, {}, min(occurrence, OCCURRENCES))
+        return found
+
+    def _trigger(self, context: OpContext, i_point: IPoint) -> Plan:
+        if not self.tools.session.due(context, i_point):
+            return context.trigger_callback(i_point)
+        try:
+            # What analysis computes with parameters is real.
+            with unset_fake_temporarily(), torch.inference_mode(False):
+                return call_routine(context.trigger_callback, i_point)
+        except Exception as error:
+            raise AnalysisFailed(error) from error
+
+    def _gradients(self, bound: BoundCall) -> bool:
+        return torch.is_grad_enabled() and any(
+            tensor.requires_grad for tensor in tensors_in(bound.values)
+        )
+
+    # Tensors that routines refer to.
+
+    def _find_lifted(self, node: fx.Node, woven: Woven) -> None:
+        """Run a node on fake tensors once, and note the real ones that its routines use."""
+        fake_mode = self.fake_mode
+        if fake_mode is None:
+            return
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._fake)
+        used: dict[int, torch.Tensor] = {}
+
+        def lift(tensor: torch.Tensor) -> Any:
+            if isinstance(tensor, FakeTensor):
+                return None
+            if id(tensor) not in self.lifted:
+                fake = fake_mode.from_tensor(tensor, static_shapes=True)
+                self.lifted[id(tensor)] = tensor, None, fake
+            used[id(tensor)] = tensor
+            return self.lifted[id(tensor)][2]
+
+        # Of what the run writes nothing may remain.
+        args, kwargs = tree_map(_copied, (args, kwargs))
+        with torch.set_grad_enabled(_records_gradients(node)):
+            woven.run(args, kwargs, Lifted(lift))
+        woven.lifted = list(used.values())
+
+    # Writing.
+
+    def _write(self, node: fx.Node, woven: Woven) -> None:
+        graph = self.gm.graph
+        with graph.inserting_before(node):
+            lifted = [self._buffer(tensor, node) for tensor in woven.lifted]
+        args, kwargs = tuple(node.args), dict(node.kwargs)
+        self.tools.host.held.append(woven)
+        node.op, node.target = "call_function", woven.function()
+        node.args, node.kwargs = (args, kwargs, lifted), {}
+
+    def _buffer(self, tensor: torch.Tensor, node: fx.Node) -> fx.Node:
+        name = f"_amanda_{list(self.lifted).index(id(tensor))}"
+        if not hasattr(self.gm, name):
+            add_buffer(self.gm, name, tensor)
+        found = self.gm.graph.get_attr(name)
+        found.meta["example_value"] = self.lifted[id(tensor)][2]
+        return found
+
+
+class _Analysing(OperatorMode):
+    """Analyses the operators that a node runs."""
+
+    def __init__(self, weaving: _Weaving, called: Called) -> None:
+        super().__init__()
+        self._weaving, self._called = weaving, called
+        self.plans: list[OpPlan | None] = []
+
+    def operate(
+        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        returned = func(*args, **kwargs)
+        wrapper = _wrapper(sys._getframe(1))
+        found = self._weaving._operator(
+            operator, func, args, kwargs, self._called, wrapper, returned
+        )
+        self.plans.append(found)
+        return returned
+
+    def run_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return run_transparently(self, func, args, kwargs)
+
+
+def _wrapper(frame: FrameType | None) -> Any:
+    """Return the innermost frame of torch below the driver's own: code, globals, position."""
+    while frame is not None and frame.f_code is not _Weaving._analyse.__code__:
+        if not is_own(frame.f_code):
+            return (frame.f_code, frame.f_globals, frame.f_lasti) if _is_torchs(frame) else None
+        frame = frame.f_back
+    return None
+
+
+def _is_torchs(frame: FrameType) -> bool:
+    return is_torchs(frame.f_globals)
+
+
+def _example(node: fx.Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def _touches_tensors(*values: Any) -> bool:
+    return any(isinstance(value, torch.Tensor) for value in tree_leaves(values))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, FakeTensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return value
+
+
+def _records_gradients(node: fx.Node) -> bool:
+    found = [v for v in tree_leaves(_example(node)) if isinstance(v, torch.Tensor)]
+    return any(value.requires_grad for value in found) or torch.is_grad_enabled()
+
+
+def _likes(outputs: Sequence[Any]) -> list[Any]:
+    if not all(isinstance(value, torch.Tensor) for value in outputs):
+        return []
+    if any(not all(type(n) is int for n in value.shape) for value in outputs):
+        return []
+    return [(tuple(value.shape), value.dtype, value.device) for value in outputs]
+
+
+def _check(
+    context: OpContext, plan: OpPlan, bound: BoundCall, outputs: Iterable[Any], has_gradient: bool
+) -> None:
+    """Raise `CannotWeave` for what a compiled graph cannot have."""
+    where = context.name
+
+    def refuse(what: str) -> None:
+        raise CannotWeave(f"{what} ({where})")
+
+    edits = any(found.edits for found in plan.plans)
+    gradients = has_gradient and (plan.arriving or plan.leaving)
+    if (bound.signature.mutated or bound.out is not None) and (edits or gradients):
+        refuse("a tool edits an operator that writes an argument, or requests its gradients")
+    if gradients:
+        if any(isinstance(v, (list, tuple)) and tensors_in([v]) for v in bound.values):
+            refuse("a tool requests gradients of an operator that takes a list of tensors")
+        if plan.arriving.replacement and not all(isinstance(o, torch.Tensor) for o in outputs):
+            refuse("a tool replaces the backward of an operator with outputs that are no tensors")
+    for found in plan.plans:
+        for step in (*found.steps, *filter(None, [found.replacement])):
+            if step.action.staged:
+                continue
+            if has_gradient and step.action.autodiff and not step.action.observe:
+                refuse("a routine on the host is differentiated")
+            if step is plan.before.replacement:
+                if has_gradient:
+                    refuse("a replacement on the host is differentiated")
+                if not plan.outputs:
+                    refuse("a replacement on the host has outputs of unknown shape")

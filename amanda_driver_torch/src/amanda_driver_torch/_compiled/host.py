@@ -1,0 +1,265 @@
+"""Routines on the host: custom operators that call Python out of a compiled graph.
+
+Owns the operators and the table of the functions that they call. They are effects: a compiler
+neither drops nor merges nor reorders them, in forward and backward graphs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from amanda_core import Session, Step
+from amanda_core.errors import RoutineResultError, UnsupportedError
+from amanda_driver_torch._thread.modes import call_routine
+from amanda_driver_torch._torch.dynamo import effectful, tree_leaves, tree_map
+
+__all__ = ["Host", "Like"]
+
+#: Shape, dtype and device of a result.
+Like = tuple[tuple[int, ...], torch.dtype, torch.device]
+
+# Another name in every process, so that no compiled graph in a cache has these operators.
+_NAME = f"amanda_{os.getpid()}_{os.urandom(4).hex()}"
+_LIBRARY = torch.library.Library(_NAME, "DEF")  # type: ignore[no-untyped-call]
+_CALLS: weakref.WeakValueDictionary[int, _Call] = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count()
+
+
+class _Call:
+    """A function of a graph on the host.
+
+    Attributes:
+        run: Called with the tensors and the values of symbolic numbers.
+        likes: Those of its results, if they are not like its tensors.
+    """
+
+    def __init__(self, run: Callable[..., Any], likes: Sequence[Like] = ()) -> None:
+        self.run, self.likes = run, likes
+
+
+class Host:
+    """The functions on the host of all graphs of one store.
+
+    Attributes:
+        session: The running session of the store, or the last one.
+        held: What graphs refer to weakly.
+    """
+
+    session: Session
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self.held: list[object] = []
+
+    def observe(self, step: Step, values: Sequence[Any]) -> None:
+        """Add a routine that only looks."""
+        selection = _Selection(step, values)
+        if selection.tensors or not selection.is_empty:
+            number = self._add(_Call(lambda *given: self._run(step, selection, given)))
+            _OPS.observe(selection.tensors, selection.numbers, number)
+
+    def edit(self, step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Add a routine whose results the graph uses; return the positions with its results."""
+        selection = _Selection(step, values)
+        if not selection.tensors:
+            self.observe(step, values)
+            return []
+
+        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+            changes = self._run(step, selection, (tensors, numbers))
+            results = list(tensors)
+            for position, new in changes or ():
+                if position not in selection.places:
+                    raise _unsupported(step, "changes a value that is not a tensor")
+                places = selection.places[position]
+                many = list(new) if isinstance(new, (tuple, list)) else [new]
+                if len(many) != len(places):
+                    raise _unsupported(step, "changes the number of tensors in a list")
+                for place, value in zip(places, many, strict=True):
+                    results[place] = _fitting(step, value, _like(tensors[place]))
+            # An operator's results may not be its arguments.
+            return [n.clone() if n is o else n for n, o in zip(results, tensors, strict=True)]
+
+        number = self._add(_Call(run))
+        found = _OPS.edit(selection.tensors, selection.numbers, number)
+        return selection.results(values, found)
+
+    def replace(self, step: Step, values: Sequence[Any], likes: Sequence[Like]) -> list[Any]:
+        """Add a routine that computes something else; return its results.
+
+        Args:
+            step: A replacement.
+            values: What it gets.
+            likes: Those of its results.
+        """
+        selection = _Selection(step, values)
+
+        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+            if self.session.closed:
+                raise UnsupportedError(
+                    "The tool that replaces a computation is no longer applied",
+                    where=step.where,
+                    fix="Call backward inside `apply`",
+                )
+            found = call_routine(step.replace, selection.whole(tensors, numbers))
+            many = list(found) if isinstance(found, (tuple, list)) else [found]
+            many = [value for value in many if value is not None]
+            if len(many) != len(likes):
+                raise RoutineResultError(
+                    f"A replacement returned {len(many)} values, but the compiled graph has "
+                    f"{len(likes)} there",
+                    where=step.where,
+                    fix="Return as many values as the op does",
+                )
+            made = [_fitting(step, v, like) for v, like in zip(many, likes, strict=True)]
+            return [n.clone() if any(n is o for o in tensors) else n for n in made]
+
+        number = self._add(_Call(run, likes))
+        return list(_OPS.compute(selection.tensors, selection.numbers, number))
+
+    def _add(self, call: _Call) -> int:
+        number = next(_NUMBERS)
+        self._calls.append(call)
+        _CALLS[number] = call
+        return number
+
+    def _run(self, step: Step, selection: _Selection, given: Any) -> Any:
+        session = self.session
+        if session.closed:
+            session.warn_once("backward runs after `apply` has ended, so routines do not run")
+            return None
+        if not session.enabled:
+            return None
+        return call_routine(step, selection.whole(*given))
+
+
+class _Selection:
+    """The tensors and symbolic numbers that a routine gets, apart from its constants.
+
+    Attributes:
+        tensors: The tensors.
+        numbers: The symbolic numbers.
+        places: Position that holds only tensors -> their indices among `tensors`.
+        is_empty: Whether the routine gets none of the values that it selects.
+    """
+
+    def __init__(self, step: Step, values: Sequence[Any]) -> None:
+        wanted = step.action.positions
+        if wanted is not None and any(position >= len(values) for position in wanted):
+            step(values)  # Raises the error that names the position.
+        self.tensors: list[Any] = []
+        self.numbers: list[Any] = []
+        self.places: dict[int, list[int]] = {}
+        self._whole: list[Any] = [None] * len(values)
+        positions = range(len(values)) if wanted is None else wanted
+        self.is_empty = bool(positions) and all(values[position] is None for position in positions)
+        for position in positions:
+            before = len(self.tensors)
+            self._whole[position] = tree_map(self._placed, values[position])
+            leaves = tree_leaves(values[position])
+            if leaves and len(self.tensors) - before == len(leaves):
+                self.places[position] = list(range(before, len(self.tensors)))
+
+    def _placed(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value.detach())
+            return _Slot(0, len(self.tensors) - 1)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            if not isinstance(value, torch.SymInt):
+                value = int(value)
+            self.numbers.append(value)
+            return _Slot(1, len(self.numbers) - 1)
+        return value
+
+    def whole(self, tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+        """Return the values at all positions; None at those that the routine does not get."""
+        given = (tensors, numbers)
+
+        def filled(value: Any) -> Any:
+            return given[value.kind][value.index] if isinstance(value, _Slot) else value
+
+        return [tree_map(filled, value) for value in self._whole]
+
+    def results(self, values: Sequence[Any], found: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Return the positions of tensors with the results for them."""
+        changes: list[tuple[int, Any]] = []
+        for position, places in self.places.items():
+            new = [found[place] for place in places]
+            is_list = isinstance(values[position], (list, tuple))
+            changes.append((position, type(values[position])(new) if is_list else new[0]))
+        return changes
+
+
+class _Slot:
+    def __init__(self, kind: int, index: int) -> None:
+        self.kind, self.index = kind, index
+
+
+def _like(tensor: torch.Tensor) -> Like:
+    return tuple(tensor.shape), tensor.dtype, tensor.device
+
+
+def _fitting(step: Step, value: Any, like: Like) -> Any:
+    if not isinstance(value, torch.Tensor):
+        raise RoutineResultError(
+            f"A routine returned a {type(value).__name__}, not a tensor",
+            where=step.where,
+            fix="Return a tensor",
+        )
+    if _like(value) != like:
+        raise RoutineResultError(
+            f"A routine returned a value of shape {tuple(value.shape)} and {value.dtype}, but the "
+            f"compiled graph has {like[0]} and {like[1]} there",
+            where=step.where,
+            fix="Return the same shape and dtype, or mark the routine with amanda.staged",
+        )
+    return value
+
+
+def _unsupported(step: Step, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"A routine {what}, of which the compiled graph holds the old value",
+        where=step.where,
+        fix="Mark the routine with amanda.staged, or set AMANDA_TORCH_COMPILED=eager",
+    )
+
+
+# The operators.
+
+
+def _observe(tensors: Any, numbers: Any, number: int) -> None:
+    _CALLS[number].run(tensors, numbers)
+
+
+def _compute(tensors: Any, numbers: Any, number: int) -> Any:
+    return _CALLS[number].run(tensors, numbers)
+
+
+def _made(tensors: Any, numbers: Any, number: int) -> Any:
+    likes = _CALLS[number].likes
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in likes]
+
+
+def _define(name: str, returns: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    schema = f"{name}(Tensor[] tensors, SymInt[] numbers, int number) -> {returns}"
+    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"{_NAME}::{name}", fake, lib=_LIBRARY)
+    effectful(_LIBRARY, f"{_NAME}::{name}")
+
+
+_define("observe", "()", _observe, lambda tensors, numbers, number: None)
+_define(
+    "edit",
+    "Tensor[]",
+    _compute,
+    lambda tensors, numbers, number: [torch.empty_like(tensor) for tensor in tensors],
+)
+_define("compute", "Tensor[]", _compute, _made)
+_OPS = getattr(torch.ops, _NAME)

@@ -1,0 +1,356 @@
+"""Callables under torch.compile that stay compiled while tools are applied."""
+
+# mypy: allow-untyped-calls, allow-untyped-decorators
+# torch leaves Tensor.backward and its like untyped.
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+
+import amanda
+from amanda_core.testing.tools import watching
+
+from .tensors import equal
+
+pytestmark = [
+    pytest.mark.one_interceptor,
+    pytest.mark.skipif(
+        torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only"
+    ),
+]
+
+X = torch.linspace(-1, 1, 40).reshape(5, 8)
+
+
+@pytest.fixture(autouse=True)
+def _graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("AMANDA_TORCH_COMPILED", "graph")
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    """Return how many graphs were compiled so far."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return torch.softmax(x, -1) + self.helped(x)
+
+    def helped(self, x: torch.Tensor) -> Any:
+        return F.softmax(F.relu(x).mT, 0).mT
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(self.inner(x))[0] * 2
+
+
+class Recorder(amanda.Tool):
+    """Records what it is shown of operators, and when its routines run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[tuple[Any, ...]] = []
+        self.runs: list[tuple[str, Any]] = []
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        name = context.name
+        self.ops.append(
+            (
+                *(name, context.get_op_id(), context["type"], context.module_path, context.source),
+                *(context.input_names, [type(v) is nn.Parameter for v in context.get_inputs()]),
+            )
+        )
+        context.insert_before_op(lambda *_: self.runs.append(("before", name)), observe=True)
+        context.insert_after_op(lambda *_: self.runs.append(("after", name)))
+        if context.op_type in ("linear", "relu"):
+            context.insert_before_backward_op(
+                lambda g: self.runs.append((name, g.shape)), grad_outputs=[0]
+            )
+            context.insert_after_backward_op(lambda g: g * 0.5, grad_inputs=[0])
+        if context.op_type == "linear":
+            context.insert_before_op(lambda weight: weight * 0.5, inputs=[1])
+
+
+def trained(called: Any, net: nn.Module, tool: amanda.Tool) -> list[torch.Tensor]:
+    found = []
+    with amanda.apply(tool):
+        for _ in range(2):
+            x = X.clone().requires_grad_()
+            out = called(x)
+            gradients = torch.autograd.grad(out, [x, *net.parameters()], torch.ones_like(out))
+            found += [out.detach(), *gradients]
+    return found
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+def test_as_in_eager_mode(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    called = torch.compile(net, backend=backend, fullgraph=True)
+    plain = called(X)
+    compiled, eager = Recorder(), Recorder()
+    got, before = trained(called, net, compiled), graphs()
+    equal(called(X), plain)
+    assert graphs() == before, "leaving recompiles"
+    monkeypatch.setenv("AMANDA_TORCH_COMPILED", "eager")
+    with pytest.warns(amanda.AmandaWarning, match="eagerly"):
+        expected = trained(called, net, eager)
+    equal(got, expected)
+    assert compiled.ops == eager.ops
+    assert compiled.runs == eager.runs
+
+
+class Prune(amanda.Tool):
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: list[torch.Tensor] = []
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.op_type == "linear":
+            weight = context.get_inputs()[1]
+            self.masks.append((weight.abs() > weight.abs().median()).float())
+            context.insert_before_op(self.prune, inputs=[1], mask=self.masks[-1])
+
+    @staticmethod
+    @amanda.staged
+    def prune(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return weight * mask
+
+
+def pruned(net: nn.Sequential, masks: list[torch.Tensor]) -> torch.Tensor:
+    first, last = net[0], net[2]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(last, nn.Linear)
+    hidden = F.relu(F.linear(X, first.weight * masks[0], first.bias))
+    return F.linear(hidden, last.weight * masks[1], last.bias)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_masks_change_without_another_compilation(backend: str) -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    called, tool = torch.compile(net, backend=backend, fullgraph=True), Prune()
+    by_hand = torch.compile(lambda masks: pruned(net, masks), backend=backend, fullgraph=True)
+    plain, before = called(X), graphs()
+    with amanda.apply(tool):
+        called(X)
+        assert graphs() == before + 1
+        for seed in range(20):
+            generator = torch.Generator().manual_seed(seed)
+            tool.masks[0].bernoulli_(0.5, generator=generator)
+            got = called(X)
+            with amanda.disabled():
+                equal(got, by_hand(tool.masks))
+        with amanda.disabled():
+            equal(called(X), plain)
+    count = graphs()
+    equal(called(X), plain)
+    with amanda.apply(tool):
+        equal(called(X), got)
+    equal(called(X), plain)
+    assert graphs() == count == before + 2
+    assert len(tool.masks) == 2
+
+
+@pytest.mark.slow
+def test_a_weight_of_its_own_for_each_module_of_one_class() -> None:
+    nets = [nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2)]
+    run = torch.compile(lambda net: net(X), backend="aot_eager", fullgraph=True)
+    tool = Prune()
+    with amanda.apply(tool):
+        got = [run(net) for net in nets] + [run(net) for net in nets]
+    masks = [tool.masks[:2], tool.masks[2:]]
+    equal(got, [pruned(net, m) for net, m in zip(nets, masks, strict=True)] * 2)
+
+
+class Breaking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = F.relu(self.linear(x))
+        torch._dynamo.graph_break()
+        return x + 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, after a graph break.
+def test_graph_breaks() -> None:
+    net = nn.Sequential(*(Breaking() for _ in range(3)))
+    called = torch.compile(lambda x: net(x).sum(), backend="aot_eager")
+    called(X)
+    tools = Recorder(), Recorder()
+    with amanda.apply(tools[0]):
+        called(X), called(X)
+    with amanda.apply(tools[1]):
+        for _ in range(2):
+            net(X).sum()
+    assert [op[0] for op in tools[0].ops] == [op[0] for op in tools[1].ops]
+    assert tools[0].runs == tools[1].runs
+
+
+@pytest.mark.slow
+def test_shapes_may_be_dynamic() -> None:
+    net = Net()
+    called = torch.compile(net, backend="aot_eager", fullgraph=True, dynamic=True)
+    seen: list[Any] = []
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(x.shape))
+        return x + 1
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type == "linear":
+            context.insert_before_op(shifted, inputs=[0])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool):
+        called(X)
+        before = graphs()
+        called(X[:3]), called(X[:2])
+    assert graphs() == before
+    assert seen == [(5, 8)] * 4 + [(3, 8)] * 4 + [(2, 8)] * 4
+
+
+@pytest.mark.slow
+def test_replaced_operators() -> None:
+    @amanda.staged
+    def tanh(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x)
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type == "relu":
+            context.replace_op(tanh)
+        elif context.op_type == "sin":
+            context.replace_backward_op(lambda g: g * 3)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    called = torch.compile(lambda x: torch.relu(x).sin(), backend="aot_eager", fullgraph=True)
+    x = X.clone().requires_grad_()
+    with amanda.apply(tool):
+        out = called(x)
+        out.sum().backward()
+    equal(out, torch.tanh(X).sin())
+    torch.testing.assert_close(x.grad, 3 * (1 - torch.tanh(X) ** 2))
+
+
+@pytest.mark.parametrize("raising", ["analysis", "routine", "backward"])
+def test_errors_keep_their_type(raising: str) -> None:
+    def fail(*_: Any) -> Any:
+        raise KeyError(raising)
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type == "relu":
+            if raising == "analysis":
+                fail()
+            if raising == "routine":
+                context.insert_before_op(fail)
+            context.insert_after_backward_op(fail)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    called = torch.compile(lambda x: torch.relu(x).sum(), backend="aot_eager", fullgraph=True)
+    x = X.clone().requires_grad_()
+    plain = called(x)
+    for _ in range(2):
+        with pytest.raises(KeyError, match=raising) as caught, amanda.apply(tool):
+            called(x).backward()
+        assert any("relu" in note for note in caught.value.__notes__)
+    equal(called(x), plain)
+
+
+def test_what_cannot_be_woven_runs_eagerly_with_the_reason() -> None:
+    """Here an operator that writes its argument."""
+    called = torch.compile(lambda x: (x * 2).relu_() + 1, backend="aot_eager", fullgraph=True)
+    plain = called(X)
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type == "relu_":
+            context.insert_before_op(lambda v: v - 1)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool) as handle:
+        with pytest.warns(amanda.AmandaWarning, match="writes an argument"):
+            got = [called(X)]
+        got.append(called(X))
+        gaps = [gap.what for gap in handle.coverage()["pytorch"]]
+    equal(got, [(X * 2 - 1).relu() + 1] * 2)
+    assert any("compiled callable" in what for what in gaps)
+    equal(called(X), plain)
+
+
+@pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")
+def test_a_tool_that_analyses_backward_operators_runs_eagerly() -> None:
+    called, tool, seen = torch.compile(Net(), backend="eager", fullgraph=True), amanda.Tool(), []
+    tool.add_inst_for_op(lambda context: seen.append(context.op_type), backward=True)
+    with amanda.apply(tool):
+        called(X).sum().backward()
+    assert "AddmmBackward0" in seen
+
+
+@pytest.mark.slow
+def test_other_threads_run_without_tools() -> None:
+    called = torch.compile(Net(), backend="aot_eager", fullgraph=True)
+    plain, tool, found = called(X), Recorder(), []
+    with amanda.apply(tool):
+        inside = called(X)
+        runs = len(tool.runs)
+        thread = threading.Thread(target=lambda: found.append(called(X)))
+        thread.start()
+        thread.join()
+    assert len(tool.runs) == runs
+    equal(found, [plain])
+    assert not torch.equal(inside, plain)
+
+
+@pytest.mark.slow
+def test_an_empty_tool_changes_nothing() -> None:
+    called = torch.compile(Net(), backend="aot_eager", fullgraph=True)
+    plain = called(X)
+    seen, watch = watching()
+    with amanda.apply(amanda.Tool()):
+        equal(called(X), plain)
+    with amanda.apply(watch):
+        equal(called(X), plain)
+    assert seen.count("linear") == 4
+
+
+def test_nothing_of_a_tool_is_kept() -> None:
+    called, tool = torch.compile(Net(), backend="aot_eager", fullgraph=True), Recorder()
+    with amanda.apply(tool):
+        called(X)
+    gone = weakref.ref(tool)
+    del tool
+    gc.collect()
+    assert gone() is None
+    called(X)
