@@ -12,7 +12,10 @@ from functools import partial
 
 from amanda_core.errors import DriverError
 
-__all__ = ["contain", "described", "driver_errors", "without_exit"]
+__all__ = ["CALLERS", "contain", "described", "driver_errors", "without_exit"]
+
+#: Packages that call Amanda for a program: the drivers that were registered, and their frameworks.
+CALLERS: set[str] = set()
 
 _LONGEST = 2000
 

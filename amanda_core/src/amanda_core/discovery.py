@@ -19,7 +19,7 @@ import pluggy
 
 from amanda_core import hookspecs, plugin_answers
 from amanda_core.action import Action, IPoint
-from amanda_core.containment import driver_errors
+from amanda_core.containment import CALLERS, driver_errors
 from amanda_core.context import OpContext
 from amanda_core.driver import DriverInfo
 from amanda_core.errors import DriverError, MissingDriverError
@@ -143,6 +143,8 @@ class Plugins:
                         f"Drivers {other!r} and {name!r} are both for {info.name!r}",
                         fix="Uninstall one: an op would be intercepted twice",
                     )
+        # Only a plugin that is a module has a name.
+        CALLERS.update((*info.modules, getattr(plugin, "__name__", "").partition(".")[0]))
         self.drivers[name] = Driver(info, plugin, origin)
         return self.drivers[name]
 

@@ -10,9 +10,8 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from types import ModuleType
 
-from amanda_core import discovery
+from amanda_core.containment import CALLERS
 from amanda_core.errors import AmandaWarning
 
 __all__ = ["warn"]
@@ -38,7 +37,7 @@ def warn(
             would look like the cause. Then such a warning goes to stderr.
     """
     # By file and not by name, because a test runner may name its modules below a package.
-    passed = ("<frozen ", *_files([*_OWN, *_of_drivers(), *between]))
+    passed = ("<frozen ", *_files([*_OWN, *CALLERS, *between]))
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(passed):
         frame = frame.f_back
@@ -56,14 +55,6 @@ def warn(
             raise
         with suppress(Exception):
             print(f"{category.__name__}: {message}", file=sys.stderr, flush=True)
-
-
-def _of_drivers() -> Iterator[str]:
-    """Yield the names of the drivers' packages and of their frameworks."""
-    for driver in discovery.registered.drivers.values() if discovery.registered else ():
-        yield from driver.info.modules
-        if isinstance(driver.plugin, ModuleType):
-            yield driver.plugin.__name__.partition(".")[0]
 
 
 def _files(names: Iterable[str]) -> Iterator[str]:
