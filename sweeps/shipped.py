@@ -26,6 +26,7 @@ from amanda_tools import (
     memory,
     nonfinite,
     prune,
+    rematerialize,
     rewriting,
     sparsity,
     steer,
@@ -52,12 +53,13 @@ LOOKING: Mapping[str, Maker] = {
     "sparsity": lambda folder: sparsity.Sparsity(gradients=True),
     "trace": lambda folder: trace.Trace(),
 }
-#: Tools that edit: two multiply by ones, the other computes the same result differently.
+#: Tools that edit: two multiply by ones, the others compute the same result differently.
 EDITING: Mapping[str, Maker] = {
     "inject_faults": lambda folder: faults.InjectFaults(model="scale", amount=1.0, rate=0.1),
     "prune": lambda folder: prune.Prune(0.0),
     "prune_nm": lambda folder: prune.PruneNM(4, 4),
     "prune_tiles": lambda folder: prune.PruneTiles(0.0),
+    "rematerialize": lambda folder: rematerialize.Rematerialize(0, strict=False),
     "rewrite": lambda folder: rewriting.Rewrite(["conv_bn", "sdpa", "softmax"]),
     "steer": lambda folder: steer.Steer("scale", factor=1.0, ops=["linear", "matmul", "conv*"]),
 }

@@ -16,6 +16,7 @@ from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
 from amanda_tools.nonfinite import NonFinite
 from amanda_tools.prune import PruneNM, PruneTiles
+from amanda_tools.rematerialize import Rematerialize
 from amanda_tools.rewriting import Rewrite
 from amanda_tools.sparsity import Sparsity
 from amanda_tools.steer import Steer
@@ -43,6 +44,8 @@ EDITING: dict[str, Callable[[], Any]] = {
     "inject_faults": lambda: InjectFaults(model="scale", amount=1.0, rate=0.1),
     "prune_nm": lambda: PruneNM(4, 4),
     "prune_tiles": lambda: PruneTiles(0.0),
+    "rematerialize": Rematerialize,
+    "rematerialize everything": lambda: Rematerialize(0, strict=False),
     "steer": lambda: Steer("scale", factor=1.0, ops=["linear", "matmul", "relu"]),
     "steer weights": lambda: Steer(
         "scale", factor=1.0, ops=["linear", "matmul"], value="inputs", operand=1

@@ -9,7 +9,10 @@ from amanda_core.testing.layers import Layers
 
 LAYERS: list[str | tuple[str, ...]] = [
     ("commands", "notebook", "report", "training"),
-    ("capture", "diff", "effective_path", "faults", "prune", "rewriting", "sparsity", "steer"),
+    (
+        *("capture", "diff", "effective_path", "faults", "prune", "rematerialize", "rewriting"),
+        *("sparsity", "steer"),
+    ),
     "quantize",
     "weight_tool",
     "weight_files",

@@ -63,23 +63,26 @@ for name, point in discovery.tools().items():
 print(json.dumps(found))
 """
 
+_OF_PYTORCH = "only what PyTorch's autograd saves in eager mode can be evicted"
 #: What is known of the driver -> tool -> what its result says.
 _SAID: dict[str, dict[str, str]] = {
-    "facts": {},
+    "facts": {"rematerialize": f"not supported on toy/1.2.3/eager: {_OF_PYTORCH}"},
     "no facts": dict.fromkeys(
         (
             *("memory", "flops", "sparsity", "nonfinite", "dump", "graph", "effective_path"),
-            *("capture", "inject_faults"),
+            *("capture", "inject_faults", "rematerialize"),
         ),
         "not supported on toy/1.2.3/eager: its driver does not tell what tensors are",
     ),
     "fewest facts": {
+        "rematerialize": f"not supported on toy/1.2.3/eager: {_OF_PYTORCH}",
         "memory": "not counted: its driver does not report where tensors lie in memory",
         "sparsity": "not measured: its driver does not read values",
         "dump": "its driver does not read values",
         "nonfinite": "NotReadableError",
     },
     "compiled": {
+        "rematerialize": f"not supported on toy/1.2.3/jit: {_OF_PYTORCH}",
         **dict.fromkeys(
             ("memory", "latency"),
             "not supported on toy/1.2.3/jit: routines do not run there when their operator does",

@@ -126,6 +126,7 @@ def of_torch(environment: Environment, tool: Path) -> None:
         "prune_nm",
         "prune_tiles",
         "quantize",
+        "rematerialize",
         "rewrite",
         "sparsity",
         "steer",

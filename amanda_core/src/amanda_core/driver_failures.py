@@ -81,6 +81,7 @@ class OriginalCall:
     def forget(self) -> None:
         """Drop all references, because a cycle or a traceback may keep this object alive."""
         self.result = self.error = None
+        self._keeps = False  # A replacement may keep the call.
 
 
 class DriverFailures:

@@ -394,7 +394,7 @@ class Run:
             # The routine's argument must stay intact when the result is written over the original.
             values[0] = given = written.clone()
             version = None if given.is_inference() else version_of(given)
-            with resumed_modes(), standing_for(self.call_original):
+            with resumed_modes(), standing_for(self._replaced()):
                 result = step.replace(values)
             # The routine may have written its argument in place.
             if result is not given or version is None or version_of(given) != version:
@@ -402,7 +402,7 @@ class Run:
                 written.copy_(result)
             # `x[i] = v` returns nothing; every other in-place op returns its input.
             return None if self.operator.op_type == "__setitem__" else written
-        with resumed_modes(), standing_for(self.call_original):
+        with resumed_modes(), standing_for(self._replaced()):
             result = step.replace(values)
         self._check_result(result, step)
         if self.bound.out is not None:
@@ -449,6 +449,18 @@ class Run:
         """Run the original on values by position."""
         args, kwargs = self.bound.call_args(values)
         return self.call(*args, **kwargs)
+
+    def _replaced(self) -> Callable[[Sequence[Any]], Any]:
+        """Return the original as a function of its inputs, for a replacement, which may keep it and
+        must not keep this execution's inputs by it.
+        """
+        arguments, call = self.bound.arguments(), self.call
+
+        def original(values: Sequence[Any]) -> Any:
+            args, kwargs = arguments(values)
+            return call(*args, **kwargs)
+
+        return original
 
     def _edits_in_place(self, context: OpContext) -> bool:
         """Return True if edits may change storage that the op saves for backward."""

@@ -6,7 +6,7 @@ rebuilding an op's result. It never calls an op, and does not decide what an op 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from amanda_driver_torch._operators.bindings import is_binding
@@ -105,6 +105,34 @@ class BoundCall:
                 else:
                     args[source:] = [new]
         return (self._args if args is None else tuple(args)), kwargs
+
+    def arguments(self) -> Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Return a function from values by position to (args, kwargs), which holds no value of this
+        call.
+        """
+        plan = self._plan
+        count = len(self._args) if plan.spread is None else cast("int", plan.sources[plan.spread])
+        named = {source for source in plan.sources if isinstance(source, str)}
+        rest = {name: value for name, value in self._kwargs.items() if name not in named}
+
+        def made(values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            args: list[Any] = [None] * count
+            kwargs = dict(rest)
+            for j, value in enumerate(values):
+                source = plan.sources[j]
+                if j == plan.spread:
+                    args += value if isinstance(value, (list, tuple)) else [value]
+                elif isinstance(source, int):
+                    args[source] = value
+                elif source is not None:
+                    kwargs[source] = value
+                elif value is not plan.defaults[j] and (
+                    j not in plan.fresh or value != plan.defaults[j]
+                ):
+                    kwargs[plan.keywords[j]] = value
+            return tuple(args), kwargs
+
+        return made
 
 
 _plans: dict[tuple[object, ...], Plan] = {}

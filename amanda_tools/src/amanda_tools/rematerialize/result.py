@@ -1,0 +1,107 @@
+"""The result of `rematerialize`: what was evicted and computed again, and what the budget cost.
+
+Owns how it is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from amanda_core.results import Table
+from amanda_tools.operators.entries import OpFacts
+from amanda_tools.output import charts
+from amanda_tools.output.rendering import dataframe, format_quantity, render_html
+
+__all__ = ["RematerializeResult", "RematerializedOp"]
+
+
+@dataclass
+class RematerializedOp(OpFacts):
+    """An operator whose values may be evicted.
+
+    Attributes:
+        calls: How often it ran in the program.
+        made: Bytes that it allocates for its outputs and for backward, at most.
+        evicted: How often one of its values was evicted.
+        repeated: How often it ran again.
+        gradients: Bytes that its backward is expected to allocate, at its last execution.
+        saved: Bytes of the values that it saved then, which its backward reads.
+    """
+
+    calls: int = 0
+    made: int = 0
+    evicted: int = 0
+    repeated: int = 0
+    gradients: int = 0
+    saved: int = 0
+
+
+@dataclass
+class RematerializeResult:
+    """What keeping within the budget took.
+
+    Attributes:
+        budget: The budget in bytes; None if nothing was to be evicted.
+        peak: Maximum of the bytes in use: parameters, gradients, and all values that operators
+            made. What an operator allocates and frees itself, its workspace, is not in it.
+        floor: A budget that is large enough: for an operator with its inputs, outputs and
+            gradients, and for computing its inputs again, beside what cannot be evicted.
+        ops: The operators.
+        computed_seconds: Time that operators took the first time, without backward.
+        repeated_seconds: Time that running them again took.
+        notes: What takes no part, and why.
+    """
+
+    budget: int | None
+    peak: int = 0
+    floor: int = 0
+    ops: list[RematerializedOp] = field(default_factory=list)
+    computed_seconds: float = 0.0
+    repeated_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def table(self) -> Table:
+        """Return a table with a row for each operator, the most often repeated first."""
+        ops = sorted(self.ops, key=lambda op: (-op.repeated, -op.made))
+        rows = [
+            (op.name, op.calls, format_quantity(op.made, "B"), op.evicted, op.repeated)
+            for op in ops
+        ]
+        budget = "no budget" if self.budget is None else format_quantity(self.budget, "B")
+        parts = [
+            f"Peak {format_quantity(self.peak, 'B')} of {budget}, at least "
+            f"{format_quantity(self.floor, 'B')} needed",
+            f"{sum(op.evicted for op in ops)} evicted, {sum(op.repeated for op in ops)} computed "
+            f"again in {self.repeated_seconds:.3g} s beside {self.computed_seconds:.3g} s",
+            "workspaces inside an operator not counted",
+            *self.notes,
+        ]
+        return Table("; ".join(parts), ("op", "calls", "makes", "evicted", "repeated"), rows)
+
+    def to_json(self) -> str:
+        """Return the result as JSON. Sizes are in bytes, times in seconds."""
+        drawn = [
+            charts.figures(
+                charts.figure("peak", self.peak, "B"),
+                charts.figure("budget", self.budget, "B"),
+                charts.figure("smallest budget", self.floor, "B"),
+                charts.figure("time computing again", self.repeated_seconds, "s"),
+            ),
+            charts.bars(
+                "Computed again",
+                [("operator", "ops", "name"), ("type", "ops", "type")],
+                charts.measure("repeated", "repeated"),
+                charts.measure("evicted", "evicted"),
+            ),
+        ]
+        content = {"format": "amanda.rematerialize/1", **asdict(self), "charts": drawn}
+        return json.dumps(content, indent=1)
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""
+        return dataframe(RematerializedOp, self.ops)
+
+    def _repr_html_(self) -> str:
+        return render_html([self.table()])

@@ -1,0 +1,493 @@
+"""`Store`: which values are in memory, within a budget.
+
+Owns the accounting, the eviction and restoring of values, and what autograd saves instead of
+tensors. Deciding which operators take part is `tool`'s.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
+
+from amanda_core.errors import AmandaError
+from amanda_core.facts import Facts, NotReadableError
+from amanda_tools.memory.ledger import Ledger
+from amanda_tools.rematerialize.executions import (
+    Execution,
+    Extent,
+    Input,
+    Source,
+    Value,
+    map_tensors,
+    tensors_of,
+)
+from amanda_tools.rematerialize.policy import Heuristic, choose
+from amanda_tools.rematerialize.result import RematerializedOp
+
+__all__ = ["BudgetError", "Store"]
+
+#: How often a storage is referred to that nothing but a value's alias and a reader uses.
+_OWN_USES = 2
+#: How many copies of the states of random generators are in memory while an operator runs.
+_STATES = 5
+
+
+class BudgetError(AmandaError, MemoryError, slug="memory-budget"):
+    """What must be in memory at the same time is larger than the budget."""
+
+
+class Store:
+    """Keeps what autograd saves within a budget, and computes evicted values again.
+
+    Args:
+        budget: Bytes; None for no limit.
+        heuristic: Which value to evict.
+        strict: Raise if the budget is not enough, instead of exceeding it.
+        facts: The driver's facts about tensors.
+
+    Attributes:
+        peak: Maximum of the bytes in use, with what the running operator makes.
+        floor: Maximum of the bytes that could not have been evicted: a smaller budget is an error.
+        computed: Seconds that operators took the first time.
+        repeated: Seconds that they took again.
+    """
+
+    def __init__(
+        self, budget: int | None, heuristic: Heuristic, strict: bool, facts: Facts
+    ) -> None:
+        self.budget, self.heuristic, self.strict = budget, heuristic, strict
+        self.peak = self.floor = 0
+        self.computed = self.repeated = 0.0
+        self._facts = facts
+        self._ledger = Ledger(lambda *_: None)
+        #: Storage -> a weak reference to it, and the value that it is.
+        self._known: dict[int, tuple[weakref.ref[Any], Value]] = {}
+        #: The values in memory.
+        self._held: dict[Value, RematerializedOp] = {}
+        #: Kind of call -> bytes of the storages that it makes.
+        self._sizes: dict[object, int] = {}
+        #: Bytes of the gradients that the running backward operator is going to make.
+        self._reserved = 0
+        #: Parameter that no operator has read yet -> its size.
+        self._unread: dict[str, int] = {}
+        #: Maximum of the bytes that a repeated operator reads and makes.
+        self._largest = 0
+
+    # Accounting.
+
+    @property
+    def used(self) -> int:
+        """The bytes of all storages in use that have been seen."""
+        self._ledger.settle()
+        return self._ledger.live + self._ledger.given + sum(self._unread.values())
+
+    def expect(self, parameters: Mapping[str, int]) -> None:
+        """Count parameters that operators have not read yet: name -> size in bytes."""
+        self._unread.update(parameters)
+
+    def meet(self, parameter: str) -> None:
+        """Note that an operator is about to read a parameter."""
+        self._unread.pop(parameter, None)
+
+    def see(self, values: Any, *, new: bool = True) -> None:
+        """Count the storages of tensors."""
+        for tensor in tensors_of(values):
+            try:
+                storage = self._facts.storage(tensor)
+            except NotReadableError:
+                continue
+            if storage is not None:
+                owner = 0 if new else None
+                self._ledger.meet(storage, owner, time.perf_counter_ns())
+        self.peak = max(self.peak, self.used)
+
+    def begin_backward(self, op: RematerializedOp) -> None:
+        """Make room for the gradients that the backward of an operator is going to make."""
+        self._reserved = op.gradients
+        self._make_room(0, f"the backward of {op.name}", op.saved + self._largest)
+
+    def end_backward(self) -> None:
+        """End what `begin_backward` began."""
+        self._reserved = 0
+
+    # Running operators.
+
+    def run(
+        self,
+        op: RematerializedOp,
+        call: Callable[[Sequence[Any]], Any],
+        values: Sequence[Any],
+        weights: Collection[int] = (),
+    ) -> Any:
+        """Run an operator within the budget, and keep what it saves for backward as values.
+
+        Args:
+            op: The operator.
+            call: Runs it on its inputs by position.
+            values: The inputs.
+            weights: Positions of weights. A tool may have edited them; they are kept.
+        """
+        tensors = tensors_of(list(values))
+        self.see(tensors, new=False)
+        if not all(map(_is_dense, tensors)):
+            return call(values)
+        kind = (op.id, op.name, *(_kind(tensor) for tensor in tensors))
+        if kind not in self._sizes:
+            self._sizes[kind] = _predicted(call, values)
+        self._make_room(self._sizes[kind], op.name)
+        op.calls += 1
+        if not _saves(tensors):
+            result = call(values)
+            self.see(result)
+            return result
+        inputs = [
+            self._input(tensor, position in weights)
+            for position, value in enumerate(values)
+            for tensor in tensors_of(value)
+        ]
+        for one in inputs:
+            if one.value is not None:
+                one.value.last_access = self._now
+        execution = Execution(op, call, values, inputs)
+        versions = [tensor._version for tensor in tensors]
+        handles: list[tuple[_Handle, torch.Tensor]] = []
+
+        def pack(tensor: torch.Tensor) -> _Handle:
+            handle = _Handle(self)
+            handles.append((handle, tensor))
+            return handle
+
+        with execution.noting_random(), saved_tensors_hooks(pack, _Handle.unpack):
+            start = time.perf_counter()
+            result = call(values)
+            execution.cost = time.perf_counter() - start
+        self.computed += execution.cost
+        for number, tensor in enumerate(tensors):
+            if tensor._version != versions[number]:
+                execution.written.add(number)
+        returned = tensors_of(result)
+        made: dict[Source, torch.Tensor] = {("returned", n): t for n, t in enumerate(returned)}
+        made |= {("saved", n): t for n, (_, t) in enumerate(handles)}
+        execution.count = len(made)
+        saved = {_storage(tensor) for _, tensor in handles}
+        for number, tensor in enumerate(tensors):
+            if inputs[number].is_lost and _storage(tensor) in saved:
+                # Autograd keeps it in any case.
+                inputs[number] = inputs[number]._replace(tensor=tensor.detach())
+        self._add_values(execution, made, {_storage(tensor) for tensor in tensors})
+        self._sizes[kind] = execution.size
+        op.made = max(op.made, execution.size)
+        self.see([*made.values(), *execution.random])
+        for handle, tensor in handles:
+            self._pack(handle, tensor, op)
+        kept = {handle.value: None for handle, _ in handles if handle.value is not None}
+        op.saved = sum(value.size for value in kept)
+        read = {one.value: None for one in inputs if one.value is not None}
+        self._largest = max(self._largest, sum(v.size for v in read) + execution.size)
+        op.gradients = sum(t.nbytes for t in tensors if t.requires_grad) + execution.size
+        handles.clear()  # Autograd keeps `pack` as long as what it returned.
+        return result
+
+    def _input(self, tensor: torch.Tensor, is_weight: bool) -> Input:
+        value = self._value(tensor)
+        differentiable = tensor.requires_grad
+        if value is None:
+            # An intermediate result that an in-place operator made would live longer by this.
+            kept = tensor.detach() if is_weight or not _is_intermediate(tensor) else None
+            return Input(None, None, kept, tensor._version, differentiable)
+        return Input(value, Extent.of(tensor), None, 0, differentiable)
+
+    def _value(self, tensor: torch.Tensor) -> Value | None:
+        """Return the value in which a tensor lies, if it has not been written since."""
+        storage = _storage(tensor)
+        found = self._known.get(storage) if storage is not None else None
+        if found is None or tensor._version != found[1].version:
+            return None
+        return found[1]
+
+    def _add_values(
+        self, execution: Execution, made: Mapping[Source, torch.Tensor], others: set[int | None]
+    ) -> None:
+        """Make values of the storages that an execution made, unless it cannot be repeated."""
+        repeatable, seen = execution.is_repeatable, set(others)
+        for source, tensor in made.items():
+            storage = _storage(tensor)
+            if storage is None or storage in seen:
+                continue
+            seen.add(storage)
+            execution.size += tensor.untyped_storage().nbytes()
+            if repeatable:
+                execution.values[source] = self._new_value(execution, tensor, storage)
+
+    def _new_value(self, execution: Execution, tensor: torch.Tensor, storage: int) -> Value:
+        memory = tensor.untyped_storage()
+        value = Value(execution, tensor, memory.nbytes())
+        value.last_access = self._now
+        known = self._known
+
+        def died(_: object) -> None:
+            known.pop(storage, None)
+
+        known[storage] = weakref.ref(memory, died), value
+        return value
+
+    # What autograd saves.
+
+    def _pack(self, handle: _Handle, tensor: torch.Tensor, op: RematerializedOp) -> None:
+        value = self._value(tensor)
+        if value is None:
+            # An alias, since the graph of a saved output would refer to itself.
+            handle.tensor, handle.version = tensor.detach(), tensor._version
+            return
+        handle.value, handle.extent = value, Extent.of(tensor)
+        value.handles += 1
+        if value.alias is None:
+            self._hold(value, tensor, op)
+
+    def _hold(self, value: Value, tensor: torch.Tensor, op: RematerializedOp) -> None:
+        value.alias, value.version = tensor.detach(), tensor._version
+        self._held[value] = op
+
+    def read(self, value: Value) -> torch.Tensor:
+        """Return an alias of a value's storage; compute the value again if it was evicted."""
+        if value.alias is None:
+            self._restore(value)
+        assert value.alias is not None
+        value.last_access = self._now
+        return value.alias
+
+    def drop(self, value: Value) -> None:
+        """Forget a tensor that lies in a value; the last one frees the value."""
+        value.handles -= 1
+        if not value.handles and not value.locks:
+            self._release(value)
+
+    def _release(self, value: Value) -> None:
+        if value.alias is not None:
+            value.alias = None
+            del self._held[value]
+            value.evict()
+
+    # Eviction and restoring.
+
+    @property
+    def _now(self) -> float:
+        return self.computed + self.repeated
+
+    def _make_room(self, size: int, what: str, later: int = 0) -> None:
+        """Evict values until `size` more bytes, and the reserved ones, fit into the budget.
+
+        Args:
+            size: Bytes that are going to be allocated.
+            what: What needs them.
+            later: Bytes of values that are going to be restored meanwhile.
+        """
+        needed = size + self._reserved + _STATES * torch.get_rng_state().nbytes
+        fixed = self.used + needed - sum(value.size for value in self._held if _is_evictable(value))
+        self.floor = max(self.floor, fixed + later)
+        while self.budget is not None and self.used + needed > self.budget:
+            candidates = [value for value in self._held if _is_evictable(value)]
+            if not candidates and not self.strict:
+                break
+            if not candidates:
+                raise BudgetError(
+                    f"{what} needs {needed:,} bytes beside {self.used:,} bytes that cannot be "
+                    f"evicted, and the budget is {self.budget:,} bytes",
+                    where="rematerialize",
+                    fix=f"Give a budget of at least {fixed:,} bytes",
+                )
+            value = choose(candidates, self.heuristic, self._now)
+            op = self._held[value]
+            op.evicted += 1
+            self._release(value)
+        self.peak = max(self.peak, self.used + size)
+
+    def _restore(self, value: Value) -> None:
+        # Not recursive: a chain of operators may be longer than Python's stack.
+        stack: list[tuple[Value, list[Value]]] = [(value, [])]
+        try:
+            while stack:
+                wanted, locked = stack[-1]
+                parents = [one for one in wanted.sources if one not in locked]
+                # What is in memory is locked last: computing the others may need the room.
+                missing = next((one for one in parents if one.alias is None), None)
+                if wanted.alias is None and missing is not None:
+                    stack.append((missing, []))
+                    continue
+                if wanted.alias is None:
+                    for parent in parents:
+                        parent.locks += 1
+                        locked.append(parent)
+                    self._repeat(wanted)
+                stack.pop()
+                self._unlock(locked)
+                if stack:
+                    wanted.locks += 1
+                    stack[-1][1].append(wanted)
+        finally:
+            for _, locked in stack:
+                self._unlock(locked)
+
+    def _unlock(self, values: list[Value]) -> None:
+        for value in values:
+            value.locks -= 1
+            if not value.locks and not value.handles:
+                self._release(value)
+
+    def _repeat(self, wanted: Value) -> None:
+        execution = wanted.execution
+        if not execution.is_repeatable:
+            raise BudgetError(
+                f"A value of {execution.op.name} cannot be computed again, because one of its "
+                "inputs was written after it had been evicted",
+                where="rematerialize",
+                fix="Call backward before the parameters or buffers are written",
+            )
+        op = execution.op
+        self._make_room(execution.size, op.name)
+        start = time.perf_counter()
+        made = execution.repeat()
+        self.repeated += time.perf_counter() - start
+        op.repeated += 1
+        if len(made) != execution.count:
+            raise BudgetError(
+                f"{execution.op.name} saved other tensors when it ran again",
+                where="rematerialize",
+                fix="Restrict the tool to other operators by where=",
+            )
+        for source, value in list(execution.values.items()):
+            if value.alias is None and (value.handles or value is wanted):
+                value.restore()
+                self._hold(value, made[source], op)
+        self.see(list(made.values()))
+
+
+class _Handle:
+    """What autograd keeps instead of a tensor.
+
+    Attributes:
+        value: The value in which the tensor lies; None if the tensor itself is kept.
+        extent: Which part of the value it is.
+        tensor: Without a value, an alias of the tensor.
+        version: The version of that tensor when it was saved.
+    """
+
+    __slots__ = ("extent", "store", "tensor", "value", "version")
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.value: Value | None = None
+        self.extent: Extent | None = None
+        self.tensor: torch.Tensor | None = None
+        self.version = 0
+
+    def unpack(self) -> torch.Tensor:
+        """Return the tensor, for the operator's backward."""
+        if self.value is None:
+            assert self.tensor is not None
+            if self.tensor._version != self.version:
+                raise _written(self.tensor, self.version)
+            return self.tensor
+        assert self.extent is not None
+        if self.value.is_written:
+            assert self.value.alias is not None
+            raise _written(self.value.alias, self.value.version)
+        return self.extent.within(self.store.read(self.value))
+
+    def __del__(self) -> None:
+        if self.value is not None:
+            self.store.drop(self.value)
+
+
+def _saves(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return True if autograd saves tensors here that can be computed again.
+
+    False if the program decides itself what is saved, as checkpoints do, or where tangents of
+    forward-mode differentiation are saved, too.
+    """
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
+        return False
+    if forward_ad._current_level >= 0:
+        return False
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def _is_intermediate(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.requires_grad and not tensor.is_leaf
+    except RuntimeError:
+        return True  # A view that was made without gradients and written with them.
+
+
+def _written(tensor: torch.Tensor, version: int) -> RuntimeError:
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
+        f"expected version {version} instead."
+    )
+
+
+def _is_evictable(value: Value) -> bool:
+    """Return True if evicting a value frees its memory, and it can be computed again."""
+    if value.locks or value.is_written or not value.execution.is_repeatable:
+        return False
+    assert value.alias is not None
+    memory = value.alias.untyped_storage()
+    return bool(torch._C._storage_Use_Count(memory._cdata) <= _OWN_USES)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor whose values lie in one storage, as they are."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_nested:
+        return False
+    strange = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_inference()
+    return not strange and tensor.layout is torch.strided and tensor.device.type != "meta"
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    """Return the identity of a tensor's storage; None if it has none that can be given back."""
+    if not _is_dense(tensor):
+        return None
+    memory = tensor.untyped_storage()
+    return int(memory._cdata) if memory.nbytes() else None
+
+
+def _kind(tensor: torch.Tensor) -> object:
+    return tensor.dtype, tensor.shape, tensor.requires_grad
+
+
+def _predicted(call: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> int:
+    """Return how many bytes an operator is going to allocate, found by running it without data.
+
+    If it cannot run so, the answer is the size of its inputs.
+    """
+    made: list[torch.Tensor] = []
+
+    def without_data(tensor: torch.Tensor) -> torch.Tensor:
+        empty = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+        )
+        return empty.requires_grad_(tensor.requires_grad)
+
+    state = torch.get_rng_state()
+    try:
+        given = map_tensors(list(values), without_data)
+        with saved_tensors_hooks(made.append, lambda packed: packed):
+            made += tensors_of(call(given))
+        theirs = {tensor.untyped_storage()._cdata for tensor in tensors_of(given)}
+        sizes = {
+            storage._cdata: storage.nbytes()
+            for storage in (tensor.untyped_storage() for tensor in made)
+        }
+        return sum(size for storage, size in sizes.items() if storage not in theirs)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError):
+        return sum(tensor.nbytes for tensor in tensors_of(list(values)))
+    finally:
+        made.clear()  # See `Store.run`.
+        torch.set_rng_state(state)

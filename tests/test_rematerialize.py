@@ -1,0 +1,403 @@
+"""`Rematerialize` trains within a budget, with the gradients of plain PyTorch, bit for bit.
+
+The bytes in use are taken from PyTorch's profiler. The overhead of the heuristics on a chain is
+that of the authors' simulator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch._C._profiler import _EventType
+from torch.autograd.graph import get_gradient_edge
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+import amanda
+from amanda_tools.prune import Prune
+from amanda_tools.rematerialize import Rematerialize, RematerializeResult
+from amanda_tools.rematerialize.policy import Entry, Heuristic, choose
+from amanda_tools.rematerialize.store import BudgetError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the profiler's
+
+
+class Chain:
+    """A chain of n unit operators and their backward within a memory of some values.
+
+    As in the authors' simulator: what backward no longer needs is not released.
+    """
+
+    def __init__(self, memory: int, heuristic: Heuristic) -> None:
+        self.memory, self.heuristic = memory, heuristic
+        self.clock, self.used = 0.0, 0
+        self.free: list[Entry] = []
+        self.locks: dict[Entry, int] = {}
+
+    def run(self, length: int) -> float:
+        """Return the computed operators divided by those of an unlimited memory."""
+        forward: list[Entry] = []
+        for _ in range(length):
+            forward.append(self.compute(forward[-1:]))
+        gradient = self.compute([])
+        for number in range(length - 2, -1, -1):
+            gradient = self.compute([*forward[max(number - 1, 0) : number], gradient])
+        return self.clock / (2 * length)
+
+    def compute(self, parents: Sequence[Entry]) -> Entry:
+        entry = Entry(1, 1, parents)
+        entry.resident, entry.last_access = False, -math.inf
+        self.materialize(entry)
+        entry.last_access = self.clock
+        return entry
+
+    def materialize(self, entry: Entry) -> None:
+        for parent in entry.parents:
+            parent.last_access = self.clock
+        for parent in sorted(entry.parents, key=lambda parent: not parent.resident):
+            if not parent.resident:
+                self.materialize(parent)
+            if not self.locks.get(parent):
+                self.free.remove(parent)
+            self.locks[parent] = self.locks.get(parent, 0) + 1
+        while self.used + 1 > self.memory:
+            evicted = choose(self.free, self.heuristic, self.clock)
+            self.free.remove(evicted)
+            evicted.evict()
+            self.used -= 1
+        self.clock += 1
+        self.used += 1
+        entry.restore()
+        self.free.append(entry)
+        for parent in entry.parents:
+            self.locks[parent] -= 1
+            if not self.locks[parent]:
+                self.free.append(parent)
+
+
+@pytest.mark.one_interceptor
+@pytest.mark.parametrize(
+    ("heuristic", "length", "memory", "overhead"),
+    [
+        ("neighborhood", 256, 32, 2.238),
+        ("classes", 256, 32, 2.227),
+        ("local", 256, 32, 8.682),
+        ("neighborhood", 64, 16, 1.969),
+    ],
+)
+def test_the_overhead_on_a_chain_is_that_of_the_authors_simulator(
+    heuristic: Heuristic, length: int, memory: int, overhead: float
+) -> None:
+    assert round(Chain(memory, heuristic).run(length), 3) == overhead
+
+
+class Measured(NamedTuple):
+    """A training run.
+
+    Attributes:
+        peak: Maximum of the bytes in use, without workspaces.
+        values: Losses, parameters and gradients.
+    """
+
+    peak: int
+    values: list[torch.Tensor]
+
+    def equals(self, other: Measured) -> bool:
+        return all(map(torch.equal, self.values, other.values))
+
+
+def measured(run: Callable[[], list[torch.Tensor]]) -> Measured:
+    """Return the peak of the memory that lives longer than the kernel that allocated it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        values = run()
+    found = sorted(_allocations(profiler.profiler.kineto_results.experimental_event_tree()))
+    alive: dict[int, tuple[int, int, Any]] = {}
+    lives = []
+    for number, (_, address, size, kernel) in enumerate(found):
+        if size > 0:
+            alive[address] = (number, size, kernel)
+        elif address in alive:
+            begin, size, owner = alive.pop(address)
+            if owner is None or owner != kernel:
+                lives.append((begin, number, size))
+    lives += [(begin, len(found), size) for begin, size, _ in alive.values()]
+    changes = [0] * (len(found) + 1)
+    for begin, end, size in lives:
+        changes[begin] += size
+        changes[end] -= size
+    used = peak = 0
+    for change in changes:
+        used += change
+        peak = max(peak, used)
+    return Measured(peak, values)
+
+
+def _allocations(roots: Sequence[Any]) -> Iterator[tuple[int, int, int, Any]]:
+    """Yield time, address, bytes (negative if they are freed), and the outermost kernel."""
+    stack = [(root, None) for root in roots]
+    while stack:
+        event, kernel = stack.pop()
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            yield event.start_time_ns, fields.ptr, fields.alloc_size, kernel
+        elif kernel is None and event.name.startswith("aten::"):
+            kernel = event.id
+        stack += [(child, kernel) for child in event.children]
+
+
+Loss = Callable[[nn.Module], torch.Tensor]
+
+
+def chain() -> tuple[nn.Module, Loss]:
+    layers = [nn.Sequential(nn.Linear(48, 48), nn.GELU(), nn.Dropout(0.1)) for _ in range(12)]
+    x, labels = torch.randn(256, 48), torch.arange(256) % 10
+    model = nn.Sequential(*layers, nn.Linear(48, 10))
+    return model, lambda model: nn.functional.cross_entropy(model(x), labels)
+
+
+def bert() -> tuple[nn.Module, Loss]:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=300,
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=256,
+    )
+    config.num_labels = 10
+    ids, labels = torch.arange(16 * 48).reshape(16, 48) % 300, torch.arange(16) % 10
+    return BertForSequenceClassification(config), lambda m: m(input_ids=ids, labels=labels).loss
+
+
+def resnet() -> tuple[nn.Module, Loss]:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(embedding_size=16, hidden_sizes=[32, 64, 128, 256], depths=[2, 2, 2, 2])
+    config.num_labels = 10
+    images, labels = torch.randn(16, 3, 96, 96), torch.arange(16) % 10
+    model = ResNetForImageClassification(config)
+    return model, lambda model: model(pixel_values=images, labels=labels).loss
+
+
+def train(
+    make: Callable[[], tuple[nn.Module, Loss]], tool: Rematerialize | None = None, steps: int = 2
+) -> Measured:
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model, loss_of = make()
+        model.train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        losses = []
+
+        def steps_of_training() -> None:
+            for number in range(steps):
+                torch.manual_seed(number)
+                optimizer.zero_grad(set_to_none=True)
+                loss = loss_of(model)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                losses.append(loss.item())
+
+        if tool is None:
+            steps_of_training()
+        else:
+            with amanda.apply(tool):
+                steps_of_training()
+        found = [parameter.detach() for parameter in model.parameters()]
+        found += [p.grad for p in model.parameters() if p.grad is not None]
+        return [torch.tensor(losses), *found]
+
+    return measured(run)
+
+
+def repeated(result: RematerializeResult) -> int:
+    return sum(op.repeated for op in result.ops)
+
+
+def test_a_chain_trains_within_budgets() -> None:
+    plain = train(chain)
+    watching = Rematerialize()
+    assert train(chain, watching).equals(plain)
+    free = watching.result()
+    assert repeated(free) == 0
+    # Beside the plain peak there are the states of random generators.
+    assert plain.peak <= free.peak < 1.06 * plain.peak
+    for part in (0.0, 0.3, 0.7):
+        budget = int(free.floor + part * (free.peak - free.floor))
+        tool = Rematerialize(budget)
+        found = train(chain, tool)
+        assert found.equals(plain)
+        assert found.peak <= budget
+        assert repeated(tool.result()) > 0
+
+
+def train_within(make: Callable[[], tuple[nn.Module, Loss]], parts: Sequence[float]) -> list[int]:
+    """Train within budgets from the smallest to the plain peak, and return how many operators ran
+    again.
+    """
+    plain = train(make)
+    watching = Rematerialize()
+    assert train(make, watching).equals(plain)
+    free = watching.result()
+    again = []
+    for budget in [free.floor + p * (free.peak - free.floor) for p in parts] + [0.6 * plain.peak]:
+        tool = Rematerialize(int(budget))
+        found = train(make, tool)
+        assert found.equals(plain)
+        assert found.peak <= budget
+        again.append(repeated(tool.result()))
+    return again
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+@pytest.mark.parametrize("make", [bert, resnet])
+def test_models_train_within_budgets(make: Callable[[], tuple[nn.Module, Loss]]) -> None:
+    train_within(make, [0.0])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.one_interceptor
+@pytest.mark.parametrize("make", [chain, bert, resnet])
+def test_models_train_within_ten_budgets(make: Callable[[], tuple[nn.Module, Loss]]) -> None:
+    again = train_within(make, [number / 9 for number in range(10)])
+    # The paper's figure 2: the smaller the budget, the more is computed again.
+    assert again[0] > again[4] > again[8]
+
+
+def test_a_budget_that_is_too_small_is_an_error_that_names_the_smallest() -> None:
+    watching = Rematerialize()
+    train(chain, watching)
+    parameters = sum(p.nbytes for p in chain()[0].parameters())
+    with pytest.raises(BudgetError, match=r"budget of at least [\d,]+ bytes") as error:
+        train(chain, Rematerialize(parameters))
+    assert isinstance(error.value, MemoryError)
+
+
+@pytest.mark.parametrize("heuristic", ["neighborhood", "classes", "local"])
+def test_whatever_is_evicted_gradients_are_the_same(heuristic: Heuristic) -> None:
+    plain = train(chain)
+    tool = Rematerialize(0, heuristic, strict=False)
+    assert train(chain, tool).equals(plain)
+    assert repeated(tool.result()) > 40
+
+
+def test_what_runs_again_draws_and_casts_as_the_first_time() -> None:
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.3, batch_first=True)
+        x = torch.randn(3, 5, 16, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = layer(layer(x)).float().square().sum()
+        loss.backward()
+        after = torch.rand(3)  # The program's own numbers are the same, too.
+        return [x.grad, after, *(p.grad for p in layer.parameters())]  # type: ignore[list-item]
+
+    plain = run()
+    tool = Rematerialize(0, strict=False)
+    with amanda.apply(tool):
+        found = run()
+    assert all(map(torch.equal, found, plain))
+    assert repeated(tool.result()) > 10
+
+
+def test_backward_twice_and_after_apply() -> None:
+    def loss_of(layers: nn.Module) -> torch.Tensor:
+        torch.manual_seed(1)
+        return layers(torch.ones(4, 8)).square().sum()  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(), nn.Linear(8, 8), nn.Tanh())
+    expected = torch.autograd.grad(loss_of(layers), list(layers.parameters()))
+    with amanda.apply(Rematerialize(0, strict=False)):
+        loss = loss_of(layers)
+        first = torch.autograd.grad(loss, list(layers.parameters()), retain_graph=True)
+    second = torch.autograd.grad(loss, list(layers.parameters()))
+    assert all(map(torch.equal, first, expected))
+    assert all(map(torch.equal, second, expected))
+
+
+def test_a_program_with_checkpoints_keeps_its_own() -> None:
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        block = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 8))
+        x = torch.randn(4, 8, requires_grad=True)
+        for reentrant in (False, True):
+            y = checkpoint(block, torch.tanh(x), use_reentrant=reentrant)
+            torch.tanh(y).sum().backward()  # type: ignore[no-untyped-call]
+        return [x.grad, *(p.grad for p in block.parameters())]  # type: ignore[list-item]
+
+    plain = run()
+    with amanda.apply(Rematerialize(0, strict=False)):
+        assert all(map(torch.equal, run(), plain))
+
+
+def test_a_saved_tensor_that_is_written_is_the_error_of_plain_pytorch() -> None:
+    def run() -> None:
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        y.add_(1)
+        y.sum().backward()  # type: ignore[no-untyped-call]
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        run()
+    for tool in (Rematerialize(), Rematerialize(0, strict=False)):
+        with amanda.apply(tool), pytest.raises(RuntimeError, match="modified by an inplace"):
+            run()
+
+
+def test_a_parameter_that_is_written_before_backward_is_an_error_of_its_own() -> None:
+    torch.manual_seed(0)
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    with amanda.apply(Rematerialize(0, strict=False)):
+        loss = second(torch.tanh(first(torch.ones(2, 4)))).sum()
+        with torch.no_grad():
+            first.bias.zero_()  # Plain backward does not read it.
+        with pytest.raises(BudgetError, match="was written after it had been evicted"):
+            loss.backward()
+
+
+def test_a_chain_longer_than_the_stack_of_python() -> None:
+    def gradient(last: int) -> torch.Tensor:
+        y = torch.ones(2, requires_grad=True)
+        for number in range(last + 1):
+            edge = get_gradient_edge(y) if number == last else None
+            y = torch.sin(y)
+        assert edge is not None
+        (found,) = torch.autograd.grad(y.sum(), edge)
+        return found
+
+    plain = gradient(1500)
+    tool = Rematerialize(0, strict=False)
+    with amanda.apply(tool):
+        # The saved input of the last operator was evicted, with all that it is computed from.
+        assert torch.equal(gradient(1500), plain)
+    assert repeated(tool.result()) >= 1500
+
+
+def test_values_that_a_tool_has_edited_are_computed_from_the_edited_ones() -> None:
+    def gradients(*tools: amanda.Tool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+        with amanda.apply(*tools):
+            model(torch.ones(4, 8)).sum().backward()
+        return [p.grad for p in model.parameters()]  # type: ignore[misc]
+
+    tool = Rematerialize(0, strict=False)
+    expected, found = gradients(Prune(0.5)), gradients(Prune(0.5), tool)
+    assert all(map(torch.equal, found, expected))
+    assert repeated(tool.result()) > 0
+
+
+def test_budgets_are_bytes_or_text() -> None:
+    assert [Rematerialize(b).budget for b in (5, "5", "1.5 kB", "2GiB")] == [5, 5, 1500, 2**31]
+    with pytest.raises(ValueError, match="500MB"):
+        Rematerialize("much")
+    with pytest.raises(ValueError, match="neighborhood, classes, local"):
+        Rematerialize(heuristic="oldest")  # type: ignore[arg-type]
