@@ -857,6 +857,107 @@ def test_products_of_pruned_copies_are_not_skipped() -> None:
     assert found.reached == found.parameters
 
 
+class EncoderDecoder(nn.Module):
+    """Calls its encoder by itself, as ``generate`` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Linear(2, 2)
+        self.encoder = nn.Sequential(shared)
+        self.decoder = nn.Linear(2, 2, bias=False)
+        self.decoder.weight = shared.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(self.encoder(x), self.decoder.weight)
+
+    def generate(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self(self.encoder(x))
+        return output
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_part_that_is_called_by_itself_shares_the_weights_of_its_model(whole: bool) -> None:
+    model, tool, x = EncoderDecoder(), Prune(0.5), torch.ones(1, 2)
+    reference = copy.deepcopy(model)
+    with torch.no_grad():
+        weight = reference.decoder.weight
+        weight.mul_((weight.abs() > weight.abs().flatten().kthvalue(2).values).float())
+        expected = reference.generate(x)
+        with amanda.apply(tool):
+            if whole:
+                model(x)
+            assert torch.equal(model.generate(x), expected)
+    found = tool.result()
+    name = "encoder.0.weight" if whole else "0.weight"  # By the first model called.
+    assert [one.name for one in found.weights] == [name]
+    assert (found.parameters, found.reached, found.unreached) == (4, 4, [])
+    assert len(tool.masks) == 1
+
+
+def test_a_model_that_gets_the_name_of_a_dead_one_has_masks_of_its_own() -> None:
+    part, tool, x = nn.Linear(2, 2, bias=False), Prune(0.5), torch.ones(1, 2)
+    with torch.no_grad(), amanda.apply(tool):
+        for _ in range(3):
+            for each in (part, nn.Linear(2, 2, bias=False)):
+                with amanda.disabled():
+                    mask = each.weight.abs() > each.weight.abs().flatten().kthvalue(2).values
+                    expected = functional.linear(x, each.weight * mask)
+                assert torch.equal(nn.Sequential(each)(x), expected)
+                assert torch.equal(each(x), expected)
+                gc.collect()
+
+
+def test_scripted_modules_name_their_parameters_as_not_read() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+    model, x = nn.Sequential(scripted, nn.Linear(2, 2)), torch.ones(1, 2)
+    for root, names in ((model, ["0.0.weight"]), (scripted, ["0.weight"])):
+        tool = Prune(0.5)
+        with amanda.apply(tool):
+            root(x)
+        assert [one.name for one in tool.result().unreached] == names
+
+
+class Tokens(nn.Module):
+    """Prepends a token, as vision transformers do; ties its table to its last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 4))
+        self.table = nn.Embedding(3, 4)
+        self.parts = nn.ParameterList(torch.randn(2, 4) for _ in range(2))
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        hidden = self.table(indices)
+        hidden = torch.cat([self.token.expand(len(indices), 1, 4), hidden], 1)
+        hidden = functional.linear(hidden, torch.cat([*self.parts]))
+        return functional.linear(hidden, self.table.weight)
+
+
+def test_a_token_beside_activations_is_no_weight_and_a_tied_table_is_named() -> None:
+    model, tool, indices = Tokens(), Prune(0.5), torch.tensor([[0, 2]])
+    expected = copy.deepcopy(model)
+    table = expected.table.weight.detach().clone()
+    with torch.no_grad(), amanda.apply(tool):
+        output = model(indices)
+    with torch.no_grad():
+        for matrix in (*expected.parts, table):
+            least = matrix.abs().flatten().kthvalue(matrix.numel() // 2).values
+            matrix.mul_((matrix.abs() > least).float())
+        hidden = torch.cat([expected.token, expected.table(indices)], 1)
+        hidden = functional.linear(hidden, torch.cat([*expected.parts]))
+    assert torch.equal(output, functional.linear(hidden, table))
+    found = tool.result()
+    assert [(w.name, w.reason) for w in found.unreached] == [
+        ("token", "read by cat, with what is no weight")
+    ]
+    assert [(w.name, w.elements, w.reason) for w in found.read_otherwise] == [
+        ("table.weight", 12, "read as an embedding")
+    ]
+    assert "also read without the mask: table.weight (12, read as an embedding)" in (
+        found.table().title
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
 def test_ids_are_flat_over_512_generated_tokens(name: str) -> None:

@@ -378,8 +378,7 @@ class Sites(Generic[R]):
 
     def _operand_label(self, scope: Scope, position: int, tensor: Any) -> Any:
         if isinstance(tensor, Found):
-            own = tensor.root == scope.root
-            return (position, tensor.label if own else f"{tensor.root}:{tensor.label}")
+            return (position, tensor.path)
         number = self.labels.look_up(tensor)[1]
         name = self._scopes.weight_name(scope, tensor)
         return (position, name if name is not None else number)

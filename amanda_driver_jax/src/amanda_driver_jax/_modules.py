@@ -97,7 +97,7 @@ class Models:
                 found[position] = Weight(part, value, finder, role, layout, False)
         shapes = {f"{place[0]}:{name}": jax.numpy.shape(value) for name, value in values.items()}
         copies = context["type"] in ("cast", "identity", "reshape", "transpose")
-        return Reads(found, lambda: shapes, bool(found) and not copies)
+        return Reads(found, lambda: shapes, bool(found) and not copies, root=place[0])
 
     def memory(self, value: Any) -> None:
         """Return None, because arrays of JAX cannot be written and share no memory with others."""

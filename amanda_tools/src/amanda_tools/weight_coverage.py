@@ -13,7 +13,7 @@ from amanda_core.weights.geometry import Region
 from amanda_core.weights.reads import Reads, Weight
 from amanda_tools.output.rendering import format_percent
 
-__all__ = ["UnreachedWeight", "WeightCoverage", "describe_coverage", "elements_in"]
+__all__ = ["UnreachedWeight", "WeightCoverage", "describe_coverage", "elements_in", "list_weights"]
 
 #: How many of the unreached parameters a title names; the result has all of them.
 _NAMED = 4
@@ -39,6 +39,8 @@ class WeightCoverage:
 
     def __init__(self) -> None:
         self._shapes: dict[str, tuple[int, ...]] = {}
+        #: Models whose parameters are known.
+        self._roots: set[str] = {""}
         #: Owner -> regions that were changed.
         self._regions: dict[str, dict[str, Region]] = {}
         #: Owner -> parts that indices cannot express, and how many elements each has.
@@ -47,8 +49,11 @@ class WeightCoverage:
         self._reasons: dict[str, dict[str, None]] = {}
 
     def add_parameters(self, reads: Reads) -> None:
-        """Record the parameters of the running model if one of those read is new."""
-        if any(weight.owner not in self._shapes for weight in reads.values()):
+        """Record the parameters of the running model if it, or one of those read, is new."""
+        if reads.root not in self._roots or any(
+            weight.owner not in self._shapes for weight in reads.values()
+        ):
+            self._roots.add(reads.root)
             self._shapes.update(reads.shapes())
 
     def add_reached(self, weight: Weight) -> None:
@@ -103,6 +108,17 @@ class WeightCoverage:
                 unreached.append(UnreachedWeight(name, elements - read, "; ".join(reasons)))
         return total, reached, unreached
 
+    def read_otherwise(self) -> list[UnreachedWeight]:
+        """Return the matrices that were changed where they were read, but not everywhere.
+
+        Their `elements` are those that were changed at some place.
+        """
+        return [
+            UnreachedWeight(owner.partition(":")[2], read, "; ".join(reasons))
+            for owner, reasons in self._reasons.items()
+            if len(self._shapes.get(owner, ())) > 1 and (read := self.read(owner))
+        ]
+
 
 def describe_coverage(
     parameters: int, reached: int, unreached: Sequence[UnreachedWeight]
@@ -111,11 +127,14 @@ def describe_coverage(
     parts = []
     if parameters:
         parts.append(f"{format_percent(reached, parameters)} of the parameters reached")
-    if unreached:
-        names = [f"{one.name} ({one.elements}, {one.reason})" for one in unreached[:_NAMED]]
-        more = len(unreached) - len(names)
-        parts.append(f"not reached: {', '.join(names)}{f' and {more} more' * bool(more)}")
-    return parts
+    return parts + list_weights("not reached", unreached)
+
+
+def list_weights(heading: str, weights: Sequence[UnreachedWeight]) -> list[str]:
+    """Return a phrase of a title that lists weights, or nothing if there are none."""
+    names = [f"{one.name} ({one.elements}, {one.reason})" for one in weights[:_NAMED]]
+    more = len(weights) - len(names)
+    return [f"{heading}: {', '.join(names)}{f' and {more} more' * bool(more)}"] if names else []
 
 
 def elements_in(regions: Collection[Region], shape: tuple[int, ...]) -> int:

@@ -7,6 +7,7 @@ name, because a weak reference to a tensor keeps a framework from exchanging its
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -48,13 +49,15 @@ class Found(NamedTuple):
     """A parameter, and the part of it that a value shows.
 
     Attributes:
-        root: Label of the outermost module that holds it; empty outside of modules.
+        root: Label of the first outermost module called that holds it; empty outside of modules.
         name: Its qualified name there; outside of modules a number with a ``#``.
         token: A number that is never used again, for a parameter without a name; else 0.
         shape: Its dimensions.
         memory: Where it lies; None if unknown.
         place: The part that the value shows.
         get: Returns the current parameter; None if it has died.
+        path: Its name in the root whose op reads it, and the region. Another root and a colon come
+            before it if that root does not hold it.
     """
 
     root: str
@@ -64,11 +67,7 @@ class Found(NamedTuple):
     memory: Memory | None
     place: Place
     get: Callable[[], Any]
-
-    @property
-    def label(self) -> str:
-        """The name and the region, for messages."""
-        return self.name + region_text(self.place.region)
+    path: str = ""
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -77,6 +76,9 @@ class Found(NamedTuple):
 
 
 class _Entry(NamedTuple):
+    """A parameter of a root. `owner` is the root and name by which it was known first."""
+
+    owner: tuple[str, str]
     name: str
     memory: Memory | None
     shape: tuple[int, ...]
@@ -105,9 +107,9 @@ class Parameters:
         self._strangers: Known[bool] = Known()
 
     def shapes(self, root: str) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each parameter of a root, by name."""
+        """Return the shape of each parameter of a root, by the root that owns it and its name."""
         self._table(root)
-        return {name: entry.shape for name, entry in self._entries[root].items()}
+        return {":".join(entry.owner): entry.shape for entry in self._entries[root].values()}
 
     def find(self, value: Any, root: str, operand: bool = True) -> Found | None:
         """Return the parameter that a tensor is or shows a part of; None if there is none.
@@ -122,7 +124,7 @@ class Parameters:
         # Outside of modules, parameters of the models that have run are read as well.
         for label in (root,) if root else tuple(self._tables):
             if (found := self._held(value, label, memory)) is not None:
-                return found
+                return found if root else found._replace(path=f"{label}:{found.path}")
         base = layouts.base(value)
         marked = layouts.is_parameter(base)
         if root and marked and not self._strangers.get(base):
@@ -167,27 +169,26 @@ class Parameters:
     def _held(
         self, value: Any, root: str, memory: Memory | None, again: bool = True
     ) -> Found | None:
-        table = self._table(root)
-        if memory is None:
-            for entry in table.get(None, ()):
-                if entry.get() is value:
-                    return self._found(root, entry, _whole(entry.shape))
-            return None
-        for entry in table.get(memory.key, ()):
-            place = place_in(entry.memory, memory) if entry.memory is not None else None
+        for entry in self._table(root).get(memory and memory.key, ()):
+            if entry.memory is None or memory is None:
+                place = _whole(entry.shape) if entry.get() is value else None
+            else:
+                place = place_in(entry.memory, memory)
             if place is None:
                 continue
-            parameter = entry.get()
-            if parameter is None or self._layouts.memory(parameter) != entry.memory:
-                # It has moved, and another tensor may lie here now.
+            parameter, (owner, name) = entry.get(), entry.owner
+            moved = parameter is None or self._layouts.memory(parameter) != entry.memory
+            if moved or not self._holds(owner, name, parameter):
+                # Another tensor may lie here now.
                 self.forget(root)
                 return self._held(value, root, memory, False) if again else None
-            return self._found(root, entry, place)
+            path = entry.name + region_text(place.region)
+            return Found(owner, name, 0, entry.shape, entry.memory, place, entry.get, path)
         return None
 
-    @staticmethod
-    def _found(root: str, entry: _Entry, place: Place) -> Found:
-        return Found(root, entry.name, 0, entry.shape, entry.memory, place, entry.get)
+    def _holds(self, root: str, name: str, parameter: Any) -> bool:
+        entry = self._entries.get(root, {}).get(name)
+        return entry is not None and entry.get() is parameter
 
     def _unnamed(self, value: Any, base: Any, memory: Memory | None) -> Found | None:
         shape, whole = self._layouts.shape(base), self._layouts.memory(base)
@@ -197,34 +198,41 @@ class Parameters:
         if memory is not None and whole is not None:
             place = place_in(whole, memory) or place
         token, number = self._labels.look_up(base)
-        labels = self._labels
-
-        def get() -> Any:
-            return labels.tensor(token)
-
-        return Found("", f"#{number}", token, shape, whole, place, get)
+        name, get = f"#{number}", functools.partial(self._labels.tensor, token)
+        return Found("", name, token, shape, whole, place, get, name + region_text(place.region))
 
     def _table(self, root: str) -> dict[Hashable, list[_Entry]]:
         table = self._tables.get(root)
         known = next(iter(self._entries.get(root, {}).values()), None)
         # Another model may have the label of one that has died.
         if table is None or (known is not None and known.get() is None):
+            owners = self._owners(root)
             table = self._tables[root] = {}
             entries = self._entries[root] = {}
-            for name, owner, parameter in self._scopes.weights(root):
+            for name, module, parameter in self._scopes.weights(root):
                 memory, shape = self._layouts.memory(parameter), self._layouts.shape(parameter)
                 if shape is not None:
-                    get = self._getter(weakref.ref(owner), name.rpartition(".")[2])
-                    entry = entries[name] = _Entry(name, memory, shape, get)
+                    get = self._getter(weakref.ref(module), name.rpartition(".")[2])
+                    owner = owners.get(id(parameter), (root, name))
+                    entry = entries[name] = _Entry(owner, name, memory, shape, get)
                     table.setdefault(memory and memory.key, []).append(entry)
         return table
 
-    def _getter(self, owner: weakref.ref[Any], name: str) -> Callable[[], Any]:
-        attribute = self._layouts.attribute
+    def _owners(self, root: str) -> dict[int, tuple[str, str]]:
+        """Return the owners of the parameters of all other roots, by their ids.
 
+        A part of a model may be called by itself: ``generate`` calls the encoder, then the model.
+        """
+        others = [
+            e for label, table in self._entries.items() if label != root for e in table.values()
+        ]
+        held = [(entry.get(), entry.owner) for entry in others]
+        return {id(p): owner for p, owner in held if p is not None and self._holds(*owner, p)}
+
+    def _getter(self, owner: weakref.ref[Any], name: str) -> Callable[[], Any]:
         def get() -> Any:
             module = owner()
-            return None if module is None else attribute(module, name)
+            return None if module is None else self._layouts.attribute(module, name)
 
         return get
 

@@ -6,6 +6,7 @@ computes with it, and the key that identifies it in every process.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,8 @@ class Weight:
     Attributes:
         name: Qualified name of the parameter in its model; ``#`` and a number if it is not in a
             module.
-        root: Name of the model: the class of the outermost module called, with a number if several
-            have been called. Empty for a parameter that is not in a module.
+        root: Name of the model: the class of the first outermost module called that holds it, with
+            a number if several have been called. Empty for a parameter that is not in a module.
         shape: Dimensions of the whole parameter.
         region: Indices into the parameter that give the part; empty for all of it.
         exact: Whether the input shows all of the region and nothing else. If indices cannot express
@@ -120,9 +121,11 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
     A weight in a list of tensors has its position and its index in the list as a key.
 
     Attributes:
+        shapes: Returns the shape of every parameter of the model that the op is in, by `owner`.
         consumed: Whether the op computes with the weights or copies them. An op that makes a view
             of a weight does not; the op that computes with the view reads the same weight.
         supported: Whether the driver reports where tensors lie. If not, there are no weights.
+        root: Name of the model that the op is part of; empty outside of modules.
         written: Positions at which the op writes into a weight.
         uncounted: Owners of the weights that the op writes without changing a version.
     """
@@ -135,8 +138,9 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
         supported: bool = True,
         written: frozenset[int] = frozenset(),
         destinations: Iterable[Weight] = (),
+        root: str = "",
     ) -> None:
-        self._weights, self._shapes = weights, shapes
+        self._weights, self.shapes, self.root = weights, shapes, root
         self.consumed, self.supported = consumed, supported
         self.written = frozenset(place for place in weights if _position(place) in written)
         # Fused optimizers write whole lists, and change no version.
@@ -153,10 +157,6 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
     def __len__(self) -> int:
         return len(self._weights)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every parameter of the model that the op is part of, by `owner`."""
-        return self._shapes()
-
 
 def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
     """Return the weights that this execution of an op reads.
@@ -171,14 +171,10 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
         return parameters(context) if parameters else Reads({}, dict, supported=False)
     holder = context.forward or context
     root, known = _operands_of(holder.site.key)
-
-    def shapes() -> dict[str, tuple[int, ...]]:
-        found = parameters.shapes(root) if root else {}
-        return {f"{root}:{name}": shape for name, shape in found.items()}
-
+    shapes = functools.partial(parameters.shapes, root)
     facts, inputs = context.facts, context.get_inputs()
     if facts is None or inputs is None:
-        return Reads({}, shapes)
+        return Reads({}, shapes, root=root)
     roles: tuple[str, ...] = context.get("input_roles", ())
     found: dict[int | tuple[int, int], Weight] = {}
 
@@ -190,8 +186,7 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
         if part is not None:
             role = roles[position] if position < len(roles) else None
             layout = context.get("weight_layout") if role == "weight" else None
-            varies = known.isdisjoint({part.label, f"{part.root}:{part.label}"})
-            found[place] = Weight(part, value, parameters, role, layout, varies)
+            found[place] = Weight(part, value, parameters, role, layout, part.path not in known)
 
     for position, value in enumerate(inputs):
         if isinstance(value, (list, tuple)):
@@ -207,7 +202,7 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
         if (part := part_of(value, 0)) is not None
     ]
     written = execution.get("writes") or frozenset()
-    return Reads(found, shapes, consumed, True, written, destinations)
+    return Reads(found, shapes, consumed, True, written, destinations, root)
 
 
 def _position(place: int | tuple[int, int]) -> int:

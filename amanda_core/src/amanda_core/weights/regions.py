@@ -38,7 +38,7 @@ class SiteRegions:
         if part is None:
             return 0, None
         extents, tokens = self._seen.setdefault(position, (part.extents, {}))
-        key = part.token, f"{part.root}:{part.label}"
+        key = part.token, part.path
         if extents != part.extents or (key not in tokens and len(tokens) >= LIMIT):
             return 0, None
         return tokens.setdefault(key, len(tokens) + 1), part

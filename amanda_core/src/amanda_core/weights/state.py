@@ -66,6 +66,8 @@ class WeightState(Generic[T]):
     def __init__(self, by_region: bool = False) -> None:
         self._by_region = by_region
         self._kept: dict[str, T] = {}
+        #: Owner -> the weight for which its value was made.
+        self._made: dict[str, Weight] = {}
         #: Values from `load` by name, which no weight has claimed yet.
         self._loaded: dict[str, Any] = {}
         self._convert: Callable[[Any, Any], T] = _unchanged
@@ -91,15 +93,16 @@ class WeightState(Generic[T]):
             The kept value; None if the parameter has died.
         """
         owner = weight.key if self._by_region else weight.owner
+        parameter, made = weight.parameter, self._made.get(owner)
+        if weight.memory and made and parameter is not None and parameter is not made.parameter:
+            del self._kept[owner], self._made[owner]  # Of a model that has died, or lost its name.
         if owner not in self._kept:
-            parameter = weight.parameter
             if parameter is None:
                 return None
+            self._made[owner] = weight
             names = [n for n in (owner, owner.partition(":")[2]) if n in self._loaded]
-            if names:
-                self._kept[owner] = self._convert(self._loaded[names[0]], parameter)
-            else:
-                self._kept[owner] = make(parameter)
+            loaded = self._loaded[names[0]] if names else None
+            self._kept[owner] = self._convert(loaded, parameter) if names else make(parameter)
         return self._kept[owner]
 
     def saved(self) -> dict[str, T]:
@@ -127,6 +130,7 @@ class WeightState(Generic[T]):
         """
         self._loaded, self._convert = dict(saved), convert or _unchanged
         self._kept.clear()
+        self._made.clear()
         self.forget_edited()
 
     def edited(self, weight: Weight, edit: Callable[[Any], Any], keep: bool = True) -> Any:

@@ -343,12 +343,15 @@ BUILDING_METHODS = frozenset(
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """Return a module's submodules by name; some may be None."""
-    return module._modules
+    children = module._modules
+    # That of a scripted module has no more than items.
+    return children if isinstance(children, dict) else dict(children.items())
 
 
 def parameter_of(module: torch.nn.Module, name: str) -> torch.nn.Parameter | None:
     """Return a module's own parameter of this name, or None."""
-    return module._parameters.get(name)
+    parameters = module._parameters  # That of a scripted module has no `get`.
+    return (parameters if isinstance(parameters, dict) else dict(parameters.items())).get(name)
 
 
 #: Registries in `torch.nn.modules.module` of hooks for every module -> kind of the hooks.

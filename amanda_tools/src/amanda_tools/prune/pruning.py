@@ -219,6 +219,8 @@ class Pruning(WeightTool):
                 return "read as an embedding"
             return "" if _PART in context else f"{how}, which picks rows of the variable itself"
         if op_type in _COPIES:
+            if not isinstance(place, int) and not self._is_of_weights(context, position):
+                return f"{how}, with what is no weight"
             rank -= _picked_axes(context) if weight.axes else 0
             if rank <= 1:
                 return f"{how}, which does not pick whole matrices"
@@ -238,6 +240,12 @@ class Pruning(WeightTool):
             return f"{how} as left"
         order = order_of(context, weight)
         return self.refuses(tuple(weight.shape[axis] for axis in order.axes), order)
+
+    def _is_of_weights(self, context: OpContext, position: int) -> bool:
+        """Return True if all tensors of a list are weights, or copies of some."""
+        items = range(len(list(context.get_inputs() or ())[position]))
+        copies = self._copies.reads(context)
+        return all((position, n) in context.weights or (position, n) in copies for n in items)
 
     def _prune(self, context: OpContext, chosen: Mapping[int | tuple[int, int], Weight]) -> None:
         places: dict[int, dict[int | None, Weight]] = {}
@@ -473,6 +481,7 @@ class Pruning(WeightTool):
             weights,
             list(self._skipped),
             *coverage.figures(),
+            read_otherwise=coverage.read_otherwise(),
             tool_seconds=self._clock.spent / 1e9,
             notes=list(self._notes),
             tool=self.name,

@@ -12,7 +12,7 @@ from typing import Any
 from amanda_core.results import Table
 from amanda_tools.output import charts
 from amanda_tools.output.rendering import dataframe, format_count, format_percent, render_html
-from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage
+from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage, list_weights
 
 __all__ = ["PruneResult", "PrunedWeight"]
 
@@ -60,6 +60,8 @@ class PruneResult:
         parameters: How many elements the matrices among the parameters of the models have.
         reached: How many of these are read with the mask applied.
         unreached: The others: which parameters, how many elements, and why.
+        read_otherwise: Parameters that are read with the mask applied, and by other operators
+            without it: how many elements the former read, and why the latter are not masked.
         tool_seconds: Time that making the masks took, without the multiplications in each
             execution: in a graph these are operators of the program.
         notes: What cannot be pruned, and why.
@@ -72,6 +74,7 @@ class PruneResult:
     parameters: int = 0
     reached: int = 0
     unreached: list[UnreachedWeight] = field(default_factory=list)
+    read_otherwise: list[UnreachedWeight] = field(default_factory=list)
     tool_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     tool: str = "prune"
@@ -108,6 +111,7 @@ class PruneResult:
             left = format_percent(self.effective_macs, self.macs)
             parts.append(f"{left} of {format_count(self.macs, 'MAC')} left")
         parts += describe_coverage(self.parameters, self.reached, self.unreached)
+        parts += list_weights("also read without the mask", self.read_otherwise)
         parts += self.notes
         columns = ("op", "weight", "elements", "pruned")
         return Table("; ".join(parts), columns, [*rows, ("all", "", elements, pruned)])
