@@ -30,7 +30,7 @@ SIZES = {"wide": (1400, 900), "narrow": (390, 844)}
 #: Section at the top of each picture.
 PLACES = {"wide": "latency", "narrow": "memory"}
 #: Colours of a picture, which keep its text sharp and the file small.
-COLORS = 96
+COLORS = 256
 DRAWN = """
 const figures = [...document.querySelectorAll('figure')];
 for (const figure of figures) figure.draw();
