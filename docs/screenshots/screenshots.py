@@ -26,7 +26,8 @@ PROGRAMS = {
     "resnet50": "resnet.encoder.stages.2.layers.0.layer.1.convolution/conv2d",
     "bert": "bert.encoder.layer.7.intermediate.dense/linear",
 }
-SIZES = {"wide": (1400, 900), "narrow": (390, 844)}
+#: Width and height, and the pixels of the screen for each of them.
+SIZES = {"wide": (1400, 900, 1), "narrow": (390, 844, 2)}
 #: Section at the top of each picture.
 PLACES = {"wide": "latency", "narrow": "memory"}
 #: Colours of a picture, which keep its text sharp and the file small.
@@ -82,8 +83,8 @@ def open_browser() -> Any:
 
 def take(browser: Any, page: Path, name: str, scheme: str, size: str) -> None:
     """Take one picture."""
-    width, height = SIZES[size]
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    width, height, scale = SIZES[size]
+    metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)

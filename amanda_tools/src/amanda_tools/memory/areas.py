@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 __all__ = ["Areas", "Change", "areas"]
 
-#: Number of stretches of time.
-MOMENTS = 300
+#: Number of stretches of time: each has more than a pixel on a phone, or areas have gaps.
+MOMENTS = 200
 #: Number of modules that are shown; the others are added up.
 MODULES = 7
 REST = "(others)"
