@@ -211,18 +211,69 @@ def test_a_late_request_for_gradients_is_refused() -> None:
         jnp.sin(jnp.ones(2))
 
 
-def test_forward_mode_over_edited_gradients_is_refused_by_name() -> None:
-    x = jnp.ones(2)
-    with amanda.apply(scaling(3.0)), pytest.raises(UnsupportedError, match="sin"):
-        jax.jvp(jnp.sin, (x,), (x,))
+def _curve(x: Any) -> Any:
+    return jnp.sin(x) * x
 
 
-def test_forward_mode_runs_under_a_tool_that_only_looks_at_backward_ops() -> None:
+def _slope(x: Any) -> Any:
+    return jnp.cos(x) * x + jnp.sin(x)
+
+
+def _bend(x: Any) -> Any:
+    return 2 * jnp.cos(x) - x * jnp.sin(x)
+
+
+def _pushed(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: jax.jvp(function, (x,), (jnp.ones_like(x),))[1]
+
+
+def _looped(x: Any) -> Any:
+    return lax.scan(lambda c, _: (_curve(c), None), x, None, length=1)[0]
+
+
+#: Derivatives in forward mode, each with what it is by hand.
+FORWARD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "jvp": (_pushed(_curve), _slope),
+    "jvp(jit)": (_pushed(jax.jit(_curve)), _slope),
+    "jit(jvp(jit))": (jax.jit(_pushed(jax.jit(_curve))), _slope),
+    "jvp(vmap)": (_pushed(jax.vmap(_curve)), _slope),
+    "vmap(jvp(jit))": (jax.vmap(_pushed(jax.jit(_curve))), _slope),
+    "jvp(scan)": (_pushed(_looped), _slope),
+    "jvp(checkpoint)": (_pushed(jax.checkpoint(_curve)), _slope),
+    "linearize": (lambda x: jax.linearize(_curve, x)[1](jnp.ones_like(x)), _slope),
+    "linearize(jit)": (lambda x: jax.linearize(jax.jit(_curve), x)[1](jnp.ones_like(x)), _slope),
+    "jvp(jvp(jit))": (_pushed(_pushed(jax.jit(_curve))), _bend),
+    "grad(jvp(jit))": (lambda x: jax.grad(lambda v: _pushed(jax.jit(_curve))(v).sum())(x), _bend),
+    "jvp(grad(jit))": (_pushed(jax.grad(lambda v: jax.jit(_curve)(v).sum())), _bend),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("staged", [False, True], ids=["host", "staged"])
+def test_forward_mode_runs_under_a_tool_that_looks_at_gradients(name: str, staged: bool) -> None:
+    run, by_hand = FORWARD[name]
+
+    def look(*gradients: Any) -> None:
+        pass
+
+    def analyse(context: amanda.OpContext) -> None:
+        routine = amanda.staged(look) if staged else look
+        context.insert_before_backward_op(routine, observe=True)
+
     tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
     tool.add_inst_for_op(lambda context: None, backward=True)
-    x = jnp.array([0.3])
+    plain = run(X)
     with amanda.apply(tool):
-        assert np.allclose(jax.jvp(jnp.sin, (x,), (x,))[1], jnp.cos(x) * x)
+        assert np.allclose(run(X), by_hand(X), rtol=1e-5)
+    assert np.array_equal(run(X), plain)
+
+
+@pytest.mark.parametrize("name", [name for name in FORWARD if "grad" not in name])
+def test_forward_mode_over_edited_gradients_is_refused_by_name(name: str) -> None:
+    run, _ = FORWARD[name]
+    with amanda.apply(scaling(3.0)), pytest.raises(UnsupportedError, match=r"edited.*'sin'"):
+        run(X)
 
 
 # Threads, versions, coverage.

@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -81,3 +85,69 @@ def test_a_dump_has_the_values(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_is_not_supported_is_said() -> None:
     assert any("jax" in note for note in run(EffectivePath(), steps=1).notes)
+
+
+SCRIPT = """
+import sys
+import jax, jax.numpy as jnp, optax
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(1, 4, (3, 3), rngs=rngs)
+        self.out = nnx.Linear(256, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(jax.nn.relu(self.conv(x)).reshape(x.shape[0], -1))
+
+def step(model, optimizer, x, y):
+    def loss(model):
+        return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
+    value, gradients = nnx.value_and_grad(loss)(model)
+    optimizer.update(model, gradients)
+    return value
+
+x, y = jax.random.normal(jax.random.key(1), (8, 8, 8, 1)), jnp.arange(8) % 4
+model = Net(nnx.Rngs(0))
+optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+run = nnx.jit(step) if "jit" in sys.argv else step
+for _ in range(2):
+    value = run(model, optimizer, x, y)
+print("trained", value)
+"""
+JITTED = "jax/0.10.2/jit: its graphs cannot be read"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["eager", "jit"])
+def test_tools_run_on_a_training_script(tmp_path: Path, mode: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+
+    def run(*command: str) -> tuple[str, str]:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", *command, str(script), mode],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        (trained,) = (line for line in done.stdout.splitlines() if line.startswith("trained"))
+        return trained, done.stderr
+
+    plain, _ = run()
+    looking = ["flops", "graph", "nonfinite", "dump", "memory", "latency", "trace", "sparsity"]
+    for names in (looking, ["prune:sparsity=0.5"]):
+        options = [word for name in names for word in ("-t", name)]
+        trained, said = run("-m", "amanda", "run", *options, "-o", f"out{len(names)}")
+        if names is looking:
+            assert np.isclose(float(trained.split()[1]), float(plain.split()[1]), rtol=1e-5)
+            assert "conv2d" in said
+            assert "0 faults" in said
+            assert mode == "eager" or JITTED in said
+        else:
+            assert trained != plain
+            assert "50.0% of the weights pruned" in said

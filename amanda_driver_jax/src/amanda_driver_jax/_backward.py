@@ -6,16 +6,19 @@ backward operator, inside the aligned view.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from amanda_core import IPoint, OpContext, Plan, Site, Step
+from amanda_core.errors import UnsupportedError
 from amanda_driver_jax._call_sites import is_traced, marked
 from amanda_driver_jax._folding import fold, isolated, shown
 from amanda_driver_jax._host import Host, replaced
+from amanda_driver_jax._jax_internals import register_forward_mode
 from amanda_driver_jax._trace_keys import LOCAL, busy
 from amanda_driver_jax._values import (
     cast_like,
@@ -25,7 +28,7 @@ from amanda_driver_jax._values import (
     without_float0,
 )
 
-__all__ = ["watched"]
+__all__ = ["refuse_forward_mode", "watched"]
 
 Compute = Callable[..., Any]
 
@@ -53,6 +56,30 @@ def watched(host: Host, compute: Compute, context: OpContext) -> Compute:
     return found
 
 
+def refuse_forward_mode(context: OpContext) -> None:
+    """Refuse to differentiate an operator forward if tools edit its gradients."""
+    plans = [context.plan(IPoint.BEFORE_BACKWARD), context.plan(IPoint.AFTER_BACKWARD)]
+    if any(plan.edits for plan in plans):
+        raise UnsupportedError(
+            "The gradients of this op are edited, but the program computes its derivative "
+            "in forward mode (jax.jvp, jacfwd), which has no backward program",
+            where=context.where,
+            fix="Compute it with jax.vjp or jacrev, or do not apply the tool there",
+        )
+
+
+@contextlib.contextmanager
+def _pulling() -> Iterator[None]:
+    before, LOCAL.pulling = LOCAL.pulling, True
+    try:
+        yield
+    finally:
+        LOCAL.pulling = before
+
+
+register_forward_mode(__file__, _pulling)
+
+
 class _Backward:
     """One execution of a backward program."""
 
@@ -65,6 +92,9 @@ class _Backward:
     def run(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
         """Return the gradients of the inputs."""
         session = self.session
+        if LOCAL.pulling:
+            refuse_forward_mode(self.forward)
+            return tuple(self.vanilla(tuple(gradients)))
         if session.closed:
             session.warn_once("backward runs after `apply` has ended, so routines do not run")
         if LOCAL.hold is None or not session.enabled:

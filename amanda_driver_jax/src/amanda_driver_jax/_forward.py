@@ -8,8 +8,7 @@ from typing import Any
 import jax
 
 from amanda_core import IPoint, OpContext, Session, Step
-from amanda_core.errors import UnsupportedError
-from amanda_driver_jax._backward import watched
+from amanda_driver_jax._backward import refuse_forward_mode, watched
 from amanda_driver_jax._call_sites import Op, is_library_source, is_traced, marked
 from amanda_driver_jax._folding import fold, isolated, known, note_copy, shown
 from amanda_driver_jax._host import Host, replaced
@@ -112,19 +111,12 @@ class Execution:
             shapes = list(jax.eval_shape(self._vanilla, *values))
             compute = self._replacement(replacement, shapes)
         plans = [context.plan(IPoint.BEFORE_BACKWARD), context.plan(IPoint.AFTER_BACKWARD)]
-        edits = any(plan.edits for plan in plans)
         if not (self.session.wants_backward or any(plans)):
             return compute
         if not any(map(is_differentiable, values)):
             return compute
         if is_forward_mode():
-            if edits:
-                raise UnsupportedError(
-                    "The gradients of this op are edited, but the program computes its derivative "
-                    "in forward mode (jax.jvp, jacfwd), which has no backward program",
-                    where=context.where,
-                    fix="Compute it with jax.vjp or jacrev, or do not apply the tool there",
-                )
+            refuse_forward_mode(context)
             return compute
         return watched(self.host, compute, context)
 

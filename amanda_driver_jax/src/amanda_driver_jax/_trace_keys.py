@@ -27,6 +27,7 @@ class _Local(threading.local):
         busy: Depth of operators inside which none is instrumented.
         key: The key of the session's state; None if nothing is instrumented.
         jitted: The key inside a jitted call; None outside of all.
+        pulling: Whether a backward program is transposed, for a derivative in forward mode.
         plain: Depth of code that uses the plain programs.
         passed: The function that is looked up in JAX's cache, and its arguments.
         trace: The transformation in which an operator is analysed.
@@ -37,6 +38,7 @@ class _Local(threading.local):
     busy = 0
     key: Hashable = None
     jitted: Hashable = None
+    pulling = False
     plain = 0
     passed: tuple[Any, Sequence[Any]] = (None, ())
     trace: Any = None
