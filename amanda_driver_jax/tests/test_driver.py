@@ -279,6 +279,30 @@ def test_forward_mode_over_edited_gradients_is_refused_by_name(name: str) -> Non
 # Threads, versions, coverage.
 
 
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x.at[jnp.array([0, 1])].add(1.0).at[0].set(5.0),
+        lambda x: x.at[0].max(1.0),
+        lambda x: lax.reduce(x, 0.0, lambda a, b: jnp.add(a, b) * 1, (0,)),
+        lambda x: lax.reduce((x, x), (0.0, 0.0), lambda a, b: (a[0] + b[0], a[1] * b[1]), (0,)),
+        lambda x: lax.reduce_window(x, 0.0, lambda a, b: a + b, (2,), (1,), "VALID"),
+    ],
+)
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_how_an_operator_combines_elements_is_a_part_of_it(
+    run: Callable[..., Any], jitted: bool
+) -> None:
+    calls: list[Any] = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: context.insert_after_op(calls.append, outputs=[0]))
+    expected = jax.tree.leaves(jax.jit(run)(X))
+    with amanda.apply(tool):
+        found = jax.tree.leaves((jax.jit(run) if jitted else run)(X))
+    assert all(np.allclose(a, b) for a, b in zip(found, expected, strict=True))
+    assert calls
+
+
 def test_other_threads_run_without_tools() -> None:
     contexts: list[amanda.OpContext] = []
     with amanda.apply(looking(contexts)):

@@ -29,8 +29,12 @@ _COVERAGE = [
     ),
     CoverageGap("operators inside a program's own callbacks", "JAX runs them on other threads"),
     CoverageGap(
-        "functions that are passed to an operator of JAX (jnp.apply_along_axis)",
+        "functions that are passed to an operator of JAX (jnp.apply_along_axis, lax.reduce)",
         "they are a part of the operator",
+    ),
+    CoverageGap(
+        "routines in functions that JAX transposes (lax.custom_root), on the host in exported ones",
+        "JAX can do neither, and raises an error",
     ),
     CoverageGap(
         "forward-mode derivatives of an op whose gradients are edited",

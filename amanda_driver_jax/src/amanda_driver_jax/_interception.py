@@ -22,9 +22,11 @@ from jax.core import Tracer
 from amanda_core.patching import Patches
 from amanda_driver_jax._call_sites import is_library_code
 from amanda_driver_jax._jax_internals import (
+    COMBINING,
     INFER,
     JITTED,
     PRIMITIVE,
+    REDUCTIONS,
     RUN,
     is_ahead_of_time,
     is_top_level,
@@ -49,6 +51,8 @@ class _Interception(Patches):
         self.replace(PRIMITIVE, "bind", _bind)
         self.replace(JITTED, INFER, _infer)
         self.replace(JITTED, RUN, _run)
+        for name in COMBINING:
+            self.replace(REDUCTIONS, name, _uninstrumented(getattr(REDUCTIONS, name)))
         self.afterwards(self.callables.clear)
 
 
@@ -81,6 +85,16 @@ def _bind(primitive: Any, *values: Any, **params: Any) -> Any:
     if hold is None or LOCAL.busy or not hold.session.enabled:
         return _BIND(primitive, *values, **params)
     return hold.bind(primitive, values, params)
+
+
+def _uninstrumented(trace: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that traces a part of an operator, which may not call the host."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with plain():
+            return trace(*args, **kwargs)
+
+    return run
 
 
 class _Done(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 from jax._src import api, core, dispatch, dtypes, ffi, pjit
 from jax._src import callback as callbacks
 from jax._src.interpreters import ad, batching, mlir
+from jax._src.lax import lax
 from jax._src.source_info_util import Scope, current_name_stack
 from jax.extend.core import Primitive
 from jax.extend.core.primitives import jit_p
@@ -22,12 +23,14 @@ from amanda_core.errors import UnsupportedError
 
 __all__ = [
     "API_FILE",
+    "COMBINING",
     "FORWARDING_FUNCTIONS",
     "INFER",
     "INTERNAL_FILES",
     "JITTED",
     "PLUMBING_FILES",
     "PRIMITIVE",
+    "REDUCTIONS",
     "RUN",
     "call_host",
     "current_trace",
@@ -48,6 +51,9 @@ __all__ = [
 PRIMITIVE = Primitive
 #: The module whose functions of these names run every jitted function that C++ has no program of.
 JITTED, INFER, RUN = pjit, "_infer_params", "_run_python_pjit"
+
+#: The module, and its functions that trace how a reduction or a scatter combines elements.
+REDUCTIONS, COMBINING = lax, ("_reduction_jaxpr", "_variadic_reduction_jaxpr")
 
 #: JAX's files that run operators of their own, not those that the user called.
 INTERNAL_FILES = (
