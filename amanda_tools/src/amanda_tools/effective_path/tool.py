@@ -156,7 +156,8 @@ class EffectivePath(OperatorTool["_Op"]):
             execution = Execution(op.name, op.type, op.rule, ports, op.constant, program=op.program)
             made = self._run.made
             for items, own in zip(listed, ports, strict=False):
-                for item, port in zip(items, own, strict=True):
+                # A reference to a variable that has no value yet is not given.
+                for item, port in zip(items, own, strict=False):
                     if port not in made and op.is_fixed(item):
                         self._run.fixed.add(port)
             if op.rule is not None:
