@@ -82,8 +82,8 @@ def write(folder: Path) -> int:
         "failure. The tests are not part of this repository.",
         "",
         "This page is written by `nox -s others -- report` from the results of "
-        "`nox -s others -- SUITE --from FOLDER`; do not edit it. The result of a file is kept until "
-        "it is run again, so results may be older than the sources of this repository.",
+        "`nox -s others -- SUITE --from FOLDER`; do not edit it. The result of a file is kept "
+        "until it is run again, so results may be older than the sources of this repository.",
         "",
         *_summary(found, sources),
         *_exceptions(found),
