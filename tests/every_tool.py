@@ -18,6 +18,7 @@ from amanda_tools.nonfinite import NonFinite
 from amanda_tools.prune import PruneNM, PruneTiles
 from amanda_tools.rematerialize import Rematerialize
 from amanda_tools.rewriting import Rewrite
+from amanda_tools.sensitivity import Sensitivity
 from amanda_tools.sparsity import Sparsity
 from amanda_tools.steer import Steer
 from amanda_tools.trace import Trace
@@ -35,6 +36,7 @@ TOOLS: dict[str, Callable[[], Any]] = {
     "memory": Memory,
     "nonfinite": lambda: NonFinite(everything=True, norms=True),
     "rewrite": lambda: Rewrite(rules=["conv_bn", "sdpa"]),
+    "sensitivity": Sensitivity,
     "sparsity": lambda: Sparsity(gradients=True, everything=True),
     "trace": lambda: Trace(everything=True),
 }

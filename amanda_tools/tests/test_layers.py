@@ -11,7 +11,7 @@ LAYERS: list[str | tuple[str, ...]] = [
     ("commands", "notebook", "report", "training"),
     (
         *("capture", "diff", "effective_path", "faults", "prune", "rematerialize", "rewriting"),
-        *("sparsity", "steer"),
+        *("sensitivity", "sparsity", "steer"),
     ),
     "quantize",
     "weight_tool",

@@ -128,6 +128,7 @@ def of_torch(environment: Environment, tool: Path) -> None:
         "quantize",
         "rematerialize",
         "rewrite",
+        "sensitivity",
         "sparsity",
         "steer",
         "trace",

@@ -1,0 +1,108 @@
+"""The result of `sensitivity`: the operators in the order of the damage.
+
+Owns how it is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from amanda_core.results import OpFigures, Table
+from amanda_tools.output import charts
+from amanda_tools.output.rendering import dataframe, format_count, render_html
+
+__all__ = ["SensitiveOp", "SensitivityResult"]
+
+
+@dataclass
+class SensitiveOp:
+    """What changing the operands of one operator does.
+
+    Attributes:
+        name: Readable name of the operator.
+        id: Its op id.
+        namespace: Where it runs.
+        source: ``file:line`` of its call, or None.
+        operands: How many of its operands are changed.
+        executions: In how many executions their noise was measured.
+        sqnr: Signal-to-quantization-noise ratio of its noisiest operand in dB; None if there is no
+            noise.
+        passes: How many backward passes reached it.
+        damage: Half the mean of the squared change of what the backward passes begin with, to first
+            order; None without a backward pass.
+    """
+
+    name: str
+    id: int
+    namespace: str
+    source: str | None
+    operands: int
+    executions: int
+    sqnr: float | None
+    passes: int
+    damage: float | None
+
+
+@dataclass
+class SensitivityResult:
+    """The operators, the most sensitive first.
+
+    Attributes:
+        change: What is done to each operator.
+        ops: The operators. Without a backward pass their order is that of the noise.
+        tool_seconds: Time that measuring took.
+        notes: What was not measured, and why.
+    """
+
+    change: str
+    ops: list[SensitiveOp] = field(default_factory=list)
+    tool_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def table(self) -> Table:
+        """Return a table with a row for each operator."""
+        rows = [
+            (op.name, op.operands, _shown(op.sqnr), _shown(op.damage), op.passes) for op in self.ops
+        ]
+        by = "damage" if any(op.damage is not None for op in self.ops) else "noise of operands"
+        parts = [f"{format_count(len(self.ops), 'operator')} by {by} of {self.change}"]
+        parts.append(f"measuring took {self.tool_seconds:.3g} s")
+        columns = ("op", "operands", "SQNR (dB)", "damage", "passes")
+        return Table("; ".join([*parts, *self.notes]), columns, rows)
+
+    def op_figures(self) -> Iterable[OpFigures]:
+        """Return the figures of each operator."""
+        for op in self.ops:
+            figures = {"damage": op.damage} if op.damage is not None else {}
+            yield OpFigures(op.namespace, op.id, op.name, False, figures)
+
+    def to_json(self) -> str:
+        """Return the result as JSON."""
+        drawn = [
+            charts.figures(
+                charts.figure("operators", len(self.ops)),
+                charts.figure("most sensitive", self.ops[0].name if self.ops else None),
+            ),
+            charts.bars(
+                "Sensitivity",
+                [("operator", "ops", "name")],
+                charts.measure("damage", "damage"),
+                charts.measure("SQNR", "sqnr", unit="dB"),
+            ),
+        ]
+        content = {"format": "amanda.sensitivity/1", **asdict(self), "charts": drawn}
+        return json.dumps(content, indent=1, allow_nan=False)
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""
+        return dataframe(SensitiveOp, self.ops)
+
+    def _repr_html_(self) -> str:
+        return render_html([self.table()])
+
+
+def _shown(value: float | None) -> object:
+    return "" if value is None else value
