@@ -49,7 +49,7 @@ class Arithmetic:
 
     def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
         """Return the largest magnitudes along axes, which stay with size 1."""
-        return abs(value).max(axis=axes, keepdims=True)
+        return abs(value).max(axis=axes, keepdims=True, initial=0)
 
     def at_least(self, value: Any, least: float) -> Any:
         """Return the values, the smaller ones replaced by `least`."""
@@ -82,7 +82,10 @@ class _Torch(Arithmetic):
         return value.clamp(lowest, highest)
 
     def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
-        return value.detach().abs().amax(axes, keepdim=True)
+        magnitudes = value.detach().abs()
+        if not value.numel():
+            return magnitudes.sum(axes, keepdim=True)
+        return magnitudes.amax(axes, keepdim=True)
 
     def at_least(self, value: Any, least: float) -> Any:
         return value.clamp(min=least)
@@ -164,6 +167,9 @@ class _Jax(Arithmetic):
 
 
 class _MXNet(Arithmetic):
+    def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
+        return value.abs().max(axis=axes, keepdims=True)
+
     def wide(self, value: Any) -> Any:
         import numpy
 

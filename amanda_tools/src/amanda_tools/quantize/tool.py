@@ -356,10 +356,11 @@ class Quantize(WeightTool):
         def make(parameter: Any) -> Any:
             loaded = self.claimed("scale", weight)
             with self._clock:
-                whole = parameter if facts.is_tensor(parameter) else _value_at(context, operand)
-                if whole is None or (shape := facts.shape(whole)) is None or None in shape:
-                    raise NotReadableError(f"read by {context.op_type}, where it has no value")
-                if tuple(shape) != tuple(weight.shape):
+                whole = parameter
+                # The handle of a variable has no values; the operator reads all of it.
+                if not facts.is_tensor(whole) or facts.shape(whole) != tuple(weight.shape):
+                    whole = _value_at(context, operand)
+                if whole is None or facts.shape(whole) != tuple(weight.shape):
                     raise NotReadableError(f"read by {context.op_type} in another shape")
                 tensor = host(facts, whole)
                 values = numbers(tensor.array, tensor.dtype)
@@ -484,6 +485,8 @@ class Quantize(WeightTool):
         assert form is not None
         whole = value
         value = value if operand.item is None else value[operand.item]
+        if not value.numel():
+            return None
         if one.step is None:
             axes = tuple(range(value.dim()))
             one.step = self._step(f"{one.op}/{one.role}", form, value, axes, False)
