@@ -114,6 +114,7 @@ class JaxAttachment:
 
     def call(self, function: Callable[..., Any], info: Any, args: Any, kwargs: Any) -> Any:
         """Run an outermost jitted call. It is a step."""
+        self.changed()  # A listener may have begun an epoch, and it is not enabled inside one.
         with JITTED_CALL:
             result = plain_call(function, info, args, kwargs)
         self.finish(result)
