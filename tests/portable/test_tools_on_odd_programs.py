@@ -103,3 +103,18 @@ def test_convolutions_that_keras_compiles(name: str) -> None:
         found = fitted()
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
     checked(name, tool)
+
+
+def test_references_to_variables_without_a_value() -> None:
+    tool = TOOLS["effective_path"]()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        name, start = "of_references", np.ones((3, 2), np.float32)
+        with tf.compat.v1.variable_scope(name, use_resource=False):
+            weight = tf.compat.v1.get_variable("w", initializer=start)
+        x = tf.compat.v1.placeholder(tf.float32, [None, 3])
+        result = tf.nn.relu(x @ weight)
+        with amanda.apply(tool):
+            session.run(weight.initializer)
+            found = session.run(result, {x: start[:, :1].T})
+    assert found.tolist() == [[3.0, 3.0]]
+    checked("effective_path", tool)
