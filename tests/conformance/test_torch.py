@@ -33,7 +33,6 @@ EAGERLY = {
         "test_backward_ops_know_their_forward_op",
         "test_calls_of_outermost_modules_are_counted",
         "test_gradients_arrive_before_and_leave_behind",
-        "test_ids_stay_the_same_from_run_to_run",
         "test_inserted_code_is_differentiated_on_request",
         "test_recomputation_is_the_same_op_and_flagged",
         "test_tools_hear_of_modules",
@@ -48,12 +47,19 @@ EAGERLY = {
     )
 }
 
+#: Without the cache the program runs eagerly, and its ops are other ones than those of the graph.
+OTHER_IDS = {
+    "test_ids_stay_the_same_from_run_to_run": pytest.mark.xfail(
+        reason="an op that ran in a graph gets another id where it runs eagerly", strict=True
+    )
+}
+
 TestFunctionMode = conformance(FunctionModeBackend, MARKS)
 
 WHY_NOT_NATIVE = unavailable(NativeBackend)
 if not WHY_NOT_NATIVE:
     TestNative = conformance(NativeBackend, MARKS)
-    TestCompiled = pytest.mark.slow(conformance(CompiledBackend, MARKS | EAGERLY))
+    TestCompiled = pytest.mark.slow(conformance(CompiledBackend, MARKS | EAGERLY | OTHER_IDS))
     # Dynamo's own warning, after a graph break.
     TestCompiled = pytest.mark.filterwarnings("ignore:The .grad attribute")(TestCompiled)
 

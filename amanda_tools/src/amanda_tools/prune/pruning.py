@@ -461,7 +461,9 @@ class Pruning(WeightTool):
 
     def check_kept(self, name: str, kept: Any, shape: tuple[int, ...]) -> str:
         """Return why an array is not a mask for a parameter of a shape, or an empty string."""
-        size = getattr(kept, "shape", None)
+        import numpy
+
+        size = numpy.shape(kept)
         return "" if size == shape else f"its shape is {size}, and that of the parameter {shape}"
 
     def baked(self, weight: Weight) -> Edit | None:
