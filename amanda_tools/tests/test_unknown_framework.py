@@ -63,10 +63,15 @@ for name, point in discovery.tools().items():
 print(json.dumps(found))
 """
 
+_NOT_ARRAYS = "its tensors are not NumPy's arrays"
 _OF_PYTORCH = "only what PyTorch's autograd saves in eager mode can be evicted"
 #: What is known of the driver -> tool -> what its result says.
 _SAID: dict[str, dict[str, str]] = {
-    "facts": {"rematerialize": f"not supported on toy/1.2.3/eager: {_OF_PYTORCH}"},
+    "facts": {
+        "quantize": f"not supported on toy/1.2.3/eager: {_NOT_ARRAYS}",
+        "rematerialize": f"not supported on toy/1.2.3/eager: {_OF_PYTORCH}",
+        "sensitivity": f"was not measured: {_NOT_ARRAYS}",
+    },
     "no facts": dict.fromkeys(
         (
             *("memory", "flops", "sparsity", "nonfinite", "dump", "graph", "effective_path"),
@@ -75,6 +80,7 @@ _SAID: dict[str, dict[str, str]] = {
         "not supported on toy/1.2.3/eager: its driver does not tell what tensors are",
     ),
     "fewest facts": {
+        "quantize": f"not supported on toy/1.2.3/eager: {_NOT_ARRAYS}",
         "rematerialize": f"not supported on toy/1.2.3/eager: {_OF_PYTORCH}",
         "memory": "not counted: its driver does not report where tensors lie in memory",
         "sparsity": "not measured: its driver does not read values",
@@ -82,6 +88,7 @@ _SAID: dict[str, dict[str, str]] = {
         "nonfinite": "NotReadableError",
     },
     "compiled": {
+        "quantize": f"not supported on toy/1.2.3/jit: {_NOT_ARRAYS}",
         "rematerialize": f"not supported on toy/1.2.3/jit: {_OF_PYTORCH}",
         **dict.fromkeys(
             ("memory", "latency"),

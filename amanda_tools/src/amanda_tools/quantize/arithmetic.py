@@ -13,10 +13,20 @@ from amanda_core.action import staged
 from amanda_core.facts import Facts, NotReadableError
 from amanda_tools.quantize.formats import EPSILON, Format, Grid
 
-__all__ = ["ARITHMETIC", "RULES", "Arithmetic", "constants", "fake_quantize", "quantize_now"]
+__all__ = [
+    "ARITHMETIC",
+    "NOT_ARRAYS",
+    "RULES",
+    "Arithmetic",
+    "constants",
+    "fake_quantize",
+    "quantize_now",
+]
 
 #: Key of a context: the arithmetic of its tensors.
 ARITHMETIC = "quantize.arithmetic"
+#: Why an unknown framework is not supported.
+NOT_ARRAYS = "its tensors are not NumPy's arrays"
 
 
 class Arithmetic:
@@ -24,6 +34,12 @@ class Arithmetic:
 
     #: Whether steps can be learned.
     learns = False
+
+    def suits(self, value: Any) -> bool:
+        """Return True if this is the arithmetic of a value."""
+        import numpy
+
+        return isinstance(value, numpy.ndarray)
 
     def wide(self, value: Any) -> Any:
         """Return a value with at least 32 bits an element."""
@@ -66,7 +82,12 @@ class Arithmetic:
         raise NotReadableError(f"no {name} in this framework")
 
 
-class _Torch(Arithmetic):
+class _OfFramework(Arithmetic):
+    def suits(self, value: Any) -> bool:
+        return True
+
+
+class _Torch(_OfFramework):
     learns = True
 
     def wide(self, value: Any) -> Any:
@@ -96,7 +117,7 @@ class _Torch(Arithmetic):
         return value.to(getattr(torch, name)).to(value.dtype)
 
 
-class _TensorFlow(Arithmetic):
+class _TensorFlow(_OfFramework):
     def wide(self, value: Any) -> Any:
         import tensorflow
 
@@ -139,7 +160,7 @@ class _TensorFlow(Arithmetic):
         return tensorflow.cast(tensorflow.cast(value, narrow), value.dtype)
 
 
-class _Jax(Arithmetic):
+class _Jax(_OfFramework):
     def wide(self, value: Any) -> Any:
         import jax.numpy
 
@@ -166,7 +187,7 @@ class _Jax(Arithmetic):
         return value.astype(getattr(jax.numpy, name)).astype(value.dtype)
 
 
-class _MXNet(Arithmetic):
+class _MXNet(_OfFramework):
     def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
         return value.abs().max(axis=axes, keepdims=True)
 

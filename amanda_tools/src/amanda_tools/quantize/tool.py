@@ -21,6 +21,7 @@ from amanda_tools.mapping import MappingTool
 from amanda_tools.operators.clock import Clock
 from amanda_tools.quantize.arithmetic import (
     ARITHMETIC,
+    NOT_ARRAYS,
     RULES,
     Arithmetic,
     constants,
@@ -264,6 +265,9 @@ class Quantize(WeightTool):
                 where=context.where,
                 fix="Use the method static or dynamic here",
             )
+        if operands and not arithmetic.suits(_value_at(context, operands[0])):
+            self._notes[f"not supported on {context.namespace}: {NOT_ARRAYS}"] = None
+            return
         known = {one.position: one.weight for one in operands if one.weight is not None}
         for weight in reads.values():
             if weight not in known.values():

@@ -15,7 +15,13 @@ from amanda_core import OpContext, Tool
 from amanda_core.facts import Facts, NotReadableError
 from amanda_tools.mapping import MappingTool
 from amanda_tools.operators.clock import Clock
-from amanda_tools.quantize.arithmetic import ARITHMETIC, RULES, Arithmetic, quantize_now
+from amanda_tools.quantize.arithmetic import (
+    ARITHMETIC,
+    NOT_ARRAYS,
+    RULES,
+    Arithmetic,
+    quantize_now,
+)
 from amanda_tools.quantize.formats import Format, format_named
 from amanda_tools.quantize.operands import Operand, operands_of, shared_axes
 from amanda_tools.quantize.result import decibels
@@ -183,6 +189,8 @@ class Sensitivity(Tool):
             noise[pruned] = -real.ravel()[pruned]
             noise = noise.reshape(real.shape)
         else:
+            if not arithmetic.suits(value):
+                raise NotReadableError(NOT_ARRAYS)
             form = self._formats[operand.weight is None]
             assert isinstance(form, Format)
             new = quantize_now(value, arithmetic=arithmetic, axes=axes, form=form)[0]
