@@ -948,7 +948,7 @@ def test_a_token_beside_activations_is_no_weight_and_a_tied_table_is_named() -> 
     assert torch.equal(output, functional.linear(hidden, table))
     found = tool.result()
     assert [(w.name, w.reason) for w in found.unreached] == [
-        ("token", "read by cat, with what is no weight")
+        ("token", "read by cat, with values that are not weights")
     ]
     assert [(w.name, w.elements, w.reason) for w in found.read_otherwise] == [
         ("table.weight", 12, "read as an embedding")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -197,7 +198,9 @@ def _files(found: list[FileResult]) -> Iterable[str]:
             failed, unstable = len(compared.failures), len(compared.unstable)
             cells.append(f"{compared.passed}, {failed}, {unstable}")
             notes.append(compared.incomplete)
-        notes += [f"not collected: {why}" for why in result.not_collected.values()]
+        # Without the place of the installation.
+        reasons = [re.sub(r" \(/[^)]*\)?", "", why) for why in result.not_collected.values()]
+        notes += [f"not collected: {why}" for why in reasons]
         note = "; ".join(dict.fromkeys(filter(None, notes))).replace("|", "/").replace("\n", " ")
         interceptor = f" ({result.interceptor})" if result.interceptor else ""
         yield (

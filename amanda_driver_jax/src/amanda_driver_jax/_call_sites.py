@@ -129,7 +129,7 @@ def _zone() -> str:
 
 
 class Op:
-    """What the driver keeps about one op.
+    """The driver's record of one op in graphs.
 
     Attributes:
         site: Its facts.

@@ -40,7 +40,7 @@ __all__ = ["CompiledCode"]
 
 
 class CompiledCode:
-    """What was compiled under the tools of one store; resumes with its contexts.
+    """The code that was compiled under the tools of one store; it resumes with their contexts.
 
     Attributes:
         session: The running session.

@@ -1,4 +1,4 @@
-"""Whether compiled callables stay compiled under tools. Does not import torch's compiler."""
+"""The choice whether compiled callables stay compiled. Does not import torch's compiler."""
 
 from __future__ import annotations
 

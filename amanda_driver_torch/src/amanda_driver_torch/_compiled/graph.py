@@ -63,7 +63,7 @@ class AnalysisFailed(Exception):
 
 @dataclasses.dataclass
 class GraphTools:
-    """What the tools of a session need to analyse graphs.
+    """The parts of a session that the analysis of graphs needs.
 
     Attributes:
         session: The session.

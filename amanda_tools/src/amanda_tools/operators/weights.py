@@ -47,7 +47,7 @@ class WeightKeys:
     def follow(self, context: OpContext) -> None:
         """Use the executions of this context from now on.
 
-        Call it in each analysis: a driver may make the context of an operator anew.
+        Call it in each analysis: a driver may make the context of an operator again.
         """
         self._context = weakref.ref(context) if self._varies else None
 

@@ -2,7 +2,8 @@
 
 Owns which weights are pruned, how their masks are kept and applied, and what is reported. Which
 elements a mask keeps is the rule of each subclass. The routine only multiplies, which all tensors
-can.
+can. It is over 400 lines long because weights in positions, in lists, in parts and in copies are one
+decision.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ class Pruning(WeightTool):
             return "" if _PART in context else f"{how}, which picks rows of the variable itself"
         if op_type in _COPIES:
             if not isinstance(place, int) and not self._is_of_weights(context, position):
-                return f"{how}, with what is no weight"
+                return f"{how}, with values that are not weights"
             rank -= _picked_axes(context) if weight.axes else 0
             if rank <= 1:
                 return f"{how}, which does not pick whole matrices"

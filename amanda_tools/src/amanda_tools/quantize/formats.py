@@ -43,7 +43,7 @@ def format_named(name: str) -> Format | None:
         The format; None for the name ``none``.
 
     Raises:
-        ValueError: There is no such format.
+        ValueError: The format does not exist.
 
     >>> format_named("int4").highest
     7.0

@@ -73,7 +73,7 @@ class QuantizedActivation:
 
 @dataclass
 class QuantizeResult:
-    """What is quantized, and how.
+    """The quantized weights and activations, and their grids.
 
     Attributes:
         method: ``static``, ``dynamic``, ``lsq``, ``lsq+`` or ``tqt``.

@@ -1,4 +1,4 @@
-"""What it takes to run an operator of PyTorch again: its inputs, random numbers and autocasting.
+"""Repeatable executions of PyTorch's operators: inputs, random numbers and autocasting.
 
 Owns the record of one execution and its repetition. Which values are in memory is `store`'s.
 """
@@ -99,7 +99,7 @@ class Input(NamedTuple):
     """A tensor that an execution read.
 
     Attributes:
-        value: The value in which it lies; None if it is no known one.
+        value: The value in which it lies; None if that is not known.
         extent: Which part of the value it is.
         tensor: Without a value, an alias of the tensor; None if it must not be kept for this.
         version: The version of that tensor.

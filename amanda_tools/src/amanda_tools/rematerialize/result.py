@@ -40,7 +40,7 @@ class RematerializedOp(OpFacts):
 
 @dataclass
 class RematerializeResult:
-    """What keeping within the budget took.
+    """The memory in use, and the operators that ran again to stay within the budget.
 
     Attributes:
         budget: The budget in bytes; None if nothing was to be evicted.

@@ -39,7 +39,7 @@ _STATES = 5
 
 
 class BudgetError(AmandaError, MemoryError, slug="memory-budget"):
-    """What must be in memory at the same time is larger than the budget."""
+    """The values that must be in memory at the same time do not fit into the budget."""
 
 
 class Store:
@@ -369,7 +369,7 @@ class Store:
 
 
 class _Handle:
-    """What autograd keeps instead of a tensor.
+    """The object that autograd saves instead of a tensor.
 
     Attributes:
         value: The value in which the tensor lies; None if the tensor itself is kept.

@@ -19,7 +19,7 @@ __all__ = ["SensitiveOp", "SensitivityResult"]
 
 @dataclass
 class SensitiveOp:
-    """What changing the operands of one operator does.
+    """The damage that changing the operands of one operator does.
 
     Attributes:
         name: Readable name of the operator.

@@ -75,7 +75,7 @@ class Sensitivity(Tool):
             the formats do not count.
 
     Raises:
-        ValueError: There is no such format, or `sparsity` is not between 0 and 1.
+        ValueError: The format does not exist, or `sparsity` is not between 0 and 1.
         ImportError: NumPy is not installed.
 
     >>> tool = Sensitivity(weights="int4", activations="none")
