@@ -2,8 +2,7 @@
 
 Owns which weights are pruned, how their masks are kept and applied, and what is reported. Which
 elements a mask keeps is the rule of each subclass. The routine only multiplies, which all tensors
-can. It is over 400 lines long because weights in positions, in lists, in parts and in copies are one
-decision.
+can. The module is long because weights in positions, lists, parts and copies are one decision.
 """
 
 from __future__ import annotations

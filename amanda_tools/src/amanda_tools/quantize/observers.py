@@ -78,7 +78,7 @@ class Histogram:
         self.seen = 0
         self.low, self.high = math.inf, -math.inf
         self._limit = 0.0
-        self._counts: Any = None
+        self._histogram: Any = None
 
     def add(self, values: Any, counting: bool) -> None:
         """Add an array of values.
@@ -125,21 +125,21 @@ class Histogram:
         import numpy
 
         reach = max(abs(self.low), abs(self.high))
-        if self._counts is None:
+        if self._histogram is None:
             self._limit = 2.0 ** math.frexp(reach)[1] if reach else 1.0
-            self._counts = numpy.zeros(_BINS, numpy.int64)
+            self._histogram = numpy.zeros(_BINS, numpy.int64)
         while self._limit < reach:
-            inner = self._counts.reshape(-1, 2).sum(1)
-            self._counts = numpy.pad(inner, _BINS // 4)
+            inner = self._histogram.reshape(-1, 2).sum(1)
+            self._histogram = numpy.pad(inner, _BINS // 4)
             self._limit *= 2
         span = (-self._limit, self._limit)
-        self._counts += numpy.histogram(values.astype(numpy.float64), _BINS, span)[0]
+        self._histogram += numpy.histogram(values.astype(numpy.float64), _BINS, span)[0]
 
     def _central(self, percentile: float) -> tuple[float, float]:
         """Return the range without the same share of values at each end."""
         import numpy
 
-        running = numpy.cumsum(self._counts)
+        running = numpy.cumsum(self._histogram)
         total, outside = running[-1], (1 - percentile / 100) / 2
         edges = numpy.linspace(-self._limit, self._limit, _BINS + 1)
         first = int(numpy.searchsorted(running, outside * total, "right"))
@@ -151,8 +151,8 @@ class Histogram:
         """Return the grid with the least squared error among shrunk ranges."""
         import numpy
 
-        filled = numpy.nonzero(self._counts)[0]
-        counts = self._counts[filled]
+        filled = numpy.nonzero(self._histogram)[0]
+        counts = self._histogram[filled]
         centres = (filled + 0.5) * (2 * self._limit / _BINS) - self._limit
         best: Grid = made(self.low, self.high)
         least = math.inf
@@ -165,7 +165,7 @@ class Histogram:
 
     def to_json(self) -> dict[str, Any]:
         """Return what is needed to continue in another process."""
-        counts = [] if self._counts is None else self._counts.tolist()
+        counts = [] if self._histogram is None else self._histogram.tolist()
         ends = [self.low, self.high] if self.low <= self.high else []
         return {"seen": self.seen, "ends": ends, "limit": self._limit, "counts": counts}
 
@@ -179,5 +179,5 @@ class Histogram:
         if state["ends"]:
             found.low, found.high = state["ends"]
         if state["counts"]:
-            found._counts = numpy.asarray(state["counts"], numpy.int64)
+            found._histogram = numpy.asarray(state["counts"], numpy.int64)
         return found
