@@ -92,7 +92,7 @@ PROGRAMS: dict[str, Hidden] = {
     "parameters in lists": lambda x, first: torch.cat(
         [
             torch.einsum("ij,jk->ik", first(x), nn.Parameter(torch.eye(8)))[1:],
-            first.weight[:1, :1].expand(1, 8),
+            next(first.parameters())[:1, :1].expand(1, 8),
         ]
     ),
     "written in place": lambda x, first: first(x).add_(1).relu_(),

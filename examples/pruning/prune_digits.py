@@ -11,7 +11,6 @@ import argparse
 import copy
 import csv
 import statistics
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -115,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
