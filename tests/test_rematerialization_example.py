@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+
+from .example_scripts import load_example
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
 
-FILE = Path(__file__).parents[1] / "examples/rematerialization/train_within_a_budget.py"
-
 
 def test_digits_are_trained_within_budgets(capsys: pytest.CaptureFixture[str]) -> None:
-    spec = importlib.util.spec_from_file_location("train_within_a_budget", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main()
+    load_example("rematerialization/train_within_a_budget").main()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6
     assert all(line.endswith("as plain") for line in lines[1:])
