@@ -51,7 +51,8 @@ class CollectivePruning(Pruning):
         if collective:
             self.states.clear()
             self.arrays["ready"] = self._ready
-            self.add_inst_for_call(end=lambda call: self._settle())
+            # Not when a call ends: its backward may still run parts of it again.
+            self.add_inst_for_call(begin=lambda call: self._settle())
         if collective or scheduled:
             self.add_inst_for_step(end=self._end_step)
 

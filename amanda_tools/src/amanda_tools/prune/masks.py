@@ -11,7 +11,15 @@ from typing import Any
 from amanda_core.action import staged
 from amanda_core.weights.reads import Weight
 
-__all__ = ["multiply", "multiply_items", "numpy_mask", "torch_keeps", "torch_mask", "torch_part"]
+__all__ = [
+    "multiply",
+    "multiply_items",
+    "numpy_mask",
+    "torch_keeps",
+    "torch_mask",
+    "torch_multiply",
+    "torch_part",
+]
 
 
 @staged
@@ -69,6 +77,14 @@ def torch_mask(weight: Any, axes: list[int], count: int, batch: int = 0) -> Any:
         back = sorted(range(len(axes)), key=axes.__getitem__)
         mask = mask.reshape(ordered.shape).permute(back)
         return torch.empty_like(weight.detach()).copy_(mask)
+
+
+@staged
+def torch_multiply(value: Any, mask: Any) -> Any:
+    """Set what is pruned to zero in a weight or gradient, whose dtype may have changed since the
+    mask was made.
+    """
+    return value * (mask if mask.dtype == value.dtype else mask.to(value.dtype))
 
 
 def torch_part(whole: Any, weight: Weight) -> Any:

@@ -21,7 +21,13 @@ from amanda_core.weights.state import WeightState
 from amanda_tools.flops.formulas import Formula, formula_of
 from amanda_tools.mapping import MappingTool
 from amanda_tools.operators.clock import Clock
-from amanda_tools.prune.masks import multiply, multiply_items, torch_keeps, torch_part
+from amanda_tools.prune.masks import (
+    multiply,
+    multiply_items,
+    torch_keeps,
+    torch_multiply,
+    torch_part,
+)
 from amanda_tools.prune.result import PrunedWeight, PruneResult
 from amanda_tools.tensors.types import size_of
 from amanda_tools.tensors.values import facts_of, host, numbers
@@ -274,7 +280,9 @@ class Pruning(WeightTool):
                 mask = self.masks.get(weights[None], _unknown)
                 part = context.get(_PART, _whole)
                 context.insert_after_backward_op(
-                    multiply, grad_inputs=[position], mask=part(mask, weights[None])
+                    torch_multiply if _PART in context else multiply,
+                    grad_inputs=[position],
+                    mask=part(mask, weights[None]),
                 )
 
     def _insert(
@@ -321,7 +329,7 @@ class Pruning(WeightTool):
                     new[index] = part(whole, weight)
             else:
                 mask = part(self.masks.get(weight, _unknown), weight)
-                new[index] = (value if index is None else value[index]) * mask
+                new[index] = torch_multiply(value if index is None else value[index], mask)
         if None in new:
             return new[None]
         if not new:
@@ -357,7 +365,7 @@ class Pruning(WeightTool):
 
     def _masked(self, weight: Weight) -> Callable[[Any], Any]:
         def masked(parameter: Any) -> Any:
-            return parameter * self.masks.get(weight, _unknown)
+            return torch_multiply(parameter, self.masks.get(weight, _unknown))
 
         return masked
 

@@ -205,7 +205,11 @@ class Sensitivity(Tool):
             return
         with self._clock:
             noise = awaited.pop()
-            tensor = host(op.facts, gradient)
+            try:
+                tensor = host(op.facts, gradient)
+            except NotReadableError as error:
+                self._notes[f"{op.row.name} has gradients that were not measured: {error}"] = None
+                return
             values = numbers(tensor.array, tensor.dtype)
             if values.shape == noise.shape:
                 op.change = (op.change or 0.0) + float((values * noise).sum())
