@@ -34,7 +34,7 @@ class Prune(CollectivePruning):
     pruned elements is exact.
 
     If the scope is `layer` or `global`, the first execution of the model is not pruned: it shows
-    which weights there are. Masks are made at its end.
+    which weights there are. Masks are made at the end of its step, or when it is called again.
 
     With a schedule, the fraction rises from `initial` to `sparsity` in `steps` steps of the
     optimizer by ``s_f + (s_i - s_f) (1 - t/steps)^3`` (Zhu and Gupta, 2017). What was pruned stays
