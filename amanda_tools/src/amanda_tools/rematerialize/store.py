@@ -53,7 +53,8 @@ class Store:
 
     Attributes:
         peak: Maximum of the bytes in use, with what the running operator makes.
-        floor: Maximum of the bytes that could not have been evicted: a smaller budget is an error.
+        floor: Maximum of the bytes that could not have been evicted, with those that restoring what
+            backward reads takes: a budget that is large enough.
         computed: Seconds that operators took the first time.
         repeated: Seconds that they took again.
     """
