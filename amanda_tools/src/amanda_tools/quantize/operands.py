@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from amanda_core import OpContext
 from amanda_core.facts import Facts
 from amanda_core.weights.reads import Weight
-from amanda_tools.tensors.types import is_floating
 
 __all__ = ["PRODUCTS", "Operand", "operands_of", "scale_part", "shared_axes"]
 
@@ -57,7 +56,7 @@ def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
         role = roles[position] if position < len(roles) else None
         if role in _BIASES:
             weight = reads.get(position)
-            if facts.is_tensor(value) and is_floating(facts, value):
+            if facts.is_tensor(value) and _is_real(facts, value):
                 found.append(Operand(position, None, role or "", weight, True))
             continue
         if roles and role not in _FACTORS and kind != "add":
@@ -68,13 +67,18 @@ def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
         elif not roles and kind not in ("add", "einsum") and position > 1:
             continue
         for item, one in items:
-            if facts.is_tensor(one) and is_floating(facts, one):
+            if facts.is_tensor(one) and _is_real(facts, one):
                 weight = reads.get(position if item is None else (position, item))
                 name = role or str(position if item is None else item)
                 found.append(Operand(position, item, name, weight))
     if kind == "add" and not _is_residual(found, inputs, facts):
         return []
     return found
+
+
+def _is_real(facts: Facts, tensor: Any) -> bool:
+    # Grids are of real numbers.
+    return "float" in facts.dtype(tensor)
 
 
 def _is_residual(operands: Sequence[Operand], inputs: Sequence[Any], facts: Facts) -> bool:

@@ -52,7 +52,7 @@ class _Op:
     def settle(self) -> None:
         """End a backward pass."""
         if self.change is not None:
-            self.squares += self.change**2
+            self.squares += self.change * self.change  # A power would raise if it overflows.
             self.row.passes += 1
             self.change = None
 
@@ -153,6 +153,8 @@ class Sensitivity(Tool):
         first: Operand,
         arithmetic: Arithmetic,
     ) -> None:
+        import numpy
+
         with self._clock:
             if operand is first:
                 op.settle()
@@ -164,7 +166,9 @@ class Sensitivity(Tool):
                 return
             position = operand.position
             op.signal[position] = op.signal.get(position, 0.0) + signal
-            op.noise[position] = op.noise.get(position, 0.0) + float((noise**2).sum())
+            with numpy.errstate(all="ignore"):
+                squares = float((noise**2).sum())
+            op.noise[position] = op.noise.get(position, 0.0) + squares
             awaited = op.awaited.setdefault(position, [])
             awaited.append(noise)
             del awaited[:-_AWAITED]
@@ -196,10 +200,13 @@ class Sensitivity(Tool):
             new = quantize_now(value, arithmetic=arithmetic, axes=axes, form=form)[0]
             changed = host(facts, new)
             noise = numbers(changed.array, changed.dtype).astype(numpy.float64) - real
-        return noise, float((real**2).sum())
+        with numpy.errstate(all="ignore"):
+            return noise, float((real**2).sum())
 
     def _weigh(self, gradient: Any, op: _Op, position: int) -> None:
         """Add the product of the noise and the gradient of one operand."""
+        import numpy
+
         awaited = op.awaited.get(position)
         if gradient is None or not awaited:
             return
@@ -212,7 +219,9 @@ class Sensitivity(Tool):
                 return
             values = numbers(tensor.array, tensor.dtype)
             if values.shape == noise.shape:
-                op.change = (op.change or 0.0) + float((values * noise).sum())
+                # What is not finite has no damage.
+                with numpy.errstate(all="ignore"):
+                    op.change = (op.change or 0.0) + float((values * noise).sum())
 
     def result(self) -> SensitivityResult:
         """Return the operators so far, the most sensitive first."""
