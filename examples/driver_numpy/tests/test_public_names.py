@@ -16,7 +16,14 @@ SOURCES = sorted(
         *Path(__file__).parent.glob("*.py"),
     ]
 )
-PUBLIC = ("amanda", "amanda_core", "amanda_core.errors", "amanda_core.facts", "amanda_core.testing")
+PUBLIC = (
+    "amanda",
+    "amanda_core",
+    "amanda_core.errors",
+    "amanda_core.execution",
+    "amanda_core.facts",
+    "amanda_core.testing",
+)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -15,6 +15,7 @@ from typing import Any
 import tinytape
 from amanda_core import CoverageGap, IPoint, OpContext, Plan, Session, Site
 from amanda_core.errors import UnsupportedError
+from amanda_core.execution import BackwardProgram, backward_plans, several
 from amanda_driver_tinytape.facts import TapeFacts
 from tinytape import Leaf, Node, Operator, Tensor
 
@@ -175,7 +176,7 @@ class TapeAttachment:
 
     def _watch(self, output: Tensor, context: OpContext, *, is_replaced: bool) -> None:
         """Replace the op's backward by `pull` if a tool needs it."""
-        before, after = context.plan(IPoint.BEFORE_BACKWARD), context.plan(IPoint.AFTER_BACKWARD)
+        before, after = backward_plans(context)
         if is_replaced and (before or after):
             raise UnsupportedError(
                 "A replaced op has no backward op of its own that a tool could instrument",
@@ -198,38 +199,14 @@ class TapeAttachment:
         op's contributions. So the aligned view, planned on the forward context, directly surrounds
         the raw one.
         """
-        if self.session.closed:
-            self.session.warn_once("backward runs after `apply` has ended, so routines do not run")
-        if not self.session.enabled:
+        backward = BackwardProgram(self.session, forward, node.name, node)
+        if not backward.is_active:
             return vanilla(gradient)  # type: ignore[no-any-return]
         with self.isolate():
-            aligned = forward.plan(IPoint.BEFORE_BACKWARD)
-            (gradient,) = aligned([gradient])
-            if aligned.replacement is not None:
-                found = _several(aligned.replacement.replace([gradient]))
+            arriving = backward.enter([gradient])
+            if backward.replacement is not None:
+                found = several(backward.replacement.replace(arriving))
                 found += [None] * (len(node.sources) - len(found))
             else:
-                found = self._raw(node, vanilla, forward, gradient)
-            return forward.plan(IPoint.AFTER_BACKWARD)(found)
-
-    def _raw(
-        self, node: Node, vanilla: Callable[..., Any], forward: OpContext, gradient: Any
-    ) -> list[Any]:
-        site = Site(node.name, node.name, NAMESPACE, f"{forward.name}/{node.name}")
-        context = self.session.open(site, node, forward=forward, backward=True)
-        try:
-            context.fill(grad_outputs=[gradient])
-            before = context.trigger_callback(IPoint.BEFORE_BACKWARD)
-            (gradient,) = before([gradient])
-            if before.replacement is not None:
-                found = _several(before.replacement.replace([gradient]))
-            else:
-                found = list(vanilla(gradient))
-            context.fill(grad_inputs=found)
-            return context.trigger_callback(IPoint.AFTER_BACKWARD)(found)
-        finally:
-            context.release()
-
-
-def _several(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, (tuple, list)) else [result]
+                found = list(vanilla(*arriving))
+            return backward.leave(found)
