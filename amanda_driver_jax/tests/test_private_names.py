@@ -44,7 +44,7 @@ def test_the_owner_is_searched_as_all_else() -> None:
 
 def test_one_that_is_planted_is_found() -> None:
     planted = "\nfrom jax._src import core\ndef f(array): return array._value\n"
-    assert len(sources().mentions("_host.py", sources().texts["_host.py"] + planted)) == 2
+    assert len(sources().mentions("_routines.py", sources().texts["_routines.py"] + planted)) == 2
 
 
 @pytest.mark.parametrize("name", internals.__all__)

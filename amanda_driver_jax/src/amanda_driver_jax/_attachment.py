@@ -11,44 +11,39 @@ import jax
 
 from amanda_core import CoverageGap, Session
 from amanda_driver_jax._call_sites import Op, OpTable, is_traced, is_user_call
-from amanda_driver_jax._forward import Execution, op_type_of
-from amanda_driver_jax._host import Host
+from amanda_driver_jax._execution import Execution, op_type_of
 from amanda_driver_jax._interception import PATCHES, plain_bind, plain_call
 from amanda_driver_jax._jax_internals import is_top_level
 from amanda_driver_jax._modules import Models
+from amanda_driver_jax._routines import Host
 from amanda_driver_jax._trace_keys import JITTED_CALL, LOCAL, plain, set_key
 from amanda_driver_jax.facts import FACTS
 
 __all__ = ["JaxAttachment", "attach"]
 
-_COVERAGE = [
-    CoverageGap("functions compiled ahead of time before apply", "they are executables already"),
-    CoverageGap(
-        "functions of JAX that are lowered ahead of time by themselves (jnp.sin.lower)",
-        "what is inside an operator is not instrumented",
+#: What is not instrumented, and why.
+_COVERAGE = {
+    "functions compiled ahead of time before apply": "they are executables already",
+    "functions of JAX that are lowered ahead of time by themselves (jnp.sin.lower)": (
+        "what is inside an operator is not instrumented"
     ),
-    CoverageGap("operators inside a program's own callbacks", "JAX runs them on other threads"),
-    CoverageGap(
-        "functions that are passed to an operator of JAX (jnp.apply_along_axis, lax.reduce)",
-        "they are a part of the operator",
+    "operators inside a program's own callbacks": "JAX runs them on other threads",
+    "functions that are passed to an operator of JAX (jnp.apply_along_axis, lax.reduce)": (
+        "they are a part of the operator"
     ),
-    CoverageGap(
-        "routines in functions that JAX transposes (lax.custom_root), on the host in exported ones",
-        "JAX can do neither, and raises an error",
+    "routines in functions that JAX transposes (lax.custom_root), on the host in exported ones": (
+        "JAX can do neither, and raises an error"
     ),
-    CoverageGap(
-        "forward-mode derivatives of an op whose gradients are edited",
-        "there is no backward program; the run is refused",
+    "forward-mode derivatives of an op whose gradients are edited": (
+        "there is no backward program; the run is refused"
     ),
-    CoverageGap(
-        "which gradients of a watched op the program needs",
-        "those of all its inputs are computed, and shown to tools",
+    "which gradients of a watched op the program needs": (
+        "those of all its inputs are computed, and shown to tools"
     ),
-    CoverageGap(
-        "the layers of a loop outside of transformations and modules",
-        "arrays have no identity: the loop is one op that is executed several times",
+    "the layers of a loop outside of transformations and modules": (
+        "arrays have no identity: the loop is one op that is executed several times"
     ),
-]
+}
 
 
 class _State:
@@ -108,7 +103,8 @@ class JaxAttachment:
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what this driver does not instrument, and why."""
-        return [*self.session.failures.coverage("jax"), *_COVERAGE]
+        gaps = [CoverageGap(what, why) for what, why in _COVERAGE.items()]
+        return [*self.session.failures.coverage("jax"), *gaps]
 
     # Jitted functions.
 

@@ -6,7 +6,6 @@ functional programs modules are made again all the time, so they are known by cl
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -15,12 +14,11 @@ from typing import Any, NamedTuple
 import jax
 
 from amanda_core import OpContext
+from amanda_core.immutable_parameters import ImmutableParameters
 from amanda_core.weak import Known
-from amanda_core.weights.geometry import Place
-from amanda_core.weights.parameters import Found
-from amanda_core.weights.reads import Reads, Weight
+from amanda_core.weights.reads import Reads
 from amanda_driver_jax._call_sites import is_users_frame
-from amanda_driver_jax._folding import known, original
+from amanda_driver_jax._routines import known, original
 from amanda_driver_jax._values import concrete
 
 __all__ = ["Models"]
@@ -40,6 +38,7 @@ class Models:
 
     def __init__(self) -> None:
         self._models: Known[_Model] = Known()
+        self._finder = ImmutableParameters(original, known)
         self._labels: dict[str, list[Any]] = {}
 
     def place(self, frame: FrameType | None) -> tuple[str, str] | None:
@@ -72,42 +71,13 @@ class Models:
         number = known_ones.index(structure) + 1
         return name if number == 1 else f"{name}#{number}"
 
-    # Weights.
-
     def __call__(self, context: OpContext) -> Reads:
         """Return the parameters that an operator reads in this execution."""
         place = self.place(sys._getframe(1))
         if place is None:
             return Reads({}, dict)
-        values = dict(_parameters(self.root))
-        names = {id(concrete(value)): name for name, value in values.items()}
-        finder: Any = self  # It answers what `Weight` asks.
-        roles: tuple[str, ...] = context.get("input_roles", ())
-        found: dict[int | tuple[int, int], Weight] = {}
-        for position, value in enumerate(context.get_inputs() or ()):
-            source = original(value)
-            name = names.get(id(source))
-            if name is not None:
-                shape = tuple(source.shape)
-                whole = Place((), True, tuple(range(len(shape))))
-                role = roles[position] if position < len(roles) else None
-                layout = context.get("weight_layout") if role in ("weight", "right") else None
-                get = functools.partial(known, source)
-                part = Found(place[0], name, 0, shape, None, whole, get)
-                found[position] = Weight(part, value, finder, role, layout, False)
-        shapes = {f"{place[0]}:{name}": jax.numpy.shape(value) for name, value in values.items()}
-        copies = context["type"] in ("cast", "identity", "reshape", "transpose")
-        return Reads(found, lambda: shapes, bool(found) and not copies, root=place[0])
-
-    def memory(self, value: Any) -> None:
-        """Return None, because arrays of JAX cannot be written and share no memory with others."""
-
-    def version(self, parameter: Any) -> None:
-        """Return None, because parameters are replaced and never written."""
-
-    def counts_writes(self, value: Any, parameter: Any) -> bool:
-        """Return False, because parameters are replaced and never written."""
-        return False
+        values = {name: concrete(value) for name, value in _parameters(self.root)}
+        return self._finder.reads(context, place[0], values)
 
 
 def _running(frame: FrameType | None, classes: tuple[type, ...]) -> Iterator[Any]:

@@ -1,8 +1,8 @@
-"""Nodes of rewritten graphs that call Python: an MXNet custom operator.
+"""Nodes of programs that call Python: an MXNet custom operator.
 
 Owns the operator, which MXNet calls on its workers: routines forward, gates of gradients backward.
-`hybrid` decides where such nodes stand. MXNet cannot unregister an operator, so this one stays; it
-does nothing in programs that have no such node.
+`hybrid`, `gradients` and `routines` decide where such nodes stand. MXNet cannot unregister an
+operator, so this one stays; it does nothing in programs that have no such node.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import numpy
 from mxnet import autograd
 
 from amanda_core import Session
+from amanda_core.execution import Run, several
+from amanda_core.threads import inside_routine
 from amanda_driver_mxnet.facts import IN_GRAPHS
-from amanda_driver_mxnet.gradients import Run, several
 
-__all__ = ["OPERATOR", "Node"]
+__all__ = ["OPERATOR", "Node", "passed"]
 
 #: The name under which the custom operator is registered.
 OPERATOR = "amanda"
@@ -33,7 +34,7 @@ _numbers = itertools.count()
 
 @dataclass(eq=False)
 class Node:
-    """The computation of one node of a rewritten graph.
+    """The computation of one node.
 
     Attributes:
         session: Returns the session that runs now.
@@ -45,16 +46,18 @@ class Node:
         shapes: Returns the shapes of the outputs for those of the inputs; the same if None.
         taped: Whether `run` is differentiated.
         is_np: Whether values are those of NumPy's interface.
+        in_graph: Whether the node stands in a graph, whose memory MXNet plans.
     """
 
     session: Callable[[], Session]
     count: int
     run: Run
     backward: Run | None
-    types: Sequence[str]
-    shapes: Callable[[Sequence[Any]], Sequence[Any]] | None
-    taped: bool
-    is_np: bool
+    types: Sequence[str] = ()
+    shapes: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+    taped: bool = False
+    is_np: bool = False
+    in_graph: bool = False
     number: int = field(default_factory=lambda: next(_numbers))
 
     def __post_init__(self) -> None:
@@ -63,7 +66,7 @@ class Node:
     def given(self, values: Sequence[Any]) -> list[Any]:
         """Return values in the array interface of the program, NumPy's or the older one."""
         given = [value.as_np_ndarray() if self.is_np else value for value in values]
-        for value in given:
+        for value in given if self.in_graph else ():
             IN_GRAPHS.set(value.handle, True)
         return given
 
@@ -74,6 +77,17 @@ class Node:
         except BaseException as error:
             self.session().defer(error)
             return default
+
+
+def passed(node: Node, values: Sequence[Any]) -> list[Any]:
+    """Return the results of a node for arrays of an imperative program, on its tape."""
+    if not values:
+        return []
+    node.is_np = isinstance(values[0], mxnet.np.ndarray)
+    given = [value.as_nd_ndarray() for value in values]
+    with inside_routine():  # The node is no operator of the program.
+        found = several(mxnet.nd.Custom(*given, op_type=OPERATOR, number=str(node.number)))
+    return [value.as_np_ndarray() if node.is_np else value for value in found]
 
 
 class _Operator(mxnet.operator.CustomOp):  # type: ignore[misc]

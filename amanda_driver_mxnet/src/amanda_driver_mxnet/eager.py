@@ -14,13 +14,14 @@ from mxnet import autograd
 
 from amanda_core import IPoint, OpContext, Session, Site
 from amanda_core.errors import UnsupportedError
+from amanda_core.execution import backward_plans, several
 from amanda_core.scopes import Activation, Scopes
 from amanda_core.sites import Sites
 from amanda_core.threads import inside_routine, standing_for
 from amanda_core.weak import Known
 from amanda_core.weights.parameters import Parameters
 from amanda_driver_mxnet._mxnet_internals.arrays import NDArray, needs_gradient
-from amanda_driver_mxnet.gradients import Watch, several
+from amanda_driver_mxnet.gradients import Watch
 from amanda_driver_mxnet.identity import RULES, new_labels, new_parameters, new_scopes
 from amanda_driver_mxnet.routines import fold
 
@@ -158,7 +159,7 @@ class EagerProgram:
     def _watch(self, call: Call, context: OpContext, values: Sequence[Any]) -> Watch | None:
         """Return the gates of an op whose gradients a tool may want."""
         session = self.session
-        plans = [context.plan(IPoint.BEFORE_BACKWARD), context.plan(IPoint.AFTER_BACKWARD)]
+        plans = backward_plans(context)
         late = session.due(context, IPoint.AFTER_FORWARD)
         if not autograd.is_recording() or not (any(plans) or session.wants_backward or late):
             return None

@@ -14,6 +14,7 @@ from typing import Any
 from mxnet import autograd
 
 from amanda_core import IPoint, Plan, Session, Site
+from amanda_core.execution import Run, at, backward_plans, several
 from amanda_core.scopes import Scope, Scopes
 from amanda_driver_mxnet._mxnet_internals.arrays import (
     NDArray,
@@ -30,7 +31,7 @@ from amanda_driver_mxnet._mxnet_internals.graphs import (
 )
 from amanda_driver_mxnet.custom_nodes import OPERATOR, Node
 from amanda_driver_mxnet.facts import SymbolicArray
-from amanda_driver_mxnet.gradients import Run, Watch, at, several
+from amanda_driver_mxnet.gradients import Watch
 from amanda_driver_mxnet.routines import fold
 
 __all__ = ["Twins"]
@@ -150,7 +151,7 @@ class _Twin:
         places = [n for n, value in enumerate(inputs) if value.wanted and n not in indices]
         arriving = [place for place, value in enumerate(outputs) if value.wanted]
         watch = Watch(session_of, context, places, len(inputs))
-        plans = [context.plan(IPoint.BEFORE_BACKWARD), context.plan(IPoint.AFTER_BACKWARD)]
+        plans = backward_plans(context)
         is_watched = bool(places and arriving and (any(plans) or session.wants_backward))
         self.watched = self.watched or is_watched
 
@@ -163,16 +164,10 @@ class _Twin:
             made = self._node(
                 made, lambda values: [*fold(session_of(), before, []), *values], None, types
             )
-        if is_watched and watch.is_replaced:
+        if is_watched and watch.replacement is not None:
             made = [self._without_gradient(entry) for entry in made]
             values = [*made, *(entries[place] for place in places)]
-            made = self._node(
-                values,
-                lambda given: given[: len(outputs)],
-                lambda given: [*[None] * len(outputs), *watch.replaced(given)],
-                types,
-                lambda given: given[: len(outputs)],
-            )
+            made = self._written_node(watch.replacing(session_of, outputs), values)
         elif is_watched:
             self._gate(made, arriving, watch.arrive)
         self._fold(made, after, frozenset(), set(arriving))
@@ -252,15 +247,18 @@ class _Twin:
         self,
         entries: Sequence[Entry],
         run: Run,
-        backward: Run | None,
-        types: Sequence[str],
+        backward: Run | None = None,
+        types: Sequence[str] = (),
         shapes: Any = None,
         *,
         taped: bool = False,
     ) -> list[Entry]:
-        twins, is_np = self.twins, self.graph.is_np
-        arguments = (len(entries), run, backward, types, shapes, taped, is_np)
-        node = Node(lambda: twins.session, *arguments)
+        twins = self.twins
+        node = Node(lambda: twins.session, len(entries), run, backward, types, shapes, taped)
+        return self._written_node(node, entries)
+
+    def _written_node(self, node: Node, entries: Sequence[Entry]) -> list[Entry]:
+        node.is_np, node.in_graph = self.graph.is_np, True
         self.nodes.append(node)
         number = self._write(
             {
@@ -270,7 +268,7 @@ class _Twin:
                 "inputs": [[*entry, 0] for entry in entries],
             }
         )
-        return [(number, place) for place in range(len(types) or len(entries))]
+        return [(number, place) for place in range(len(node.types) or len(entries))]
 
     def _without_gradient(self, entry: Entry) -> Entry:
         name = f"{OPERATOR}_constant{len(self._written)}"

@@ -13,10 +13,11 @@ from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_core.threads import inside_routine
 from amanda_driver_mxnet._mxnet_internals.arrays import (
     NDArray,
+    dtype_of,
     needs_gradient,
     new_array,
-    record_function,
 )
+from amanda_driver_mxnet.custom_nodes import Node, passed
 
 __all__ = ["fold"]
 
@@ -73,6 +74,14 @@ def _edited(session: Session, old: Any, new: Any) -> Any:
             new = new_array(new, old)
         # MXNet's operators refuse arrays of several dtypes.
         new = new.detach() if new.dtype == old.dtype else new.astype(old.dtype)
-        if autograd.is_recording() and needs_gradient(old):
-            record_function([old], [new], lambda gradients: gradients, session.defer)
-    return new
+        if not autograd.is_recording() or not needs_gradient(old):
+            return new
+    node = Node(
+        lambda: session,
+        2,
+        run=lambda values: values[1:],
+        backward=lambda gradients: [*gradients, None],
+        types=[dtype_of(new)],
+        shapes=lambda shapes: shapes[1:],
+    )
+    return passed(node, [old, new])[0]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import mxnet
 from mxnet import gluon
-from mxnet.autograd import Function
-from mxnet.base import _LIB, MXCallbackList, NDArrayHandle, check_call, mx_uint
+from mxnet.base import _LIB, NDArrayHandle, check_call, mx_uint
 from mxnet.ndarray import NDArray, register
 from mxnet.ndarray.numpy import _api_internal
 
@@ -33,7 +31,6 @@ __all__ = [
     "new_array",
     "op_info",
     "parameters_of",
-    "record_function",
     "shape_of",
 ]
 
@@ -58,8 +55,6 @@ ENTRY_POINTS: Mapping[str, tuple[Any, str]] = {
     "zeros": (_api_internal, "zeros"),
     **{op_type: (NDArray, method) for method, op_type in VIEWS.items()},
 }
-
-_NULL_REQUEST, _ADD_REQUEST = 0, 3
 
 
 class OpInfo:
@@ -148,91 +143,6 @@ def needs_gradient(array: Any) -> bool:
     # Variables are called var0, var1, ...; constants on the tape null0, null1, ...
     symbol = mxnet.symbol.Symbol(mxnet.base.SymbolHandle(found.value))
     return any(name.startswith("var") for name in symbol.list_inputs())
-
-
-# The tape.
-
-_numbers = itertools.count()
-_recorded: dict[int, Any] = {}
-_deleted: list[int] = []
-
-
-def record_function(
-    inputs: Sequence[NDArray],
-    outputs: Sequence[NDArray],
-    backward: Callable[[list[NDArray]], Sequence[Any]],
-    failed: Callable[[BaseException], object],
-) -> None:
-    """Put `outputs` on the tape as the results of a function of `inputs`.
-
-    `autograd.Function` does the same, but loses gradients that are added to others, and those after
-    one that is not wanted.
-
-    Args:
-        inputs: Arrays on the tape.
-        outputs: Arrays that are not on the tape.
-        backward: Returns the gradients of the inputs, None for zero, from those of the outputs. It
-            runs on a worker thread of MXNet, or in this one under the naive engine.
-        failed: Called with what `backward` raised; the gradients are zero then.
-    """
-    while _deleted:  # Not while MXNet is inside a callback.
-        _recorded.pop(_deleted.pop(), None)
-    number = next(_numbers)
-    kinds = [type(array) for array in (*outputs, *inputs)]
-
-    def run(n_given: int, n_wanted: int, pointers: Any, requests: Any, _: int, __: Any) -> int:
-        arrays = [
-            kind(ctypes.cast(pointer, NDArrayHandle), writable=place >= n_given)
-            for place, (kind, pointer) in enumerate(
-                zip(kinds, pointers[: n_given + n_wanted], strict=True)
-            )
-        ]
-        results: Sequence[Any] = [None] * n_wanted
-        try:
-            results = backward(arrays[:n_given])
-            for place, target in enumerate(arrays[n_given:]):
-                _write(target, results[place], requests[place])
-        except BaseException as error:
-            failed(error)
-        return 1
-
-    def delete(_: Any) -> int:
-        _deleted.append(number)
-        return 1
-
-    functions = [Function._bwd_functype(run), Function._del_functype(delete)]
-    callback = ctypes.CFUNCTYPE(ctypes.c_int)
-    several = (callback * 2)(*(ctypes.cast(function, callback) for function in functions))
-    contexts = (ctypes.c_void_p * 2)(None, None)
-    listed = MXCallbackList(
-        ctypes.c_int(2),
-        ctypes.cast(several, ctypes.POINTER(callback)),
-        ctypes.cast(contexts, ctypes.POINTER(ctypes.c_void_p)),
-    )
-    _recorded[number] = functions, several, contexts, listed
-    check_call(
-        _LIB.MXCustomFunctionRecord(
-            ctypes.c_int(len(inputs)),
-            _handles(inputs),
-            ctypes.c_int(len(outputs)),
-            _handles(outputs),
-            ctypes.byref(listed),
-        )
-    )
-
-
-def _handles(arrays: Sequence[NDArray]) -> Any:
-    return (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
-
-
-def _write(target: NDArray, value: Any, request: int) -> None:
-    if request == _NULL_REQUEST:
-        return
-    if request == _ADD_REQUEST:
-        if value is not None:
-            target += value
-    else:
-        target[:] = 0 if value is None else value
 
 
 # Gluon.

@@ -1,0 +1,273 @@
+"""Routines: executed on concrete values, inlined into a traced program, or called by it.
+
+Owns the callbacks of traced programs and their derivatives. An exception would end the program or
+get lost in it, so it is deferred, and the values stay as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from amanda_core import Plan, Session, Step
+from amanda_core.errors import RoutineResultError
+from amanda_core.execution import Run, at
+from amanda_driver_jax import _jax_internals as internals
+from amanda_driver_jax import _values
+from amanda_driver_jax._trace_keys import LOCAL, busy, plain
+
+__all__ = ["Host", "isolated", "known", "note_copy", "original", "shown"]
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Compute inside `with` for real, whatever is being traced or differentiated."""
+    with plain(), jax.core.eval_context():
+        yield
+
+
+def shown(values: Sequence[Any], staging: bool) -> list[Any]:
+    """Return the values that a tool sees: tracers in a program, else the arrays under them."""
+    return list(values) if staging else [_values.concrete(value) for value in values]
+
+
+#: Trace -> copies that were made in it of a value, with the same shape and dtype: the id of each,
+#: and the copy and its original.
+_COPIES: weakref.WeakKeyDictionary[Any, dict[int, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
+
+
+def note_copy(new: Any, old: Any) -> None:
+    """Note that an operator has copied a value, as JAX does to convert it to its own dtype."""
+    new, old = _values.concrete(new), _values.concrete(old)
+    if not internals.is_top_level() and _values.shape_of(new) == _values.shape_of(old):
+        _COPIES.setdefault(LOCAL.trace, {})[id(new)] = new, old
+
+
+def original(value: Any) -> Any:
+    """Return the value of which a value is a copy, or itself."""
+    value = _values.concrete(value)
+    copies = _COPIES.get(LOCAL.trace, {}) if LOCAL.trace is not None else {}
+    while id(value) in copies:
+        value = copies[id(value)][1]
+    return value
+
+
+def known(value: Any) -> Any:
+    """Return the array that a value is, or that was passed for it to the traced function."""
+    value = original(value)
+    for arguments in reversed(LOCAL.arguments):
+        if id(value) in arguments:
+            value = _values.concrete(arguments[id(value)][1])
+    return value if _values.is_concrete(value) else None
+
+
+class Host:
+    """Executes routines, and owns the callbacks of the programs of one store.
+
+    Attributes:
+        session: The running session of the store, or the last one.
+        is_used: Whether any program has a callback.
+    """
+
+    session: Session
+
+    def __init__(self) -> None:
+        self.is_used = False
+
+    def fold(self, plan: Plan, values: Sequence[Any], staging: bool) -> list[Any]:
+        """Execute the steps of a plan in order, each on the values that the earlier ones returned.
+
+        Args:
+            plan: The plan.
+            values: The values; None for one that does not exist.
+            staging: Whether a program is traced, so that there are no concrete values.
+        """
+        new = list(values)
+        for step in plan:
+            action = step.action
+            if not staging and not action.autodiff:
+                with isolated():
+                    changes = step(shown(new, staging))
+            elif not staging or action.staged:
+                changes = step(new if action.autodiff else _stopped(new))
+            elif action.observe or action.positions == ():
+                self._observe(step, new)
+                continue
+            else:
+                changes = self._edit(step, new)
+            for position, value in changes:
+                new[position] = _edited(new[position], value, action.autodiff)
+        return new
+
+    def _observe(self, step: Step, values: Sequence[Any]) -> None:
+        """Add a callback to the program that only reads the values that the routine selects."""
+        places = _places(step, values)
+        if not places and step.action.positions != ():
+            return  # None of the values that the routine selects exists.
+        run = at(places, len(values), Plan((step,)))
+        numbers, impls = _as_numbers(_stopped([values[place] for place in places]))
+
+        def call(*numbers: Any) -> None:
+            self._guarded(run, _as_values(numbers, impls))
+
+        self.is_used = True
+        with busy():
+            jax.debug.callback(call, *numbers)
+
+    def _edit(self, step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Add a callback to the program that edits values; return positions and new values."""
+        places = _places(step, values)
+        if not places:
+            return []
+        selected = [values[place] for place in places]
+        selected = selected if step.action.autodiff else _stopped(selected)
+        run = at(places, len(values), Plan((step,)))
+        shapes = [_values.shape_of(value) for value in selected]
+        return list(zip(places, self.call(step, run, shapes, selected, keeps=True), strict=True))
+
+    def call(
+        self,
+        step: Step,
+        run: Run,
+        shapes: Sequence[Any],
+        values: Sequence[Any],
+        keeps: bool = False,
+    ) -> Sequence[Any]:
+        """Call a function on the host, differentiated on the host as well.
+
+        Args:
+            step: The step that it executes.
+            run: The function.
+            shapes: Those of its results.
+            values: Its arguments.
+            keeps: Whether the arguments are the results if the function fails; else zeros are.
+        """
+
+        def forward(*values: Any) -> Sequence[Any]:
+            return self.constant(step, run, shapes, values, keeps)
+
+        def pull(kept: Sequence[Any], gradients: Any) -> tuple[Any, ...]:
+            places = [n for n, value in enumerate(kept) if _values.is_differentiable(value)]
+
+            def differentiate(given: Sequence[Any]) -> list[Any]:
+                _, pulled = jax.vjp(lambda *v: tuple(run(list(v))), *given[: len(kept)])
+                found = pulled(tuple(given[len(kept) :]))
+                return [found[place] for place in places]
+
+            wanted = [_values.shape_of(kept[place]) for place in places]
+            results = self.constant(step, differentiate, wanted, (*kept, *gradients))
+            found = dict(zip(places, results, strict=True))
+            return tuple(found.get(place) for place in range(len(kept)))
+
+        differentiated: Any = jax.custom_vjp(forward)
+        differentiated.defvjp(lambda *values: (forward(*values), values), pull)
+        with busy():
+            return differentiated(*values)  # type: ignore[no-any-return]
+
+    def constant(
+        self,
+        step: Step,
+        run: Run,
+        shapes: Sequence[Any],
+        values: Sequence[Any],
+        keeps: bool = False,
+    ) -> list[Any]:
+        """Call a function on the host, which is not differentiated. Arguments are as in `call`."""
+        with busy():
+            given, impls = _as_numbers(values)
+            wanted = [
+                jax.eval_shape(jax.random.key_data, shape) if _values.is_key(shape) else shape
+                for shape in shapes
+            ]
+
+            def checked(values: list[Any]) -> list[Any]:
+                return _checked(step, run(values), wanted)
+
+            def call(*numbers: Any) -> Sequence[Any]:
+                found = self._guarded(checked, _as_values(numbers, impls))
+                if found is not None:
+                    return found
+                return numbers if keeps else [np.zeros(w.shape, w.dtype) for w in wanted]
+
+            self.is_used = True
+            results = internals.call_host(call, wanted, given)
+            return _as_values(results, [_impl_of(shape) for shape in shapes])
+
+    def _guarded(self, run: Run, values: list[Any]) -> Sequence[Any] | None:
+        """Run a routine; return None if it fails or if no routine runs now."""
+        if not self.session.enabled:
+            return None
+        try:
+            with plain():
+                return run(values)
+        except BaseException as error:
+            self.session.defer(error)
+            return None
+
+
+def _stopped(values: Sequence[Any]) -> list[Any]:
+    """Return values without their derivatives."""
+    with busy():
+        return [None if value is None else jax.lax.stop_gradient(value) for value in values]
+
+
+def _edited(old: Any, new: Any, autodiff: bool) -> Any:
+    with busy():
+        new = _values.cast_like(new, old)
+        if autodiff or not isinstance(old, jax.core.Tracer) or not _values.is_differentiable(old):
+            return new
+        return _values.straight_through(old, new)
+
+
+def _places(step: Step, values: Sequence[Any]) -> list[int]:
+    """Return the positions that a routine gets and that have values."""
+    wanted = step.action.positions
+    if wanted is not None and any(position >= len(values) for position in wanted):
+        step(values)  # Raises the error that names the position.
+    return [p for p in (range(len(values)) if wanted is None else wanted) if values[p] is not None]
+
+
+# Callbacks take numbers only, and random keys are none.
+
+
+def _impl_of(value: Any) -> Any:
+    """Return the generator of random keys; None for other values, and shapes of them."""
+    found: list[Any] = [None]
+    if _values.is_key(value):
+        jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), value)
+    return found[-1]
+
+
+def _as_numbers(values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return what a callback gets for values, and the generators of those that are keys."""
+    with busy():
+        numbers = [jax.random.key_data(v) if _values.is_key(v) else v for v in values]
+        return numbers, [_impl_of(value) for value in values]
+
+
+def _as_values(numbers: Sequence[Any], impls: Sequence[Any]) -> list[Any]:
+    """Return the values that stand for what a callback got."""
+    return [
+        jnp.asarray(value) if impl is None else jax.random.wrap_key_data(value, impl=impl)
+        for value, impl in zip(numbers, impls, strict=True)
+    ]
+
+
+def _checked(step: Step, found: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
+    """Return a routine's results in the dtypes that the program has there."""
+    results = [np.asarray(jax.random.key_data(v) if _values.is_key(v) else v) for v in found]
+    shapes = [result.shape for result in results], [shape.shape for shape in wanted]
+    if shapes[0] != shapes[1]:
+        raise RoutineResultError(
+            f"A routine returned values of the shapes {shapes[0]}, but the compiled program has "
+            f"{shapes[1]} there",
+            where=step.where,
+            fix="Return the same shapes, or mark the routine with amanda.staged",
+        )
+    return [r.astype(shape.dtype) for r, shape in zip(results, wanted, strict=True)]
