@@ -43,8 +43,9 @@ class FrameworkVersions:
         oldest: The oldest release that is supported, such as ``2.10``.
         newest: The newest release that was tried.
         driver: Name of the driver's distribution.
-        variable: Environment variable that requests an interceptor by name.
-        self_test: Module that exits with 0 if the requested interceptor works here.
+        variable: Environment variable that requests an interceptor by name, if there are several.
+        self_test: Module that exits with 0 if the requested interceptor works here; empty if there
+            is none.
     """
 
     framework: str
@@ -53,8 +54,8 @@ class FrameworkVersions:
     oldest: str
     newest: str
     driver: str
-    variable: str
-    self_test: str
+    variable: str = ""
+    self_test: str = ""
 
     def installed(self) -> str | None:
         """Return the installed version without importing it; None if there is none."""
@@ -120,30 +121,40 @@ class FrameworkVersions:
         name = "-".join((*map(str, parts), driver, interceptor))
         return cache_folder() / "self-tests" / f"{re.sub(r'[^A-Za-z0-9.+_-]', '_', name)}.json"
 
-    def describe(self, outcomes: Sequence[tuple[str, str | None]]) -> list[Finding]:
+    def describe(self, outcomes: Sequence[tuple[str, str | None]] = ()) -> list[Finding]:
         """Return the findings about the installed version.
 
         Args:
             outcomes: Interceptors in the order of preference, each with what `failure` or
                 `kept_failure` returned for it.
         """
+        if self.installed() is None:
+            fix = f"pip install {self.distributions[0]}"
+            return [Finding("error", f"{self.framework} is not installed", fix)]
         refusal = self.refusal()
         if refusal is not None:
             return [Finding("error", refusal.what, refusal.fix)]
         if self.is_tried():
             return []
+        untried = f"{self.framework} {self.installed()} has not been tried with {self.driver}"
+        newest = f"pip install '{self.distributions[0]}<={self.newest}'"
+        if not self.self_test:
+            return [Finding("warning", f"{untried} (tried are {self._tried})", newest)]
         results = "; ".join(f"{name}: {_said(failure)}" for name, failure in outcomes)
         usable = any(failure == "" or failure is None for _, failure in outcomes)
         return [
             Finding(
                 "warning" if usable else "error",
-                f"{self.framework} {self.installed()} has not been tried with {self.driver} (tried "
-                f"are {self.oldest} to {self.newest}). Self-test: {results}",
+                f"{untried} (tried are {self._tried}). Self-test: {results}",
                 f"Delete {cache_folder() / 'self-tests'} to run the self-test again"
                 if usable
-                else f"pip install '{self.distributions[0]}<={self.newest}'",
+                else newest,
             )
         ]
+
+    @property
+    def _tried(self) -> str:
+        return f"{self.oldest} to {self.newest}"
 
     def note(self, interceptor: str) -> str:
         """Return a sentence about the installed version if it was not tried, else ""."""

@@ -151,9 +151,6 @@ class Interceptors:
         applied here.
         """
         versions = self.versions
-        if versions.installed() is None:
-            fix = f"pip install {versions.distributions[0]}"
-            return [Finding("error", f"{versions.framework} is not installed", fix)]
         outcomes: list[tuple[str, str | None]] = []
         for name in self.names:
             outcomes.append((name, versions.failure(name)))
