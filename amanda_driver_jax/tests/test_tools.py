@@ -72,6 +72,28 @@ def test_nonfinite_names_the_operator() -> None:
     assert any("conv" in fault.type for fault in faults)
 
 
+def test_nonfinite_pairs_inputs_and_outputs_that_a_program_calls_in_any_order() -> None:
+    @jax.jit
+    def value_and_grad(x: Any, w: Any) -> Any:
+        def loss(w: Any) -> Any:
+            hidden = x
+            for _ in range(4):
+                hidden = jnp.tanh(hidden @ w) + jnp.sin(hidden)
+            return hidden.sum()
+
+        return jax.value_and_grad(loss)(w)
+
+    tool = NonFinite()
+    x, w = jax.random.normal(jax.random.key(0), (2, 16, 16))
+    with amanda.apply(tool):
+        value_and_grad(x, w)
+        checked = tool.result().checked
+        for _ in range(3):
+            value_and_grad(x, w)
+    result = tool.result()
+    assert (result.checked, result.unchecked, result.faults) == (4 * checked, {}, [])
+
+
 @pytest.mark.slow
 def test_a_dump_has_the_values(tmp_path: Path) -> None:
     model = Net(nnx.Rngs(0))

@@ -47,6 +47,9 @@ class Op:
         self._eager = is_eager(context.namespace)
         #: Thread -> its executions in progress; those of graphs are all under 0.
         self._entered: dict[int, list[Entered]] = {}
+        #: Outputs of executions whose inputs have not come yet: compiled programs call routines in
+        #: any order.
+        self._early: list[Sequence[Any]] = []
 
     def enter(self, entered: Entered) -> None:
         """Start an execution."""
@@ -60,9 +63,25 @@ class Op:
         # The executions of a thread are nested; those of a graph end in the order of their start.
         return waiting.pop() if self._eager else waiting.pop(0)
 
+    def keep(self, outputs: Sequence[Any]) -> bool:
+        """Keep the outputs of an execution until its inputs come; return False if they cannot."""
+        if not self._eager:
+            self._early.append(outputs)
+        return not self._eager
+
+    def early(self) -> Sequence[Any] | None:
+        """Return outputs that came before the inputs of their execution, or None."""
+        return self._early.pop(0) if self._early else None
+
+    @property
+    def unmatched(self) -> int:
+        """How many executions ended in this step and did not begin in it so far."""
+        return len(self._early)
+
     def forget(self) -> None:
         """Drop what belongs to the step: executions that an exception left, and bits."""
         self._entered.clear()
+        self._early.clear()
         self.spoiled = 0
 
     @property

@@ -176,6 +176,8 @@ class NonFinite(OperatorTool[Op]):
             if self._norms is not None:
                 self._norms.begin(step if self._looks else None)
             for op in self._live:
+                if op.unmatched:
+                    self._unchecked(_unmatched(op), op.unmatched)
                 op.forget()
 
     def end(self, step: int) -> None:
@@ -192,6 +194,10 @@ class NonFinite(OperatorTool[Op]):
             # The inputs of an op that writes them must be checked before it runs.
             looks = self._probed(inputs, op, waits) if op.writes or waits else None
             op.enter(Entered(inputs if looks is None else (), looks, waits))
+        with self._lock:
+            outputs = op.early()
+        if outputs is not None:
+            self.leave(*outputs, op=op)
 
     def leave(self, *outputs: Any, op: Op) -> None:
         """Check the outputs of one execution."""
@@ -200,7 +206,8 @@ class NonFinite(OperatorTool[Op]):
         with self._clock, self._lock:
             entered = op.leave()
             if entered is None:
-                self._unchecked(f"{op.facts.type} began in another step")
+                if not op.keep(outputs):
+                    self._unchecked(_unmatched(op))
                 return
             self._result.checked += 1
             waits = self._waits(outputs, op)
@@ -230,6 +237,10 @@ class NonFinite(OperatorTool[Op]):
             self._look(raises=False)
             found = NonFiniteResult(**vars(self._result))
             found.unchecked = dict(found.unchecked)
+            for op in self._live:
+                if op.unmatched:
+                    before = found.unchecked.get(_unmatched(op), 0)
+                    found.unchecked[_unmatched(op)] = before + op.unmatched
             found.notes = list(self._notes)
             if self._norms is not None:
                 found.gradient_steps, found.gradients = self._norms.result()
@@ -259,9 +270,9 @@ class NonFinite(OperatorTool[Op]):
             self._unchecked(f"{type(error).__name__} at {op.facts.type}")
             return 0
 
-    def _unchecked(self, reason: str) -> None:
+    def _unchecked(self, reason: str, count: int = 1) -> None:
         with self._lock:
-            self._result.unchecked[reason] = self._result.unchecked.get(reason, 0) + 1
+            self._result.unchecked[reason] = self._result.unchecked.get(reason, 0) + count
 
     def _probed(self, values: Sequence[Any], op: Op, waits: bool) -> list[Look]:
         looks = []
@@ -382,3 +393,7 @@ class NonFinite(OperatorTool[Op]):
             raise NonFiniteError(fault)
         if new and self.action == "warn":
             warn(str(fault), ["amanda_tools"])
+
+
+def _unmatched(op: Op) -> str:
+    return f"{op.facts.type} began in another step"
