@@ -20,6 +20,7 @@ from jax import lax
 import amanda
 from amanda_core import discovery
 from amanda_core.errors import LateActionError, UnsupportedError
+from amanda_core.framework_versions import FrameworkVersions
 from amanda_core.vocabulary import AXES, INPUT_ROLES
 from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
 from amanda_driver_jax import plugin
@@ -334,10 +335,10 @@ def test_a_function_compiled_before_is_instrumented_inside_and_is_not_compiled_a
 
 def test_a_version_that_was_not_tried_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plugin.amanda_preflight() == []
-    monkeypatch.setattr(plugin, "_installed", lambda: "0.99.1")
+    monkeypatch.setattr(FrameworkVersions, "installed", lambda _: "0.99.1")
     (finding,) = plugin.amanda_preflight()
     assert (finding.severity, "0.99.1" in finding.message) == ("warning", True)
-    monkeypatch.setattr(plugin, "_installed", lambda: None)
+    monkeypatch.setattr(FrameworkVersions, "installed", lambda _: None)
     (finding,) = plugin.amanda_preflight()
     assert finding.severity == "error"
 

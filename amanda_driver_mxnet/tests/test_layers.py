@@ -14,7 +14,7 @@ LAYERS: list[str | tuple[str, ...]] = [
     "custom_nodes",
     "facts",
     "_mxnet_internals",
-    ("environment", "vocabulary"),
+    "vocabulary",
     "__init__",
 ]
 

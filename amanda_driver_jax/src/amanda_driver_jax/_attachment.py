@@ -19,8 +19,6 @@ from amanda_driver_jax._routines import Host
 from amanda_driver_jax._trace_keys import JITTED_CALL, LOCAL, plain, set_key
 from amanda_driver_jax.facts import FACTS
 
-__all__ = ["JaxAttachment", "attach"]
-
 #: What is not instrumented, and why.
 _COVERAGE = {
     "functions compiled ahead of time before apply": "they are executables already",

@@ -19,27 +19,7 @@ import jax
 from amanda_core import Site
 from amanda_core.scopes import OUTSIDE, Activation, Labels, Scope, Scopes
 from amanda_core.sites import FRAMEWORK, OWN, STOP, USER, Rules, Sites
-from amanda_driver_jax._jax_internals import (
-    API_FILE,
-    FORWARDING_FUNCTIONS,
-    INTERNAL_FILES,
-    PLUMBING_FILES,
-    current_trace,
-    is_top_level,
-    named_scopes,
-    parent_of,
-)
-
-__all__ = [
-    "Op",
-    "OpTable",
-    "is_library_code",
-    "is_library_source",
-    "is_traced",
-    "is_user_call",
-    "is_users_frame",
-    "marked",
-]
+from amanda_driver_jax import _jax_internals as internals
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _HERE = os.path.dirname(__file__) + os.sep
@@ -71,9 +51,11 @@ def _side_of(code: CodeType) -> int:
         if file.startswith((_HERE, _CORE, contextlib.__file__)):
             side = _OURS
         elif file.startswith(_JAX):
-            side = _INSIDE if file.endswith(INTERNAL_FILES) else _LIBRARY
-            side = _API if file.endswith(API_FILE) and code.co_name != "device_put" else side
-            side = _FORWARDING if code.co_name in FORWARDING_FUNCTIONS else side
+            side = _INSIDE if file.endswith(internals.INTERNAL_FILES) else _LIBRARY
+            side = (
+                _API if file.endswith(internals.API_FILE) and code.co_name != "device_put" else side
+            )
+            side = _FORWARDING if code.co_name in internals.FORWARDING_FUNCTIONS else side
             side = _EVALUATION if code.co_name == "eval_jaxpr" else side
         else:
             side = _USERS
@@ -96,7 +78,7 @@ def is_user_call(frame: FrameType | None) -> bool:
         forwarded |= side == _FORWARDING
         if side == _INSIDE or (side == _API and not forwarded):
             return False
-        if side == _EVALUATION and _MARK in named_scopes():
+        if side == _EVALUATION and _MARK in internals.named_scopes():
             return False
         frame = frame.f_back
     return False
@@ -104,7 +86,7 @@ def is_user_call(frame: FrameType | None) -> bool:
 
 def marked() -> contextlib.AbstractContextManager[object]:
     """Mark what is traced inside `with` as a part of an instrumented operator."""
-    return contextlib.nullcontext() if is_top_level() else jax.named_scope(_MARK)
+    return contextlib.nullcontext() if internals.is_top_level() else jax.named_scope(_MARK)
 
 
 def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
@@ -115,7 +97,9 @@ def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
     if side == _USERS:
         library = str(namespace.get("__name__", "")).partition(".")[0] in _LIBRARIES
         return FRAMEWORK if library else USER
-    internal = side != _LIBRARY or code.co_filename.endswith(INTERNAL_FILES + PLUMBING_FILES)
+    internal = side != _LIBRARY or code.co_filename.endswith(
+        internals.INTERNAL_FILES + internals.PLUMBING_FILES
+    )
     return OWN if internal else FRAMEWORK
 
 
@@ -174,8 +158,11 @@ class OpTable:
         """
         model, path = module or ("", _named_scope())
         counts: dict[Any, int] = {}
-        if not is_top_level():
-            model, counts = model or "traced", self._counts.setdefault(current_trace(), counts)
+        if not internals.is_top_level():
+            model, counts = (
+                model or "traced",
+                self._counts.setdefault(internals.current_trace(), counts),
+            )
         scope = self._scope(model, path) if model or path else OUTSIDE
         activation = Activation(scope, counts)
         self._here.activations = [activation]
@@ -190,14 +177,14 @@ class OpTable:
 
 def _named_scope() -> str:
     """Return the path of the scopes that `jax.named_scope` opened."""
-    return "/".join(name for name in named_scopes() if name != _MARK)
+    return "/".join(name for name in internals.named_scopes() if name != _MARK)
 
 
 def is_traced() -> bool:
     """Return True inside the trace of a function that JAX compiles."""
-    trace = current_trace()
+    trace = internals.current_trace()
     while trace is not None:
         if type(trace).__name__ == "DynamicJaxprTrace":
             return True
-        trace = parent_of(trace)
+        trace = internals.parent_of(trace)
     return False

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core.primitives import jit_p
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
 from amanda_core.errors import UnsupportedError
@@ -22,8 +23,6 @@ from amanda_driver_jax._call_sites import Op, is_library_source, is_traced, mark
 from amanda_driver_jax._interception import plain_bind
 from amanda_driver_jax._routines import Host, isolated, known, note_copy, shown
 from amanda_driver_jax._trace_keys import LOCAL, busy, plain
-
-__all__ = ["Execution", "op_type_of"]
 
 Compute = Callable[..., tuple[Any, ...]]
 
@@ -37,7 +36,7 @@ _HOLDERS = frozenset(_HOLDING.split())
 
 def op_type_of(primitive: Any, params: dict[str, Any]) -> str | None:
     """Return the type of an operator; None for what is none and holds the user's operators."""
-    if primitive is internals.jit_p:
+    if primitive is jit_p:
         source = internals.function_source(params)
         return str(params["name"]) if is_library_source(source) else None
     if primitive.name == "custom_jvp_call":

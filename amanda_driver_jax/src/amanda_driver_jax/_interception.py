@@ -18,24 +18,13 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.core import Tracer
+from jax.extend.core import Primitive
+from jax.extend.core.primitives import jit_p
 
 from amanda_core.patching import Patches
+from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax._call_sites import is_library_code
-from amanda_driver_jax._jax_internals import (
-    COMBINING,
-    INFER,
-    JITTED,
-    PRIMITIVE,
-    REDUCTIONS,
-    RUN,
-    is_ahead_of_time,
-    is_top_level,
-    jit_p,
-    jitted,
-)
 from amanda_driver_jax._trace_keys import LOCAL, plain
-
-__all__ = ["PATCHES", "plain_bind", "plain_call"]
 
 #: How many jitted functions have a second callable at a time.
 _CALLABLES = 256
@@ -47,17 +36,17 @@ class _Interception(Patches):
         self.callables: OrderedDict[tuple[int, int], Callable[..., Any]] = OrderedDict()
 
     def install(self) -> None:
-        self.infer, self.run = getattr(JITTED, INFER), getattr(JITTED, RUN)
-        self.replace(PRIMITIVE, "bind", _bind)
-        self.replace(JITTED, INFER, _infer)
-        self.replace(JITTED, RUN, _run)
-        for name in COMBINING:
-            self.replace(REDUCTIONS, name, _uninstrumented(getattr(REDUCTIONS, name)))
+        self.infer, self.run = getattr(*internals.INFER), getattr(*internals.RUN)
+        self.replace(Primitive, "bind", _bind)
+        self.replace(*internals.INFER, _infer)
+        self.replace(*internals.RUN, _run)
+        for owner, name in internals.COMBINING:
+            self.replace(owner, name, _uninstrumented(getattr(owner, name)))
         self.afterwards(self.callables.clear)
 
 
 PATCHES = _Interception()
-_BIND: Callable[..., Any] = PRIMITIVE.bind
+_BIND: Callable[..., Any] = Primitive.bind
 
 
 def plain_bind(primitive: Any, *values: Any, **params: Any) -> Any:
@@ -74,7 +63,7 @@ def plain_call(
     callables = PATCHES.callables
     found = callables.get(key)
     if found is None:
-        found = callables[key] = jitted(function, info)
+        found = callables[key] = internals.jitted(function, info)
         if len(callables) > _CALLABLES:
             callables.popitem(last=False)
     return found(*args, **kwargs)
@@ -114,7 +103,9 @@ def _infer(
     hold = LOCAL.hold
     if hold is None or LOCAL.busy or not hold.session.enabled:
         return PATCHES.infer(function, info, args, kwargs)  # type: ignore[no-any-return]
-    called = is_top_level() and not is_ahead_of_time(sys._getframe(1).f_code.co_name)
+    called = internals.is_top_level() and not internals.is_ahead_of_time(
+        sys._getframe(1).f_code.co_name
+    )
     if _is_library(function):
         if called and hold.is_idle(function.__name__):
             return _Done(hold.run_idle(function, info, args, kwargs)), ()
@@ -137,7 +128,7 @@ def _run(
         hold is None
         or LOCAL.busy
         or not hold.session.enabled
-        or not is_top_level()
+        or not internals.is_top_level()
         or not _is_library(function)
     ):
         return PATCHES.run(p, values, function, args, kwargs)  # type: ignore[no-any-return]

@@ -17,43 +17,13 @@ from jax._src.interpreters import ad, batching, mlir
 from jax._src.lax import lax
 from jax._src.source_info_util import Scope, current_name_stack
 from jax.extend.core import Primitive
-from jax.extend.core.primitives import jit_p
 
 from amanda_core.errors import UnsupportedError
 
-__all__ = [
-    "API_FILE",
-    "COMBINING",
-    "FORWARDING_FUNCTIONS",
-    "INFER",
-    "INTERNAL_FILES",
-    "JITTED",
-    "PLUMBING_FILES",
-    "PRIMITIVE",
-    "REDUCTIONS",
-    "RUN",
-    "call_host",
-    "current_trace",
-    "function_source",
-    "is_ahead_of_time",
-    "is_forward_mode",
-    "is_top_level",
-    "jit_p",
-    "jitted",
-    "named_scopes",
-    "parent_of",
-    "primal_of",
-    "register_forward_mode",
-    "wrapped_function",
-]
-
-#: The class whose `bind` runs every operator.
-PRIMITIVE = Primitive
-#: The module whose functions of these names run every jitted function that C++ has no program of.
-JITTED, INFER, RUN = pjit, "_infer_params", "_run_python_pjit"
-
-#: The module, and its functions that trace how a reduction or a scatter combines elements.
-REDUCTIONS, COMBINING = lax, ("_reduction_jaxpr", "_variadic_reduction_jaxpr")
+#: The module, and its functions that run every jitted function that C++ has no program of.
+INFER, RUN = (pjit, "_infer_params"), (pjit, "_run_python_pjit")
+#: What traces how a reduction or a scatter combines elements.
+COMBINING = (lax, "_reduction_jaxpr"), (lax, "_variadic_reduction_jaxpr")
 
 #: JAX's files that run operators of their own, not those that the user called.
 INTERNAL_FILES = (

@@ -21,8 +21,6 @@ from amanda_driver_jax._call_sites import is_users_frame
 from amanda_driver_jax._routines import known, original
 from amanda_driver_jax._values import concrete
 
-__all__ = ["Models"]
-
 _LIBRARIES = ("flax.nnx", "flax.linen", "equinox")
 
 

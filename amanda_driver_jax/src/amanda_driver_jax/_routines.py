@@ -22,8 +22,6 @@ from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax import _values
 from amanda_driver_jax._trace_keys import LOCAL, busy, plain
 
-__all__ = ["Host", "isolated", "known", "note_copy", "original", "shown"]
-
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:

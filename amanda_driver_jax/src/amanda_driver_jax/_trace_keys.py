@@ -14,8 +14,6 @@ from typing import Any
 
 import jax
 
-__all__ = ["JITTED_CALL", "LOCAL", "busy", "plain", "set_key"]
-
 _KEY: Any = jax.make_user_context(None)
 
 

@@ -17,19 +17,6 @@ from jax.dtypes import float0
 
 from amanda_driver_jax._jax_internals import primal_of
 
-__all__ = [
-    "cast_like",
-    "concrete",
-    "dtype_of",
-    "is_concrete",
-    "is_differentiable",
-    "is_key",
-    "several",
-    "shape_of",
-    "straight_through",
-    "without_float0",
-]
-
 
 def concrete(value: Any) -> Any:
     """Return the array under the tracers of differentiation, or the innermost other tracer."""

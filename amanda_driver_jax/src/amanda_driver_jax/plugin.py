@@ -5,12 +5,12 @@ Owns the driver's description and its hooks. Uses JAX only if it is imported alr
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from typing import TYPE_CHECKING
 
 from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, hookimpl
 from amanda_core.errors import DriverError
+from amanda_core.framework_versions import FrameworkVersions
 from amanda_driver_jax.vocabulary import OP_TYPES, describe
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ __all__ = [
     "amanda_prepare_context",
 ]
 
-#: The minor release whose private names `_jax_internals` lists.
-TRIED = "0.10"
+#: `_jax_internals` lists the private names of this minor release.
+VERSIONS = FrameworkVersions("JAX", "jax", ("jax",), "0.10", "0.10.99", "amanda-driver-jax")
 
 _CAPABILITIES = frozenset(
     {
@@ -64,29 +64,16 @@ def amanda_driver_info() -> DriverInfo:
     )
 
 
-def _installed() -> str | None:
-    try:
-        return importlib.metadata.version("jax")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 @hookimpl
 def amanda_preflight() -> Sequence[Finding]:
     """Look for problems of this environment that would make results wrong."""
-    version = _installed()
-    if version is None:
-        return [Finding("error", "jax is not installed", "pip install jax")]
-    if version.startswith(f"{TRIED}."):
-        return []
-    said = f"JAX {version} has not been tried with amanda-driver-jax (tried is {TRIED})"
-    return [Finding("warning", said, f"pip install 'jax=={TRIED}.*'")]
+    return VERSIONS.describe()
 
 
 @hookimpl
 def amanda_driver_status() -> DriverStatus:
     """Report which JAX is installed."""
-    version = _installed()
+    version = VERSIONS.installed()
     why = "jax is not installed" if version is None else "Operators pass through Primitive.bind"
     return DriverStatus(version, "" if version is None else "python", why)
 
@@ -107,9 +94,9 @@ def amanda_attach(session: Session) -> Attachment | None:
         from amanda_driver_jax._attachment import attach
     except (AttributeError, ImportError) as error:
         raise DriverError(
-            f"JAX {_installed()} is not known: {error}",
-            where="amanda-driver-jax",
-            fix=f"pip install 'jax=={TRIED}.*'",
+            f"JAX {VERSIONS.installed()} is not known: {error}",
+            where=VERSIONS.driver,
+            fix=f"pip install 'jax>={VERSIONS.oldest},<={VERSIONS.newest}'",
         ) from error
     return attach(session)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mxnet import autograd
+from mxnet.ndarray import NDArray
 
 from amanda_core import IPoint, OpContext, Session, Site
 from amanda_core.errors import UnsupportedError
@@ -20,7 +21,7 @@ from amanda_core.sites import Sites
 from amanda_core.threads import inside_routine, standing_for
 from amanda_core.weak import Known
 from amanda_core.weights.parameters import Parameters
-from amanda_driver_mxnet._mxnet_internals.arrays import NDArray, needs_gradient
+from amanda_driver_mxnet._mxnet_internals.arrays import needs_gradient
 from amanda_driver_mxnet.gradients import Watch
 from amanda_driver_mxnet.identity import RULES, new_labels, new_parameters, new_scopes
 from amanda_driver_mxnet.routines import fold

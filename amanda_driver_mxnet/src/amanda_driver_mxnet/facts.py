@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mxnet.ndarray import NDArray
+
 from amanda_core.facts import DENSE, SYMBOLIC, Facts, NotReadableError, Storage
 from amanda_core.weak import Known
-from amanda_driver_mxnet._mxnet_internals.arrays import NDArray, address_of, dtype_of, new_array
+from amanda_driver_mxnet._mxnet_internals.arrays import address_of, dtype_of, new_array
 
 __all__ = ["FACTS", "IN_GRAPHS", "SymbolicArray"]
 

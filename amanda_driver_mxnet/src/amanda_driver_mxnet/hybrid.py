@@ -12,23 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mxnet import autograd
+from mxnet.ndarray import NDArray
 
 from amanda_core import IPoint, Plan, Session, Site
 from amanda_core.execution import Run, at, backward_plans, several
 from amanda_core.scopes import Scope, Scopes
-from amanda_driver_mxnet._mxnet_internals.arrays import (
-    NDArray,
-    children_of,
-    dtype_of,
-    needs_gradient,
-)
-from amanda_driver_mxnet._mxnet_internals.graphs import (
-    Graph,
-    Operator,
-    graph_of,
-    prefix_of,
-    swapped,
-)
+from amanda_driver_mxnet._mxnet_internals.arrays import children_of, dtype_of, needs_gradient
+from amanda_driver_mxnet._mxnet_internals.graphs import Graph, Operator, graph_of, swapped
 from amanda_driver_mxnet.custom_nodes import OPERATOR, Node
 from amanda_driver_mxnet.facts import SymbolicArray
 from amanda_driver_mxnet.gradients import Watch
@@ -287,7 +277,7 @@ def _flat(values: Any) -> list[Any]:
 
 def _places_of(block: Any, path: str) -> list[tuple[str, str]]:
     """Return the prefix of names in each block inside a block, with the block's path."""
-    found = [(prefix_of(block), path)]
+    found = [(str(block.prefix), path)]
     for name, child in children_of(block).items():
         found += _places_of(child, f"{path}.{name}" if path else name)
     return found

@@ -12,22 +12,13 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
+from mxnet.ndarray import NDArray
+
 from amanda_core.scopes import Labels, Scopes
 from amanda_core.sites import FRAMEWORK, OWN, STOP, USER, Rules
 from amanda_core.weights.geometry import Memory
 from amanda_core.weights.parameters import Layouts, Parameters
-from amanda_driver_mxnet._mxnet_internals.arrays import (
-    BLOCK_CALL,
-    HANDLE,
-    NDArray,
-    address_of,
-    array_of,
-    children_of,
-    data_of,
-    has_gradient_buffer,
-    parameters_of,
-    shape_of,
-)
+from amanda_driver_mxnet._mxnet_internals import arrays
 from amanda_driver_mxnet.facts import FACTS, SymbolicArray
 
 __all__ = ["RULES", "new_labels", "new_parameters", "new_scopes"]
@@ -41,7 +32,7 @@ _ZONES = {
 
 
 def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
-    if code is BLOCK_CALL:
+    if code is arrays.BLOCK_CALL:
         return STOP
     if f"{namespace.get('__name__', '')}.".startswith("mxnet."):
         return FRAMEWORK
@@ -50,7 +41,7 @@ def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
 
 def _zone_of() -> str:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not BLOCK_CALL:
+    while frame is not None and frame.f_code is not arrays.BLOCK_CALL:
         module = str(frame.f_globals.get("__name__", ""))
         zone = next((zone for name, zone in _ZONES.items() if module.startswith(name)), None)
         if zone is not None:
@@ -63,8 +54,8 @@ def _zone_of() -> str:
 RULES = Rules(
     kind_of=_kind_of,
     zone_of=_zone_of,
-    tensor_types=frozenset({HANDLE}),
-    is_weight=has_gradient_buffer,
+    tensor_types=frozenset({arrays.HANDLE}),
+    is_weight=arrays.has_gradient_buffer,
     is_layered=True,
 )
 
@@ -72,12 +63,12 @@ RULES = Rules(
 class _Labels(Labels):
     def tensor(self, token: int) -> Any:
         handle = super().tensor(token)
-        return None if handle is None else array_of(handle)
+        return None if handle is None else arrays.array_of(handle)
 
 
 def new_scopes() -> Scopes:
     """Return scopes for Gluon's blocks."""
-    return Scopes(children_of, _weights_of)
+    return Scopes(arrays.children_of, _weights_of)
 
 
 def new_labels() -> Labels:
@@ -94,9 +85,9 @@ def _weights_of(block: Any) -> Iterator[tuple[str, Any, NDArray]]:
     waiting, seen = [("", block)], {id(block)}
     while waiting:
         path, owner = waiting.pop()
-        for name, array in parameters_of(owner):
+        for name, array in arrays.parameters_of(owner):
             yield path + name, owner, array
-        for name, child in children_of(owner).items():
+        for name, child in arrays.children_of(owner).items():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 waiting.append((f"{path}{name}.", child))
@@ -106,10 +97,10 @@ def _memory(value: Any) -> Memory | None:
     """Return where an array lies: arrays are contiguous, and all of main memory counts as one."""
     if isinstance(value, SymbolicArray):
         value = value.array
-    array = array_of(value) if isinstance(value, HANDLE) else value
+    array = arrays.array_of(value) if isinstance(value, arrays.HANDLE) else value
     if array is None or FACTS.layout(array) != "dense" or FACTS.device(array) != "cpu":
         return None
-    shape, address = shape_of(array), address_of(array)
+    shape, address = arrays.shape_of(array), arrays.address_of(array)
     size = FACTS.nbytes(array)
     if not address or not size:
         return None
@@ -125,12 +116,12 @@ def _memory(value: Any) -> Memory | None:
 
 _LAYOUTS = Layouts(
     memory=_memory,
-    shape=shape_of,
+    shape=arrays.shape_of,
     hold=lambda value: None,
     base=lambda value: getattr(value, "handle", value),
     # A parameter outside of Gluon's blocks is an array like any other.
     is_parameter=lambda value: False,
-    is_weight=has_gradient_buffer,
+    is_weight=arrays.has_gradient_buffer,
     version=lambda value: None,
-    attribute=data_of,
+    attribute=arrays.data_of,
 )

@@ -1,15 +1,18 @@
 """The pluggy plugin of MXNet's driver, named by the entry point ``amanda.drivers``.
 
-Owns the driver's description and its hooks. Uses MXNet only if it is imported already.
+Owns the driver's description and its hooks, and the check for configurations of MXNet in which
+gradients are wrong. Uses MXNet only if it is imported already.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, Session, hookimpl
-from amanda_driver_mxnet.environment import findings, require_right_gradients, status
+from amanda_core.errors import DriverError
+from amanda_core.framework_versions import FrameworkVersions
 from amanda_driver_mxnet.vocabulary import OP_TYPES, describe
 
 __all__ = [
@@ -19,6 +22,8 @@ __all__ = [
     "amanda_preflight",
     "amanda_prepare_context",
 ]
+
+VERSIONS = FrameworkVersions("MXNet", "mxnet", ("mxnet",), "1.9.1", "1.9.1", "amanda-driver-mxnet")
 
 _CAPABILITIES = frozenset(
     {
@@ -56,13 +61,27 @@ def amanda_driver_info() -> DriverInfo:
 @hookimpl
 def amanda_preflight() -> Sequence[Finding]:
     """Look for problems of this environment that would make results wrong."""
-    return findings()
+    right = os.environ.get("MXNET_MKLDNN_ENABLED") == "0"
+    if VERSIONS.describe() or right or os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
+        return VERSIONS.describe()
+    return [
+        Finding(
+            "error",
+            "With oneDNN (MKLDNN) and its threaded engine, MXNet computes wrong gradients in "
+            "programs with custom functions (autograd.Function, CustomOp), and tools insert such "
+            "functions",
+            "Start Python with MXNET_MKLDNN_ENABLED=0, or with MXNET_ENGINE_TYPE=NaiveEngine",
+        )
+    ]
 
 
 @hookimpl
 def amanda_driver_status() -> DriverStatus:
     """Report which MXNet is installed, and whether tools can be applied."""
-    return status()
+    for problem in amanda_preflight():
+        return DriverStatus(VERSIONS.installed(), "", problem.message)
+    why = "MXNet calls operators through Python functions"
+    return DriverStatus(VERSIONS.installed(), "python", why)
 
 
 @hookimpl
@@ -71,7 +90,8 @@ def amanda_attach(session: Session) -> Attachment | None:
     # `mxnet` is in sys.modules from the start of its import; `api` is its last part.
     if not hasattr(sys.modules.get("mxnet"), "api"):
         return None
-    require_right_gradients()
+    for problem in amanda_preflight():
+        raise DriverError(problem.message, where=VERSIONS.driver, fix=problem.fix)
     from amanda_driver_mxnet.attachment import attach
 
     return attach(session)

@@ -7,16 +7,12 @@ from contextlib import nullcontext
 from typing import Any
 
 from mxnet import autograd
+from mxnet.ndarray import NDArray
 
 from amanda_core import Plan, Session, Step
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_core.threads import inside_routine
-from amanda_driver_mxnet._mxnet_internals.arrays import (
-    NDArray,
-    dtype_of,
-    needs_gradient,
-    new_array,
-)
+from amanda_driver_mxnet._mxnet_internals import arrays
 from amanda_driver_mxnet.custom_nodes import Node, passed
 
 __all__ = ["fold"]
@@ -71,17 +67,17 @@ def _edited(session: Session, old: Any, new: Any) -> Any:
     """Return `new`, with its gradient passed straight to `old`."""
     with inside_routine():  # The driver's own operators.
         if not isinstance(new, NDArray):
-            new = new_array(new, old)
+            new = arrays.new_array(new, old)
         # MXNet's operators refuse arrays of several dtypes.
         new = new.detach() if new.dtype == old.dtype else new.astype(old.dtype)
-        if not autograd.is_recording() or not needs_gradient(old):
+        if not autograd.is_recording() or not arrays.needs_gradient(old):
             return new
     node = Node(
         lambda: session,
         2,
         run=lambda values: values[1:],
         backward=lambda gradients: [*gradients, None],
-        types=[dtype_of(new)],
+        types=[arrays.dtype_of(new)],
         shapes=lambda shapes: shapes[1:],
     )
     return passed(node, [old, new])[0]

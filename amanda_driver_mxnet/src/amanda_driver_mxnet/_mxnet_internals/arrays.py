@@ -13,27 +13,6 @@ from mxnet.base import _LIB, NDArrayHandle, check_call, mx_uint
 from mxnet.ndarray import NDArray, register
 from mxnet.ndarray.numpy import _api_internal
 
-__all__ = [
-    "BACKWARD",
-    "BLOCK_CALL",
-    "ENTRY_POINTS",
-    "HANDLE",
-    "VIEWS",
-    "NDArray",
-    "OpInfo",
-    "address_of",
-    "array_of",
-    "children_of",
-    "data_of",
-    "dtype_of",
-    "has_gradient_buffer",
-    "needs_gradient",
-    "new_array",
-    "op_info",
-    "parameters_of",
-    "shape_of",
-]
-
 #: What the names of backward operators begin with.
 BACKWARD = "_backward_"
 #: Type of an array's handle, which can be referred to weakly; an array cannot.

@@ -14,10 +14,7 @@ from typing import Any
 
 import mxnet
 from mxnet import gluon
-
-from amanda_driver_mxnet._mxnet_internals.arrays import NDArray
-
-__all__ = ["Graph", "Operator", "graph_of", "prefix_of", "swapped"]
+from mxnet.ndarray import NDArray
 
 #: Without it, MXNet takes a graph for one of its first releases, and upgrades it.
 _VERSION = {"mxnet_version": ["int", 10901]}
@@ -136,11 +133,6 @@ def swapped(block: gluon.HybridBlock, program: Any, arguments: list[Any]) -> Ite
         yield
     finally:
         block._cached_op, block._cached_op_args = before
-
-
-def prefix_of(block: gluon.Block) -> str:
-    """Return the prefix of the names of a block's operators."""
-    return str(block.prefix)
 
 
 def _symbol(nodes: list[dict[str, Any]], heads: Sequence[Any], attrs: Any) -> Any:
