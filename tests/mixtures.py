@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +26,7 @@ _EXPERTS_TOO = ("num_routed_experts", "num_moe_experts", "ffn_num_experts", "n_e
 #: Attribute of a configuration -> what makes the model tiny.
 _TINY: dict[str, Any] = {
     **dict.fromkeys(_EXPERTS + _EXPERTS_TOO, 4),
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim"), 32),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "out_hidden_size"), 32),
     **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "d_ff", "encoder_ffn_dim"), 48),
     **dict.fromkeys(("decoder_ffn_dim", "shared_intermediate_size", "intermediate_size_mlp"), 48),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 24),
@@ -42,7 +43,9 @@ _TINY: dict[str, Any] = {
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
     **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "n_dense_layers"), 1),
     **dict.fromkeys(("decoder_sparse_step", "encoder_sparse_step", "moe_layer_freq"), 1),
+    "qk_head_dim": 16,
     "vocab_size": 64,
+    "vocab_size_per_layer_input": 64,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -68,6 +71,18 @@ _TINY: dict[str, Any] = {
     "router_jitter_noise": 0.0,
 }
 
+#: What configurations leave open though their models need it.
+_NEEDED = {
+    **{name: _TINY[name] for name in _EXPERTS + _EXPERTS_TOO},
+    **dict.fromkeys(("num_experts_per_tok", "moe_top_k", "moe_topk", "top_k_experts"), 2),
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "head_dim": 8,
+    "sliding_window": 16,
+    "clip_qkv": 8.0,
+    "layer_types": ["full_attention"] * 2,
+    "mlp_layer_types": ["sparse"] * 2,
+}
 
 #: Untyped in torch's stubs.
 _Mode: Any = TorchDispatchMode
@@ -85,25 +100,33 @@ def architectures() -> list[str]:
     for name in CONFIG_MAPPING:
         try:
             config = CONFIG_MAPPING[name]()
-            text = config.get_text_config() if hasattr(config, "get_text_config") else config
         except Exception:
             continue  # It is not the configuration of a model.
-        if any(_number(text, attribute) > 1 for attribute in _EXPERTS + _EXPERTS_TOO):
+        attributes = [name for each in _configurations(config) for name in vars(each)]
+        if any(attribute in attributes for attribute in _EXPERTS + _EXPERTS_TOO):
             found.append(name)
     return sorted(found)
 
 
-def _number(config: Any, attribute: str) -> int:
-    try:
-        value = getattr(config, attribute, 0)
-    except Exception:
-        return 2  # Layers differ in it.
-    return value if isinstance(value, int) else 0
+def _configurations(config: Any, depth: int = 0) -> Iterator[Any]:
+    yield config
+    for value in vars(config).values():
+        if depth < 3 and hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            yield from _configurations(value, depth + 1)
 
 
-def _model_class(config: Any) -> Any:
+def _parts(config: Any) -> list[Any]:
+    # Models of configurations that are parts of others are not registered.
+    module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
+    models = [each for each in vars(module).values() if hasattr(each, "config_class")]
+    mine = [each for each in models if each.config_class is type(config)]
+    return [each for each in mine if each.__module__ == module.__name__][::-1]
+
+
+def _model_of(config: Any) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
+    classes: list[Any] = []
     for mapping in (
         auto.MODEL_FOR_CAUSAL_LM_MAPPING,
         auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
@@ -112,8 +135,20 @@ def _model_class(config: Any) -> Any:
     ):
         if type(config) in mapping:
             found = mapping[type(config)]
-            return found[0] if isinstance(found, tuple) else found
-    raise CannotBuildError("no class of models goes with its configuration")
+            classes += list(found) if isinstance(found, tuple) else [found]
+    if not classes:
+        classes = _parts(config)
+    if not classes:
+        raise CannotBuildError("no class of models goes with its configuration")
+    failures = []
+    for each in dict.fromkeys(classes):
+        try:
+            torch.manual_seed(0)
+            return each(config)
+        except Exception as error:
+            # Of a composite configuration the class of its text does not always take the whole.
+            failures.append(error)
+    raise failures[-1]
 
 
 def _shrink(config: Any, depth: int = 0) -> None:
@@ -122,6 +157,8 @@ def _shrink(config: Any, depth: int = 0) -> None:
             _shrink(value, depth + 1)
         elif name in _TINY and isinstance(value, (int, float)) and not isinstance(value, bool):
             setattr(config, name, _TINY[name])
+        elif name in _NEEDED and value is None:
+            setattr(config, name, _NEEDED[name])
         elif name == "layer_types" and isinstance(value, list):
             # The first and the last kind: hybrids alternate.
             setattr(config, name, [value[0], value[-1]])
@@ -129,9 +166,12 @@ def _shrink(config: Any, depth: int = 0) -> None:
             setattr(config, name, [value[-1]] * 2)
         elif name == "mlp_only_layers":
             setattr(config, name, [])
-    if getattr(config, "kv_lora_rank", None):
+    if vars(config).get("kv_lora_rank"):
         # Latent attention has as many heads of keys as of queries.
         config.num_key_value_heads = _TINY["num_attention_heads"]
+    if depth and not hasattr(config, "rope_theta"):
+        # A model may read it from a part of its configuration whose class does not declare it.
+        config.rope_theta = 10_000.0
     for name in ("tie_word_embeddings", "output_router_logits", "use_cache"):
         if hasattr(config, name):
             setattr(config, name, False)
@@ -148,8 +188,7 @@ def build(name: str, implementation: str) -> nn.Module:
     try:
         config = CONFIG_MAPPING[name]()
         _shrink(config)
-        torch.manual_seed(0)
-        model = _model_class(config)(config).eval()
+        model = _model_of(config).eval()
     except CannotBuildError:
         raise
     except Exception as error:
@@ -187,7 +226,8 @@ def prompts(model: Any) -> list[dict[str, torch.Tensor]]:
 
 
 def output_of(model: nn.Module, feed: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Run a model; its logits, or its last hidden state."""
+    """Run a model with the same random numbers each time; its logits, or last hidden state."""
+    torch.manual_seed(3)
     result: Any = model(**feed)
     found = result.logits if hasattr(result, "logits") else result[0]
     assert isinstance(found, torch.Tensor)

@@ -65,8 +65,7 @@ class _Known(NamedTuple):
 
 class _Root:
     def __init__(self, module: Any, label: str) -> None:
-        self.label = label
-        self.module = weakref.ref(module)
+        self.label, self.module = label, weakref.ref(module)
         #: The id of a module, or that of the calling scope and the module's -> the module.
         self.modules: dict[Hashable, _Known] = {}
         #: Path -> the module that was last found there.
@@ -87,8 +86,11 @@ class Scopes:
             `children_of` is not used. Such frameworks number the names, so a path is dropped with
             its module: otherwise a program that makes its modules again and again would make
             endless paths.
+        holder_of: Returns the module that holds a module and whose method is running, or None. It
+            is asked when an outermost module is called for the first time.
 
     Attributes:
+        held_by: Label of a root -> that of the root whose method called it first, and holds it.
         dead: Labels of roots that have died, and paths that have got another module, since
             `take_dead`.
     """
@@ -98,14 +100,17 @@ class Scopes:
         children_of: Callable[[Any], Mapping[str, Any]],
         weights_of: Callable[[Any], Iterable[tuple[str, Any, Any]]],
         name_of: Callable[[Any], str] | None = None,
+        holder_of: Callable[[Any], Any] = lambda module: None,
     ) -> None:
         self._children_of, self._weights_of, self._name_of = children_of, weights_of, name_of
+        self._holder_of = holder_of
         self._roots: Known[_Root] = Known(self._root_died)
         self._by_label: dict[str, _Root] = {}
         self._labels: set[str] = set()
         self._numbers: dict[tuple[str, str], int] = {}
         self._count = itertools.count(1)
         self.dead: list[tuple[str, str | None]] = []
+        self.held_by: dict[str, str] = {}
 
     def enter(self, module: Any, parent: Scope | None, again: bool) -> Scope:
         """Return the scope of a call of `module`.
@@ -136,8 +141,7 @@ class Scopes:
         root = self._by_label.get(scope.root)
         known = root.modules.get(id(module)) if root is not None else None
         while known is not None and known.owner is not None:
-            owner = known.owner.module()
-            if owner is None:
+            if (owner := known.owner.module()) is None:
                 break
             found.append((owner, known.name))
             known = known.owner
@@ -150,13 +154,11 @@ class Scopes:
         root = self._by_label.get(scope.root)
         if root is None:
             return None
-        known = root.weights.get(weight)
-        if known is None:
+        if root.weights.get(weight) is None:
             root.weights.clear()
             for name, _, each in self.weights(scope.root):
                 root.weights.set(each, name)
-            known = root.weights.get(weight)
-        return known
+        return root.weights.get(weight)
 
     def weights(self, root: str) -> Iterable[tuple[str, Any, Any]]:
         """Return the weights of a root: the qualified name of each, its module, the weight."""
@@ -190,10 +192,13 @@ class Scopes:
             self._labels.add(label)
             root = self._by_label[label] = _Root(module, label)
             self._roots.set(module, root)
+            if (holder := self._holder_of(module)) is not None:
+                self.held_by[label] = self._root(holder).label
         return root
 
     def _root_died(self, root: _Root) -> None:
         del self._by_label[root.label]
+        self.held_by.pop(root.label, None)
         for known in root.modules.values():
             self._path_died(root.label, known.scope.path)
         root.modules.clear()
@@ -303,8 +308,7 @@ class Labels:
             self._taken.add(number)
             own = self._token_of is None
             token = next(self._tokens) if self._token_of is None else self._token_of(tensor)
-            weight = isinstance(tensor, self._weight_types) if own else token > 0
-            known = (token, number), weight
+            known = (token, number), isinstance(tensor, self._weight_types) if own else token > 0
             self._known.set(tensor, known)
         return known[0]
 

@@ -49,7 +49,8 @@ class Found(NamedTuple):
     """A parameter, and the part of it that a value shows.
 
     Attributes:
-        root: Label of the first outermost module called that holds it; empty outside of modules.
+        root: Label of the first outermost module called that holds it, or of the one whose method
+            called that module; empty outside of modules.
         name: Its qualified name there; outside of modules a number with a ``#``.
         token: A number that is never used again, for a parameter without a name; else 0.
         shape: Its dimensions.
@@ -194,9 +195,7 @@ class Parameters:
         shape, whole = self._layouts.shape(base), self._layouts.memory(base)
         if shape is None:
             return None
-        place = _whole(shape)
-        if memory is not None and whole is not None:
-            place = place_in(whole, memory) or place
+        place = (place_in(whole, memory) if whole and memory else None) or _whole(shape)
         token, number = self._labels.look_up(base)
         name, get = f"#{number}", functools.partial(self._labels.tensor, token)
         return Found("", name, token, shape, whole, place, get, name + region_text(place.region))
@@ -222,7 +221,10 @@ class Parameters:
         """Return the owners of the parameters of all other roots, by their ids.
 
         A part of a model may be called by itself: ``generate`` calls the encoder, then the model.
+        The parameters of the part are owned by the model whose method calls it.
         """
+        if root in self._scopes.held_by:
+            self._table(self._scopes.held_by[root])
         others = [
             e for label, table in self._entries.items() if label != root for e in table.values()
         ]

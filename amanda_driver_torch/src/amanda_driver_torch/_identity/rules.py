@@ -89,7 +89,25 @@ RULES = Rules(
 
 def new_scopes() -> Scopes:
     """Return a new table of the scopes of PyTorch's modules."""
-    return Scopes(children_of, _weights_of)
+    return Scopes(children_of, _weights_of, holder_of=_holder_of)
+
+
+def _holder_of(module: nn.Module) -> nn.Module | None:
+    """Return the outermost module of which a method is running and which holds this one."""
+    frame: FrameType | None = sys._getframe(1)
+    found: nn.Module | None = None
+    holds: dict[int, bool] = {}
+    while frame is not None:
+        owner: Any = None
+        if frame.f_code.co_varnames[:1] == ("self",):
+            owner = frame.f_locals.get("self")
+        # Its type alone is read: the object may be anything.
+        if issubclass(type(owner), nn.Module) and owner is not module:
+            if id(owner) not in holds:
+                holds[id(owner)] = any(part is module for part in owner.modules())
+            found = owner if holds[id(owner)] else found
+        frame = frame.f_back
+    return found
 
 
 def new_labels() -> Labels:

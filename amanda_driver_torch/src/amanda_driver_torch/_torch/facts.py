@@ -136,7 +136,8 @@ class _TorchFacts(Facts):
 
     def version(self, tensor: torch.Tensor) -> int | None:
         try:
-            return version_of(tensor)
+            # To ask first is much cheaper than the error.
+            return None if tensor.is_inference() else version_of(tensor)
         except RuntimeError:
             return None  # Inference tensors have no version.
 

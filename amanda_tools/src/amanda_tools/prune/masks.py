@@ -17,6 +17,7 @@ __all__ = [
     "numpy_mask",
     "torch_keeps",
     "torch_mask",
+    "torch_masked",
     "torch_multiply",
     "torch_part",
 ]
@@ -85,6 +86,15 @@ def torch_multiply(value: Any, mask: Any) -> Any:
     mask was made.
     """
     return value * (mask if mask.dtype == value.dtype else mask.to(value.dtype))
+
+
+def torch_masked(value: Any, mask: Any) -> Any:
+    """Return a weight with its pruned elements set to zero, without a gradient. It may be kept."""
+    import torch
+
+    # Writes to inference tensors are not counted, so none of them may be kept.
+    with torch.inference_mode(False), torch.no_grad():
+        return torch_multiply(value, mask)
 
 
 def torch_part(whole: Any, weight: Weight) -> Any:

@@ -25,6 +25,7 @@ from amanda_tools.prune.masks import (
     multiply,
     multiply_items,
     torch_keeps,
+    torch_masked,
     torch_multiply,
     torch_part,
 )
@@ -47,8 +48,9 @@ _PRODUCTS = frozenset(
 #: Common types of those that always have a weight. One whose weight is not known is listed.
 _WEIGHTED = _PRODUCTS - {"grouped_matmul", "bilinear", "einsum", "rnn", "lstm", "gru"}
 #: Common types of the operators that copy a weight before it is multiplied by. Zeros of what is
-#: quantized need not be zeros afterwards.
-_COPIES = COPYING - {"dequantize"}
+#: quantized need not be zeros afterwards. What is repeated, as a table of positions is over an
+#: image, is mostly added.
+_COPIES = COPYING - {"dequantize", "repeat", "tile"}
 _EMBEDDINGS = frozenset({"embedding", "embedding_bag"})
 #: Roles of inputs that an operator does not multiply by as by a weight.
 _OTHER_ROLES = frozenset({"bias", "addend", "input", "query", "key", "value", "mask"})
@@ -114,6 +116,8 @@ class Pruning(WeightTool):
         self._skipped: list[str] = []
         self._notes: list[str] = []
         self._coverage = WeightCoverage()
+        #: Keys of the weights that are masked where they are copied.
+        self._masked_copies: set[str] = set()
         #: Owner, or operator, -> the weight that is pruned.
         self._rows: dict[str, PrunedWeight] = {}
         #: Weight or operator -> its last mask, while masks are made again.
@@ -189,6 +193,7 @@ class Pruning(WeightTool):
         if not reads.supported:
             self._prune_by_op(context)
             return
+        self._note_other_readers(context)
         if not reads.consumed or context.zone != "model":
             self._list_skipped(context, bool(reads))
             return
@@ -202,6 +207,17 @@ class Pruning(WeightTool):
         if chosen:
             self._prune(context, chosen)
         self._list_skipped(context, bool(chosen))
+
+    def _note_other_readers(self, context: OpContext) -> None:
+        """Say where a masked copy of a weight is not multiplied by."""
+        op_type = context["type"]
+        if op_type is None or op_type in _PRODUCTS | _COPIES | _EMBEDDINGS:
+            return
+        copies = self._copies.reads(context) if self._masked_copies else {}
+        for weight in (weight for weights in copies.values() for weight in weights):
+            if weight.key in self._masked_copies:
+                how = f"{context.op_type}, which is not a product"
+                self._note(f"{weight.name} is also masked where a copy is read by {how}")
 
     def _list_skipped(self, context: OpContext, known: bool) -> None:
         # Copies of weights were pruned where they were made, or are listed as not reached.
@@ -266,6 +282,8 @@ class Pruning(WeightTool):
         owners = {weight.owner for weights in places.values() for weight in weights.values()}
         total = sum(self._rows[owner].elements for owner in owners)
         self._counted(context, {o: self._rows[o].elements / (total or 1) for o in owners})
+        if context["type"] in _COPIES:
+            self._masked_copies.update(weight.key for weight in chosen.values())
         for position, weights in places.items():
             if self.insert(context, position, weights):
                 continue
@@ -365,7 +383,7 @@ class Pruning(WeightTool):
 
     def _masked(self, weight: Weight) -> Callable[[Any], Any]:
         def masked(parameter: Any) -> Any:
-            return torch_multiply(parameter, self.masks.get(weight, _unknown))
+            return torch_masked(parameter, self.masks.get(weight, _unknown))
 
         return masked
 
