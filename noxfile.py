@@ -522,7 +522,7 @@ def run(
 def matrix(session: nox.Session) -> None:
     """Test the drivers over the versions of their frameworks; writes docs/support.md; hours.
 
-    One release: `-- torch 2.15.0`; the page is made of all results in matrix_results/.
+    One release: `-- torch 2.15.0`; the page is made of all results in tests/packages/matrix.json.
     """
     environment(session)
     run(session, "python", "tests/packages/matrix.py", *session.posargs)

@@ -15,7 +15,8 @@ from amanda_tools.graph import GraphTracing
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
 from amanda_tools.nonfinite import NonFinite
-from amanda_tools.prune import PruneNM, PruneTiles
+from amanda_tools.prune import Prune, PruneNM, PruneTiles
+from amanda_tools.quantize import Quantize
 from amanda_tools.rematerialize import Rematerialize
 from amanda_tools.rewriting import Rewrite
 from amanda_tools.sensitivity import Sensitivity
@@ -44,8 +45,10 @@ TOOLS: dict[str, Callable[[], Any]] = {
 #: may refuse them where it refuses edits.
 EDITING: dict[str, Callable[[], Any]] = {
     "inject_faults": lambda: InjectFaults(model="scale", amount=1.0, rate=0.1),
+    "prune": lambda: Prune(0.0),
     "prune_nm": lambda: PruneNM(4, 4),
     "prune_tiles": lambda: PruneTiles(0.0),
+    "quantize": lambda: Quantize(weights="none", calibration=10**9),
     "rematerialize": Rematerialize,
     "rematerialize everything": lambda: Rematerialize(0, strict=False),
     "steer": lambda: Steer("scale", factor=1.0, ops=["linear", "matmul", "relu"]),

@@ -1,13 +1,14 @@
 """Test the drivers with several versions of their frameworks, and write docs/support.md.
 
 Builds one environment at a time, as a user would, runs a selection of the tests in it, and removes
-it again, because a build of PyTorch takes about 5 GB. Results are kept in matrix_results/, and the
-page is made from all of them, so that versions can be run one by one.
+it again, because a build of PyTorch takes about 5 GB. Results are kept in matrix.json beside this
+file, and the page is made from all of them, so that versions can be run one by one.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import platform
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "matrix_results"
+RESULTS = Path(__file__).with_suffix(".json")
 PAGE = ROOT / "docs" / "support.md"
 
 #: Framework -> its releases, oldest first.
@@ -184,9 +185,7 @@ def keep(
     count: Count,
     failures: list[str],
 ) -> None:
-    """Record the outcome of one group."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{framework}-{version}-python{python}-{interceptor}-{group}.json"
+    """Record the outcome of one group in place of an earlier one."""
     result = {
         "framework": framework,
         "version": version,
@@ -194,15 +193,29 @@ def keep(
         "system": f"{platform.system()} {platform.machine()}",
         "interceptor": interceptor,
         "group": group,
+        "date": datetime.date.today().isoformat(),
         "count": count,
         "failures": failures,
     }
-    path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    kept = {_key(r): r for r in results()} | {_key(result): result}
+    lines = ",\n".join(json.dumps(kept[key]) for key in sorted(kept))
+    RESULTS.write_text(f"[\n{lines}\n]\n", "utf-8")
+
+
+def results() -> list[dict[str, Any]]:
+    """Return all results that were recorded."""
+    found: list[dict[str, Any]] = json.loads(RESULTS.read_text("utf-8"))
+    return found
+
+
+def _key(result: Mapping[str, Any]) -> tuple[str, ...]:
+    names = ("framework", "version", "python", "interceptor", "group")
+    return tuple(result[name] for name in names)
 
 
 def page() -> str:
     """Return the page with all available results."""
-    results = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    found = results()
     lines = [
         "# Supported versions",
         "",
@@ -225,11 +238,11 @@ def page() -> str:
         "",
     ]
     for framework, title in (("torch", "PyTorch"), ("tensorflow-cpu", "TensorFlow")):
-        lines += _table(framework, title, [r for r in results if r["framework"] == framework])
-    tried = {".".join(str(r["python"]).split(".")[:2]) for r in results}
+        lines += _table(framework, title, [r for r in found if r["framework"] == framework])
+    tried = {".".join(str(r["python"]).split(".")[:2]) for r in found}
     lines += ["## Python", "", "| Python | |", "|---|---|"]
     lines += [f"| {name} | {'run' if name in tried else 'not tried'} |" for name in PYTHONS]
-    failing = [r for r in results if r["failures"]]
+    failing = [r for r in found if r["failures"]]
     if failing:
         lines += ["", "## Failures", ""]
         for r in failing:
@@ -240,22 +253,24 @@ def page() -> str:
 
 def _table(framework: str, title: str, results: list[dict[str, Any]]) -> list[str]:
     groups = list(GROUPS[framework])
-    lines = [f"## {title}", "", f"| {title} | Python | interceptor | {' | '.join(groups)} |"]
-    lines.append("|---" * (3 + len(groups)) + "|")
+    columns = [title, "Python", "interceptor", *groups, "run on"]
+    lines = [f"## {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for version in RELEASES[framework]:
         cells: dict[tuple[str, str], dict[str, str]] = {}
         for r in results:
             if r["version"] == version:
                 passed, failed, _ = r["count"]
                 row = cells.setdefault((r["python"], r["interceptor"]), {})
+                # The oldest, as groups may be run apart.
+                row["run on"] = min(r["date"], row.get("run on", r["date"]))
                 # Such tests run under both interceptors themselves.
                 row[r["group"]] = (
                     f"{passed}/{passed + failed}" if passed + failed else "in the other"
                 )
         if not cells:
-            lines.append(f"| {version} | | not tried |" + " |" * len(groups))
+            lines.append(f"| {version} | | not tried |" + " |" * (len(groups) + 1))
         for (python, interceptor), row in cells.items():
-            shown = " | ".join(row.get(group, "not run") for group in groups)
+            shown = " | ".join(row.get(name, "not run") for name in columns[3:])
             lines.append(f"| {version} | {python} | {interceptor} | {shown} |")
     return [*lines, ""]
 
