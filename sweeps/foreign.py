@@ -37,7 +37,7 @@ from .models import LEFT_ALONE
 from .observations import Facts, different, random_states, tensors, value
 from .operators import INTERCEPTORS, VARIABLE, quiet
 from .results import Failure, Part, merged, read, versions
-from .shipped import SHIPPED, WAYS, applied, differing, otherwise
+from .shipped import SHIPPED, WAYS, applied, differing, is_refusal, otherwise
 
 #: Time after which a program counts as hanging; none needs a tenth of it.
 SECONDS = 240
@@ -289,6 +289,8 @@ def check(part: Part, program: Program) -> None:
             part.counts["executions counted"] += sum(map(sum, counted))
             for notice in {notice.splitlines()[0] for notice in seen.notices}:
                 part.refused[f"{name}: {notice}"] += 1
+            if is_refusal(how, error := seen.facts.get("error", "")):
+                part.refused[f"{name}, {how}: {error}"] += 1
         part.cases[name] += 1
         if wrong:
             part.failures.append(Failure(name, f"{interceptor}, {how}", wrong[:8]))

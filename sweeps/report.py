@@ -99,7 +99,7 @@ hide a defect.""",
 _SHARD = re.compile(r" --shard (\d+/\d+)")
 
 #: Part -> heading of `Part.refused`, if it does not contain errors.
-REFUSED = {"programs": "Run in another way, with a notice"}
+REFUSED = {"programs": "Run in another way, with a notice, or refused by a tool that edits"}
 
 
 def write(folder: Path) -> int:

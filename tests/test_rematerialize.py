@@ -359,7 +359,17 @@ def test_a_parameter_that_is_written_before_backward_is_an_error_of_its_own() ->
         loss = second(torch.tanh(first(torch.ones(2, 4)))).sum()
         with torch.no_grad():
             first.bias.zero_()  # Plain backward does not read it.
-        with pytest.raises(BudgetError, match="was written after it had been evicted"):
+        with pytest.raises(BudgetError, match="was written, or its memory freed, after"):
+            loss.backward()
+
+
+def test_a_parameter_whose_memory_is_freed_before_backward_is_an_error_of_its_own() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    with amanda.apply(Rematerialize(0, strict=False)):
+        loss = second(torch.tanh(first(torch.ones(2, 4)))).sum()
+        # As FSDP does, which gathers it again for this layer's own backward.
+        first.weight.untyped_storage().resize_(0)
+        with pytest.raises(BudgetError, match="was written, or its memory freed, after"):
             loss.backward()
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -53,6 +53,39 @@ def itself(*values: Any) -> Any:
     run = original()
     assert run is not None
     return run(values)
+
+
+@pytest.fixture
+def into_its_argument() -> Iterator[Any]:
+    """Define operators that return nothing: one writes an argument, the other `out=`."""
+
+    def doubled(x: torch.Tensor, y: torch.Tensor) -> None:
+        y.copy_(x * 2)
+
+    def copied(x: torch.Tensor, out: list[torch.Tensor]) -> None:
+        for one in out:
+            one.copy_(x)
+
+    with torch.library._scoped_library("amanda_tests_of_nothing", "DEF") as library:
+        library.define("doubled(Tensor x, Tensor(a!) y) -> ()")
+        library.define("copied(Tensor x, *, Tensor(a!)[] out) -> ()")
+        library.impl("doubled", doubled, "CPU")
+        library.impl("copied", copied, "CPU")
+        yield torch.ops.amanda_tests_of_nothing
+
+
+@pytest.mark.parametrize("run", [itself, lambda *values: None], ids=["itself", "nothing"])
+def test_an_op_that_returns_nothing(into_its_argument: Any, run: Any) -> None:
+    written = [torch.zeros(3), torch.zeros(3), torch.zeros(3)]
+    with amanda.apply(
+        replacing("amanda_tests_of_nothing::doubled", run),
+        replacing("amanda_tests_of_nothing::copied", run),
+    ):
+        for _ in range(2):
+            assert into_its_argument.doubled(torch.ones(3), written[0]) is None
+            assert into_its_argument.copied(torch.ones(3), out=written[1:]) is None
+    one, two = (1, 2) if run is itself else (0, 0)
+    equal(written, [torch.full((3,), float(value)) for value in (two, one, one)])
 
 
 @pytest.mark.parametrize(

@@ -91,15 +91,19 @@ class Step:
             self._context._note_edits(self.action, changed)
         return changed
 
-    def replace(self, values: Sequence[Any]) -> Any:
+    def replace(self, values: Sequence[Any], empty: bool = False) -> Any:
         """Call a replacement and return its result unchanged, as the result of the op.
 
+        Args:
+            values: What the op would have got.
+            empty: Whether the op itself returns nothing.
+
         Raises:
-            RoutineResultError: The routine returned None.
+            RoutineResultError: The routine returned None, and the op would not have.
         """
         _, selected = self._select(values)
         result = self._call(selected)
-        if result is None:
+        if result is None and not empty:
             raise RoutineResultError(
                 "A replacement returned None",
                 where=self.where,

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 from amanda import OpContext, apply, autodiff_enabled
-from amanda_core.errors import EditError, PositionError, RoutineResultError
+from amanda_core.errors import EditError, PositionError, RoutineResultError, UnsupportedError
 from amanda_core.testing.tools import (
     after,
     at_inputs,
@@ -454,3 +454,17 @@ def test_a_replacement_may_run_the_op_itself(op: str) -> None:
     for value, other in zip(found, expected, strict=True):
         equal(value, other)
     assert original() is None
+
+
+def test_an_op_that_returns_nothing_is_replaced() -> None:
+    held = tf.Variable([1.0, 2.0])
+
+    def program() -> Any:
+        held.assign_add([1.0, 1.0])
+        return held + 0.0
+
+    with apply(replacing("AssignAddVariableOp", lambda *values: None)):
+        equal(program(), tf.constant([1.0, 2.0]))
+        with pytest.raises(UnsupportedError, match="returns nothing"):
+            tf.function(program)()
+    equal(program(), tf.constant([2.0, 3.0]))

@@ -244,7 +244,9 @@ class _Run:
         if self.recording and not own_backward and aligned[1]:
             values = tap_inputs(self.program, aligned[1], values)
         with isolated(autodiff=not own_backward), standing_for(self._original):
-            result = step.replace(values)
+            result = step.replace(values, empty=not self.call.number)
+        if result is None:
+            result = []
         results = list(result) if isinstance(result, (list, tuple)) else [result]
         if len(results) != self.call.number:
             raise RoutineResultError(

@@ -218,11 +218,21 @@ class Insertions:
         return keep_shapes(flat, [tensors[index].shape for index in selected], step, straight)
 
     def refuse_unread(self, node: Node, plans: OpPlans) -> None:
-        """Refuse steps that need more of a gradient than the names of its ops tell."""
+        """Refuse steps that need more of a gradient than the names of its ops tell, and a
+        replacement that nobody would read.
+        """
         steps = [*plans.before.steps, *plans.after.steps]
         derived = [step for step in steps if step.action.autodiff]
-        if plans.before.replacement is not None:
-            derived.append(plans.before.replacement)
+        replacement = plans.before.replacement
+        if replacement is not None:
+            derived.append(replacement)
+            if not node.dtypes:
+                raise UnsupportedError(
+                    "In a graph, an operator that returns nothing is run for its effect, and no "
+                    "replacement can take its place",
+                    where=replacement.where,
+                    fix="Run the function eagerly, or edit the operator's inputs",
+                )
         if derived and self._is_differentiated_elsewhere(node):
             raise UnsupportedError(
                 DIFFERENTIATED_ELSEWHERE, where=derived[0].where, fix=NEW_CONTROL_FLOW

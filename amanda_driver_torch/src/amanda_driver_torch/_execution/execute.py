@@ -403,8 +403,10 @@ class Run:
             # `x[i] = v` returns nothing; every other in-place op returns its input.
             return None if self.operator.op_type == "__setitem__" else written
         with resumed_modes(), standing_for(self._replaced()):
-            result = step.replace(values)
+            result = step.replace(values, empty=self.operator.counts == {0})
         self._check_result(result, step)
+        if result is None:  # It has written its arguments itself.
+            return None
         if self.bound.out is not None:
             return self._write_out(result, step)
         kind = getattr(torch.return_types, self.operator.op_type, None)

@@ -117,7 +117,11 @@ class Input(NamedTuple):
         """Whether what was read can no longer be had."""
         if self.value is not None:
             return False
-        return self.tensor is None or self.tensor._version != self.version
+        tensor = self.tensor
+        if tensor is None or tensor._version != self.version:
+            return True
+        # FSDP frees the memory of parameters between their forward and their backward.
+        return tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
 
     def read(self) -> torch.Tensor:
         """Return the tensor as the first execution read it."""

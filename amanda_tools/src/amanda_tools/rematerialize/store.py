@@ -346,9 +346,10 @@ class Store:
         if not execution.is_repeatable:
             raise BudgetError(
                 f"A value of {execution.op.name} cannot be computed again, because one of its "
-                "inputs was written after it had been evicted",
+                "inputs was written, or its memory freed, after it had been evicted",
                 where="rematerialize",
-                fix="Call backward before the parameters or buffers are written",
+                fix="Call backward before the parameters or buffers are written, and leave out "
+                "by where= the modules whose parameters are freed, as by FSDP",
             )
         op = execution.op
         self._make_room(execution.size, op.name)
