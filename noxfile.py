@@ -53,7 +53,8 @@ class Apart(NamedTuple):
 APART = {
     # Its environment is small, and that of the others large enough.
     "amanda_driver_jax": Apart(
-        ["jax[cpu]==0.10.2", "flax==0.12.8", "optax==0.2.8", "equinox==0.13.8"], oldest=(3, 11)
+        ["jax[cpu]==0.10.2", "flax==0.12.8", "optax==0.2.8", "equinox==0.13.8", "keras==3.15.1"],
+        oldest=(3, 11),
     ),
     "amanda_driver_mxnet": Apart(["mxnet==1.9.1", "numpy==1.23.5"], (3, 11)),
 }

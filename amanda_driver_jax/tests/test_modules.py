@@ -159,6 +159,32 @@ def test_two_models_of_one_class_have_names_of_their_own() -> None:
 # Training.
 
 
+@pytest.mark.parametrize("kind", ["nnx", "linen", "equinox"])
+def test_where_a_model_is_called_does_not_matter(kind: str) -> None:
+    linen = LinenNet()
+    model: Any = {
+        "nnx": lambda: Net(nnx.Rngs(0)),
+        "linen": lambda: linen.bind(linen.init(jax.random.key(0), X)),  # type: ignore[no-untyped-call]
+        "equinox": lambda: Batched([jnp.ones((108, 4)), jnp.ones((4, 4))]),
+    }[kind]()
+    seen: list[set[int]] = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(
+        lambda c: c.insert_after_op(lambda *_, id: seen[-1].add(id), observe=True, id=c.get_op_id())
+    )
+
+    def evaluate() -> None:
+        seen.append(set())
+        model(X)
+
+    with amanda.apply(tool):
+        seen.append(set())
+        model(X)
+        evaluate()
+    assert seen[0] == seen[1]
+    assert len(seen[0]) > 3
+
+
 def mask_of(weight: Any) -> Any:
     """Return the mask of the smallest half, of equal magnitudes the first ones."""
     layout = "HWIO" if weight.ndim == 4 else "IO"

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from amanda_core import CoverageGap, Session
-from amanda_driver_jax._call_sites import Op, OpTable, is_traced, is_user_call
+from amanda_driver_jax._call_sites import Op, OpTable, Place, is_traced, is_user_call
 from amanda_driver_jax._execution import Execution, op_type_of
 from amanda_driver_jax._interception import PATCHES, plain_bind, plain_call
 from amanda_driver_jax._jax_internals import is_top_level
@@ -139,7 +139,7 @@ class JaxAttachment:
 
     # Operators.
 
-    def _module(self) -> tuple[str, str] | None:
+    def _module(self) -> Place | None:
         return self._state.models.place(sys._getframe(2))
 
     def bind(self, primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:

@@ -11,14 +11,24 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping
-from types import CodeType, FrameType, SimpleNamespace
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 import jax
 
 from amanda_core import Site
-from amanda_core.scopes import OUTSIDE, Activation, Labels, Scope, Scopes
-from amanda_core.sites import FRAMEWORK, OWN, STOP, USER, Rules, Sites
+from amanda_core.scopes import OUTSIDE, Labels, Scope, Scopes
+from amanda_core.sites import (
+    FRAMES,
+    FRAMEWORK,
+    OWN,
+    STOP,
+    USER,
+    Level,
+    Origin,
+    Rules,
+    Sites,
+)
 from amanda_driver_jax import _jax_internals as internals
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
@@ -112,8 +122,22 @@ def _zone() -> str:
     return "model"
 
 
+class Place(NamedTuple):
+    """Where a module that runs is.
+
+    Attributes:
+        model: The label of its model.
+        path: Its path there.
+        around: The frame of its method; None if the path does not tell which module it is.
+    """
+
+    model: str
+    path: str
+    around: FrameType | None
+
+
 class Op:
-    """The driver's record of one op in graphs.
+    """The driver's record of one op.
 
     Attributes:
         site: Its facts.
@@ -135,12 +159,11 @@ class OpTable:
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
-        self._here = SimpleNamespace(activations=[])
         self._scopes: dict[tuple[str, str], Scope] = {}
         self._counts: weakref.WeakKeyDictionary[Any, dict[Any, int]] = weakref.WeakKeyDictionary()
         self._sites: Sites[Op] = Sites(
             Rules(kind_of=_kind_of, zone_of=_zone),
-            self._here,
+            None,
             Scopes(lambda module: {}, lambda module: ()),
             Labels(()),
             {},
@@ -149,14 +172,14 @@ class OpTable:
             drop=lambda op: None,
         )
 
-    def locate(self, op_type: str, module: tuple[str, str] | None) -> Op:
+    def locate(self, op_type: str, place: Place | None) -> Op:
         """Return the op that is being called.
 
         Args:
             op_type: Its type.
-            module: The model and the path of the module that runs; None outside of any.
+            place: Where the module that runs is; None outside of any.
         """
-        model, path = module or ("", _named_scope())
+        model, path, around = place or ("", _named_scope(), None)
         counts: dict[Any, int] = {}
         if not internals.is_top_level():
             model, counts = (
@@ -164,15 +187,26 @@ class OpTable:
                 self._counts.setdefault(internals.current_trace(), counts),
             )
         scope = self._scope(model, path) if model or path else OUTSIDE
-        activation = Activation(scope, counts)
-        self._here.activations = [activation]
-        return self._sites.locate(op_type, (), {})
+        frame, levels = sys._getframe(1), list[Level]()
+        found = self._sites.walk(frame, FRAMES if scope.root else 1, levels)
+        if around is not None:  # Where the module is called does not matter, like its caller.
+            depth = _distance(frame, around)
+            found = [one for one, level in zip(found, levels, strict=False) if level[0] <= depth]
+        return self._sites.passed(Origin(op_type, scope, found), (), counts)[0]
 
     def _scope(self, root: str, path: str) -> Scope:
         key = (root, path)
         if key not in self._scopes:
             self._scopes[key] = Scope(len(self._scopes) + 1, root, path)
         return self._scopes[key]
+
+
+def _distance(frame: FrameType, outer: FrameType) -> int:
+    """Return how many calls a frame is inside another one."""
+    distance, current = 0, frame
+    while current is not outer and current.f_back is not None:
+        distance, current = distance + 1, current.f_back
+    return distance
 
 
 def _named_scope() -> str:

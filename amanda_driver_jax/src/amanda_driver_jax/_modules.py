@@ -17,7 +17,7 @@ from amanda_core import OpContext
 from amanda_core.immutable_parameters import ImmutableParameters
 from amanda_core.weak import Known
 from amanda_core.weights.reads import Reads
-from amanda_driver_jax._call_sites import is_users_frame
+from amanda_driver_jax._call_sites import Place, is_users_frame
 from amanda_driver_jax._routines import known, original
 from amanda_driver_jax._values import concrete
 
@@ -39,17 +39,18 @@ class Models:
         self._finder = ImmutableParameters(original, known)
         self._labels: dict[str, list[Any]] = {}
 
-    def place(self, frame: FrameType | None) -> tuple[str, str] | None:
-        """Return the label of the model and the path of the module that runs; None if none does."""
+    def place(self, frame: FrameType | None) -> Place | None:
+        """Return where the module that runs is in its model; None if none runs."""
         classes = tuple(
             vars(sys.modules[name])["Module"]
             for name in _LIBRARIES
             if "Module" in vars(sys.modules.get(name, sys))
         )
-        modules = list(_running(frame, classes)) if classes else []
-        if not modules:
+        running = list(_running(frame, classes)) if classes else []
+        if not running:
             return None
-        inner, root = modules[0], _outermost(modules)
+        inner, around = running[0]
+        root = _outermost([module for module, _ in running])
         model = self._models.get(root)
         if model is None:
             parameters = dict(_parameters(root))
@@ -58,8 +59,11 @@ class Models:
             self._models.set(root, model)
         self.root = root
         if _is_linen(inner):
-            return model.label, ".".join(inner.scope.path)
-        return model.label, model.paths.get(id(inner), f"<{type(inner).__qualname__}>")
+            return Place(model.label, ".".join(inner.scope.path), around)
+        path = model.paths.get(id(inner))
+        if path is None:  # Which of several it is can be seen only by where it is called.
+            return Place(model.label, f"<{type(inner).__qualname__}>", None)
+        return Place(model.label, path, around)
 
     def _label(self, name: str, parameters: dict[str, Any]) -> str:
         structure = [(key, jax.numpy.shape(value)) for key, value in parameters.items()]
@@ -75,11 +79,11 @@ class Models:
         if place is None:
             return Reads({}, dict)
         values = {name: concrete(value) for name, value in _parameters(self.root)}
-        return self._finder.reads(context, place[0], values)
+        return self._finder.reads(context, place.model, values)
 
 
-def _running(frame: FrameType | None, classes: tuple[type, ...]) -> Iterator[Any]:
-    """Yield the modules whose methods run, innermost first."""
+def _running(frame: FrameType | None, classes: tuple[type, ...]) -> Iterator[tuple[Any, FrameType]]:
+    """Yield the modules whose methods run, innermost first, with the frames of these methods."""
     while frame is not None:
         code = frame.f_code
         if (
@@ -89,7 +93,7 @@ def _running(frame: FrameType | None, classes: tuple[type, ...]) -> Iterator[Any
         ):
             module = frame.f_locals.get("self")
             if isinstance(module, classes) and not _is_wrapper(module):
-                yield module
+                yield module, frame
         frame = frame.f_back
 
 
