@@ -256,6 +256,8 @@ CONTEXT_KEYS: Mapping[str, str] = MappingProxyType(
         "input_roles": "roles of the leading inputs in the order of their positions, a tuple",
         "layout": "axes of the input and output of a layer, such as NCHW",
         "weight_layout": "axes of the weight, such as OI or HWIO",
+        "not_compiled": "True if the program compiles the operator's caller, which runs eagerly "
+        "because tools are applied",
     }
 )
 

@@ -124,6 +124,7 @@ class TorchAttachment:
         PATCHES.acquire()
         self._attached = True
         STATE.attachment = self
+        STATE.not_compiled = False
         self._interceptor.start()
 
     def detach(self) -> None:

@@ -99,5 +99,12 @@ def _attachment(session: Session) -> TorchAttachment:
 @hookimpl
 def amanda_prepare_context(context: OpContext) -> None:
     """Set the common keys of the context of a PyTorch op."""
-    if context.namespace.startswith("pytorch/"):
-        describe(context)
+    if not context.namespace.startswith("pytorch/"):
+        return
+    describe(context)
+    if context.namespace.endswith("/eager") and not context.is_backward():
+        from amanda_driver_torch._identity.frames import in_compiled_callable
+        from amanda_driver_torch._thread.state import STATE
+
+        if STATE.not_compiled and in_compiled_callable():
+            context["not_compiled"] = True

@@ -162,6 +162,7 @@ class _Patches(Patches):
                 if found is not None or chosen in (None, False):
                     return found
                 reason = "its compiler is not known"
+            STATE.not_compiled = True
             attachment.session.warn_once(
                 "Compiled callables run eagerly while tools are applied, so that their operators "
                 f"can be seen: {reason}."

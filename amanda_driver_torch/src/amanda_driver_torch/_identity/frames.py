@@ -6,15 +6,16 @@ Owns the question which frames are the user's, torch's or this driver's.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import amanda_core
-from amanda_driver_torch._torch.internals import LOOKED_AWAY, TENSOR_METHODS
+from amanda_driver_torch._torch.internals import COMPILED_FRAMES, LOOKED_AWAY, TENSOR_METHODS
 
-__all__ = ["is_own", "is_torchs", "looks_away"]
+__all__ = ["in_compiled_callable", "is_own", "is_torchs", "looks_away"]
 
 # By folder and not by name: a test runner may name modules below the package.
 _OWN = tuple(
@@ -31,6 +32,19 @@ def is_torchs(namespace: Mapping[str, Any]) -> bool:
 def is_own(code: CodeType) -> bool:
     """Return True if code is of the core or of this driver."""
     return code.co_filename.startswith(_OWN)
+
+
+def in_compiled_callable() -> bool:
+    """Return True if a compiled callable is running in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if (
+            frame.f_code.co_name == COMPILED_FRAMES.wrapper
+            and frame.f_globals.get("__name__") == COMPILED_FRAMES.module
+        ):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def looks_away(code: CodeType, namespace: Mapping[str, Any]) -> bool:

@@ -91,6 +91,8 @@ class _State(threading.local):
         self.transparent: list[Any] = []
         #: The number of nested backward passes in this thread.
         self.backward = 0
+        #: Whether a compiled callable has been run eagerly since tools were applied.
+        self.not_compiled = False
         #: Whether a checkpointed function is being recomputed.
         self.recomputing = False
 

@@ -402,15 +402,20 @@ class Compiled(NamedTuple):
         frame_count: Its function, if there is one, by which `fullgraph=True` counts compiled
             frames: it sets the count and returns the previous one. A callable that starts to count
             (from below 0) raises if it counts none.
+        wrapper: Name of the code that calls a compiled callable.
     """
 
     module: str
     callback: str
     frame_count: str
+    wrapper: str
 
 
 COMPILED_FRAMES = Compiled(
-    "torch._dynamo.eval_frame", "_callback_from_stance", "set_fullgraph_compiled_frame_count"
+    "torch._dynamo.eval_frame",
+    "_callback_from_stance",
+    "set_fullgraph_compiled_frame_count",
+    "compile_wrapper",
 )
 
 #: Dynamo's own export, which traces a frame as a compiled callable does.

@@ -56,6 +56,10 @@ class OperatorTool(Tool, Generic[A]):
         if why is not None:
             self._notes.setdefault(f"not supported on {context.namespace}: {why}")
             return False
+        if context.get("not_compiled"):
+            self._notes.setdefault(
+                "compiled callables ran eagerly: these are the operators of the eager program"
+            )
         return self.everything or context.zone == "model"
 
     def why_unsupported(self, context: OpContext) -> str | None:
