@@ -1,22 +1,23 @@
-"""Selection of the contributions to an output, for effective paths.
+"""Selection of the contributions to an output, for effective paths: which terms of a sum are kept.
 
-Selects among the terms of a sum and the elements that a window covers. Works on NumPy arrays, many
-outputs at once. NumPy is imported only when needed.
+Works on NumPy arrays, many outputs at once. NumPy is imported only when needed.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Covered", "Kept", "Windows", "chunks", "cumulative", "keep_terms", "maximal"]
+__all__ = ["Kept", "chunks", "cumulative", "keep_terms", "maximal", "turned"]
 
 #: Number of terms per chunk. The few arrays of a chunk stay in a core's cache.
 _TERMS = 1 << 16
-#: A first attempt sorts this share of the terms of a row, and at least so many.
-_SHARE, _LEAST = 8, 16
+#: Few terms of a long row are kept. Those of at least this share of its largest are sorted, then,
+#: if they are not enough, those of the next share; 0 stands for all positive ones.
+_SHARES = (0.5, 0.125, 0.0)
+#: Of rows up to this length all positive terms are sorted at once.
+_SHORT = 16
 
 
 def chunks(rows: int, terms: int) -> Iterator[slice]:
@@ -26,7 +27,58 @@ def chunks(rows: int, terms: int) -> Iterator[slice]:
         yield slice(start, min(rows, start + size))
 
 
-def cumulative(terms: Any, valid: Any, theta: float) -> Any:
+@dataclass
+class Kept:
+    """Terms that are kept for some outputs.
+
+    Attributes:
+        rows: Output of each term that is kept, ascending.
+        columns: Its number among the terms of the output, ascending within each output.
+        signs: For each output, -1 if the signs of its inputs are to be flipped, otherwise 1.
+        threshold: For each output, the least term that is kept; NaN if there is none.
+    """
+
+    rows: Any
+    columns: Any
+    signs: Any
+    threshold: Any = None
+
+
+def turned(outputs: Any, signs: Any) -> Any:
+    """Return True for outputs whose negative terms are kept, so that all terms must be negated."""
+    return outputs * signs < 0
+
+
+def keep_terms(
+    terms: Any, valid: Any, signs: Any, theta: float, phi: float | None, number: Any = None
+) -> Kept:
+    """Keep the terms that determine each output.
+
+    Args:
+        terms: Terms of shape (outputs, terms), negated where `turned` says so; 0 where they do not
+            exist.
+        valid: Which of them exist, of the same shape; None for all.
+        signs: For each output, -1 if its sign is to be flipped, otherwise 1.
+        theta: Share of the sum to keep.
+        phi: Keep terms of at least this value instead; None to keep a share.
+        number: For each output, how many terms exist, if it is known.
+    """
+    import numpy as np
+
+    largest = _largest(terms, valid)
+    if phi is None:
+        places, least = cumulative(terms, valid, theta, largest, number)
+    else:
+        mask = terms >= phi if valid is None else (terms >= phi) & valid
+        places, least = np.flatnonzero(mask), np.where(mask, terms, np.inf).min(axis=1, initial=np.inf)
+    least[~np.isfinite(least)] = np.nan
+    flipped = np.where((signs == -1) & (largest < 0), -1, 1).astype(np.int8)
+    return Kept(*_rows_and_columns(places, terms.shape[1]), flipped, least)
+
+
+def cumulative(
+    terms: Any, valid: Any, theta: float, largest: Any = None, number: Any = None
+) -> tuple[Any, Any]:
     """Keep the largest terms of each row that make up a share of its sum.
 
     Kept is the shortest prefix of the terms in descending order whose sum is at least `theta` of
@@ -34,75 +86,117 @@ def cumulative(terms: Any, valid: Any, theta: float) -> Any:
     a share of at least `theta` by count, only the largest term is kept.
 
     Args:
-        terms: Terms of shape (rows, terms).
+        terms: Terms of shape (rows, terms); 0 where they do not exist.
         valid: Which of them exist, of the same shape; None for all.
         theta: The share, above 0 and at most 1.
+        largest: The largest term of each row, if it is known.
+        number: How many terms of each row exist, if it is known.
 
     Returns:
-        Booleans of the shape of `terms`.
+        The indices of what is kept in the flattened terms, ascending, and the least term that is
+        kept of each row.
     """
     import numpy as np
 
-    return _select(terms if valid is None else np.where(valid, terms, 0.0), valid, theta)[0]
-
-
-def _select(terms: Any, valid: Any, theta: float) -> tuple[Any, Any]:
-    """Return what `cumulative` keeps, and the least term that is kept of each row.
-
-    Terms that do not exist must be 0.
-    """
-    import numpy as np
-
-    number: Any = terms.shape[1] if valid is None else np.count_nonzero(valid, axis=1)
+    width: Any = terms.shape[1]
+    if number is None:
+        number = width if valid is None else np.count_nonzero(valid, axis=1)
     total = terms.sum(axis=1)
     with np.errstate(divide="ignore"):
         alone = ~(total > 0) | (1 / np.asarray(number) >= theta)
-    # Nothing is needed where only the largest term is kept: the first one is enough.
-    least, count = _prefixes(terms, np.where(alone, -np.inf, theta * total))
-    kept = terms >= least[:, None]
+    largest = _largest(terms, valid) if largest is None else largest
+    rows = np.flatnonzero(alone)
+    found = [_first_largest(terms, valid, rows)]
+    least = largest.copy()
+    # The others have a positive sum, so that only positive terms are kept, all of which exist.
+    rows = np.flatnonzero(~alone)
+    for share in _SHARES if width > _SHORT else (0.0,):
+        if not len(rows):
+            break
+        own = terms if len(rows) == len(terms) else terms[rows]
+        places, smallest, done = _prefixes(own, largest[rows], share, theta * total[rows])
+        row, column = _rows_and_columns(places, width)
+        found.append(rows[row] * width + column)
+        least[rows[done]] = smallest[done]
+        rows = rows[~done]
+    return np.sort(np.concatenate(found)), least
+
+
+def _largest(terms: Any, valid: Any) -> Any:
+    """Return the largest term of each row that exists; minus infinity if there is none."""
+    import numpy as np
+
+    largest = terms.max(axis=1, initial=-np.inf)
     if valid is not None:
-        kept &= valid
-    # Of equal terms possibly only the first ones are kept; or the largest one does not exist.
-    tied = np.flatnonzero(np.count_nonzero(kept, axis=1) != count)
-    if len(tied):
-        shown = terms[tied] if valid is None else np.where(valid[tied], terms[tied], -np.inf)
-        order = np.argsort(-shown, axis=1, kind="stable")
-        first = np.zeros(shown.shape, bool)
-        inside = np.arange(shown.shape[1]) < count[tied, None]
-        np.put_along_axis(first, order, inside, axis=1)
-        kept[tied] = first if valid is None else first & valid[tied]
-        least[tied] = np.where(kept[tied], shown, np.inf).min(axis=1)
-    return kept, least
+        rows = np.flatnonzero(~(largest > 0))
+        shown = np.where(valid[rows], terms[rows], -np.inf)
+        largest[rows] = shown.max(axis=1, initial=-np.inf)
+    return largest
 
 
-def _prefixes(terms: Any, needed: Any) -> tuple[Any, Any]:
-    """Return the least term and the number of terms of the shortest prefix of each row in
-    descending order whose sum is at least what is needed.
+def _first_largest(terms: Any, valid: Any, rows: Any) -> Any:
+    """Return the index of the first largest term of these rows in the flattened terms."""
+    import numpy as np
+
+    width: Any = terms.shape[1]
+    if not len(rows) or not width:
+        return np.empty(0, np.int64)
+    places = rows * width + (terms if len(rows) == len(terms) else terms[rows]).argmax(axis=1)
+    # NaN counts as the smallest, and terms that do not exist do not count.
+    odd = np.flatnonzero(~(terms.reshape(-1)[places] > 0))
+    shown = terms[rows[odd]]
+    there = ~np.isnan(shown) if valid is None else valid[rows[odd]] & ~np.isnan(shown)
+    places[odd] = rows[odd] * width + np.where(there, shown, -np.inf).argmax(axis=1)
+    return places if valid is None else places[valid.reshape(-1)[places]]
+
+
+def _prefixes(terms: Any, largest: Any, share: float, needed: Any) -> tuple[Any, Any, Any]:
+    """Return the shortest prefix of each row in descending order whose sum is at least what is
+    needed, if all its terms are at least `share` of the largest.
+
+    Returns:
+        The indices of what is kept, the least term that is kept of each row, and whether `share`
+        was small enough for the row. Nothing is kept of other rows.
     """
     import numpy as np
 
     width = terms.shape[1]
-    size = min(width, max(_LEAST, width // _SHARE))
-    largest = terms
-    if size < width:
-        largest = np.partition(terms, width - size, axis=1)[:, width - size :]
-    ordered = np.sort(largest, axis=1)[:, ::-1]
-    # The sums rise to a peak and then fall, never below the whole, so the first that is large
-    # enough comes after all that are too small.
+    mask = terms >= (largest * share)[:, None] if share else terms > 0
+    places = np.flatnonzero(mask)
+    values, rows = terms.reshape(-1)[places], places // width
+    sizes = np.bincount(rows, minlength=len(terms))
+    starts = np.cumsum(sizes) - sizes
+    ordered = np.zeros((len(terms), sizes.max()))
+    ordered[rows, np.arange(len(rows)) - starts[rows]] = -values
+    ordered.sort(axis=1)
+    np.negative(ordered, out=ordered)
+    # The sums rise, so the first that is large enough comes after all that are too small.
     count = np.count_nonzero(ordered.cumsum(axis=1) < needed[:, None], axis=1) + 1
-    more = np.flatnonzero(count > size)
-    if len(more):
-        ordered_more = np.sort(terms[more], axis=1)[:, ::-1]
-        found = np.count_nonzero(ordered_more.cumsum(axis=1) < needed[more, None], axis=1) + 1
+    if not share:
         # Because of rounding, possibly no sum is large enough.
-        found = np.where(found > width, np.count_nonzero(terms[more] > 0, axis=1), found)
-        count[more] = found
-    least = np.empty(len(terms))
-    rest = np.flatnonzero(count <= size)
-    least[rest] = ordered[rest, count[rest] - 1]
-    if len(more):
-        least[more] = ordered_more[np.arange(len(more)), found - 1]
-    return least, count
+        count = np.minimum(count, sizes)
+    done = count <= sizes
+    least = ordered[np.arange(len(terms)), np.minimum(count, sizes) - 1]
+    kept = np.flatnonzero((values >= least[rows]) & done[rows])
+    if len(kept) != count[done].sum():
+        kept = kept[_first_of_equals(values[kept], rows[kept], least, count)]
+    return places[kept], least, done
+
+
+def _first_of_equals(values: Any, rows: Any, least: Any, count: Any) -> Any:
+    """Return which of these terms are kept if of those equal to the least only the first are."""
+    import numpy as np
+
+    equal = values == least[rows]
+    greater = np.bincount(rows, weights=~equal, minlength=len(count))
+    sizes = np.bincount(rows, weights=equal, minlength=len(count))
+    number = equal.cumsum() - (np.cumsum(sizes) - sizes)[rows]
+    return ~equal | (number <= (count - greater)[rows])
+
+
+def _rows_and_columns(places: Any, width: int) -> tuple[Any, Any]:
+    rows = places // max(1, width)
+    return rows, places - rows * width
 
 
 def maximal(terms: Any, valid: Any, positive: bool) -> Any:
@@ -116,169 +210,3 @@ def maximal(terms: Any, valid: Any, positive: bool) -> Any:
     if valid is not None:
         kept &= valid
     return kept & (terms > 0) if positive else kept
-
-
-@dataclass
-class Kept:
-    """Terms that are kept for some outputs.
-
-    Attributes:
-        mask: Booleans of shape (outputs, terms).
-        signs: For each output, -1 if the signs of its inputs are to be flipped, otherwise 1.
-        threshold: For each output, the least term that is kept; NaN if there is none.
-    """
-
-    mask: Any
-    signs: Any
-    threshold: Any
-
-
-def keep_terms(
-    terms: Any, valid: Any, outputs: Any, signs: Any, theta: float, phi: float | None
-) -> Kept:
-    """Keep the terms that determine each output.
-
-    For a negative output, or a positive one that is to be flipped, these are the negative terms.
-
-    Args:
-        terms: Terms of shape (outputs, terms). Modified in place.
-        valid: Which of them exist, of the same shape; None for all.
-        outputs: Values of the outputs.
-        signs: For each output, -1 if its sign is to be flipped, otherwise 1.
-        theta: Share of the sum to keep.
-        phi: Keep terms of at least this value instead; None to keep a share.
-    """
-    import numpy as np
-
-    turned = np.flatnonzero(outputs * signs < 0)
-    if len(turned):
-        terms[turned] *= -1.0
-    if phi is None:
-        mask, least = _select(terms, valid, theta)
-        least[~np.isfinite(least)] = np.nan
-    else:
-        mask = terms >= phi if valid is None else (terms >= phi) & valid
-        least = np.where(mask, terms, np.inf).min(axis=1)
-        least[np.isinf(least)] = np.nan
-    flipped = np.ones(len(terms), np.int8)
-    odd = np.flatnonzero(signs == -1)
-    if len(odd):
-        shown = terms[odd] if valid is None else np.where(valid[odd], terms[odd], -np.inf)
-        flipped[odd[shown.max(axis=1) < 0]] = -1
-    return Kept(mask, flipped, least)
-
-
-@dataclass
-class Covered:
-    """Elements that the windows of some outputs cover.
-
-    Attributes:
-        values: Values of the elements, of shape (outputs, elements); 0 for padding.
-        valid: Which of them exist, of the same shape; None for all.
-        index: Returns the flat indices, in the tensor's memory layout, of the elements at these
-            rows and columns of `values`.
-    """
-
-    values: Any
-    valid: Any
-    index: Callable[[Any, Any], Any]
-
-
-class Windows:
-    """Elements that each output of a convolution or pooling covers.
-
-    Args:
-        x: The input, with axes N, C and space.
-        steps: Distance of neighbours in the tensor's memory layout along each axis of `x`.
-        extent: Spatial sizes of the output.
-        kernel: Sizes of the window.
-        stride: Steps between windows.
-        before: Padding before each axis; the padding after it follows from the sizes.
-        dilation: Steps between the elements of a window.
-        adaptive: Whether the windows divide the space evenly, as in adaptive pooling; `kernel` is
-            then the largest window.
-    """
-
-    def __init__(
-        self,
-        x: Any,
-        steps: Sequence[int],
-        extent: Sequence[int],
-        kernel: Sequence[int],
-        stride: Sequence[int],
-        before: Sequence[int],
-        dilation: Sequence[int],
-        adaptive: bool = False,
-    ) -> None:
-        import numpy as np
-
-        space = x.shape[2:]
-        widths, self._starts, self._lengths = [], [], []
-        for axis, size in enumerate(space):
-            if adaptive:
-                places = np.arange(extent[axis])
-                starts = places * size // extent[axis]
-                self._lengths.append(-(-(places + 1) * size // extent[axis]) - starts)
-            else:
-                starts = np.arange(extent[axis]) * stride[axis]
-            self._starts.append(starts)
-            reach = int(starts[-1]) + (kernel[axis] - 1) * dilation[axis] + 1
-            widths.append((before[axis], max(0, reach - size - before[axis])))
-        self._shape = [a + size + b for size, (a, b) in zip(space, widths, strict=True)]
-        inside = tuple(slice(a, a + size) for size, (a, _) in zip(space, widths, strict=True))
-        padded = np.zeros((*x.shape[:2], *self._shape), x.dtype)
-        own: Any = (..., *inside)
-        padded[own] = x
-        self._values = padded.reshape(-1)
-        #: Which places exist; None for all.
-        self._exists: Any = None
-        if list(space) != self._shape:
-            exists = np.zeros(self._shape, bool)
-            exists[inside] = True
-            self._exists = exists.reshape(-1)
-        self._layout, self._before = list(steps), [a for a, _ in widths]
-        self._steps = [math.prod(padded.shape[axis + 1 :]) for axis in range(padded.ndim)]
-        self._offsets = np.stack(
-            np.meshgrid(*(np.arange(size) for size in kernel), indexing="ij"), axis=-1
-        ).reshape(-1, len(kernel))
-        self._reach = self._offsets @ (np.asarray(dilation, int) * np.asarray(self._steps[2:], int))
-
-    def of(self, samples: Any, channels: Any, places: Sequence[Any], depth: int = 1) -> Covered:
-        """Return what the windows at these places cover.
-
-        Args:
-            samples: Sample of each output.
-            channels: First input channel that each output covers.
-            places: Spatial position of each output, axis by axis.
-            depth: Number of input channels that a window covers.
-        """
-        import numpy as np
-
-        place: Any = 0
-        for axis, position in enumerate(places):
-            place = place + self._starts[axis][position] * self._steps[axis + 2]
-        base = samples * self._steps[0] + channels * self._steps[1] + place
-        reach = (np.arange(depth)[:, None] * self._steps[1] + self._reach[None, :]).reshape(-1)
-        where = base[:, None] + reach[None, :]
-        values: Any = self._values.take(where)
-        valid: Any = None
-        if self._exists is not None:
-            valid = self._exists.take(place[:, None] + self._reach[None, :])
-        if self._lengths:
-            inside = np.ones((len(base), len(self._reach)), bool)
-            for axis, position in enumerate(places):
-                inside &= self._offsets[:, axis] < self._lengths[axis][position][:, None]
-            valid = inside if valid is None else inside & valid
-        if valid is not None:
-            valid = np.repeat(valid[:, None, :], depth, axis=1).reshape(where.shape)
-        if self._lengths:
-            values[~valid] = 0.0
-        return Covered(values, valid, lambda rows, columns: self._index(where[rows, columns]))
-
-    def _index(self, where: Any) -> Any:
-        """Return the indices in the tensor's memory layout of elements of the padded input."""
-        found: Any = 0
-        for axis, step in enumerate(self._steps):
-            place, where = divmod(where, step)
-            found = found + (place - ([0, 0, *self._before][axis])) * self._layout[axis]
-        return found

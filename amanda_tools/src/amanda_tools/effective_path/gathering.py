@@ -144,10 +144,11 @@ def _edges_of(layer: Layer, inputs: Sequence[Any], output: Any) -> list[Any]:
     size = output[0].size
     sizes = np.array([value[0].size for value in inputs])
     starts = np.cumsum(sizes) - sizes
-    number, taken, made = layer.edges.T
+    number, taken, made = layer.edges
     samples = made // size
-    place = starts[number] + taken - samples * sizes[number]
-    if len(inputs) > 1:
+    if len(inputs) == 1:
+        place = taken - samples * sizes[0]
+    else:
         place = starts[number] + taken % sizes[number]
     return [
         np.sort(part) for part in _split(samples, place * size + made - samples * size, len(output))

@@ -134,7 +134,8 @@ class Layer:
 
     Attributes:
         points: Value -> booleans for the elements that the operator takes.
-        edges: For each edge, the number of the input, the index in it, and the index in the output.
+        edges: Three arrays with, for each edge, the number of the input, the index in it, and the
+            index in the output.
         weights: Pairs of a sample and the index of a weight, without duplicates; of shape (pairs,
             2).
         output_threshold: For each sample, the threshold of absolute values that selects as many

@@ -12,11 +12,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from amanda_tools.effective_path.contributions import Windows, chunks, keep_terms, maximal
+from amanda_tools.effective_path.contributions import (
+    Kept,
+    chunks,
+    keep_terms,
+    maximal,
+    turned,
+)
 from amanda_tools.effective_path.model import WEIGHTED, Extraction, Layer, Node
 from amanda_tools.effective_path.slices import per_head
+from amanda_tools.effective_path.windows import Covered, Windows
 
 __all__ = ["Result", "apply"]
+
+#: Largest number of elements of the windows that are gathered at once.
+_ELEMENTS = 1 << 22
 
 
 @dataclass
@@ -80,44 +90,37 @@ class _Taken:
 
     def add(
         self,
-        mask: Any,
+        kept: Kept,
         index: Callable[[Any, Any], Any],
         outputs: Any,
-        signs: Any,
-        number: Callable[[Any], Any] | None = None,
+        number: Any = 0,
         weight: Callable[[Any, Any], Any] | None = None,
-        threshold: Any = None,
     ) -> None:
         """Add some outputs with their terms.
 
         Args:
-            mask: Which terms are kept, of shape (outputs, terms).
+            kept: Which terms are kept, and the sign that each output passes on to them.
             index: Returns the indices in the input of the terms at these rows and columns.
             outputs: Index of each output.
-            signs: Sign that each output passes on to its kept terms.
-            number: Returns the numbers of the inputs of these columns; None for the first input.
+            number: Number of the input of each kept term.
             weight: Returns the indices of the weights of the terms at these rows and columns.
-            threshold: Least term that is kept for each output.
         """
         import numpy as np
 
-        rows, columns = np.divmod(np.flatnonzero(mask), mask.shape[1])
-        first = 0 if number is None else number(columns)
-        self.put(first, index(rows, columns), outputs[rows], signs[rows])
+        rows, columns = kept.rows, kept.columns
+        own = outputs[rows]
+        self.put(number, index(rows, columns), own, kept.signs[rows])
         if weight is not None:
-            samples = outputs[rows] // max(1, self.given.output[0].size)
+            samples = own // max(1, self.given.output[0].size)
             size = self.given.node.arguments["weight"].size
             self.weights.append(samples * size + weight(rows, columns))
-        if threshold is not None:
-            self.thresholds.append(np.stack([outputs, threshold], axis=1))
+            self.thresholds.append(np.stack([outputs, kept.threshold]))
 
     def put(self, number: Any, indices: Any, outputs: Any, signs: Any) -> None:
         """Add edges: from these indices in the inputs of these numbers to these outputs."""
         import numpy as np
 
-        edges = np.empty((len(indices), 3), np.int64)
-        edges[:, 0], edges[:, 1], edges[:, 2] = number, indices, outputs
-        self.edges.append(edges)
+        self.edges.append((np.broadcast_to(number, len(indices)), indices, outputs))
         self.signs.append(np.broadcast_to(signs, len(indices)))
 
     def result(self, terms: int) -> Result:
@@ -125,24 +128,28 @@ class _Taken:
         import numpy as np
 
         given = self.given
-        edges = np.concatenate([*self.edges, np.empty((0, 3), np.int64)])
-        signs = np.concatenate([*self.signs, np.empty(0, np.int8)])
+        none = np.empty(0, np.int64)
+        edges = [np.concatenate([none, *part]) for part in zip(*self.edges, strict=True)]
+        edges = edges or [none, none, none]
+        signs = np.concatenate([np.empty(0, np.int8), *self.signs])
         masks, flips = [], []
         for number, value in enumerate(given.inputs):
-            indices, own_signs = edges[:, 1], signs
+            indices, own_signs = edges[1], signs
             if len(given.inputs) > 1:
-                own = np.flatnonzero(edges[:, 0] == number)
+                own = np.flatnonzero(edges[0] == number)
                 indices, own_signs = indices[own], signs[own]
             mask, sign = np.zeros(value.size, bool), np.ones(value.size, np.int8)
+            mask[indices] = True
             # If several outputs take one input, the first, which is written last, determines its
             # sign.
-            mask[indices], sign[indices[::-1]] = True, own_signs[::-1]
+            if (own_signs < 0).any():
+                sign[indices[::-1]] = own_signs[::-1]
             masks.append(mask.reshape(value.shape))
             flips.append(sign.reshape(value.shape))
         points = dict(zip(given.node.inputs, masks, strict=True))
         layer = Layer(points, edges, given.output[0].size * terms)
         if given.node.kind in WEIGHTED:
-            taken = np.unique(np.concatenate([*self.weights, np.empty(0, np.int64)]))
+            taken = np.unique(np.concatenate([none, *self.weights]))
             size = max(1, given.node.arguments["weight"].size)
             layer.weights = np.stack(np.divmod(taken, size), axis=1)
             self._measure(layer)
@@ -160,12 +167,12 @@ class _Taken:
                 for row, place in zip(sizes, sizes.shape[1] - np.maximum(counts, 1), strict=True)
             ]
         )
-        found = np.concatenate([*self.thresholds, np.empty((0, 2))])
-        found = found[~np.isnan(found[:, 1])]
-        owners = found[:, 0].astype(np.int64) // max(1, output[0].size)
+        outputs, found = np.concatenate([np.empty((2, 0)), *self.thresholds], axis=1)
+        there = ~np.isnan(found)
+        owners = outputs[there].astype(np.int64) // max(1, output[0].size)
         with np.errstate(invalid="ignore"):
             layer.term_threshold = np.bincount(
-                owners, weights=found[:, 1], minlength=samples
+                owners, weights=found[there], minlength=samples
             ) / np.bincount(owners, minlength=samples)
 
 
@@ -173,6 +180,15 @@ def _indices(value: Any) -> Any:
     import numpy as np
 
     return np.arange(value.size).reshape(value.shape)
+
+
+def _broadcast_indices(value: Any, shape: Sequence[int]) -> Any:
+    """Return, for each element of this shape, the index of the element that is broadcast to it."""
+    import numpy as np
+
+    if value.shape == shape:
+        return np.arange(value.size)
+    return np.broadcast_to(_indices(value), shape).reshape(-1)
 
 
 def _steps(shape: Sequence[int]) -> list[int]:
@@ -184,13 +200,55 @@ def _at(indices: Any, rows: Any, columns: Any) -> Any:
     return indices[rows, columns]
 
 
-def _at_place(places: Any, width: int, rows: Any, columns: Any) -> Any:
-    return places[rows] * width + columns
+def _keep(
+    given: Given, terms: Any, outputs: Any, signs: Any, covered: Covered | None = None
+) -> Kept:
+    """Keep the terms that determine these outputs; modify the terms in place."""
+    import numpy as np
+
+    rows = np.flatnonzero(turned(outputs, signs))
+    if len(rows):
+        terms[rows] *= -1.0
+    valid, number = (None, None) if covered is None else (covered.valid, covered.number)
+    phi = given.phi if given.node.kind in WEIGHTED else None
+    return keep_terms(terms, valid, signs, given.how.theta, phi, number)
 
 
-def _numbered(numbers: Any, owners: Any, rows: Any, columns: Any) -> Any:
-    """Return the numbers of the weights that belong to the owners of these rows."""
-    return numbers[owners[rows], columns]
+class _Weight:
+    """A weight as a matrix, with a row for each neuron or output channel.
+
+    Args:
+        weight: The weight.
+        rows: Its axes whose elements are rows.
+        columns: Its axes whose elements are columns.
+    """
+
+    def __init__(self, weight: Any, rows: Sequence[int], columns: Sequence[int]) -> None:
+        steps, axes = _steps(weight.shape), [*rows, *columns]
+        self._rows = _offsets(weight.shape, steps, rows)
+        self._columns = _offsets(weight.shape, steps, columns)
+        self._matrix = weight.transpose(axes).reshape(len(self._rows), len(self._columns))
+        self.shape: tuple[int, int] = self._matrix.shape
+
+    def times(self, rows: Any, values: Any) -> Any:
+        """Multiply values in place with these rows, and return them."""
+        import numpy as np
+
+        return np.multiply(values, self._matrix.take(rows, axis=0), out=values)
+
+    def of(self, numbers: Any) -> Callable[[Any, Any], Any]:
+        """Return a function that returns the indices in the weight of terms of these rows."""
+        return lambda rows, columns: self._rows[numbers[rows]] + self._columns[columns]
+
+
+def _offsets(shape: Sequence[int], steps: Sequence[int], axes: Sequence[int]) -> Any:
+    """Return the distances from the first element of all elements along these axes."""
+    import numpy as np
+
+    found: Any = np.zeros(1, np.int64)
+    for axis in axes:
+        found = (found[:, None] + np.arange(shape[axis]) * steps[axis]).reshape(-1)
+    return found
 
 
 def _linear(given: Given) -> Result:
@@ -199,33 +257,18 @@ def _linear(given: Given) -> Result:
     """
     import numpy as np
 
-    (x,), weight = given.inputs, given.node.arguments["weight"]
-    numbers = _indices(weight)
-    if given.node.arguments["layout"] == "IO":
-        weight, numbers = weight.T, numbers.T
-    width = x.shape[-1]
+    (x,), layout = given.inputs, given.node.arguments["layout"]
+    weight = _Weight(given.node.arguments["weight"], [layout.index("O")], [layout.index("I")])
+    neurons, width = weight.shape
     rows, taken = x.reshape(-1, width), _Taken(given)
     chosen, signs = np.flatnonzero(given.mask), given.signs.reshape(-1)
     for part in chunks(len(chosen), width):
         outputs = chosen[part]
-        place, neuron = np.divmod(outputs, len(weight))
-        terms = weight[neuron] * rows[place]
-        kept = keep_terms(
-            terms,
-            None,
-            given.output.reshape(-1)[outputs],
-            signs[outputs],
-            given.how.theta,
-            given.phi,
-        )
-        taken.add(
-            kept.mask,
-            partial(_at_place, place, width),
-            outputs,
-            kept.signs,
-            weight=partial(_numbered, numbers, neuron),
-            threshold=kept.threshold,
-        )
+        place, neuron = np.divmod(outputs, neurons)
+        terms = weight.times(neuron, rows.take(place, axis=0))
+        kept = _keep(given, terms, given.output.reshape(-1)[outputs], signs[outputs])
+        index = lambda rows, columns, place=place: place[rows] * width + columns  # noqa: E731
+        taken.add(kept, index, outputs, weight=weight.of(neuron))
     return taken.result(width)
 
 
@@ -239,47 +282,59 @@ def _conv(given: Given) -> Result:
     order = [axes.index(axis) for axis in _first(axes, "IM" if "M" in axes else "OI")]
     depth = 1 if "M" in axes else weight.shape[order[1]]
     kernel = [weight.shape[axis] for axis in order[2:]]
-    numbers = _indices(weight).transpose(order).reshape(-1, depth * math.prod(kernel))
-    weight = weight.transpose(order).reshape(numbers.shape)
+    matrix = _Weight(weight, order[: 1 + ("M" in axes)], order[1 + ("M" in axes) :])
     channels_in = given.inputs[0].shape[arguments["layout"].index("C")]
-    per_group = len(weight) * depth // channels_in
+    per_group = matrix.shape[0] * depth // channels_in
     windows, chosen = _windows(given, kernel), _Chosen(given)
-    for part in chunks(len(chosen.outputs), weight.shape[1]):
-        samples, channels, places = chosen.of(part)
-        covered = windows.of(samples, channels // per_group * depth, places, depth)
-        kept = keep_terms(
-            covered.values * weight[channels],
-            covered.valid,
-            chosen.values[part],
-            chosen.signs[part],
-            given.how.theta,
-            given.phi,
-        )
-        taken.add(
-            kept.mask,
-            covered.index,
-            chosen.outputs[part],
-            kept.signs,
-            weight=partial(_numbered, numbers, channels),
-            threshold=kept.threshold,
-        )
-    return taken.result(weight.shape[1])
+    covering = _Covering(windows, chosen, per_group, depth, matrix.shape[1])
+    for part in chunks(len(chosen.outputs), matrix.shape[1]):
+        channels, covered = chosen.channels[part], covering.of(part)
+        terms = matrix.times(channels, covered.values)
+        kept = _keep(given, terms, chosen.values[part], chosen.signs[part], covered)
+        taken.add(kept, covered.index, chosen.outputs[part], weight=matrix.of(channels))
+    return taken.result(matrix.shape[1])
+
+
+class _Covering:
+    """What the outputs of a convolution cover; channels of an output share their windows.
+
+    Windows are gathered once, unless they are too large together, or hardly shared.
+    """
+
+    def __init__(
+        self, windows: Windows, chosen: _Chosen, per_group: int, depth: int, width: int
+    ) -> None:
+        self._windows, self._chosen, self._depth = windows, chosen, depth
+        self._first = chosen.channels // per_group * depth
+        owners, self._numbers = windows.distinct(chosen.samples, self._first, chosen.places)
+        fits = len(owners) * width <= _ELEMENTS and len(owners) * 2 <= len(self._numbers)
+        self._shared = self._of(owners) if fits else None
+
+    def of(self, part: slice) -> Covered:
+        """Return what a part of the outputs covers."""
+        return self._of(part) if self._shared is None else self._shared.of(self._numbers[part])
+
+    def _of(self, chosen: Any) -> Covered:
+        places = [axis[chosen] for axis in self._chosen.places]
+        samples, first = self._chosen.samples[chosen], self._first[chosen]
+        return self._windows.of(samples, first, places, self._depth)
 
 
 def _pool(given: Given) -> Result:
+    import numpy as np
+
     taken, chosen = _Taken(given), _Chosen(given)
     kernel, how = given.node.arguments["kernel"], given.how
     windows = _windows(given, kernel)
     for part in chunks(len(chosen.outputs), math.prod(kernel)):
-        samples, channels, places = chosen.of(part)
-        covered, signs = windows.of(samples, channels, places), chosen.signs[part]
-        values, valid = covered.values, covered.valid
+        places, signs = [axis[part] for axis in chosen.places], chosen.signs[part]
+        covered = windows.of(chosen.samples[part], chosen.channels[part], places)
         if given.node.kind == "max_pool":
-            mask = maximal(values, valid, not how.zeros)
+            mask = maximal(covered.values, covered.valid, not how.zeros)
+            kept = Kept(*np.nonzero(mask), signs)
         else:
-            kept = keep_terms(values, valid, chosen.values[part], signs, how.theta, None)
-            mask, signs = kept.mask, kept.signs
-        taken.add(mask, covered.index, chosen.outputs[part], signs)
+            kept = _keep(given, covered.values, chosen.values[part], signs, covered)
+        taken.add(kept, covered.index, chosen.outputs[part])
     return taken.result(math.prod(kernel))
 
 
@@ -297,18 +352,14 @@ class _Chosen:
         layout = given.node.arguments["layout"]
         order = [layout.index(axis) for axis in _first(layout, "NC")]
         mask, steps = given.mask.transpose(order), _steps(given.output.shape)
-        self._places = np.unravel_index(np.flatnonzero(mask), mask.shape)
+        places = np.unravel_index(np.flatnonzero(mask), mask.shape)
+        self.samples, self.channels, *self.places = places
         #: Index of each in the output's memory layout.
-        self.outputs = sum(
-            place * steps[axis] for place, axis in zip(self._places, order, strict=True)
+        self.outputs: Any = sum(
+            place * steps[axis] for place, axis in zip(places, order, strict=True)
         )
         self.values = given.output.reshape(-1)[self.outputs]
         self.signs = given.signs.reshape(-1)[self.outputs]
-
-    def of(self, part: slice) -> tuple[Any, Any, list[Any]]:
-        """Return the samples, channels and places of a part of them."""
-        samples, channels, *places = (axis[part] for axis in self._places)
-        return samples, channels, places
 
 
 def _windows(given: Given, kernel: Sequence[int]) -> Windows:
@@ -350,8 +401,8 @@ def _mean(given: Given) -> Result:
         outputs = chosen[part]
         own = indices[outputs]
         terms = x.reshape(-1)[own]
-        kept = keep_terms(terms, None, values[outputs], signs[outputs], given.how.theta, None)
-        taken.add(kept.mask, partial(_at, own), outputs, kept.signs)
+        kept = _keep(given, terms, values[outputs], signs[outputs])
+        taken.add(kept, partial(_at, own), outputs)
     return taken.result(width)
 
 
@@ -362,9 +413,7 @@ def _add(given: Given) -> Result:
     factors = given.node.arguments.get("factors") or [1.0] * len(given.inputs)
     shape = given.output.shape
     chosen = np.flatnonzero(given.mask)
-    columns = [
-        np.broadcast_to(_indices(value), shape).reshape(-1)[chosen] for value in given.inputs
-    ]
+    columns = [_broadcast_indices(value, shape)[chosen] for value in given.inputs]
     terms = np.stack(
         [
             factor * value.reshape(-1)[column]
@@ -373,16 +422,8 @@ def _add(given: Given) -> Result:
         axis=1,
     )
     taken = _Taken(given)
-    kept = keep_terms(
-        terms,
-        None,
-        given.output.reshape(-1)[chosen],
-        given.signs.reshape(-1)[chosen],
-        given.how.theta,
-        None,
-    )
-    own = np.stack(columns, axis=1)
-    taken.add(kept.mask, partial(_at, own), chosen, kept.signs, lambda places: places)
+    kept = _keep(given, terms, given.output.reshape(-1)[chosen], given.signs.reshape(-1)[chosen])
+    taken.add(kept, partial(_at, np.stack(columns, axis=1)), chosen, kept.columns)
     return taken.result(len(columns))
 
 
@@ -425,8 +466,8 @@ def _product(given: Given) -> Result:
     for part in chunks(len(chosen), width):
         outputs = chosen[part]
         left, right, terms = product.factors(outputs)
-        kept = keep_terms(terms, None, values[outputs], signs[outputs], given.how.theta, None)
-        rows, columns = np.nonzero(kept.mask)
+        kept = _keep(given, terms, values[outputs], signs[outputs])
+        rows, columns = kept.rows, kept.columns
         for number, indices in enumerate((left, right)):
             taken.put(number, indices[rows, columns], outputs[rows], kept.signs[rows])
     return taken.result(2 * width)
@@ -438,10 +479,10 @@ def _gate(given: Given) -> Result:
 
     taken, chosen = _Taken(given), np.flatnonzero(given.mask)
     shape = given.output.shape
-    sides = [np.broadcast_to(_indices(x), shape).reshape(-1)[chosen] for x in given.inputs]
+    sides = [_broadcast_indices(x, shape)[chosen] for x in given.inputs]
     values = given.output.reshape(-1)[chosen]
     signs = given.signs.reshape(-1)[chosen]
-    kept = keep_terms(values[:, None].copy(), None, values, signs, given.how.theta, None)
+    kept = _keep(given, values[:, None].copy(), values, signs)
     for number, indices in enumerate(sides):
         taken.put(number, indices, chosen, kept.signs)
     return taken.result(2)
@@ -455,7 +496,7 @@ def _attention(given: Given) -> Result:
     import numpy as np
 
     query, key, value = given.inputs
-    weights, theta = given.node.arguments["weights"], given.how.theta
+    weights = given.node.arguments["weights"]
     taken, chosen = _Taken(given), np.flatnonzero(given.mask)
     signs, values = given.signs.reshape(-1), given.output.reshape(-1)
     # Indices into `key` and `value` themselves, which heads may share; `key` is transposed below.
@@ -467,8 +508,8 @@ def _attention(given: Given) -> Result:
     for part in chunks(len(chosen), after.left.shape[1]):
         outputs = chosen[part]
         left, right, terms = after.factors(outputs)
-        kept = keep_terms(terms, None, values[outputs], signs[outputs], theta, None)
-        rows, columns = np.nonzero(kept.mask)
+        kept = _keep(given, terms, values[outputs], signs[outputs])
+        rows, columns = kept.rows, kept.columns
         taken.put(2, values_of[right[rows, columns]], outputs[rows], kept.signs[rows])
         pairs.append(np.stack([left[rows, columns], outputs[rows]]))
     places, outputs = np.concatenate([*pairs, np.empty((2, 0), np.int64)], axis=1)
@@ -478,10 +519,12 @@ def _attention(given: Given) -> Result:
     for part in chunks(len(numbers), before.left.shape[1]):
         left, right, terms = before.factors(numbers[part])
         ones = np.ones(len(left), np.int8)
-        kept = keep_terms(terms, None, scores.reshape(-1)[numbers[part]], ones, theta, None)
+        kept = _keep(given, terms, scores.reshape(-1)[numbers[part]], ones)
+        mask = np.zeros(terms.shape, bool)
+        mask[kept.rows, kept.columns] = True
         # Every output that took a weight takes the terms of its score.
         own = np.flatnonzero((position >= part.start) & (position < part.stop))
-        pair, columns = np.nonzero(kept.mask[position[own] - part.start])
+        pair, columns = np.nonzero(mask[position[own] - part.start])
         rows = position[own][pair] - part.start
         found = np.stack([left[rows, columns], keys[right[rows, columns]], outputs[own][pair]])
         for number in (0, 1):

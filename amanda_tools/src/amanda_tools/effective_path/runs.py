@@ -236,7 +236,7 @@ class Network:
                 weight = execution.weight
                 if not isinstance(weight, np.ndarray) or weight.ndim != len(arguments["layout"]):
                     raise Unsuited("its weight is not a matrix")
-                arguments["weight"] = np.asarray(weight, float)
+                arguments["weight"] = weight if weight.dtype.kind == "f" else weight.astype(float)
                 arguments["weight_key"] = execution.weight_key
         if kind == "concat":
             arguments["parts"] = self._parts(execution, operands, arguments["axis"])
