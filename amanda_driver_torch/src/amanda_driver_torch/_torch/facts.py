@@ -37,6 +37,10 @@ _BITS = {
 }
 
 
+#: The usual classes of tensors.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 class _TorchFacts(Facts):
     channels_first = True
 
@@ -110,14 +114,17 @@ class _TorchFacts(Facts):
             raise NotReadableError("a tensor without values")
         try:
             with torch.no_grad():
-                plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+                plain = tensor.detach()
+                if plain.device.type == "cpu":
+                    # A copy, since torch refuses to resize a storage shared with NumPy.
+                    plain = plain.clone(memory_format=torch.contiguous_format)
+                plain = plain.cpu().contiguous().resolve_conj().resolve_neg()
                 if plain.dtype in _BITS:
                     plain = plain.view(_BITS[plain.dtype])
                 elif plain.dtype is torch.complex32:
                     # An exact conversion, since NumPy has no complex type with 16-bit parts.
                     plain = plain.to(torch.complex64)
-                # A copy first, since torch refuses to resize a storage shared with NumPy.
-                return plain.clone().numpy()
+                return plain.numpy()
         except (RuntimeError, TypeError) as error:
             raise NotReadableError(f"dtype {self.dtype(tensor)}") from error
 
@@ -162,6 +169,8 @@ def _length(size: Any) -> int | None:
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
     """Return True if the tensor's class implements every operator, with values in other tensors."""
+    if type(tensor) in _PLAIN:
+        return False
     for kind in type(tensor).__mro__:
         if "__torch_dispatch__" in vars(kind):
             # torch's own base class has the attribute, too.

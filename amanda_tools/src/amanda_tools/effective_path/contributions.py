@@ -11,11 +11,11 @@ from typing import Any
 
 __all__ = ["Kept", "chunks", "cumulative", "keep_terms", "maximal", "turned"]
 
-#: Number of terms per chunk. The few arrays of a chunk stay in a core's cache.
-_TERMS = 1 << 16
+#: Number of terms per chunk: enough that the calls cost less than the work, few enough for a cache.
+_TERMS = 1 << 18
 #: Few terms of a long row are kept. Those of at least this share of its largest are sorted, then,
 #: if they are not enough, those of the next share; 0 stands for all positive ones.
-_SHARES = (0.5, 0.125, 0.0)
+_SHARES = (0.5, 0.25, 0.0625, 0.0)
 #: Of rows up to this length all positive terms are sorted at once.
 _SHORT = 16
 

@@ -516,6 +516,8 @@ def _attention(given: Given) -> Result:
     scores = query @ key.swapaxes(-1, -2)
     before = _Product(query, key.swapaxes(-1, -2), scores.shape)
     numbers, position = np.unique(places, return_inverse=True)
+    size, none = given.output.size, np.empty(0, np.int64)
+    edges: list[list[Any]] = [[], []]
     for part in chunks(len(numbers), before.left.shape[1]):
         left, right, terms = before.factors(numbers[part])
         ones = np.ones(len(left), np.int8)
@@ -526,10 +528,12 @@ def _attention(given: Given) -> Result:
         own = np.flatnonzero((position >= part.start) & (position < part.stop))
         pair, columns = np.nonzero(mask[position[own] - part.start])
         rows = position[own][pair] - part.start
-        found = np.stack([left[rows, columns], keys[right[rows, columns]], outputs[own][pair]])
-        for number in (0, 1):
-            edges = np.unique(found[[number, 2]], axis=1)
-            taken.put(number, edges[0], edges[1], 1)
+        made = outputs[own][pair]
+        edges[0].append(left[rows, columns] * size + made)
+        edges[1].append(keys[right[rows, columns]] * size + made)
+    # Several scores of an output may take the same element of a query or key.
+    for number, found in enumerate(edges):
+        taken.put(number, *np.divmod(np.unique(np.concatenate([*found, none])), size), 1)
     return taken.result(after.left.shape[1] * (1 + 2 * before.left.shape[1]))
 
 

@@ -219,7 +219,12 @@ class EffectivePath(OperatorTool["_Op"]):
                 for item, port in zip(listed[position], execution.ports([position]), strict=True):
                     self._keep(op, port, item)
                 continue
-            found = array_of(op.tensors, value)
+            if op.reads_no_arrays and position != op.rule.weight:
+                if op.tensors.is_tensor(value):
+                    continue
+                found = value
+            else:
+                found = array_of(op.tensors, value)
             if isinstance(value, tuple):
                 found = tuple(array_of(op.tensors, item) for item in value)
             if position == op.rule.weight:
@@ -310,6 +315,10 @@ class EffectivePath(OperatorTool["_Op"]):
             _LOG.warning("Effective paths may end at %s. What is before is missing.", ends)
 
 
+#: Kinds of rules that read no array but those of their operands and of the weight.
+_READ_NO_ARRAYS = frozenset({"conv", "linear", "batch_norm", "reshape", "scale"})
+
+
 class _Op:
     def __init__(self, context: OpContext, number: int) -> None:
         word = context["type"]
@@ -317,6 +326,7 @@ class _Op:
         self.name, self.type = context.name, word if isinstance(word, str) else context.op_type
         self.rule: LayerRule | None = context.get(LAYER)
         self.splits = self.rule is not None and self.rule.kind == "split"
+        self.reads_no_arrays = self.rule is not None and self.rule.kind in _READ_NO_ARRAYS
         self.is_eager = is_eager(context.namespace)
         self.tensors = facts_of(context)
         self.values: EagerValues
