@@ -45,7 +45,7 @@ class Listed(nn.Module):
 
 
 def extracted(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> EffectivePathResult:
-    tool = EffectivePath(**options)
+    tool = EffectivePath(**{"cost": None, **options})
     with amanda.apply(tool):
         for x in inputs:
             model(x)
@@ -97,22 +97,50 @@ def test_sets_are_the_oracle_s(variant: Any, count: int) -> None:
     assert compared > 100
 
 
+def chosen(rows: Any, valid: Any, theta: float) -> Any:
+    mask = np.zeros(rows.shape, bool)
+    mask.reshape(-1)[cumulative(rows, valid, theta)[0]] = True
+    return mask
+
+
 def test_the_prefix_by_hand() -> None:
     # Half of 10 is 5: 4 is too little, 4 and 3 are enough.
     rows = np.array([[1.0, 4.0, 3.0, 2.0], [-1.0, -4.0, -3.0, -2.0], [5.0, -1.0, -2.0, 3.0]])
-    assert cumulative(rows, None, 0.5).tolist() == [
+    assert chosen(rows, None, 0.5).tolist() == [
         [False, True, True, False],
         [True, False, False, False],  # No positive sum: the largest alone.
         [True, False, False, False],
     ]
     # A quarter of the number is a quarter: one is enough whatever it is.
-    assert cumulative(rows, None, 0.25).sum(axis=1).tolist() == [1, 1, 1]
-    random = np.random.default_rng(0).normal(size=(200, 9))
-    valid = np.random.default_rng(1).random((200, 9)) < 0.7
-    valid[:, 0] = True
-    for row, mask, chosen in zip(random, valid, cumulative(random, valid, 0.6), strict=True):
-        terms: dict[tuple[int, ...], float] = {(i,): row[i] for i in range(9) if mask[i]}
-        assert {i for (i,) in kept(terms, 0.6)} == set(np.flatnonzero(chosen).tolist())
+    assert chosen(rows, None, 0.25).sum(axis=1).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("theta", [0.05, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("width", [1, 3, 9, 40])
+@pytest.mark.parametrize("values", ["normal", "few", "skewed"])
+def test_prefixes_are_the_oracle_s(values: str, width: int, theta: float) -> None:
+    """Also with equal terms, rows of one sign, and terms that do not exist, which are 0."""
+    random = np.random.default_rng(width)
+    rows = {
+        "normal": random.normal(size=(120, width)),
+        "few": random.integers(-2, 4, (120, width)) * 0.5,
+        "skewed": random.normal(size=(120, width)) ** 7 - (np.arange(120) % 3)[:, None],
+    }[values]
+    there = random.random(rows.shape) < 0.7
+    there[:, -1] = True
+    for valid in (None, there):
+        own = rows if valid is None else np.where(valid, rows, 0.0)
+        for row, mask, found in zip(own, there, chosen(own, valid, theta), strict=True):
+            exists = np.ones(width, bool) if valid is None else mask
+            terms: dict[tuple[int, ...], float] = {
+                (int(i),): row[i] for i in np.flatnonzero(exists)
+            }
+            total = math.fsum(terms.values())
+            # Whether a sum that equals the share up to rounding is enough is not defined.
+            sums = np.cumsum(np.sort(list(terms.values()))[::-1])
+            if np.any(np.isclose(sums, theta * total, rtol=1e-12, atol=1e-12)) and theta != 0.5:
+                continue
+            assert {i for (i,) in kept(terms, theta)} == set(np.flatnonzero(found).tolist())
 
 
 class Block(nn.Module):
@@ -203,7 +231,7 @@ def test_class_paths_and_similarity_by_hand() -> None:
     shares = result.similarities({0: classes[0]})
     assert shares[0] == {"": 1.0, "a": 1.0, "b": 1.0}
     assert shares[1] == {"": 0.0, "a": 0.0, "b": 0.0}
-    with pytest.raises(ValueError, match="3 samples and 1 labels"):
+    with pytest.raises(ValueError, match="3 samples with a path and 1 labels"):
         result.class_paths([0])
 
 
@@ -217,7 +245,7 @@ def test_where_paths_end(caplog: pytest.LogCaptureFixture) -> None:
             hidden = self.first(x)
             return self.head(hidden / hidden.sigmoid())
 
-    model, tool = Divided(), EffectivePath()
+    model, tool = Divided(), EffectivePath(cost=None)
     with amanda.apply(tool):
         for _ in range(2):
             model(torch.randn(2, 4))
@@ -422,7 +450,7 @@ def test_where_paths_begin_and_how_many_are_kept() -> None:
     assert [path.predicted for path in found.paths] == model[0](x)[:3].argmax(1).tolist()
     assert [layer.name for layer in found.layers] == ["input", "0/linear"]
     # Functions alone, without a module around them: a step is a run.
-    tool = EffectivePath(until="step")
+    tool = EffectivePath(cost=None, until="step")
     weight = torch.randn(3, 4)
     with amanda.apply(tool):
         for _ in range(2):

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import amanda
-from amanda_tools.effective_path import EffectivePath, EffectivePathResult
+from amanda_tools.effective_path import EffectivePath, EffectivePathResult, contributions
 
 from .path_oracle import kept
 
@@ -53,7 +53,7 @@ def model_of(kind: str, attention: str) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def extracted(model: Any, *runs: dict[str, torch.Tensor], **options: Any) -> EffectivePathResult:
-    tool = EffectivePath(**options)
+    tool = EffectivePath(**{"cost": None, **options})
     with amanda.apply(tool), torch.no_grad():
         for inputs in runs:
             model(**inputs)
@@ -85,6 +85,19 @@ def test_one_attention_operator_has_the_paths_of_its_parts(kind: str) -> None:
     # Paths go through queries and keys, not through values alone.
     (query,) = [n for n in fused.paths[0].points if "0" in n and _is_query(n)]
     assert len(fused.paths[0].points[query])
+
+
+def test_the_size_of_chunks_changes_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where terms of one output are in several chunks, as the scores of an attention are."""
+    model, inputs = model_of("gpt2", "sdpa")
+    whole = extracted(model, inputs, theta=0.9)
+    monkeypatch.setattr(contributions, "_TERMS", 20)
+    pieces = extracted(model, inputs, theta=0.9)
+    for one, other in zip(whole.paths, pieces.paths, strict=True):
+        for part in ("points", "edges", "weights"):
+            for name, found in getattr(one, part).items():
+                assert np.array_equal(found, getattr(other, part)[name]), name
+                assert len(np.unique(found)) == len(found)
 
 
 def _is_query(name: str) -> bool:
@@ -225,8 +238,18 @@ def test_the_cost_is_limited_by_leaving_out_runs(monkeypatch: pytest.MonkeyPatch
         for _ in range(40):
             model(x)
     result = tool.result()
-    # 30 for the first, and then one each until 3 times the program's own time is 30: 1 of 10.
-    assert (len(result.paths), result.skipped) == (4, 36)
+    # The first does not count. Two are measured. Then as many are left out as it takes until all
+    # others and the next, which takes 31, are at most 4 on average: 16, and later 1 of 10 is not.
+    assert [path.run for path in result.paths] == [0, 3, 20, 30]
+    assert result.skipped == 36
+    assert result.cost == (3 * 31 + 36) / 39 <= 4
     assert "36 runs left out to limit the cost" in result.table().title
+    with pytest.raises(ValueError, match="4 samples with a path and 40 labels, because 36 runs"):
+        result.class_paths([0] * 40)
+    tool = Costly(cost=None)
+    with amanda.apply(tool):
+        for _ in range(5):
+            model(x)
+    assert [path.run for path in tool.result().paths] == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="cost must be above 1"):
         EffectivePath(cost=1)

@@ -181,7 +181,7 @@ def fgsm(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.
 
 def paths(model: nn.Module, images: torch.Tensor, theta: float) -> EffectivePathResult:
     """Return the effective path of each image."""
-    tool = EffectivePath(theta, edges=False)
+    tool = EffectivePath(theta, edges=False, cost=None)
     with amanda.apply(tool), torch.no_grad():
         for batch in images.split(BATCH):
             model(batch)

@@ -168,7 +168,7 @@ RUNS: dict[str, Callable[[EffectivePath], None]] = {
 def of_torch(**options: Any) -> EffectivePathResult:
     kept = (FIRST, SECOND, BIAS, SCALE, SHIFT, MEAN, VARIANCE, DEPTHWISE, WIDE, WIDE_BIAS, HEAD)
     weights = [torch.from_numpy(weight) for weight in kept]
-    tool = EffectivePath(until="step", **options)
+    tool = EffectivePath(cost=None, until="step", **options)
     with amanda.apply(tool):
         in_torch(torch.from_numpy(X), weights)
         amanda.step()
@@ -206,7 +206,7 @@ def by_kind(result: EffectivePathResult) -> dict[str, list[tuple[str, int]]]:
 def test_the_sets_of_pytorch(mode: str, variant: Any) -> None:
     options: Any = {"variant": variant, "theta": 0.7, "term_threshold": 0.05}
     expected = of_torch(**options)
-    tool = EffectivePath(**options, until="step")
+    tool = EffectivePath(cost=None, **options, until="step")
     RUNS[mode](tool)
     found = tool.result()
     assert found.ends == expected.ends == []
@@ -233,7 +233,7 @@ def test_slices() -> None:
     """The same in PyTorch, eagerly, in a function and in a session, in each way to write them."""
     x, weight, head = draw(3, 2, 5), draw(5, 6), draw(5, 4)
     kept = [torch.from_numpy(array) for array in (x, weight, head)]
-    expected = EffectivePath(until="step", theta=0.8)
+    expected = EffectivePath(cost=None, until="step", theta=0.8)
     with amanda.apply(expected):
         value = kept[0][:, -1] @ kept[1]
         value = torch.cat([value[:, None, 1::2].flatten(1), value.narrow(1, 2, 2)], 1)
@@ -256,7 +256,7 @@ def test_slices() -> None:
     theirs = [list(path.points.values()) for path in expected.result().paths]
     assert expected.result().ends == []
     for run in (network, tf.function(network), in_session):
-        tool = EffectivePath(until="step", theta=0.8)
+        tool = EffectivePath(cost=None, until="step", theta=0.8)
         with amanda.apply(tool):
             run(x if run is in_session else tf.constant(x))
             amanda.step()
@@ -292,7 +292,7 @@ def test_keras_layers() -> None:
         lambda: model.predict(x, batch_size=5, verbose=0),
         lambda: tf.function(lambda: model(x, training=False))(),
     ):
-        tool = EffectivePath()
+        tool = EffectivePath(cost=None)
         with amanda.apply(tool):
             program()
         results.append(tool.result())
@@ -360,7 +360,7 @@ def test_what_is_not_followed_is_listed(name: str) -> None:
     def network(x: Any) -> Any:
         return tf.matmul(in_front(x), NARROW)
 
-    tool = EffectivePath()
+    tool = EffectivePath(cost=None)
     if mode == "function":
         function = tf.function(network, autograph=False)
         with amanda.apply(tool):
@@ -397,7 +397,7 @@ def test_what_is_not_followed_is_listed(name: str) -> None:
 
 def test_an_operator_that_is_left_out_is_listed() -> None:
     function = tf.function(lambda x: tf.matmul(tf.nn.relu(tf.matmul(x, DOUBLE)), NARROW))
-    tool = EffectivePath().where(amanda.select(lambda context: context.op_type != "Relu"))
+    tool = EffectivePath(cost=None).where(amanda.select(lambda context: context.op_type != "Relu"))
     with amanda.apply(tool):
         function(tf.constant(SAMPLES))
     [end] = tool.result().ends
@@ -411,7 +411,7 @@ def test_a_run_that_ends_with_what_is_not_followed() -> None:
         rounds(x)
         [loop] = [op for op in graph.get_operations() if op.type == CALL]
         [logits] = [output for output in loop.outputs if output.shape == SAMPLES.shape]
-    tool = EffectivePath()
+    tool = EffectivePath(cost=None)
     with v1.Session(graph=graph) as session, amanda.apply(tool):
         session.run(logits, {x: SAMPLES})
     result = tool.result()
@@ -422,7 +422,7 @@ def test_a_run_that_ends_with_what_is_not_followed() -> None:
 def test_gradients_are_no_run() -> None:
     weight = tf.Variable(DOUBLE)
     function = tf.function(lambda x: tf.matmul(tf.matmul(x, weight), NARROW))
-    tool = EffectivePath()
+    tool = EffectivePath(cost=None)
     with amanda.apply(tool):
         with tf.GradientTape() as tape:
             total = tf.reduce_sum(function(tf.constant(SAMPLES)))

@@ -70,7 +70,10 @@ def keep_terms(
         places, least = cumulative(terms, valid, theta, largest, number)
     else:
         mask = terms >= phi if valid is None else (terms >= phi) & valid
-        places, least = np.flatnonzero(mask), np.where(mask, terms, np.inf).min(axis=1, initial=np.inf)
+        places, least = (
+            np.flatnonzero(mask),
+            np.where(mask, terms, np.inf).min(axis=1, initial=np.inf),
+        )
     least[~np.isfinite(least)] = np.nan
     flipped = np.where((signs == -1) & (largest < 0), -1, 1).astype(np.int8)
     return Kept(*_rows_and_columns(places, terms.shape[1]), flipped, least)

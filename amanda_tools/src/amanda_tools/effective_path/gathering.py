@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from amanda_tools.effective_path.budget import Budget
 from amanda_tools.effective_path.model import Extraction, Layer, PathEnd
 from amanda_tools.effective_path.paths import Path
 from amanda_tools.effective_path.result import EffectivePathResult, LayerSum, PathSets, Thresholds
@@ -26,8 +27,6 @@ class Gathered:
         #: Name and reason -> the value at which paths end.
         self.ends: dict[tuple[str, str], PathEnd] = {}
         self.empty = 0
-        #: Number of runs that were left out to limit the cost.
-        self.skipped = 0
         #: Name -> kind, number of elements, of possible edges, and of elements of the weight.
         self.sizes: dict[str, tuple[str, int, int, int]] = {}
         #: Name -> the parameter that is its weight.
@@ -35,8 +34,8 @@ class Gathered:
         #: Name -> thresholds of the samples.
         self.thresholds: dict[str, list[tuple[float, float]]] = {}
 
-    def add(self, network: Network, path: Path, edges: bool, limit: int) -> None:
-        """Add the paths of one run, up to `limit` in total."""
+    def add(self, network: Network, path: Path, edges: bool, limit: int, run: int) -> None:
+        """Add the paths of the run of this number, up to `limit` in total."""
         import numpy as np
 
         assert network.logits is not None
@@ -87,12 +86,15 @@ class Gathered:
                     for number, mask in path.points.items()
                 },
                 predicted=int(logits[sample].argmax()) if logits.ndim == 2 else None,
+                run=run,
             )
             sets.edges.update({name: parts[sample] for name, parts in found_edges.items()})
             sets.weights.update({name: parts[sample] for name, parts in found_weights.items()})
             self.paths.append(sets)
 
-    def result(self, how: Extraction, clock: Clock, notes: list[str]) -> EffectivePathResult:
+    def result(
+        self, how: Extraction, clock: Clock, budget: Budget, notes: list[str]
+    ) -> EffectivePathResult:
         """Return the result so far."""
         import numpy as np
 
@@ -109,7 +111,9 @@ class Gathered:
             list(self.ends.values()),
             self.empty,
             self.left_out,
-            self.skipped,
+            budget.skipped,
+            budget.first / 1e9,
+            budget.ratio,
             tool_seconds=clock.spent / 1e9,
             wall_seconds=clock.wall / 1e9,
             notes=notes,

@@ -34,6 +34,7 @@ class PathSets:
         weights: Name of an operator -> elements of its weight.
         predicted: The predicted class; None for a union, or if there are no classes.
         samples: Number of samples in the union.
+        run: Number of the run that the sample was in, counting from 0; None for a union.
     """
 
     points: dict[str, Any]
@@ -41,6 +42,7 @@ class PathSets:
     weights: dict[str, Any] = field(default_factory=dict)
     predicted: int | None = None
     samples: int = 1
+    run: int | None = None
 
     @classmethod
     def union(cls, paths: Iterable[PathSets]) -> PathSets:
@@ -142,7 +144,11 @@ class EffectivePathResult:
         ends: Values before the network's input at which paths end, and why.
         empty: Number of runs without a path, because none of the possible starts can be followed.
         left_out: Number of samples beyond the limit, for which no path is kept.
-        skipped: Number of runs that were left out to limit the cost.
+        skipped: Number of runs that were left out to limit the cost; `PathSets.run` says which
+            were not.
+        first_seconds: Duration of the first run, in which operators are analysed.
+        cost: How many times their own time the runs after the first took on average; None if this
+            was not measured.
         tool_seconds: The part of `wall_seconds` spent in the tool.
         wall_seconds: Time from the first operator that the tool looked at to the last.
         notes: What was not observed, and why.
@@ -157,6 +163,8 @@ class EffectivePathResult:
     empty: int = 0
     left_out: int = 0
     skipped: int = 0
+    first_seconds: float = 0.0
+    cost: float | None = None
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
@@ -178,7 +186,12 @@ class EffectivePathResult:
             ValueError: The number of labels differs from the number of samples.
         """
         if labels is not None and len(labels) != len(self.paths):
-            raise ValueError(f"there are {len(self.paths)} samples and {len(labels)} labels")
+            why = f", because {format_count(self.skipped, 'run')} were left out" * bool(
+                self.skipped
+            )
+            raise ValueError(
+                f"there are {len(self.paths)} samples with a path and {len(labels)} labels{why}"
+            )
         groups: dict[int, list[PathSets]] = {}
         for number, path in enumerate(self.paths):
             right = path.predicted if labels is None else int(labels[number])
@@ -251,12 +264,15 @@ class EffectivePathResult:
                 "density": self.density,
                 "left_out": self.left_out,
                 "skipped": self.skipped,
+                "first_seconds": self.first_seconds,
+                "cost": self.cost,
                 "layers": [asdict(layer) for layer in self.layers],
                 "thresholds": {name: asdict(found) for name, found in self.thresholds.items()},
                 "ends": [{**asdict(end), "consequence": end.consequence} for end in self.ends],
                 "empty": self.empty,
                 "samples": [
                     {
+                        "run": path.run,
                         "predicted": path.predicted,
                         "points": {name: len(found) for name, found in path.points.items()},
                         "edges": {name: len(found) for name, found in path.edges.items()},
@@ -343,6 +359,11 @@ class EffectivePathResult:
             runs = format_count(self.empty, "run")
             parts.append(f"{runs} with NO path: what is at the end is not followed")
         parts += describe_overhead("the tool", self.tool_seconds, self.wall_seconds)
+        if self.cost is not None:
+            parts.append(
+                f"the first run took {self.first_seconds:.3g} s, later ones {self.cost:.1f} times "
+                "their own time"
+            )
         return "; ".join([*parts, *self.notes])
 
 

@@ -331,7 +331,8 @@ def _pool(given: Given) -> Result:
         covered = windows.of(chosen.samples[part], chosen.channels[part], places)
         if given.node.kind == "max_pool":
             mask = maximal(covered.values, covered.valid, not how.zeros)
-            kept = Kept(*np.nonzero(mask), signs)
+            rows, columns = np.nonzero(mask)
+            kept = Kept(rows, columns, signs)
         else:
             kept = _keep(given, covered.values, chosen.values[part], signs, covered)
         taken.add(kept, covered.index, chosen.outputs[part])

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from amanda_core import OpContext
 from amanda_core.facts import DENSE, SYMBOLIC, Facts
 from amanda_core.results import load
+from amanda_tools.effective_path.budget import Budget
 from amanda_tools.effective_path.calls import Calls
 from amanda_tools.effective_path.gathering import Gathered
 from amanda_tools.effective_path.layers import LAYER, rules
@@ -54,8 +55,10 @@ class EffectivePath(OperatorTool["_Op"]):
         until: What ends a run: leaving the outermost ``module``, or a ``step`` (of an optimizer, or
             `amanda.step`). In graphs each execution is a run.
         limit: Number of samples whose paths are kept.
-        cost: How many times its own time the program may take with the tool, on average. To keep
-            to it, runs are left out, which the title counts; the first is not. None for all runs.
+        cost: How many times its own time a run may take with the tool, on average of those after
+            the first. To keep to it, runs are left out, which the title counts: the second and
+            third, to measure how long the program takes itself, and as many others as necessary.
+            None to leave out none.
 
     Raises:
         ValueError: An option has an invalid value.
@@ -75,7 +78,7 @@ class EffectivePath(OperatorTool["_Op"]):
         output: str | None = None,
         until: Literal["module", "step"] = "module",
         limit: int = 10_000,
-        cost: float | None = None,
+        cost: float | None = 8.0,
     ) -> None:
         super().__init__()
         if until not in ("module", "step"):
@@ -101,9 +104,11 @@ class EffectivePath(OperatorTool["_Op"]):
         self._serials = itertools.count()
         self._depth = 0
         self._gathered = Gathered()
-        self._cost = cost
-        #: Whether this run is left out, and whether an operator ran in it.
-        self._skips = self._missed = False
+        self._budget = Budget(self._clock, cost)
+        #: Whether the log has said that runs are left out.
+        self._cost, self._told = cost, False
+        #: Whether an operator ran in a run that is left out.
+        self._missed = False
         #: Operators at which paths end and that the log has named.
         self._logged: set[tuple[str, str]] = set()
         self.depends_on(rules())
@@ -145,7 +150,9 @@ class EffectivePath(OperatorTool["_Op"]):
 
     def enter(self, *inputs: Any, op: _Op) -> None:
         """Record the inputs of one execution."""
-        if self._skips:
+        self._budget.begin()
+        self._budget.routines += 1
+        if self._budget.skips:
             self._missed = True
             return
         with self._clock, self._lock:
@@ -169,7 +176,8 @@ class EffectivePath(OperatorTool["_Op"]):
 
     def leave(self, *outputs: Any, op: _Op) -> None:
         """Record the outputs of one execution."""
-        if self._skips:
+        self._budget.routines += 1
+        if self._budget.skips:
             return
         with self._clock, self._lock:
             entered = op.entered.pop(threading.get_ident() if op.is_eager else 0, None)
@@ -198,7 +206,7 @@ class EffectivePath(OperatorTool["_Op"]):
         """Return the paths so far; executions since the end of the last run count as a run."""
         with self._lock:
             self._end_run()
-            return self._gathered.result(self.how, self._clock, list(self._notes))
+            return self._gathered.result(self.how, self._clock, self._budget, list(self._notes))
 
     # Inside.
 
@@ -267,10 +275,14 @@ class EffectivePath(OperatorTool["_Op"]):
         return origin.port
 
     def _enter_module(self, path: str) -> None:
+        if self._depth == 0 and self.until == "module":
+            self._budget.begin()
         self._depth += 1
+        self._budget.listeners += 1
 
     def _leave_module(self, path: str) -> None:
         self._depth -= 1
+        self._budget.listeners += 1
         if self._depth == 0 and self.until == "module":
             with self._lock:
                 self._end_run()
@@ -284,14 +296,19 @@ class EffectivePath(OperatorTool["_Op"]):
         for op in self._ops.values():
             if op.is_eager:
                 op.entered.clear()  # Executions left by an exception keep tensors alive.
-        self._gathered.skipped += self._missed
-        self._missed = False
-        with self._clock:
-            if run.executions:
+        if run.executions:
+            with self._clock:
                 self._extract(run)
-        if self._cost is not None:
-            own = self._clock.wall - self._clock.spent
-            self._skips = self._clock.spent > (self._cost - 1) * own
+        skipped = self._budget.skips
+        self._budget.end(bool(run.executions) or self._missed)
+        self._missed = False
+        if self._budget.skips and not skipped and not self._told:
+            self._told = True
+            _LOG.warning(
+                "Some runs are left out, so that a run takes at most %g times its own time on "
+                "average. To look at all of them, pass cost=None.",
+                self._cost,
+            )
 
     def _extract(self, run: Run) -> None:
         self._calls.link(run)
@@ -301,7 +318,7 @@ class EffectivePath(OperatorTool["_Op"]):
             self._gathered.empty += bool(run.unseen)
             return
         path = extract(network.nodes, network.values, network.logits, self.how)
-        self._gathered.add(network, path, self.edges, self.limit)
+        self._gathered.add(network, path, self.edges, self.limit, self._budget.runs)
 
     def _log(self, network: Network) -> None:
         """Log operators at which paths may end, once each and before paths are extracted."""

@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = ["Covered", "Windows"]
 
+
 @dataclass
 class Covered:
     """Elements that the windows of some outputs cover.
