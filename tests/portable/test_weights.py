@@ -130,6 +130,36 @@ def test_fit_and_predict_count_a_weight_once() -> None:
     assert found.reached == found.parameters == 18
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("eagerly", [False, True], ids=["function", "eagerly"])
+def test_fit_and_predict_prune_what_layers_multiply_by(eagerly: bool) -> None:
+    layers = keras.layers
+    given = keras.Input((6,), dtype="int32")
+    hidden = layers.GRU(8, return_sequences=True)(layers.Embedding(20, 8)(given))
+    hidden = layers.Conv1D(6, 3)(
+        layers.Bidirectional(layers.LSTM(4, return_sequences=True))(hidden)
+    )
+    model = keras.Model(given, layers.Dense(5)(layers.Flatten()(hidden)))
+    model.compile(optimizer="sgd", loss="mse", run_eagerly=eagerly)
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 20, (8, 6)), generator.normal(size=(8, 5))
+    tool = Prune(0.5)
+    with amanda.apply(tool):
+        model.fit(x, y, epochs=1, verbose=0)
+        found = model.predict(x, verbose=0)
+    kernels = [v for v in model.trainable_variables if "kernel" in v.name]
+    masks = {name: np.asarray(mask) for name, mask in tool.masks.saved().items()}
+    assert {v.path for v in kernels} == masks.keys()
+    result = tool.result()
+    # The table, and the two rows of biases of the GRU.
+    left = {one.name.rpartition("/")[2]: one.elements for one in result.unreached}
+    assert left == {"embeddings": 160, "bias": 48}
+    assert result.reached == result.parameters - 160 - 48 == sum(m.size for m in masks.values())
+    for variable in kernels:
+        variable.assign(variable.numpy() * masks[variable.path])
+    np.testing.assert_allclose(found, model.predict(x, verbose=0), atol=1e-6)
+
+
 def weights_of_products() -> list[Any]:
     names = {"experts": (3, 6, 4), "kernel": (4, 6), "half": (6, 5), "heads": (6, 2, 3)}
     return [

@@ -26,8 +26,9 @@ __all__ = ["VARIABLE", "Variables"]
 #: Key of an execution: a function that returns what identifies the variable that a tensor of a
 #: graph reads: its eager handle, or the op that holds it; None if it reads none.
 VARIABLE = "variable"
-#: Ops that hand a variable's value on, and compute nothing.
+#: Ops that hand a variable's value on, and those that read its shape and no value.
 _READS = frozenset({"ReadVariableOp", "Identity"})
+_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
 
 
 class Variables:
@@ -74,7 +75,7 @@ class Variables:
                     add((position, index), position, item)
             else:
                 add(position, position, value)
-        return Reads(found, self._all, bool(found) and context.op_type not in _READS)
+        return Reads(found, self._all, bool(found) and context.op_type not in _READS | _SHAPES)
 
     def memory(self, value: Any) -> None:
         """Return None: where a variable lies is not known."""

@@ -131,7 +131,7 @@ class Pruning(WeightTool):
             Watch(self.masks),
             MappingTool(
                 [
-                    ["tensorflow", _picked_by_mask],
+                    ["tensorflow", _picked_by_attributes],
                     ["pytorch", _parts_by(torch_part, torch_keeps)],
                 ]
             ),
@@ -563,10 +563,19 @@ def _parts_by(
     return rule
 
 
-def _picked_by_mask(context: OpContext) -> None:
+def _picked_by_attributes(context: OpContext) -> None:
+    attributes = context.attrs
     # A slice keeps the axes of its first input but for these bits; it has no index that picks.
-    if context["type"] == "slice" and "shrink_axis_mask" in context.attrs:
-        context[_PICKED] = context.attrs["shrink_axis_mask"].bit_count()
+    if context["type"] == "slice" and "shrink_axis_mask" in attributes:
+        context[_PICKED] = attributes["shrink_axis_mask"].bit_count()
+    elif context.op_type == "Unpack":
+        context[_PICKED] = 1
+    elif context.op_type == "Split":
+        # Into single rows, as a matrix of biases is.
+        value = list(context.get_inputs() or ())[1]
+        axis, shape = context.value(0), facts_of(context).shape(value)
+        if axis is not None and shape is not None:
+            context[_PICKED] = int(shape[int(axis)] == attributes["num_split"])
 
 
 def _weight_of(context: OpContext) -> int | None:
