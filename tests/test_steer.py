@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +100,77 @@ def test_only_the_chosen_calls_are_steered(language: LanguageModel) -> None:
     for one, other in zip(found.logits, expected.logits, strict=True):
         assert torch.allclose(one, other, atol=1e-5, rtol=1e-5)
     assert tool.result().changed == 6 * len(language.layers)
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("language", MODELS[1:3], ids=str)
+def test_only_the_chosen_tokens_of_a_decoding_loop_are_steered(
+    language: LanguageModel, mode: str
+) -> None:
+    model, given, first = language.made(), prompt(), 8
+    width = 3 if mode == "beam" else 1
+    seen = dict.fromkeys(language.layers, 0)
+    paths = itertools.cycle(language.layers)
+
+    def second_row_late(x: torch.Tensor) -> torch.Tensor:
+        path = next(paths)
+        late = torch.arange(seen[path], seen[path] + x.shape[1]) >= first
+        seen[path] += x.shape[1]
+        x = x.clone()
+        x[width:, late] = x[width:, late] + 0.5 * VECTOR
+        return x
+
+    wanted = {"output_logits": True, **MODES[mode]}
+    plain = generate(model, given, 16, **wanted)
+    with edited_by_hooks(model, language.layers, second_row_late):
+        expected = generate(model, given, 16, **wanted)
+    rows = list(range(width, 2 * width))
+    tool = Steer("add", **EDITS["add"][0], modules=list(language.layers), positions="8:", rows=rows)
+    with amanda.apply(tool):
+        found = generate(model, given, 16, **wanted)
+    assert torch.equal(found.sequences, expected.sequences)
+    for number, (one, other) in enumerate(zip(found.logits, expected.logits, strict=True)):
+        assert torch.allclose(one, other, atol=1e-5, rtol=1e-5)
+        # The other row, and what comes before, keep their bits. Experts compute with both rows.
+        assert torch.equal(one[:width], other[:width])
+        if given.shape[1] + number <= first:
+            assert torch.equal(one, plain.logits[number])
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+def test_an_assistant_does_not_change_what_is_steered() -> None:
+    language = MODELS[1]
+    model, assistant, given = language.made(), language.made(), prompt(rows=1)
+    with torch.no_grad():
+        assistant.lm_head.weight.add_(0.03 * torch.randn_like(assistant.lm_head.weight))
+    options, by_hand = EDITS["add"]
+    with edited_by_hooks(model, language.layers, by_hand):
+        expected = generate(model, given, 32)
+    with amanda.apply(Steer("add", modules=list(language.layers), **options)):
+        found = generate(model, given, 32, assistant_model=assistant)
+    assert torch.equal(found.sequences, expected.sequences)
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+def test_nothing_grows_with_the_tokens() -> None:
+    language = MODELS[0]
+    counts: list[int] = []
+    tool = Steer("add", modules=list(language.layers), **EDITS["add"][0], positions="3:")
+
+    def count(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if tokens.shape[1] in (5 + 32, 5 + 511):
+            gc.collect()
+            counts.append(len(gc.get_objects()))
+        return scores
+
+    with amanda.apply(tool):
+        generate(language.made(), prompt(rows=1), 512, logits_processor=[count])
+    assert tool.result().changed == 512 * len(language.layers)
+    assert counts[1] - counts[0] < 100, counts
 
 
 class Model(nn.Module):
