@@ -22,13 +22,7 @@ from amanda_core.sites import OCCURRENCES, Origin, Sites
 from amanda_driver_torch._autograd.nodes import tensors_in
 from amanda_driver_torch._compiled.call_sites import Called, Places, called_of
 from amanda_driver_torch._compiled.host import Host
-from amanda_driver_torch._compiled.operators import (
-    Lifted,
-    OperatorMode,
-    OpPlan,
-    Woven,
-    run_transparently,
-)
+from amanda_driver_torch._compiled.operators import Lifted, OperatorMode, OpPlan, Woven
 from amanda_driver_torch._execution.viewing import makes_views
 from amanda_driver_torch._identity.frames import is_own, is_torchs
 from amanda_driver_torch._operators.operator import Operator
@@ -328,9 +322,6 @@ class _Analysing(OperatorMode):
         )
         self.plans.append(found)
         return returned
-
-    def run_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return run_transparently(self, func, args, kwargs)
 
 
 def _wrapper(frame: FrameType | None) -> Any:

@@ -20,8 +20,7 @@ from amanda_core.errors import RoutineResultError
 from amanda_driver_torch._autograd.edits import check_gradient, check_tensor
 from amanda_driver_torch._compiled.functions import pass_straight, replaced_backward, tapped
 from amanda_driver_torch._compiled.host import Host, Like
-from amanda_driver_torch._entry.transparent_wrappers import make_transparent, transparent
-from amanda_driver_torch._operators.bindings import is_operator, operator_of, type_name
+from amanda_driver_torch._entry.transparent_wrappers import run_transparently
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of, restructure
 from amanda_driver_torch._thread.modes import call_routine
@@ -80,15 +79,13 @@ class OperatorMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if type(func) is types.FunctionType:
-            return self.run_wrapper(func, args, kwargs)
+            if STATE.transparent and STATE.transparent[-1] is func:
+                return func(*args, **kwargs)
+            return run_transparently(self, func, args, kwargs)
         operator = self.operator(func)
         if operator is None:
             return func(*args, **kwargs)
         return self.operate(operator, func, args, kwargs)
-
-    def run_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a Python function of torch for the operators inside it."""
-        raise NotImplementedError
 
     @classmethod
     def operator(cls, func: Any) -> Operator | None:
@@ -96,10 +93,7 @@ class OperatorMode(TorchFunctionMode):
         try:
             return cls._operators[func]
         except KeyError:
-            found = (
-                Operator(func, operator_of(func), type_name(func)) if is_operator(func) else None
-            )
-            cls._operators[func] = found
+            found = cls._operators[func] = Operator.of(func)
             return found
 
 
@@ -187,18 +181,6 @@ class _Planned(OperatorMode):
         if plan is None:
             return func(*args, **kwargs)
         return run_operator(plan, func, args, kwargs, self._lifted)
-
-    def run_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return run_transparently(self, func, args, kwargs)
-
-
-def run_transparently(mode: OperatorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """Run a Python function of torch for the operators inside it."""
-    if STATE.transparent and STATE.transparent[-1] is func:
-        return func(*args, **kwargs)
-    make_transparent(func.__globals__)
-    with mode, transparent(func):
-        return func(*args, **kwargs)
 
 
 def run_operator(

@@ -22,14 +22,9 @@ from amanda_driver_torch._entry.patches import PATCHES
 from amanda_driver_torch._entry.transparent_wrappers import (
     has_override,
     make_transparent,
-    transparent,
+    run_transparently,
 )
-from amanda_driver_torch._operators.bindings import (
-    is_operator,
-    is_operator_name,
-    operator_of,
-    type_name,
-)
+from amanda_driver_torch._operators.bindings import is_operator_name
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._thread.modes import in_users_modes, suspended_modes
 from amanda_driver_torch._thread.state import STATE, Watcher
@@ -139,9 +134,7 @@ class _Mode(TorchFunctionMode):
         except KeyError:
             if not self._attachment.watching():  # Dynamo, which may be tracing this, stops here.
                 return func(*args, **kwargs)
-            operator = self._operators[func] = (
-                Operator(func, operator_of(func), type_name(func)) if is_operator(func) else None
-            )
+            operator = self._operators[func] = Operator.of(func)
         # Metadata first, since it is half of what the protocol reports.
         if operator is None or not self._attachment.watching():
             return func(*args, **kwargs)
@@ -166,9 +159,7 @@ class _Mode(TorchFunctionMode):
         if STATE.transparent and STATE.transparent[-1] is func:
             # It checks for modes in an unknown way. Treating it as opaque avoids endless recursion.
             return self._call_opaque(func, args, kwargs)
-        make_transparent(func.__globals__)
-        with self, transparent(func):
-            return func(*args, **kwargs)
+        return run_transparently(self, func, args, kwargs)
 
     def _call_opaque(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.__module__ == "torch.nn.functional" or is_operator_name(func.__name__):

@@ -7,11 +7,11 @@ thread, these look for overriding types only and not for modes. `F.relu` then ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from amanda_driver_torch._entry.patches import PATCHES
 from amanda_driver_torch._thread.state import STATE
@@ -23,15 +23,18 @@ from amanda_driver_torch._torch.internals import (
 )
 from amanda_driver_torch._torch.tensor_attributes import PLAIN
 
-__all__ = ["has_override", "make_transparent", "transparent"]
+__all__ = ["has_override", "make_transparent", "run_transparently"]
 
 
-@contextmanager
-def transparent(wrapper: Any) -> Iterator[None]:
-    """Run a wrapper of torch for the operators inside it during this context."""
+def run_transparently(
+    mode: TorchFunctionMode, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a wrapper of torch so that a mode sees the operators inside it."""
+    make_transparent(wrapper.__globals__)
     STATE.transparent.append(wrapper)
     try:
-        yield
+        with mode:
+            return wrapper(*args, **kwargs)
     finally:
         STATE.transparent.pop()
 
@@ -55,7 +58,7 @@ def has_override(values: Any) -> bool:
 
 
 def make_transparent(namespace: dict[str, Any]) -> None:
-    """Let `transparent` work for functions of a namespace until no session is attached."""
+    """Let `run_transparently` work for functions of a namespace until no session is attached."""
     for name, replace in _ASKS.items():
         original = namespace.get(name)
         if original is not None and not hasattr(original, _MARK):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amanda_driver_torch._operators.bindings import schemas_of
+from amanda_driver_torch._operators.bindings import is_operator, operator_of, schemas_of, type_name
 
 __all__ = ["Operator"]
 
@@ -39,3 +39,10 @@ class Operator:
         )
         # Dropout returns its input in evaluation mode, which its schema does not tell.
         self.aliases = not schemas or "dropout" in op_type or self.views
+
+    @classmethod
+    def of(cls, func: Any) -> Operator | None:
+        """Return the operator that a function reported by torch's protocol is; None if it is
+        none.
+        """
+        return cls(func, operator_of(func), type_name(func)) if is_operator(func) else None
