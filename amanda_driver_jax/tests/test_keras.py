@@ -89,6 +89,7 @@ def test_an_edit_is_that_of_a_model_with_it(eagerly: bool, staged: bool) -> None
         return x * 0.5
 
     routine = amanda.staged(half) if staged else half
+
     def analyse(context: amanda.OpContext) -> None:
         if context["type"] == "relu":
             with amanda.autodiff_enabled():

@@ -155,7 +155,8 @@ class Places:
             NotChoosableError: The rows and positions of the value are unknown.
         """
         if span is None:
-            raise NotChoosableError("it ran outside of any module, where no call has positions")
+            why = "it ran outside of any module, or its driver does not tell positions"
+            raise NotChoosableError(why)
         rows, offsets = self.chosen_in(span)
         assert span.rows is not None
         assert span.length is not None
