@@ -241,3 +241,22 @@ def test_what_is_impossible_is_refused() -> None:
         fields_of("int8", 1, "exponent")
     with pytest.raises(ValueError, match="from 0 to 15 for float16"):
         fields_of("float16", 2, [16])
+
+
+def test_a_result_says_how_much_of_the_parameters_may_be_hit() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
+    tool = InjectFaults(["linear"], site="weight", mode="per_layer")
+    with amanda.apply(tool), torch.no_grad():
+        model(torch.tensor([1]))
+    result = tool.result()
+    assert (result.parameters, result.reached) == (20 + 12, 12)
+    assert [vars(one) for one in result.unreached] == [
+        {"name": "0.weight", "elements": 20, "reason": "not chosen"}
+    ]
+    assert "37.5% of the parameters reached; not reached: 0.weight (20, not chosen)" in str(
+        result.table()
+    )
+    other = InjectFaults(["linear"], mode="per_layer")
+    with amanda.apply(other), torch.no_grad():
+        model[1](torch.ones(1, 4))
+    assert "parameters" not in str(other.result().table())

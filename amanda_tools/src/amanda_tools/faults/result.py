@@ -9,6 +9,7 @@ from typing import Any
 from amanda_core.results import Table
 from amanda_tools.output import charts
 from amanda_tools.output.rendering import dataframe, format_count, render_html
+from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage
 
 __all__ = ["Fault", "FaultSite", "FaultsResult"]
 
@@ -69,20 +70,28 @@ class FaultsResult:
         faults: The faults, to be passed as ``replay``.
         runs: How many runs there were.
         notes: What could not be changed, and why.
+        parameters: How many elements the matrices among the parameters of the models have, if the
+            faults are in weights.
+        reached: How many of these are in operators where faults are injected.
+        unreached: The others: which parameters, how many elements, and why.
     """
 
     sites: list[FaultSite]
     faults: list[Fault] = field(default_factory=list)
     runs: int = 1
     notes: list[str] = field(default_factory=list)
+    parameters: int = 0
+    reached: int = 0
+    unreached: list[UnreachedWeight] = field(default_factory=list)
 
     def table(self) -> Table:
         """Return a table with a row for each operator and one for their sum."""
         rows = [(s.op, s.value, s.dtype, s.calls, s.elements, s.faults) for s in self.sites]
         sums = [sum(row[column] for row in rows) for column in (3, 4, 5)]  # type: ignore[misc]
         title = f"{format_count(sums[2], 'fault')} in {format_count(self.runs, 'run')}"
+        parts = [title, *describe_coverage(self.parameters, self.reached, self.unreached)]
         columns = ("op", "value", "dtype", "calls", "elements", "faults")
-        return Table("; ".join([title, *self.notes]), columns, [*rows, ("all", "", "", *sums)])
+        return Table("; ".join([*parts, *self.notes]), columns, [*rows, ("all", "", "", *sums)])
 
     def to_json(self) -> str:
         """Return the result as JSON."""

@@ -19,6 +19,7 @@ from amanda_tools.faults.models import Bits, Model, apply_model, bits_of, fields
 from amanda_tools.faults.result import Fault, FaultSite, FaultsResult
 from amanda_tools.operators.tool import OperatorTool
 from amanda_tools.tensors.values import NotReadableError, facts_of, host, need_numpy
+from amanda_tools.weight_coverage import WeightCoverage
 
 __all__ = ["InjectFaults"]
 
@@ -100,6 +101,7 @@ class InjectFaults(OperatorTool["_Op"]):
         #: Sizes of the values in the executions of run 0, in order, for one fault per run.
         self._profile: list[tuple[_Op, int, int]] = []
         self._planned: dict[tuple[int, int], list[int]] = {}
+        self._coverage = WeightCoverage()
         faults = _read(Path(replay)) if isinstance(replay, str) else replay
         self._replay: dict[tuple[int, int, int], list[Fault]] | None = None
         if faults is not None:
@@ -146,6 +148,9 @@ class InjectFaults(OperatorTool["_Op"]):
         if not positions:
             return
         position = positions[0] if self.site in ("input", "weight") else 0
+        if self.site == "weight" and position in context.weights:
+            self._coverage.add_parameters(context.weights)
+            self._coverage.add_reached(context.weights[position])
         op = self.account_of(context, lambda: _Op(context, f"{self.site} {position}"))
         arguments: dict[str, Any] = {"op": op, "position": position}
         if self.site in ("input", "weight"):
@@ -236,7 +241,9 @@ class InjectFaults(OperatorTool["_Op"]):
         """Return the faults so far."""
         with self._lock:
             sites = [op.site for op in self._ops.values()]
-            return FaultsResult(sites, list(self.faults), len(self._runs), list(self._notes))
+            figures = self._coverage.figures("not chosen")
+            notes = list(self._notes)
+            return FaultsResult(sites, list(self.faults), len(self._runs), notes, *figures)
 
 
 class _Op:
