@@ -40,6 +40,7 @@ REFUSES_EDITS = {
     "accumulator over a function",
     "accumulator in a function",
     "forward over reverse",
+    "tape around a gradient",
 }
 
 
