@@ -15,6 +15,7 @@ import tensorflow as tf
 from tests.every_tool import EDITING, TOOLS, checked
 
 import amanda
+from amanda_core.testing.tools import around
 
 Hidden = Callable[[Any, Any], Any]
 
@@ -103,6 +104,23 @@ def test_convolutions_that_keras_compiles(name: str) -> None:
         found = fitted()
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
     checked(name, tool)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:A function that XLA should compile")
+def test_convolutions_that_keras_compiles_keep_their_bits_without_fusion() -> None:
+    # TensorFlow's graph optimizer fuses what no routine stands between; oneDNN is off in all tests.
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        wanted = fitted()
+        counts, tool = around()
+        with amanda.apply(tool):
+            assert fitted() == wanted
+        assert any("Conv" in op for op, _ in counts)
+    finally:
+        off = before.get("disable_meta_optimizer", False)
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
 
 
 def test_references_to_variables_without_a_value() -> None:
