@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,63 @@ def test_self_test_of_a_version_that_was_not_tried_passes_here(
         pytest.skip("the oldest torch is installed")
     assert untried.failure(interceptor) == ""
     assert untried.kept_failure(interceptor) == ""
+
+
+#: Ends the self-test of the interceptors in BROKEN: the native one crashes, the other raises.
+BREAKING = """
+import os, sys
+
+name = os.environ.get("AMANDA_TORCH_INTERCEPTOR")
+if "amanda_driver_torch.self_test" in sys.orig_argv and name in os.environ["BROKEN"].split():
+    if name == "native":
+        os.abort()
+    sys.exit("relu is not what it was")
+"""
+#: Applies a tool under a version that was not tried.
+UNTRIED = """
+from amanda_driver_torch._torch.versions import VERSIONS
+
+object.__setattr__(VERSIONS, "newest", "2.9")
+
+import amanda, torch
+from amanda_core.testing.tools import around
+from amanda_driver_torch import plugin
+from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
+
+counts, tool = around()
+try:
+    with amanda.apply(tool):
+        torch.relu(torch.ones(2))
+except Exception as error:
+    print(type(error).__name__, error)
+print(counts["relu", "before"], INTERCEPTORS.status().interceptor)
+print(*(finding.message for finding in plugin.amanda_preflight()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+@pytest.mark.parametrize("broken", ["native", "native function_mode"])
+def test_a_version_whose_self_test_fails_never_ends_the_program(
+    broken: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BREAKING)
+    environment = {name: value for name, value in os.environ.items() if "AMANDA" not in name}
+    environment |= {"BROKEN": broken, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    found = []
+    for _ in range(2):  # The second run reads the kept results.
+        command = [sys.executable, "-c", UNTRIED]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.splitlines())
+    for *refusal, used, findings in found:
+        assert "native: failed (it was ended by SIGABRT)" in findings
+        if broken == "native":
+            assert (refusal, used) == ([], "1 function_mode")
+        else:
+            assert refusal[0].startswith(f"DriverError PyTorch {torch.__version__}")
+            assert "with the function_mode interceptor: SystemExit: relu" in refusal[0]
+            assert "relu is not what it was" in findings
 
 
 def test_an_old_torch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
