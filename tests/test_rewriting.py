@@ -23,7 +23,15 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, ViTConfig
 
 import amanda
 from amanda_core.results import HasResult, Result
-from amanda_tools.rewriting import Input, Matched, Operator, Rewrite, Rule
+from amanda_tools.rewriting import (
+    Input,
+    Matched,
+    Operator,
+    Rewrite,
+    RewriteResult,
+    Rewritten,
+    Rule,
+)
 
 
 class Counting(TorchDispatchMode):
@@ -514,3 +522,25 @@ def test_nothing_to_look_for_is_said() -> None:
 def test_options_without_sense(options: Any) -> None:
     with pytest.raises(ValueError, match="must be"):
         Rewrite(**options)
+
+
+def test_reasons_that_differ_in_names_alone_have_one_total() -> None:
+    used = [
+        f"the value of c.{n}/conv2d is used by {user}, too"
+        for n, user in enumerate(["add", "b/add"])
+    ]
+    matches = [
+        *(
+            Rewritten("conv_bn", f"norm.{n}", None, [], refused=reason)
+            for n, reason in enumerate(used)
+        ),
+        # Refused while the program ran, so that an execution fell back, too: one and the same.
+        Rewritten("conv_bn", "norm.2", None, [], refused=used[0], fallbacks={used[0]: 1}),
+        Rewritten("conv_bn", "norm.3", None, [], fallbacks={"the normalisation is in training": 5}),
+    ]
+    result = RewriteResult(matches, ["conv_bn"])
+    assert result.reasons == {
+        "the normalisation is in training": 5,
+        "the value of … is used by …, too": 3,
+    }
+    assert "not rewritten: 5 as the normalisation is in training, 3 as" in result.table().title

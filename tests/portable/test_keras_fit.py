@@ -22,6 +22,7 @@ from program_server import ProgramServer
 from tensorflow.core.protobuf import saved_model_pb2
 
 import amanda
+from amanda_tools.prune import Prune
 
 from .tools import Array, Count, MagnitudePrune, magnitude_mask
 
@@ -394,3 +395,14 @@ def test_savers_under_tools(resource: bool, without_amanda: ProgramServer, tmp_p
         """
     first, second = map(float, without_amanda.check(textwrap.dedent(program), tmp_path).split())
     assert first == second > 0
+
+
+def test_the_state_of_an_optimizer_is_no_parameter() -> None:
+    """What an optimizer keeps for each weight, and what gives it a first value, is not listed."""
+    model, prune = compiled(network(), "adam"), Prune(sparsity=0.5)
+    with amanda.apply(prune):
+        fit(model, 1)
+    result = prune.result()
+    kernels = [weight for weight in model.trainable_weights if len(weight.shape) > 1]
+    assert sorted(weight.name for weight in result.weights) == sorted(w.path for w in kernels)
+    assert (result.unreached, result.reached) == ([], sum(int(np.size(w)) for w in kernels))

@@ -47,9 +47,18 @@ class WeightCoverage:
         self._parts: dict[str, dict[object, int]] = {}
         #: Owner -> reasons why it was not changed where it was read.
         self._reasons: dict[str, dict[str, None]] = {}
+        #: Owners that an optimizer reads. What nothing else reads is a state of its own.
+        self._in_optimizer: set[str] = set()
 
-    def add_parameters(self, reads: Reads) -> None:
-        """Record the parameters of the running model if it, or one of those read, is new."""
+    def add_parameters(self, reads: Reads, zone: str) -> None:
+        """Record the parameters of the running model if it, or one of those read, is new.
+
+        Args:
+            reads: The weights that an operator reads.
+            zone: The operator's zone.
+        """
+        if zone == "optimizer":
+            self._in_optimizer.update(weight.owner for weight in reads.values())
         if reads.root not in self._roots or any(
             weight.owner not in self._shapes for weight in reads.values()
         ):
@@ -101,6 +110,8 @@ class WeightCoverage:
             if len(shape) < 2:
                 continue
             elements, read = math.prod(shape), self.read(owner)
+            if owner in self._in_optimizer and not read and owner not in self._reasons:
+                continue
             total, reached = total + elements, reached + read
             if read < elements:
                 reasons = list(self._reasons.get(owner, ())) or [otherwise]

@@ -15,6 +15,7 @@ from typing import Any
 import amanda_core
 from amanda_core.sites import FRAMEWORK, OWN, QUIET, STOP, USER
 from amanda_driver_tf._tensorflow_internals.names import (
+    INITIALIZES_VARIABLES,
     MODULES_BESIDE_THE_MODEL,
     MODULES_OF_INITIALIZERS,
     MODULES_PASSED_THROUGH,
@@ -87,7 +88,7 @@ def zone_of() -> str:
         module = _module(frame)
         if module.startswith(_OPTIMIZERS):
             return "optimizer"
-        if module.startswith(_INITIALIZERS):
+        if module.startswith(_INITIALIZERS) or frame.f_code.co_name == INITIALIZES_VARIABLES:
             return "init"
         if frame.f_code.co_name in ("build", "__init__") and _is_layer(frame.f_locals.get("self")):
             return "init"

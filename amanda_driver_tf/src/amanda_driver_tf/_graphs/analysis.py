@@ -24,6 +24,7 @@ from amanda_driver_tf._shared.signature import grouped, signature_of
 from amanda_driver_tf._shared.variables import VARIABLE
 from amanda_driver_tf._tensorflow_internals.modules import dtypes, op_def_registry, ops, tensor_util
 from amanda_driver_tf._tensorflow_internals.names import (
+    INITIALIZES_VARIABLES,
     MODULES_OF_GRADIENTS,
     MODULES_OF_OPTIMIZERS,
     SIGNATURE_OPS,
@@ -397,6 +398,8 @@ def _origin(op: Any) -> tuple[str | None, str]:
     differentiated = False
     for frame in reversed(op.traceback or ()):
         module = _module(frame.filename)
+        if frame.name == INITIALIZES_VARIABLES:
+            zone = "init"
         if module is None:
             return f"{os.path.basename(frame.filename)}:{frame.lineno}", zone
         # Gradients belong to the model, even if an optimizer requests them.

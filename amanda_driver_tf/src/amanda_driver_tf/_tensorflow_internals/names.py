@@ -10,6 +10,7 @@ __all__ = [
     "ENDS_OF_RECOMPUTATION",
     "GATHERED_GRADIENTS",
     "GRADIENT_OP_TYPE",
+    "INITIALIZES_VARIABLES",
     "INPUT_SHAPES",
     "LAST_MODULE",
     "MODULES_BESIDE_THE_MODEL",
@@ -54,6 +55,8 @@ CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
 MODULES_OF_GRADIENTS = ("tensorflow.python.ops.gradients", "tensorflow.python.eager.backprop")
 MODULES_OF_OPTIMIZERS = ("tensorflow.python.training.",)
 MODULES_OF_INITIALIZERS = ("tensorflow.python.ops.init_ops",)
+#: Of a function, before its first call: look for variables without a value, and set them.
+INITIALIZES_VARIABLES = "_initialize_uninitialized_variables"
 #: Skipped when a call site is determined: their frames differ between an op's fast path and its
 #: fallback, or are below every op (dispatch, conversion, traceback handlers).
 MODULES_PASSED_THROUGH = (

@@ -149,7 +149,7 @@ class InjectFaults(OperatorTool["_Op"]):
             return
         position = positions[0] if self.site in ("input", "weight") else 0
         if self.site == "weight" and position in context.weights:
-            self._coverage.add_parameters(context.weights)
+            self._coverage.add_parameters(context.weights, context.zone)
             self._coverage.add_reached(context.weights[position])
         op = self.account_of(context, lambda: _Op(context, f"{self.site} {position}"))
         arguments: dict[str, Any] = {"op": op, "position": position}

@@ -189,7 +189,7 @@ class Pruning(WeightTool):
         if not self.meets(context):
             return
         reads = context.weights
-        self._coverage.add_parameters(reads)
+        self._coverage.add_parameters(reads, context.zone)
         if not reads.supported:
             self._prune_by_op(context)
             return

@@ -255,7 +255,7 @@ class Quantize(WeightTool):
         if not self.meets(context):
             return
         reads = context.weights
-        self._coverage.add_parameters(reads)
+        self._coverage.add_parameters(reads, context.zone)
         facts = facts_of(context)
         operands = operands_of(context, facts) if context.zone == "model" else []
         arithmetic: Arithmetic = context[ARITHMETIC]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,6 +13,10 @@ from amanda_tools.output import charts
 from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 
 __all__ = ["RewriteResult", "Rewritten"]
+
+
+#: Name of an operator in a reason, such as ``conv1/conv2d`` or ``add``.
+_NAME = re.compile(r"(?<=used by )[^\s,]+|[^\s,]+/[^\s,]+")
 
 
 @dataclass
@@ -65,12 +70,15 @@ class RewriteResult:
     def reasons(self) -> dict[str, int]:
         """Return why matches were refused and executions not rewritten: reason -> number, the most
         frequent first.
+
+        Reasons that differ only in the names of operators are one reason, with ``…`` for a name.
         """
         found: Counter[str] = Counter()
         for match in self.matches:
-            if match.refused is not None:
-                found[match.refused] += 1
-            found.update(match.fallbacks)
+            if match.refused is not None and match.refused not in match.fallbacks:
+                found[_NAME.sub("…", match.refused)] += 1
+            for reason, number in match.fallbacks.items():
+                found[_NAME.sub("…", reason)] += number
         return dict(found.most_common())
 
     def table(self) -> Table:

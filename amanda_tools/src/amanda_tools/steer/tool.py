@@ -187,7 +187,7 @@ class Steer(SequenceTool["_Op"]):
         reads = context.weights
         weight = reads.get(self.operand)
         if weight is not None:
-            self._coverage.add_parameters(reads)
+            self._coverage.add_parameters(reads, context.zone)
             self._coverage.add_reached(weight)
 
     def _changed(self, value: Any, arithmetic: Arithmetic) -> Any:
