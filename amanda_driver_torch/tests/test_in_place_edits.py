@@ -59,6 +59,27 @@ def test_edit_after_an_in_place_op_leaves_what_the_op_saved(
     torch.testing.assert_close(grad_of(x), slope(x.detach()))
 
 
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_differentiated_edit_may_save_what_the_op_writes(position: int) -> None:
+    x, other, gate = leaf(3), leaf(3), leaf(3)
+    twin = [value.detach().clone().requires_grad_() for value in (x, other, gate)]
+    with amanda.apply(tool(lambda context: gated(context, position, gate))):
+        y = x * 1
+        y += other * 1
+        torch.relu_(y).square().sum().backward()
+    operands = [twin[0] * 1, twin[1] * 1]
+    operands[position] = operands[position] * twin[2]
+    torch.relu(operands[0] + operands[1]).square().sum().backward()
+    for value, expected in zip((x, other, gate), twin, strict=True):
+        equal(grad_of(value), grad_of(expected))
+
+
+def gated(context: amanda.OpContext, position: int, gate: torch.Tensor) -> None:
+    if context["type"] == "add":
+        with amanda.autodiff_enabled():
+            context.insert_before_op(lambda value: value * gate, inputs=[position])
+
+
 def test_edit_before_an_in_place_op_is_what_its_formula_sees() -> None:
     x = leaf(3)
     with amanda.apply(before("sigmoid_", double)):

@@ -8,6 +8,7 @@ and `out=`. The sites identify the call; `_autograd` handles gradients. The modu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -348,7 +349,10 @@ class Run:
 
     def _edit_inputs(self, plan: Plan) -> None:
         for i, step in enumerate(plan.steps):
-            changes = changes_of(step, self.values, self.done_before[i : i + 1])
+            # The routine's own program may save for backward what the op is about to write.
+            saves = step.action.autodiff and self.mutated and torch.is_grad_enabled()
+            with keep_saved(self._written_memory()) if saves else nullcontext():
+                changes = changes_of(step, self.values, self.done_before[i : i + 1])
             self.execution.edits += len(changes)
             for position, new in changes:
                 old = self.values[position]

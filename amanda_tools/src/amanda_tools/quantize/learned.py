@@ -1,21 +1,16 @@
 """Learned steps: the grids of LSQ, LSQ+ and TQT as parameters of PyTorch.
 
-Owns the three rules and their gradients, and how steps reach the program's optimizer. Rounding has
-the gradient of the identity.
+Owns the three rules and their gradients. Rounding has the gradient of the identity.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-import weakref
-from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args
 
-from amanda_core.errors import AmandaWarning
 from amanda_tools.quantize.formats import EPSILON, Format
 
-__all__ = ["RULES_OF_STEPS", "Step", "StepRule", "join_optimizers"]
+__all__ = ["RULES_OF_STEPS", "Step", "StepRule"]
 
 StepRule = Literal["lsq", "lsq+", "tqt"]
 RULES_OF_STEPS: tuple[str, ...] = get_args(StepRule)
@@ -161,44 +156,3 @@ def _gained(parameter: Any, gain: float) -> Any:
     """Return the parameter itself, whose gradient is multiplied by `gain`."""
     scaled = parameter * gain
     return parameter.detach() + (scaled - scaled.detach())
-
-
-def join_optimizers(
-    steps: Callable[[], list[Any]], weights: Callable[[], Iterable[Any]], where: str
-) -> Callable[[], None]:
-    """Add learned steps to the optimizer that has the weights, before it makes a step.
-
-    They go into its first group, so that schedules of learning rates hold for them as well.
-
-    Args:
-        steps: Returns the steps that the program has not taken; a weakly held bound method.
-        weights: Returns the weights that are quantized; likewise.
-        where: Name of the tool, for the notice.
-
-    Returns:
-        A function that ends this.
-    """
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-    steps_ref, weights_ref = weakref.WeakMethod(steps), weakref.WeakMethod(weights)
-
-    def join(optimizer: Any, args: Any, kwargs: Any) -> None:
-        taken, wanted = steps_ref(), weights_ref()
-        if taken is None or wanted is None:
-            return
-        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        new = [step for step in taken() if id(step) not in held]
-        if not new or held.isdisjoint(id(one) for one in wanted()):
-            return
-        group = optimizer.param_groups[0]
-        group["params"].extend(new)
-        rate, decay = group.get("lr"), group.get("weight_decay")
-        warnings.warn(
-            f"{where}: {len(new)} learned tensors were added to the first group of "
-            f"{type(optimizer).__name__} (lr {rate}, weight decay {decay}). Call parameters() to "
-            "give them to an optimizer yourself",
-            AmandaWarning,
-            stacklevel=3,
-        )
-
-    return register_optimizer_step_pre_hook(join).remove

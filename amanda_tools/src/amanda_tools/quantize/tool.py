@@ -17,6 +17,7 @@ from amanda_core.errors import ToolError
 from amanda_core.facts import Facts, NotReadableError
 from amanda_core.weights.reads import Weight
 from amanda_core.weights.state import WeightState
+from amanda_tools.learned_parameters import join_optimizers
 from amanda_tools.mapping import MappingTool
 from amanda_tools.operators.clock import Clock
 from amanda_tools.quantize.arithmetic import (
@@ -29,7 +30,7 @@ from amanda_tools.quantize.arithmetic import (
     quantize_now,
 )
 from amanda_tools.quantize.formats import Format, Grid, format_named
-from amanda_tools.quantize.learned import RULES_OF_STEPS, Step, join_optimizers
+from amanda_tools.quantize.learned import RULES_OF_STEPS, Step
 from amanda_tools.quantize.observers import OBSERVERS, Histogram, Observer, weight_grid
 from amanda_tools.quantize.operands import Operand, operands_of, scale_part, shared_axes
 from amanda_tools.quantize.present import INT32, Activation, Plan, at_once, at_present, shown
