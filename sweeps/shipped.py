@@ -21,6 +21,7 @@ from amanda_tools import (
     effective_path,
     faults,
     flops,
+    gating,
     graph,
     latency,
     mapping,
@@ -57,11 +58,15 @@ LOOKING: Mapping[str, Maker] = {
     "sparsity": lambda folder: sparsity.Sparsity(gradients=True),
     "trace": lambda folder: trace.Trace(),
 }
-#: Tools that edit: two multiply by ones, the others compute the same result differently.
+#: Tools that edit: two multiply by ones, the others compute the same result differently. Gates have
+#: no neutral values, so their tools only look for where they would go.
 EDITING: Mapping[str, Maker] = {
     "inject_faults": lambda folder: faults.InjectFaults(model="scale", amount=1.0, rate=0.1),
     "prune": lambda folder: prune.Prune(0.0),
+    "prune_attention": lambda folder: gating.PruneAttention(layers=[]),
+    "prune_channels": lambda folder: gating.PruneChannels(layers=[]),
     "prune_nm": lambda folder: prune.PruneNM(4, 4),
+    "prune_positions": lambda folder: gating.PrunePositions(layers=[]),
     "prune_tiles": lambda folder: prune.PruneTiles(0.0),
     "quantize": lambda folder: quantize.Quantize(weights="none", calibration=10**9),
     "rematerialize": lambda folder: rematerialize.Rematerialize(0, strict=False),

@@ -11,6 +11,7 @@ from amanda_tools.dump import Dump
 from amanda_tools.effective_path import EffectivePath
 from amanda_tools.faults import InjectFaults
 from amanda_tools.flops import Flops
+from amanda_tools.gating import PruneAttention, PruneChannels, PrunePositions
 from amanda_tools.graph import GraphTracing
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
@@ -46,7 +47,10 @@ TOOLS: dict[str, Callable[[], Any]] = {
 EDITING: dict[str, Callable[[], Any]] = {
     "inject_faults": lambda: InjectFaults(model="scale", amount=1.0, rate=0.1),
     "prune": lambda: Prune(0.0),
+    "prune_attention": lambda: PruneAttention(layers=[]),
+    "prune_channels": lambda: PruneChannels(layers=[]),
     "prune_nm": lambda: PruneNM(4, 4),
+    "prune_positions": lambda: PrunePositions(layers=[]),
     "prune_tiles": lambda: PruneTiles(0.0),
     "quantize": lambda: Quantize(weights="none", calibration=10**9),
     "rematerialize": Rematerialize,

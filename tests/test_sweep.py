@@ -29,8 +29,8 @@ ONCE_WRONG = [
     *("squeeze float32", "atleast_2d complex64", "split.list_args float32"),
     *("nn.functional.softsign complex64", "pca_lowrank float32"),
 ]
-#: Runs of a program with shipped tools: one with all that only look, and one for each that edits.
-SHIPPED = 1 + 8
+#: Prints the runs of a program with shipped tools: one with all that look, one for each that edits.
+WAYS = "from sweeps.shipped import EDITING; print(1 + len(EDITING))"
 
 Sweep = Callable[..., tuple[int, str, dict[str, Any]]]
 
@@ -95,20 +95,20 @@ def test_faults(sweep: Sweep, framework: str) -> None:
     assert sum(found["cases"].values()) >= 8
 
 
-def test_a_model_and_who_accounts_for_its_operators(sweep: Sweep) -> None:
+def test_a_model_and_who_accounts_for_its_operators(server: ProgramServer, sweep: Sweep) -> None:
     pytest.importorskip("transformers")
     model = "GPT2ForSequenceClassification"
     status, output, found = sweep("models", "--only", model)
     assert status == 0, output
     assert found["counts"]["operators counted by torch"] > 1000
-    assert found["cases"][model] == 2 * (3 + SHIPPED + 1)
+    assert found["cases"][model] == 2 * (3 + int(server.check(WAYS)) + 1)
 
 
-def test_random_programs(sweep: Sweep) -> None:
+def test_random_programs(server: ProgramServer, sweep: Sweep) -> None:
     status, output, found = sweep("random", "--sample", "2", "--seed", "100")
     assert status == 0, output
     # Of each interceptor 3 routines, the shipped tools, 3 ways of edits; and both.
-    assert sum(found["cases"].values()) == 2 * (2 * (3 + SHIPPED + 3) + 1)
+    assert sum(found["cases"].values()) == 2 * (2 * (3 + int(server.check(WAYS)) + 3) + 1)
     assert found["counts"]["programs that edits change"] > 0
 
 

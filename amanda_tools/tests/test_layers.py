@@ -10,15 +10,15 @@ from amanda_core.testing.layers import Layers
 LAYERS: list[str | tuple[str, ...]] = [
     ("commands", "notebook", "report", "training"),
     (
-        *("capture", "diff", "effective_path", "faults", "prune", "rematerialize", "rewriting"),
-        *("sensitivity", "sparsity", "steer"),
+        *("capture", "diff", "effective_path", "faults", "gating", "prune", "rematerialize"),
+        *("rewriting", "sensitivity", "sparsity", "steer"),
     ),
     "quantize",
     "weight_tool",
     "weight_files",
     ("dump", "flops", "graph", "memory", "nonfinite", "sequences", "trace"),
     "latency",
-    ("mapping", "weight_copies", "weight_coverage", "weight_writes"),
+    ("learned_parameters", "mapping", "weight_copies", "weight_coverage", "weight_writes"),
     ("operators", "page"),
     ("output", "tensors"),
     "__init__",

@@ -33,8 +33,9 @@ class Gating(WeightTool):
         rows: What the result says of each operator.
     """
 
-    #: Name of the tool in its results.
+    #: Name of the tool in its results, and of the options that a resumed tool must have as well.
     name = ""
+    saved: tuple[str, ...] = ()
 
     def __init__(self, layers: Sequence[str], seed: int, state: str | None) -> None:
         super().__init__()
@@ -49,9 +50,14 @@ class Gating(WeightTool):
         self.arrays["gate"] = self._arrays
         self._taken = False
         self._leave: Callable[[], None] | None = None
+        self.add_inst_for_op(self.analyse)
         self.add_inst_for_step(end=self._end_step)
         if state:
             self.load(state)
+
+    def analyse(self, context: OpContext) -> None:
+        """Insert what the tool does at an operator."""
+        raise NotImplementedError
 
     # For subclasses.
 
@@ -139,6 +145,10 @@ class Gating(WeightTool):
         return GatingResult(self.name, [row for row in self.rows.values() if row.total])
 
     # The base's questions.
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that a resumed tool must have as well."""
+        return {name: getattr(self, name) for name in (*self.saved, "layers")}
 
     def progress(self) -> dict[str, Any]:
         """Return the number of steps."""

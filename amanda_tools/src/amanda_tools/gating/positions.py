@@ -1,10 +1,9 @@
-"""`PrunePositions`: spatially dynamic convolutions, by the rule of Verelst and Tuytelaars (2020)."""
+"""`PrunePositions`: convolutions where an image needs them (Verelst and Tuytelaars, CVPR 2020)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from amanda_core import OpContext
@@ -25,14 +24,12 @@ class _Conv(NamedTuple):
     stride: int
 
 
-@dataclass
-class _Block:
+class _Block(NamedTuple):
     """A residual block: its gate's name, its convolutions, and the operand that they compute."""
 
     name: str
     convs: tuple[_Conv, ...]
     operand: int
-    hard: Any = None
 
 
 class PrunePositions(Gating):
@@ -51,41 +48,35 @@ class PrunePositions(Gating):
         budget: The fraction of the blocks' multiply-accumulates that `loss` allows.
         steps: How many steps of the optimizer the training has. `loss` allows each block its own
             share only after a third of them, and the last fifth has no noise; 0 if not known.
-        temperature: That of the Gumbel sigmoid.
-        weight: The factor of `loss`.
         layers: Globs, one of which must match the module path of the addition; see `Gating`,
             likewise `seed` and `state`.
 
     Raises:
         ValueError: An option is not in its range.
-
-    >>> tool = PrunePositions(budget=0.5, steps=1000)
     """
 
     name = "prune_positions"
+    saved = ("budget", "steps")
 
     def __init__(
         self,
         budget: float = 0.5,
         steps: int = 0,
-        temperature: float = 1.0,
-        weight: float = 10.0,
         layers: Sequence[str] = ("*",),
         seed: int = 0,
         state: str | None = None,
     ) -> None:
-        if not 0 <= budget <= 1 or steps < 0 or temperature <= 0:
-            raise ValueError("budget is from 0 to 1, steps from 0, and temperature positive")
+        if not 0 <= budget <= 1 or steps < 0:
+            raise ValueError(f"budget is from 0 to 1, steps from 0: {budget}, {steps}")
         self.budget, self.steps = budget, steps
-        self.temperature, self.weight = temperature, weight
         #: Image -> the convolutions that it has passed.
         self._passed: Known[tuple[_Conv, ...]] = Known()
         #: Blocks by the op id of their first convolution, and of their addition.
-        self._first: dict[int, _Block] = {}
-        self._last: dict[int, _Block] = {}
-        self._settled = True
+        self._first, self._last = {}, {}  # type: dict[int, _Block], dict[int, _Block]
+        #: Gate -> where its block is computed in this execution.
+        self._hard: dict[str, Any] = {}
+        self._found = False
         super().__init__(layers, seed, state)
-        self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
         self.add_inst_for_step(end=lambda step: self._settle())
         self.add_inst_for_call(begin=lambda call: self._settle())
@@ -97,7 +88,7 @@ class PrunePositions(Gating):
         inputs, op_id = context.get_inputs(), context.get_op_id()
         block = self._first.get(op_id)
         with autodiff_enabled():
-            if block is not None and self._settled:
+            if block is not None and self._found:
                 stride = math.prod(conv.stride for conv in block.convs)
                 self.add_gate(block.name, lambda: _gate(inputs[0].shape[1], stride), inputs[0])
                 context.insert_before_op(self.choose, inputs=[0], block=block)
@@ -107,21 +98,17 @@ class PrunePositions(Gating):
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Follow images through the network, and note residual blocks."""
-        if self.removed or context.zone != "model":
+        if self._found or self.removed or context.zone != "model":
             return
         inputs, output = context.get_inputs(), context.get_outputs()[0]
         passed = [self._passed.get(value) or () for value in inputs]
         path = max(passed, key=len, default=())
         image = getattr(output, "ndim", 0) == 4 and output.shape[-1] * output.shape[-2] > 1
-        if context["type"] == "conv2d" and image:
-            kernel, known = inputs[1], context.weights.get(1)
-            conv = _Conv(
-                context.get_op_id(),
-                context.name if known is None else known.name,
-                kernel.numel(),
-                max(kernel.shape[2:]),
-                round(inputs[0].shape[-1] / output.shape[-1]),
-            )
+        known = context.weights.get(1)
+        if context["type"] == "conv2d" and image and known is not None:
+            kernel = inputs[1]
+            stride, size = round(inputs[0].shape[-1] / output.shape[-1]), max(kernel.shape[2:])
+            conv = _Conv(context.get_op_id(), known.name, kernel.numel(), size, stride)
             path = (*path, conv)
             self.add_row(context, str(conv.op_id), conv.cost * (output.numel() // output.shape[1]))
         elif context["type"] == "add" and image and len(passed) > 1:
@@ -130,8 +117,7 @@ class PrunePositions(Gating):
             self._passed.set(output, path)
 
     def _note_block(self, context: OpContext, passed: list[tuple[_Conv, ...]]) -> None:
-        common = next((n for n, pair in enumerate(zip(*passed)) if len(set(pair)) > 1), None)
-        common = min(map(len, passed)) if common is None else common
+        common = sum(one == other for one, other in zip(*passed, strict=False))
         operand = int(len(passed[1]) > len(passed[0]))
         branch = passed[operand][common:]
         if len(branch) <= len(passed[1 - operand]) - common or branch[0].op_id in self._first:
@@ -139,11 +125,10 @@ class PrunePositions(Gating):
         if self.chosen(context):
             block = _Block(branch[0].name, branch, operand)
             self._first[branch[0].op_id] = self._last[context.get_op_id()] = block
-            self._settled = False
 
     def _settle(self) -> None:
-        if not self._settled:
-            self._settled = True
+        if self._first and not self._found:
+            self._found = True
             self.invalidate()
 
     def choose(self, x: Any, block: _Block) -> None:
@@ -156,12 +141,12 @@ class PrunePositions(Gating):
             if not self.steps or self.step < 0.8 * self.steps:
                 noise = -torch.log(1e-8 - torch.log(1e-8 + torch.rand(2, *soft.shape).to(soft)))
                 soft = soft + noise[0] - noise[1]
-            soft = torch.sigmoid(soft / self.temperature)
+            soft = torch.sigmoid(soft)
             hard = ((soft >= 0.5).to(soft.dtype) - soft).detach() + soft
         else:
             hard = (soft >= 0).to(soft.dtype)
-        block.hard = positions = hard
-        used, total = 0.0, 0
+        self._hard[block.name] = positions = hard
+        used, total = hard.new_zeros(()), 0
         for conv in reversed(block.convs):
             self.count(str(conv.op_id), positions.sum(), positions.numel())
             used, total = used + conv.cost * positions.sum(), total + conv.cost * positions.numel()
@@ -170,7 +155,7 @@ class PrunePositions(Gating):
 
     def mask(self, value: Any, block: _Block) -> Any:
         """Return the branch of a block where it is computed, and zeros elsewhere."""
-        return value * block.hard
+        return value * self._hard[block.name]
 
     def loss(self) -> Any:
         """Return how far the last execution was from the budget, as a whole and by block."""
@@ -182,11 +167,7 @@ class PrunePositions(Gating):
             return 0.0  # The first execution.
         used, total = map(sum, zip(*self.terms.values(), strict=True))
         outside = [(p - highest).clamp(min=0) ** 2 + (lowest - p).clamp(min=0) ** 2 for p in shares]
-        return self.weight * ((used / total - self.budget) ** 2 + sum(outside) / len(shares))
-
-    def options(self) -> dict[str, Any]:
-        """Return the options that a resumed tool must have as well."""
-        return {name: getattr(self, name) for name in ("budget", "steps", "layers")}
+        return (used / total - self.budget) ** 2 + sum(outside) / len(shares)
 
 
 def _gate(channels: int, stride: int) -> Any:
@@ -201,7 +182,9 @@ def _around(positions: Any, conv: _Conv) -> Any:
     import torch
 
     if conv.stride > 1:
-        spread = positions.new_zeros(*positions.shape[:2], *(conv.stride * n for n in positions.shape[2:]))
+        spread = positions.new_zeros(
+            *positions.shape[:2], *(conv.stride * n for n in positions.shape[2:])
+        )
         spread[..., :: conv.stride, :: conv.stride] = positions
         positions = spread
     if conv.kernel > 1:
