@@ -1,0 +1,39 @@
+"""The page with the lines of the pruning tools has what is counted, and within the paper's."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.one_interceptor
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def table() -> Any:
+    spec = importlib.util.spec_from_file_location("table_4", ROOT / "benchmarks/table_4.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_current(table: Any) -> None:
+    page = (ROOT / "docs/tools/table-4.md").read_text()
+    # Print them by `python benchmarks/table_4.py`.
+    assert table.tables() in page
+
+
+def test_tools_are_shorter_than_those_of_the_paper(table: Any) -> None:
+    longer = {
+        project.name: table.counts(project.modules)[1] - project.amanda
+        for project in table.PROJECTS
+        if table.counts(project.modules)[1] > project.amanda
+    }
+    # The page says so.
+    assert longer.keys() <= {"tile-wise (TW, TEW)"}
