@@ -61,21 +61,25 @@ class Gating(WeightTool):
 
     # For subclasses.
 
-    def chosen(self, context: OpContext) -> bool:
-        """Return True if an operator may get a gate.
+    def meets(self, context: OpContext) -> bool:
+        """Note the weights that an op reads; return False where there are no gates.
 
         Raises:
-            ToolError: The framework is not PyTorch.
+            ToolError: The framework is not PyTorch, and the op would get a gate.
         """
-        if not any(fnmatchcase(context.module_path, pattern) for pattern in self.layers):
-            return False
-        if not context.namespace.startswith("pytorch/"):
+        if context.namespace.startswith("pytorch/"):
+            return super().meets(context)
+        if context["type"] in ("conv2d", "attention") and self.chosen(context):
             raise ToolError(
                 f"{self.name} needs gates that learn, which are PyTorch's",
                 where=context.where,
-                fix="Give layers=[] or apply the tool on PyTorch",
+                fix="Apply the tool on PyTorch, or give other layers",
             )
-        return True
+        return False
+
+    def chosen(self, context: OpContext) -> bool:
+        """Return True if an operator may get a gate."""
+        return any(fnmatchcase(context.module_path, pattern) for pattern in self.layers)
 
     def is_training(self) -> bool:
         """Return True if gates behave as in training."""

@@ -98,9 +98,10 @@ class PrunePositions(Gating):
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Follow images through the network, and note residual blocks."""
-        if self._found or self.removed or context.zone != "model":
+        outputs = context.get_outputs()
+        if self._found or context.zone != "model" or not (self.meets(context) and outputs):
             return
-        inputs, output = context.get_inputs(), context.get_outputs()[0]
+        inputs, output = context.get_inputs(), outputs[0]
         passed = [self._passed.get(value) or () for value in inputs]
         path = max(passed, key=len, default=())
         image = getattr(output, "ndim", 0) == 4 and output.shape[-1] * output.shape[-2] > 1
