@@ -12,7 +12,7 @@ from amanda_tools.quantize import Quantize
 __all__ = ["TOOLS"]
 
 TOOLS: dict[str, Callable[[], Any]] = {
-    "inject_faults": lambda: InjectFaults(model="zero", rate=1.0, ops=["relu"], value="outputs"),
+    "inject_faults": lambda: InjectFaults(["relu"], model="zero", rate=1.0),
     "prune": lambda: Prune(0.6),
     "prune_nm": lambda: PruneNM(2, 4),
     "quantize": lambda: Quantize("dynamic", "int4", "none"),
