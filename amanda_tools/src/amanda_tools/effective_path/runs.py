@@ -167,10 +167,11 @@ class Network:
         known = set(execution.ports(sorted(execution.constant)))
         is_layer = execution.rule is not None and execution.rule.kind in WEIGHTED
         # The operand of a layer is an input of the network, even if its gradient is requested.
-        if ports and not is_layer and all(port in self._fixed | known for port in ports):
+        is_fixed = all(port in self._fixed or port in known for port in ports)
+        if ports and not is_layer and is_fixed:
             self._fixed.update(execution.outputs)
             return
-        self._fixed |= known - self._numbers.keys()
+        self._fixed.update(port for port in known if port not in self._numbers)
         # Operators before the first layer, such as a normalization, produce the input.
         is_behind = not self._behind.isdisjoint(ports)
         if execution.type in _ROOTS:
