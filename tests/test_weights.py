@@ -26,7 +26,7 @@ from torch.utils import swap_tensors as untyped_swap
 
 import amanda
 from amanda_core import OpContext
-from amanda_core.errors import ResultError, VaryingWeightWarning
+from amanda_core.errors import ResultError, ToolError, VaryingWeightWarning
 from amanda_core.weights import regions
 from amanda_core.weights.geometry import Memory, place_in
 from amanda_core.weights.reads import Weight
@@ -921,6 +921,35 @@ def test_a_part_that_is_called_by_itself_shares_the_weights_of_its_model(whole: 
     assert [one.name for one in found.weights] == ["encoder.0.weight"]
     assert (found.parameters, found.reached, found.unreached) == (4, 4, [])
     assert len(tool.masks) == 1
+
+
+class Tied(nn.Module):
+    """A table that is an embedding and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(6, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.table(ids) @ self.table.weight.T
+        return output
+
+
+def test_what_is_also_read_unchanged_is_not_written_into_parameters() -> None:
+    model, ids = Tied(), torch.tensor([0, 3])
+    weight = model.table.weight.detach().clone()
+    tool = Prune(0.5)
+    with torch.no_grad(), amanda.apply(tool):
+        model(ids)
+    with pytest.raises(ToolError, match=r"unchanged: table.weight \(24, read as an embedding\)"):
+        tool.bake()
+    assert torch.equal(model.table.weight, weight)
+    tool = Prune(0.5, embeddings=True)
+    with torch.no_grad():
+        with amanda.apply(tool):
+            expected = model(ids)
+        assert tool.bake() == ["table.weight"]
+        assert torch.equal(model(ids), expected)
 
 
 def test_a_model_that_gets_the_name_of_a_dead_one_has_masks_of_its_own() -> None:

@@ -17,6 +17,7 @@ from amanda_core.facts import Facts, NotReadableError
 from amanda_core.weights.reads import Reads, Weight
 from amanda_core.weights.state import WeightState
 from amanda_tools.tensors.values import UNKNOWN, facts_of, host, numbers
+from amanda_tools.weight_coverage import UnreachedWeight, list_weights
 from amanda_tools.weight_files import load_weights, save_weights
 
 __all__ = ["WeightTool"]
@@ -73,6 +74,10 @@ class WeightTool(Tool):
     def baked(self, weight: Weight) -> Edit | None:
         """Return the function to be written into a parameter, ``values -> values``, or None."""
         return None
+
+    def read_otherwise(self) -> list[UnreachedWeight]:
+        """Return the weights that are changed where they are read, but not everywhere."""
+        return []
 
     def meets(self, context: OpContext) -> bool:
         """Note the weights that an op reads; return False if the tool was removed.
@@ -195,8 +200,16 @@ class WeightTool(Tool):
         Afterwards the model computes the same without the tool.
 
         Raises:
-            ToolError: Parameters of this framework cannot be written in place.
+            ToolError: Parameters of this framework cannot be written in place, or a parameter is
+                also read unchanged, as that of an embedding may be which is tied to a product.
         """
+        others = list_weights("The model also reads weights unchanged", self.read_otherwise())
+        if others:
+            raise ToolError(
+                others[0],
+                where=f"{self.tool_name}.bake",
+                fix="Change them wherever they are read, or untie them before the tool runs",
+            )
         names = []
         with disabled():
             for weight, facts in self._met.values():

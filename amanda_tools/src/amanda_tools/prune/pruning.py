@@ -33,7 +33,7 @@ from amanda_tools.prune.result import PrunedWeight, PruneResult
 from amanda_tools.tensors.types import size_of
 from amanda_tools.tensors.values import facts_of, host, numbers
 from amanda_tools.weight_copies import COPYING, Copies
-from amanda_tools.weight_coverage import WeightCoverage
+from amanda_tools.weight_coverage import UnreachedWeight, WeightCoverage
 from amanda_tools.weight_tool import Edit, WeightTool
 from amanda_tools.weight_writes import Watch
 
@@ -492,6 +492,10 @@ class Pruning(WeightTool):
         size = numpy.shape(kept)
         return "" if size == shape else f"its shape is {size}, and that of the parameter {shape}"
 
+    def read_otherwise(self) -> list[UnreachedWeight]:
+        """Return the weights that are masked where they are read, but not everywhere."""
+        return self._coverage.read_otherwise()
+
     def baked(self, weight: Weight) -> Edit | None:
         """Return the multiplication by the mask."""
         mask = dict(zip(self.masks, self.masks.saved().values(), strict=True)).get(weight.owner)
@@ -509,7 +513,7 @@ class Pruning(WeightTool):
             weights,
             list(self._skipped),
             *coverage.figures(),
-            read_otherwise=coverage.read_otherwise(),
+            read_otherwise=self.read_otherwise(),
             tool_seconds=self._clock.spent / 1e9,
             notes=list(self._notes),
             tool=self.name,
