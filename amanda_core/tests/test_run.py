@@ -404,6 +404,11 @@ def test_without_a_folder_each_run_gets_its_own(site: Site) -> None:
         done = site.amanda("run", "-t", "count", "train.py")
         assert f"{name}/count.json" in done.stderr
         assert calls(site.work / name) == {"encoder/relu": 1}
+    # Also of another tool: a report of two runs would show what was never together.
+    (site.work / "amanda_results-3" / "count.json").rename(
+        site.work / "amanda_results-3" / "other.json"
+    )
+    assert "amanda_results-4/count.json" in site.amanda("run", "-t", "count", "train.py").stderr
 
 
 @pytest.mark.parametrize(

@@ -260,16 +260,21 @@ def _reserved(folder: Path, names: Sequence[str], part: str, force: bool) -> Out
 
 
 def _numbered(folder: Path, names: Sequence[str], part: str, force: bool) -> Output:
-    # A folder without results of these tools of this rank is free, so that all ranks choose the
-    # same.
     number, chosen = 1, folder
     while True:
-        if (force or not Output.taken(chosen / part, names)) and _is_ours(chosen, part):
+        if (force or _is_free(chosen, names, part)) and _is_ours(chosen, part):
             output = Output(chosen, names, part=part, force=force)
             if output.reserve():
                 return output
         number += 1
         chosen = folder.with_name(f"{folder.name}-{number}")
+
+
+def _is_free(folder: Path, names: Sequence[str], part: str) -> bool:
+    """Return True if nothing of an earlier run is in a folder."""
+    if part:  # All ranks of a run choose the same folder, where some may have written already.
+        return not Output.taken(folder / part, names)
+    return not folder.is_dir() or not any(folder.iterdir())
 
 
 def _is_ours(folder: Path, part: str) -> bool:
