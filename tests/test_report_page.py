@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 import amanda
+from amanda_tools.diff import compare
+from amanda_tools.dump import Dump
 from amanda_tools.flops import Flops
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
@@ -299,6 +301,31 @@ def test_no_text_of_a_chart_is_cut_off(browser: Any, tmp_path: Path, width: int)
     assert all(page.run(DRAWN))
     page.run("for (const one of document.querySelectorAll('figure')) one.scrollIntoView()")
     assert page.run(CUT) == []
+    assert page.problems() == []
+
+
+def test_the_line_of_a_divergence_is_at_the_first_tensor_that_differs(
+    browser: Any, tmp_path: Path
+) -> None:
+    """Not at an equal one of the same operator; and what is equal is at zero."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU()).eval()
+    dumps = []
+    for eps in (1e-5, 1e-3):
+        model[1].eps, tool = eps, Dump(values=["inputs", "outputs"])
+        with amanda.apply(tool):
+            model(torch.ones(2, 4))
+        dumps.append(tool.result().open())
+    result = json.loads(compare(*dumps).to_json())
+    row = next(n for n, one in enumerate(result["compared"]) if not one["difference"]["within"])
+    assert result["compared"][row - 1]["a"]["name"] == result["first"]["a"]["name"]
+    page = Page(browser, tmp_path, {"diff": result})
+    assert all(page.run(DRAWN))
+    lines, label = page.run(
+        "const chart = echarts.getInstanceByDom(document.querySelector('figure .canvas'))"
+        ".getOption(); return [chart.series.flatMap((one) => (one.markLine || {data: []}).data"
+        ".map((line) => line.xAxis)), chart.yAxis[0].axisLabel.formatter(chart.yAxis[0].min)]"
+    )
+    assert (lines, label) == ([row], "0")
     assert page.problems() == []
 
 

@@ -26,7 +26,7 @@ amanda.charts.points = (host, chart, context) => {
       nameLocation: "middle", nameGap: 24, splitLine: {show: false}, axisLabel: {show: false}}),
     yAxis: axis({type: chart.log ? "log" : "value", min: chart.log ? foot : undefined,
       axisLabel: {color: amanda.color("--dim"), formatter: (number) => chart.log
-        ? number.toExponential(0) : told(number)}}),
+        ? number <= foot ? "0" : number.toExponential(0) : told(number)}}),
     series: series.map((one) => ({
       type: "scatter", name: String(one.kind), symbolSize: 8, cursor: "pointer",
       symbol: SHAPES[one.n % SHAPES.length],
@@ -41,9 +41,9 @@ amanda.charts.points = (host, chart, context) => {
     tooltip: {...amanda.frame.tooltip(),
       formatter: (params) => text(series[params.seriesIndex].rows[params.dataIndex].row)},
   });
-  const beyond = chart.first ? rows.value(context.result, chart.first) : null;
-  const first = beyond === null || beyond === undefined ? -1
-    : found.findIndex((row) => name(row) === rows.value(beyond, chart.label || "name"));
+  // One operator has several rows, so the whole row is compared.
+  const beyond = JSON.stringify(chart.first ? rows.value(context.result, chart.first) : null);
+  const first = found.findIndex((row) => JSON.stringify(row) === beyond);
 
   const every = series.flatMap((one) => one.rows.map((entry, n) => ({...entry, series: one.n, n})))
     .sort((a, b) => a.at - b.at);
