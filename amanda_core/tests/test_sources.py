@@ -15,6 +15,7 @@ import pytest
 
 import amanda
 import amanda_core
+from amanda_core.testing.source_lines import lines_of_code
 
 from .site import Site
 
@@ -88,27 +89,8 @@ def test_the_engine_does_not_import_what_stands_beside_it(path: Path) -> None:
     assert not [name for name in wanted if name.partition(".")[0] == "amanda"]
 
 
-def source_lines(source: str) -> int:
-    """Return how many lines are neither blank, comment nor docstring."""
-    documented = {
-        line
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-        and ast.get_docstring(node) is not None
-        for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
-    }
-    ignored = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-    lines = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type not in ignored and token.string
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    return len(lines - documented)
-
-
 def test_source_lines_are_those_that_do_something() -> None:
-    assert source_lines('"""Doc\n\nmore."""\n\n# Why.\nx = 1\n\ndef f():\n    """Do."""\n') == 2
+    assert lines_of_code('"""Doc\n\nmore."""\n\n# Why.\nx = 1\n\ndef f():\n    """Do."""\n') == 2
 
 
 #: Applies a tool to one operator of the toy framework: analysed, edited, released.
@@ -137,7 +119,7 @@ def test_the_engine_stays_small(tmp_path: Path) -> None:
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert {f"amanda_core.{name}" for name in ENGINE} <= set(loaded)
     assert not [name for name in loaded if name.startswith(BESIDE)]
-    lines = {name: source_lines(Path(file).read_text()) for name, file in loaded.items()}
+    lines = {name: lines_of_code(Path(file).read_text()) for name, file in loaded.items()}
     for apart in APART:
         own = [name for name in lines if apart in name.split(".")]
         assert sum(lines.pop(name) for name in own) <= 500, apart
@@ -147,13 +129,13 @@ def test_the_engine_stays_small(tmp_path: Path) -> None:
 def test_the_rule_of_identity_stays_small() -> None:
     paths = [path for path in SOURCES if path.name in ("identity.py", "scopes.py", "sites.py")]
     assert len(paths) == 3
-    assert sum(source_lines(path.read_text()) for path in paths) <= 470
+    assert sum(lines_of_code(path.read_text()) for path in paths) <= 470
 
 
 def test_weights_stay_small() -> None:
     paths = [path for path in SOURCES if path.parent.name == "weights"]
     assert len(paths) >= 5
-    assert sum(source_lines(path.read_text()) for path in paths) <= 500
+    assert sum(lines_of_code(path.read_text()) for path in paths) <= 500
 
 
 def test_the_facade_has_no_logic() -> None:

@@ -1,10 +1,13 @@
-"""The layers of the driver: imports go down, also those in functions and for annotations."""
+"""The driver's layers and its size: imports go down, also those in functions and for annotations."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from amanda_core.testing.layers import Layers
+from amanda_core.testing.source_lines import lines_of_package
+
+PACKAGE = Path(__file__).parents[1] / "src/amanda_driver_jax"
 
 LAYERS: list[str | tuple[str, ...]] = [
     "plugin",
@@ -23,5 +26,9 @@ LAYERS: list[str | tuple[str, ...]] = [
 
 
 def test_imports_go_down_the_layers() -> None:
-    package = Path(__file__).parents[1] / "src/amanda_driver_jax"
-    assert Layers(package, LAYERS).problems() == []
+    assert Layers(PACKAGE, LAYERS).problems() == []
+
+
+def test_the_driver_stays_small() -> None:
+    # What several drivers need belongs into the core.
+    assert lines_of_package(PACKAGE) <= 1280

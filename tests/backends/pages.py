@@ -7,14 +7,13 @@ NAME.kit.json, a summary of the conformance kit's report, which `pages.py NAME R
 
 from __future__ import annotations
 
-import ast
-import io
 import json
 import sys
-import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from amanda_core.testing.source_lines import lines_of_package
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results"
@@ -29,10 +28,6 @@ DRIVERS = {
     "tensorflow": "amanda_driver_tf",
     "jax": "amanda_driver_jax",
     "mxnet": "amanda_driver_mxnet",
-}
-_IGNORED = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
-    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
 }
 
 TEXT = """\
@@ -63,24 +58,9 @@ a tensor of an array, because operators of some frameworks refuse NumPy's arrays
 """
 
 
-def source_lines(source: str) -> int:
-    """Return how many lines of a Python file are code."""
-    documented: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        scopes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        if isinstance(node, scopes) and ast.get_docstring(node) is not None:
-            documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in _IGNORED and token.string:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - documented)
-
-
 def python_lines(folder: str) -> int:
     """Return how many source lines of Python a driver has."""
-    files = (ROOT / folder / "src").rglob("*.py")
-    return sum(source_lines(path.read_text(encoding="utf-8")) for path in files)
+    return lines_of_package(ROOT / folder / "src")
 
 
 def native_lines(folder: str) -> int:

@@ -16,19 +16,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from amanda_core import Site
+from amanda_core import Site, sites
 from amanda_core.scopes import OUTSIDE, Labels, Scope, Scopes
-from amanda_core.sites import (
-    FRAMES,
-    FRAMEWORK,
-    OWN,
-    STOP,
-    USER,
-    Level,
-    Origin,
-    Rules,
-    Sites,
-)
 from amanda_driver_jax import _jax_internals as internals
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
@@ -103,14 +92,14 @@ def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
     side = _side_of(code)
     if side == _OURS:
         # What lies around the call that traces a function differs from call to call.
-        return STOP if code.co_name == "run_traced" else OWN
+        return sites.STOP if code.co_name == "run_traced" else sites.OWN
     if side == _USERS:
         library = str(namespace.get("__name__", "")).partition(".")[0] in _LIBRARIES
-        return FRAMEWORK if library else USER
+        return sites.FRAMEWORK if library else sites.USER
     internal = side != _LIBRARY or code.co_filename.endswith(
         internals.INTERNAL_FILES + internals.PLUMBING_FILES
     )
-    return OWN if internal else FRAMEWORK
+    return sites.OWN if internal else sites.FRAMEWORK
 
 
 def _zone() -> str:
@@ -161,8 +150,8 @@ class OpTable:
         self.namespace = namespace
         self._scopes: dict[tuple[str, str], Scope] = {}
         self._counts: weakref.WeakKeyDictionary[Any, dict[Any, int]] = weakref.WeakKeyDictionary()
-        self._sites: Sites[Op] = Sites(
-            Rules(kind_of=_kind_of, zone_of=_zone),
+        self._sites: sites.Sites[Op] = sites.Sites(
+            sites.Rules(kind_of=_kind_of, zone_of=_zone),
             None,
             Scopes(lambda module: {}, lambda module: ()),
             Labels(()),
@@ -187,12 +176,12 @@ class OpTable:
                 self._counts.setdefault(internals.current_trace(), counts),
             )
         scope = self._scope(model, path) if model or path else OUTSIDE
-        frame, levels = sys._getframe(1), list[Level]()
-        found = self._sites.walk(frame, FRAMES if scope.root else 1, levels)
+        frame, levels = sys._getframe(1), list[sites.Level]()
+        found = self._sites.walk(frame, sites.FRAMES if scope.root else 1, levels)
         if around is not None:  # Where the module is called does not matter, like its caller.
             depth = _distance(frame, around)
             found = [one for one, level in zip(found, levels, strict=False) if level[0] <= depth]
-        return self._sites.passed(Origin(op_type, scope, found), (), counts)[0]
+        return self._sites.passed(sites.Origin(op_type, scope, found), (), counts)[0]
 
     def _scope(self, root: str, path: str) -> Scope:
         key = (root, path)

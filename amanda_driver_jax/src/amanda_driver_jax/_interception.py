@@ -12,7 +12,6 @@ import contextlib
 import functools
 import sys
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,15 +25,11 @@ from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax._call_sites import is_library_code
 from amanda_driver_jax._trace_keys import LOCAL, plain
 
-#: How many jitted functions have a second callable at a time.
-_CALLABLES = 256
+#: Second callables of jitted functions, which share their compiled programs.
+_callable_of = functools.lru_cache(256)(internals.jitted)
 
 
 class _Interception(Patches):
-    def __init__(self) -> None:
-        super().__init__()
-        self.callables: OrderedDict[tuple[int, int], Callable[..., Any]] = OrderedDict()
-
     def install(self) -> None:
         self.infer, self.run = getattr(*internals.INFER), getattr(*internals.RUN)
         self.replace(Primitive, "bind", _bind)
@@ -42,7 +37,7 @@ class _Interception(Patches):
         self.replace(*internals.RUN, _run)
         for owner, name in internals.COMBINING:
             self.replace(owner, name, _uninstrumented(getattr(owner, name)))
-        self.afterwards(self.callables.clear)
+        self.afterwards(_callable_of.cache_clear)
 
 
 PATCHES = _Interception()
@@ -58,20 +53,18 @@ def plain_call(
     function: Callable[..., Any], info: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Call a jitted function through C++, under the current key."""
-    # The callable keeps the function alive, so that its id is not used again.
-    key = (id(function), id(info))
-    callables = PATCHES.callables
-    found = callables.get(key)
-    if found is None:
-        found = callables[key] = internals.jitted(function, info)
-        if len(callables) > _CALLABLES:
-            callables.popitem(last=False)
-    return found(*args, **kwargs)
+    return _callable_of(function, info)(*args, **kwargs)
+
+
+def _hold() -> Any:
+    """Return the attachment of this thread; None if no operator is instrumented now."""
+    hold = LOCAL.hold
+    return None if hold is None or LOCAL.busy or not hold.session.enabled else hold
 
 
 def _bind(primitive: Any, *values: Any, **params: Any) -> Any:
-    hold = LOCAL.hold
-    if hold is None or LOCAL.busy or not hold.session.enabled:
+    hold = _hold()
+    if hold is None:
         return _BIND(primitive, *values, **params)
     return hold.bind(primitive, values, params)
 
@@ -100,8 +93,8 @@ class _NoProgram:
 def _infer(
     function: Callable[..., Any], info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
-    hold = LOCAL.hold
-    if hold is None or LOCAL.busy or not hold.session.enabled:
+    hold = _hold()
+    if hold is None:
         return PATCHES.infer(function, info, args, kwargs)  # type: ignore[no-any-return]
     called = internals.is_top_level() and not internals.is_ahead_of_time(
         sys._getframe(1).f_code.co_name
@@ -123,14 +116,7 @@ def _run(
     """Stand in the place of `_run_python_pjit`. Without a program C++ asks again at each call."""
     if type(p) is _Done:
         return (p.result, (), None, (), _NoProgram, None, None, ())
-    hold = LOCAL.hold
-    if (
-        hold is None
-        or LOCAL.busy
-        or not hold.session.enabled
-        or not internals.is_top_level()
-        or not _is_library(function)
-    ):
+    if _hold() is None or not internals.is_top_level() or not _is_library(function):
         return PATCHES.run(p, values, function, args, kwargs)  # type: ignore[no-any-return]
     found = jit_p.bind(*values, **p.params)
     result = jax.tree.unflatten(p.out_tree, found)

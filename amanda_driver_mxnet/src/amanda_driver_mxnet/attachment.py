@@ -71,7 +71,7 @@ class _Interception(Patches):
 
         def replacement(*args: Any, **kwargs: Any) -> Any:
             attachment = _ATTACHED.get(threading.get_ident())
-            if attachment is None or attachment.inside:
+            if attachment is None:
                 return original(*args, **kwargs)
             if method is not None:
                 return method(attachment, original, *args, **kwargs)
@@ -92,18 +92,13 @@ def attach(session: Session) -> MxnetAttachment:
 
 
 class MxnetAttachment:
-    """Instruments the operators of one thread.
-
-    Attributes:
-        inside: Whether MXNet runs an op, whose inner operators are none.
-    """
+    """Instruments the operators of one thread."""
 
     facts = FACTS
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.thread = threading.get_ident()
-        self.inside = False
         self._eager = EagerProgram(session, EAGER)
         self._twins: Twins = session.persistent(
             "mxnet.twins", lambda: Twins(self._eager.scopes, HYBRID)
@@ -139,7 +134,7 @@ class MxnetAttachment:
         if not self.session.enabled:
             return original(handle, arrays, keys, values, out, *rest)
         info = op_info(handle)
-        return self._execute(
+        return self._eager.execute(
             Call(
                 info.name,
                 arrays,
@@ -162,20 +157,7 @@ class MxnetAttachment:
                 values[place] = value
             return original(*values, **kwargs)
 
-        return self._execute(Call(name, [args[place] for place in places], run, (), kwargs))
-
-    def _execute(self, call: Call) -> Any:
-        run = call.run
-
-        def inside(values: Sequence[NDArray]) -> Any:
-            self.inside = True
-            try:
-                return run(values)
-            finally:
-                self.inside = False
-
-        call.run = inside
-        return self._eager.execute(call)
+        return self._eager.execute(Call(name, [args[place] for place in places], run, (), kwargs))
 
     def backward(self, original: Callable[..., Any], *args: Any) -> Any:
         """Run a backward program, and raise what routines raised in it."""

@@ -106,7 +106,7 @@ class EagerProgram:
         handles = [array.handle for array in call.inputs]
         record = self._sites.locate(call.op_type, handles, {})
         if record.idle == session.epoch and session.caching and not session.wants_backward:
-            result = call.run(call.inputs)
+            result = _run(call, call.inputs)
             self._note(call, record.site.zone, several(result))
             return result
         epoch = session.epoch
@@ -138,7 +138,7 @@ class EagerProgram:
             with standing_for(call.run):
                 result = before.replacement.replace(values)
         else:
-            result = call.run(values)
+            result = _run(call, values)
         outputs = several(result)
         self._note(call, context.zone, outputs)
         context.fill(outputs=outputs)
@@ -192,3 +192,9 @@ class EagerProgram:
 
     def _constant(self, value: Any) -> Any:
         return None if self._made.get(value.handle) else value
+
+
+def _run(call: Call, values: Sequence[Any]) -> Any:
+    """Run an op as MXNet does; operators that it calls are parts of it."""
+    with inside_routine():
+        return call.run(values)

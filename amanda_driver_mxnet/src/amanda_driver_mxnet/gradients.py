@@ -55,10 +55,7 @@ class Watch:
         """
         if self.replacement is not None:
             new = [value.detach() for value in outputs]
-            return passed(
-                self.replacing(self._session, new),
-                [*new, *(sources[place] for place in self.places)],
-            )
+            return passed(self.replacing(new), [*new, *(sources[place] for place in self.places)])
         places = [place for place, value in enumerate(outputs) if needs_gradient(value)]
         return self._gated(outputs, places, self.arrive)
 
@@ -77,7 +74,7 @@ class Watch:
         """The step that runs instead of the op's backward program, or None."""
         return backward_plans(self._context)[0].replacement
 
-    def replacing(self, session: Callable[[], Session], outputs: Sequence[Any]) -> Node:
+    def replacing(self, outputs: Sequence[Any]) -> Node:
         """Return the node that replaces the backward program.
 
         It passes the outputs, which it gets before the inputs at `places`, and sends gradients to
@@ -92,7 +89,7 @@ class Watch:
             return [None] * count + self._replacing_gradients(gradients)
 
         types = [FACTS.dtype(output) for output in outputs]
-        return Node(session, count + len(self.places), first, backward, types, first)
+        return Node(self._session, count + len(self.places), first, backward, types, first)
 
     def _replacing_gradients(self, gradients: list[Any]) -> list[Any]:
         program = self._begun()

@@ -157,7 +157,7 @@ class _Twin:
         if is_watched and watch.replacement is not None:
             made = [self._without_gradient(entry) for entry in made]
             values = [*made, *(entries[place] for place in places)]
-            made = self._written_node(watch.replacing(session_of, outputs), values)
+            made = self._written_node(watch.replacing(outputs), values)
         elif is_watched:
             self._gate(made, arriving, watch.arrive)
         self._fold(made, after, frozenset(), set(arriving))
