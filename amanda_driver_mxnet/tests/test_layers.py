@@ -1,4 +1,4 @@
-"""The driver's layers and its size: imports go down, also those in functions and for annotations."""
+"""The driver's layers and size: imports go down, also those in functions and for annotations."""
 
 from __future__ import annotations
 

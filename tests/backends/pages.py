@@ -52,7 +52,10 @@ Python are those without comments, docstrings and blank lines. A test of the
 [conformance kit](conformance.md) is left out if the driver does not declare its capability, or if
 the framework lacks its program; the kit's report says which. No file of the core was changed for
 one backend, and none names a framework. One method was added for all drivers: `Facts.tensor` makes
-a tensor of an array, because operators of some frameworks refuse NumPy's arrays.
+a tensor of an array, because operators of some frameworks refuse NumPy's arrays. Two modules were
+added: `execution` has what several drivers had written of their own, such as the backward program
+of an op that has one backward op, and `immutable_parameters` finds weights where arrays are never
+written. Only drivers that need them import them.
 
 {drivers}
 """

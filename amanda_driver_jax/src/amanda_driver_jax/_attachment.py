@@ -54,15 +54,8 @@ class _State:
         self.models = Models()
 
 
-def attach(session: Session) -> JaxAttachment:
-    """Start intercepting in the calling thread."""
-    attachment = JaxAttachment(session)
-    attachment.attach()
-    return attachment
-
-
 class JaxAttachment:
-    """The interception of JAX for one session, in the thread that opened it."""
+    """The interception of JAX for one session, in the thread that makes it."""
 
     facts = FACTS
     #: Numbers for executions while caching is off: each is traced and analysed again.
@@ -73,14 +66,11 @@ class JaxAttachment:
         self._state = session.persistent("jax", _State)
         self._state.host.session = session
         session.persistent("jax.parameters", lambda: self._state.models)
-        self._outer: JaxAttachment | None = None
         #: The op that the Python path of a jitted function has found for `bind`.
         self._located: Op | None = None
-
-    def attach(self) -> None:
-        """Replace JAX's functions, unless they are replaced already."""
         PATCHES.acquire()
-        self._outer, LOCAL.hold = LOCAL.hold, self
+        self._outer: JaxAttachment | None = LOCAL.hold
+        LOCAL.hold = self
         self.changed()
 
     def detach(self) -> None:

@@ -91,14 +91,14 @@ def amanda_attach(session: Session) -> Attachment | None:
     if not _is_loaded():
         return None
     try:
-        from amanda_driver_jax._attachment import attach
+        from amanda_driver_jax._attachment import JaxAttachment
     except (AttributeError, ImportError) as error:
         raise DriverError(
             f"JAX {VERSIONS.installed()} is not known: {error}",
             where=VERSIONS.driver,
             fix=f"pip install 'jax>={VERSIONS.oldest},<={VERSIONS.newest}'",
         ) from error
-    return attach(session)
+    return JaxAttachment(session)
 
 
 def _is_loaded() -> bool:

@@ -21,7 +21,7 @@ from amanda_driver_mxnet.eager import Call, EagerProgram
 from amanda_driver_mxnet.facts import FACTS
 from amanda_driver_mxnet.hybrid import Twins
 
-__all__ = ["MxnetAttachment", "attach"]
+__all__ = ["MxnetAttachment"]
 
 EAGER, HYBRID = (f"mxnet/{mxnet.__version__}/{mode}" for mode in ("eager", "hybrid"))
 #: Thread -> its attachment. Tools act in the thread that applied them.
@@ -83,14 +83,6 @@ class _Interception(Patches):
 _INTERCEPTION = _Interception()
 
 
-def attach(session: Session) -> MxnetAttachment:
-    """Start intercepting operators in the calling thread."""
-    attachment = MxnetAttachment(session)
-    _INTERCEPTION.acquire()
-    _ATTACHED[attachment.thread] = attachment
-    return attachment
-
-
 class MxnetAttachment:
     """Instruments the operators of one thread."""
 
@@ -104,6 +96,8 @@ class MxnetAttachment:
             "mxnet.twins", lambda: Twins(self._eager.scopes, HYBRID)
         )
         self._twins.session = session
+        _INTERCEPTION.acquire()
+        _ATTACHED[self.thread] = self
 
     def detach(self) -> None:
         """Wait for MXNet's workers, and restore the functions that were found."""

@@ -92,9 +92,9 @@ def amanda_attach(session: Session) -> Attachment | None:
         return None
     for problem in amanda_preflight():
         raise DriverError(problem.message, where=VERSIONS.driver, fix=problem.fix)
-    from amanda_driver_mxnet.attachment import attach
+    from amanda_driver_mxnet.attachment import MxnetAttachment
 
-    return attach(session)
+    return MxnetAttachment(session)
 
 
 @hookimpl
