@@ -308,14 +308,14 @@ def test_the_line_of_a_divergence_is_at_the_first_tensor_that_differs(
     browser: Any, tmp_path: Path
 ) -> None:
     """Not at an equal one of the same operator; and what is equal is at zero."""
-    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU()).eval()
-    dumps = []
+    norm, dumps = nn.BatchNorm1d(3), []
+    model = nn.Sequential(nn.Linear(4, 3), norm, nn.ReLU()).eval()
     for eps in (1e-5, 1e-3):
-        model[1].eps, tool = eps, Dump(values=["inputs", "outputs"])
+        norm.eps, tool = eps, Dump(values=["inputs", "outputs"])
         with amanda.apply(tool):
             model(torch.ones(2, 4))
         dumps.append(tool.result().open())
-    result = json.loads(compare(*dumps).to_json())
+    result = json.loads(compare(dumps[0], dumps[1]).to_json())
     row = next(n for n, one in enumerate(result["compared"]) if not one["difference"]["within"])
     assert result["compared"][row - 1]["a"]["name"] == result["first"]["a"]["name"]
     page = Page(browser, tmp_path, {"diff": result})
