@@ -112,6 +112,11 @@ FURTHER = [
 COVERAGE = ["coverage", "pytest-cov"]
 # What tests of others import, beside what the checks do.
 OTHERS = ["keras", "parameterized", "peft"]
+#: Libraries that the tools are compared with, which do not go with the shared environment.
+REFERENCES = [
+    *("setuptools==80.*", "torch==2.13.0", "numpy", "torchao==0.18.0", "brevitas==0.13.4"),
+    *("nvidia-modelopt==0.47.0", "huggingface_hub", "requests"),
+]
 
 #: The conformance kit over the drivers of the shared environment.
 KITS = ["tests/conformance/test_torch.py", "tests/portable/test_conformance.py"]
@@ -310,6 +315,18 @@ def others(session: nox.Session) -> None:
     environment(session, *FURTHER, *OTHERS)
     # From the root, where the package is; -P would hide it.
     run(session, "python", "-m", "sweeps.others", *session.posargs)
+
+
+@nox.session(venv_backend="venv")
+def references(session: nox.Session) -> None:
+    """Compare tools with torchao, Brevitas, ModelOpt and PyTorchFI, in an environment of its own.
+
+    Prints the table of docs/references.md. Their newest versions agree on setuptools 80.
+    """
+    session.install(*REFERENCES)
+    session.install("--no-deps", "pytorchfi==0.6.0")  # It asks for torchvision, and needs none.
+    session.install("./amanda_core", "./amanda_tools", "./amanda_driver_torch")
+    session.run("python", "-P", "benchmarks/references.py", *session.posargs)
 
 
 @nox.session

@@ -91,7 +91,7 @@ class Value(Entry):
 
     @property
     def is_written(self) -> bool:
-        """Whether its memory has been written since it was computed."""
+        """Return True if its memory has been written since it was computed."""
         return self.alias is not None and self.alias._version != self.version
 
 
@@ -114,7 +114,7 @@ class Input(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether what was read can no longer be had."""
+        """Return True if what was read can no longer be had."""
         if self.value is not None:
             return False
         tensor = self.tensor
@@ -186,7 +186,7 @@ class Execution:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether its values can be computed again."""
+        """Return True if its values can be computed again."""
         if self.written and self.op.word not in _STATISTICS:
             return False
         return not any(one.is_lost for n, one in enumerate(self.inputs) if n not in self.written)
