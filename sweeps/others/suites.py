@@ -154,6 +154,7 @@ _MODELS = ("bert", "gpt2", "t5", "llama", "vit", "distilbert", "bart", "mixtral"
 TRANSFORMERS = Suite(
     {f"tests/models/{model}/test_modeling_{model}.py": 2 for model in _MODELS},
     package="transformers",
+    about="a copy of the authors' repository, `zucchini-nlp/transformers`",
 )
 ACCELERATE = Suite(
     {"tests/test_*.py": 1},
