@@ -21,6 +21,7 @@ import amanda
 from amanda_core.errors import ConfigError, MissingExtraError
 from amanda_tools.flops import Flops
 from amanda_tools.output.scalars import ScalarLog, scalars_of
+from amanda_tools.sparsity import Sparsity
 
 # What the libraries warn of, of one another and of PyTorch, is not the subject.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -178,6 +179,11 @@ def test_scalars_of_results() -> None:
     found = scalars_of(tool.result())
     assert found["forward (MACs)"] == FORWARD
     assert found["FLOPs forward (FLOPs)"] == 2 * FORWARD
+    zeros = Sparsity()
+    with amanda.apply(zeros):
+        nn.Linear(4, 1, bias=False)(torch.tensor([[0.0, 0.0, 0.0, 1.0]]))
+    # A share is in percent, as the name says.
+    assert scalars_of(zeros.result())["MACs not with a zero (%)"] == 25.0
 
     class Own:
         def to_json(self) -> str:

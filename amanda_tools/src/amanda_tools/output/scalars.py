@@ -24,15 +24,15 @@ _LOGS = ("tensorboard:FOLDER", "mlflow", "wandb")
 def scalars_of(result: Any) -> dict[str, float]:
     """Return the numbers of a result that matter most, by name.
 
-    These are the ``figures`` among its ``charts``, with the operator of a figure left out; and if
-    it has none, the numbers at the top of its JSON.
+    These are the ``figures`` among its ``charts``, with the operator of a figure left out, and
+    shares in percent; and if it has none, the numbers at the top of its JSON.
     """
     content = json.loads(result.to_json())
     if not isinstance(content, dict):
         return {}
     figures = [chart for chart in content.get("charts", ()) if chart.get("kind") == "figures"]
     found: dict[str, Any] = {
-        item["label"] + (f" ({item['unit']})" if item.get("unit") else ""): item["value"]
+        item["label"] + (f" ({item['unit']})" if item.get("unit") else ""): _value_of(item)
         for chart in figures
         for item in chart["items"]
     }
@@ -41,6 +41,13 @@ def scalars_of(result: Any) -> dict[str, float]:
         for name, value in (found or content).items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     }
+
+
+def _value_of(figure: Mapping[str, Any]) -> Any:
+    """Return the value of a figure in the unit that it is given with; a share is one of 1."""
+    value = figure["value"]
+    is_share = figure.get("unit") == "%" and isinstance(value, (int, float))
+    return 100 * value if is_share else value
 
 
 class ScalarLog:
