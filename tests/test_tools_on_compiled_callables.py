@@ -1,4 +1,4 @@
-"""What the tools say of callables under torch.compile, which run eagerly under them."""
+"""What the tools say of compiled callables, which run eagerly while tools are applied."""
 
 from __future__ import annotations
 
