@@ -204,3 +204,20 @@ def test_results_have_all_forms() -> None:
     title = traced.table().title
     assert title.startswith("5 operators, 5 executions; the order of 4 is left out; tracing took ")
     assert 0 < traced.tool_seconds < traced.wall_seconds
+
+
+@pytest.mark.parametrize("kind", [Trace, GraphTracing, Dump])
+def test_building_and_loading_a_model_is_left_out_unless_asked_for(kind: Any) -> None:
+    def types(tool: Any) -> set[str]:
+        with amanda.apply(tool):
+            model = nn.Linear(3, 2)
+            nn.init.normal_(model.weight)
+            model.load_state_dict({"weight": torch.ones(2, 3), "bias": torch.ones(2)})
+            model(torch.ones(1, 3))
+        result = tool.result()
+        if kind is GraphTracing:
+            return {op.type for op in result.graph.ops}
+        return {op.type for op in (result.ops if kind is Trace else result.index.ops)}
+
+    assert types(kind()) == {"ones", "linear"}
+    assert {"ones", "linear", "normal_", "copy_"} <= types(kind(everything=True))
