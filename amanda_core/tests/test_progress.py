@@ -67,6 +67,17 @@ def test_the_first_line_comes_soon() -> None:
     assert said == ["2 steps in 2 s", "4 steps in 13 s"]
 
 
+@pytest.mark.usefixtures("driver")
+def test_a_program_that_is_slow_to_start_is_told_of_its_steps() -> None:
+    said: list[str] = []
+    clock = Clock()
+    with amanda.apply(Progress(said.append, interval=10, first=2, clock=clock)):
+        for clock.now in (3.0, 4.0, 14.0):
+            toy.relu(toy.Value(1.0))
+            toy.update([], 0.1)
+    assert said == ["1 step in 3 s", "3 steps in 14 s"]
+
+
 def test_what_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amanda_core.cli.progress.FIRST", 0.05)
     said: list[str] = []
@@ -199,9 +210,7 @@ def on_terminal(site: Site, *options: str) -> tuple[list[str], str]:
 def test_inference_on_a_terminal(site: Site) -> None:
     shown, printed = on_terminal(site)
     told = [line for line in shown if " in 0 s" in line]
-    assert told == [
-        f"amanda: relu ran {times} in 0 s" for times in ("1 time", "2 times", "3 times")
-    ]
+    assert told == [f"amanda: relu ran {times} times in 0 s" for times in (2, 3)]
     assert printed == "batch 0\nbatch 1\nbatch 2\n"
 
 

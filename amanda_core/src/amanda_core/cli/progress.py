@@ -97,8 +97,9 @@ class Progress(Tool):
         # If steps end, they are reported instead.
         if now - self._said >= self._interval and self._ended == self._told:
             most = max(self._counted, key=lambda one: one.executions)
-            times = f"{most.executions:,} time{'s' if most.executions > 1 else ''}"
-            self._tell(f"{most.name} ran {times}", now)
+            # Until something runs again there may be steps, of which none has ended.
+            if most.executions > 1:
+                self._tell(f"{most.name} ran {most.executions:,} times", now)
 
     def end_step(self, step: int) -> None:
         """Count the end of a step."""
