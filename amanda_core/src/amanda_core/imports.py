@@ -57,7 +57,7 @@ class EndOfImport:
                 self._spec.restore()
 
     def tell(self) -> None:
-        """Call back."""
+        """Call the callback: the import has ended."""
         self._callback()
 
 
