@@ -143,3 +143,29 @@ def test_metadata_of_a_node_goes_with_the_node(tool: Any) -> None:
         del x, y, node, kept
         # At once: without a run of the collector.
         assert [one() for one in alive] == [None, None]
+
+
+class Loop:
+    """A program's loop, in whose frame the driver looks for the module that runs."""
+
+    def step(self, model: torch.nn.Module) -> bool:
+        x = torch.ones(2, 3)
+        seen = weakref.ref(x)
+        model(x)
+        torch.relu(x)
+        del x
+        return seen() is None
+
+    def own_names(self, model: torch.nn.Module) -> list[str]:
+        given = locals()
+        del given["self"]
+        model(torch.ones(2, 3))
+        return list(given)
+
+
+def test_variables_of_the_programs_functions() -> None:
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: None)
+    with amanda.apply(tool):
+        assert Loop().step(torch.nn.Linear(3, 3))
+        assert Loop().own_names(torch.nn.Linear(3, 3)) == ["model"]

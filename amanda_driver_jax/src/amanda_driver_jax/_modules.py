@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from amanda_core import OpContext
+from amanda_core.frame_locals import local_of
 from amanda_core.immutable_parameters import ImmutableParameters
 from amanda_core.weak import Known
 from amanda_core.weights.reads import Reads
@@ -91,7 +92,7 @@ def _running(frame: FrameType | None, classes: tuple[type, ...]) -> Iterator[tup
             and code.co_name != "__init__"
             and is_users_frame(frame)
         ):
-            module = frame.f_locals.get("self")
+            module = local_of(frame, "self")
             if isinstance(module, classes) and not _is_wrapper(module):
                 yield module, frame
         frame = frame.f_back

@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import amanda_core
+from amanda_core.frame_locals import local_of
 from amanda_core.sites import FRAMEWORK, OWN, QUIET, STOP, USER
 from amanda_driver_tf._tensorflow_internals.names import (
     INITIALIZES_VARIABLES,
@@ -90,7 +91,7 @@ def zone_of() -> str:
             return "optimizer"
         if module.startswith(_INITIALIZERS) or frame.f_code.co_name == INITIALIZES_VARIABLES:
             return "init"
-        if frame.f_code.co_name in ("build", "__init__") and _is_layer(frame.f_locals.get("self")):
+        if frame.f_code.co_name in ("build", "__init__") and _is_layer(local_of(frame, "self")):
             return "init"
         if kind == USER:
             break

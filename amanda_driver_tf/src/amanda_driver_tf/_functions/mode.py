@@ -17,6 +17,7 @@ from typing import Any
 
 from amanda_core import CoverageGap, Session
 from amanda_core.errors import UnsupportedError
+from amanda_core.frame_locals import local_of
 from amanda_core.patching import Patches
 from amanda_driver_tf._functions.twins import UNKNOWN, Gradients, Twin, Twins, remove
 from amanda_driver_tf._graphs import records
@@ -510,7 +511,7 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
         function = name.decode()
         if function not in GRAPHS:
             # Traced before the recorder was installed; the caller is the AtomicFunction.
-            graph = graph_of_function(sys._getframe(1).f_locals.get("self"))
+            graph = graph_of_function(local_of(sys._getframe(1), "self"))
             if graph is not None:
                 GRAPHS[function] = graph
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from amanda_core.frame_locals import local_of
 from amanda_core.scopes import Labels, Scopes
 from amanda_core.sites import FRAMEWORK, OWN, QUIET, STOP, USER, Rules
 from amanda_core.weights.parameters import Layouts, Parameters
@@ -50,7 +51,7 @@ def zone_of() -> str:
             return "init"
         name = frame.f_code.co_name
         if name == "step" or name in BUILDING_METHODS:
-            owner = frame.f_locals.get("self")
+            owner = local_of(frame, "self")
             if isinstance(owner, nn.Module) and name in BUILDING_METHODS:
                 return "init"
             if isinstance(owner, torch.optim.Optimizer):
@@ -70,7 +71,7 @@ def _is_building(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code not in BOUNDARY:
         name = frame.f_code.co_name
         if name in BUILDING_METHODS or name == "forward":
-            owner = frame.f_locals.get("self", frame.f_locals.get("cls"))
+            owner = local_of(frame, "self" if "self" in frame.f_code.co_varnames else "cls")
             kind = owner if isinstance(owner, type) else type(owner)
             if issubclass(kind, nn.Module):
                 return name in BUILDING_METHODS  # A constructor may run the model.
@@ -99,8 +100,10 @@ def _holder_of(module: nn.Module) -> nn.Module | None:
     holds: dict[int, bool] = {}
     while frame is not None:
         owner: Any = None
-        if frame.f_code.co_varnames[:1] == ("self",):
-            owner = frame.f_locals.get("self")
+        code = frame.f_code
+        # Before Python 3.13 reading would write into the dictionary that `locals()` returned.
+        if code.co_varnames[:1] == ("self",) and "locals" not in code.co_names:
+            owner = local_of(frame, "self")
         # Its type alone is read: the object may be anything.
         if issubclass(type(owner), nn.Module) and owner is not module:
             if id(owner) not in holds:
