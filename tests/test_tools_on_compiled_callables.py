@@ -1,4 +1,4 @@
-"""What the tools say of compiled callables, which run eagerly while tools are applied."""
+"""Tools name the compiled callables that ran eagerly while they were applied."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class BackwardProgram:
 
     @property
     def is_active(self) -> bool:
-        """Whether routines run; it warns if the tools were removed since the forward program."""
+        """True while routines run. Warn if the tools were removed since the forward program."""
         if self.session.closed:
             self.session.warn_once("backward runs after `apply` has ended, so routines do not run")
         return self.session.enabled

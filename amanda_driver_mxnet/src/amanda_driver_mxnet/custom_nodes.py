@@ -85,7 +85,7 @@ def passed(node: Node, values: Sequence[Any]) -> list[Any]:
         return []
     node.is_np = isinstance(values[0], mxnet.np.ndarray)
     given = [value.as_nd_ndarray() for value in values]
-    with inside_routine():  # The node is no operator of the program.
+    with inside_routine():  # Tools must not see this node: the program did not call it.
         found = several(mxnet.nd.Custom(*given, op_type=OPERATOR, number=str(node.number)))
     return [value.as_np_ndarray() if node.is_np else value for value in found]
 

@@ -228,7 +228,7 @@ class CaptureResult:
         return "; ".join(parts)
 
     def table(self) -> Table:
-        """One row for each operator and kind of value."""
+        """Return one row for each operator and kind of value."""
         rows: dict[tuple[int, str, str], list[Any]] = {}
         for value in self.values:
             op = self.ops[value.op]
@@ -264,7 +264,7 @@ class CaptureResult:
         return json.dumps(parts, indent=1)
 
     def to_dataframe(self) -> Any:
-        """One row for each value, as a `pandas.DataFrame`; needs pandas."""
+        """Return a `pandas.DataFrame` with one row for each value; needs pandas."""
         return dataframe(CapturedValue, self.values)
 
     def _repr_html_(self) -> str:

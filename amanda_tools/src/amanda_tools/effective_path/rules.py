@@ -296,7 +296,7 @@ def _conv(given: Given) -> Result:
 
 
 class _Covering:
-    """What the outputs of a convolution cover; channels of an output share their windows.
+    """Windows of input that the outputs of a convolution cover; channels share their windows.
 
     Windows are gathered once, unless they are too large together, or hardly shared.
     """

@@ -80,7 +80,7 @@ class SteerResult:
         )
 
     def table(self) -> Table:
-        """One row for each operator."""
+        """Return one row for each operator."""
         rows = [
             (
                 op.name,
@@ -97,7 +97,7 @@ class SteerResult:
         return Table(self.title, columns, rows)
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return the whole result as JSON."""
         changed = charts.measure("values changed", "changed")
         drawn = [
             charts.figures(
@@ -110,7 +110,7 @@ class SteerResult:
         return json.dumps(content, indent=1)
 
     def to_dataframe(self) -> Any:
-        """One row for each operator, as a `pandas.DataFrame`; needs pandas."""
+        """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""
         return dataframe(SteeredOp, self.ops)
 
     def _repr_html_(self) -> str:
