@@ -30,7 +30,7 @@ class Project(NamedTuple):
 
 
 PROJECTS = [
-    Project("tile-wise (TW, TEW)", 1203, 213, ("prune/tilewise.py", "prune/collective.py")),
+    Project("tile-wise (TW, TEW)", 1203, 213, ("prune/tilewise.py",)),
     Project("dynamic channels (FBS)", 387, 115, ("gating/channels.py",)),
     Project("activations (DynConv)", 650, 193, ("gating/positions.py",)),
     Project("attention (Block-skim)", 1105, 179, ("gating/blocks.py",)),
@@ -38,9 +38,10 @@ PROJECTS = [
 ]
 #: Shared modules, with the tools that use them.
 SHARED = {
-    "prune/pruning.py": "prune, prune_nm, prune_tiles",
-    "prune/masks.py": "prune, prune_nm, prune_tiles",
-    "prune/result.py": "prune, prune_nm, prune_tiles",
+    **{
+        f"prune/{name}.py": "prune, prune_nm, prune_tiles"
+        for name in ("scores", "pruning", "reads", "order", "masks", "macs", "result")
+    },
     "gating/gates.py": "prune_channels, prune_positions, prune_attention",
     "gating/result.py": "prune_channels, prune_positions, prune_attention",
     "learned_parameters.py": "the same and quantize",

@@ -155,6 +155,22 @@ def test_apex_trains_as_masked_weights_and_gradients() -> None:
         assert torch.equal(own, other)
 
 
+def test_with_taylor_scores_each_group_keeps_the_largest_products() -> None:
+    model, reference = network(), network()
+    with amanda.apply(PruneNM(2, 4, score="taylor")):
+        model(batch()).square().mean().backward()
+        output = model(batch())
+    reference(batch()).square().mean().backward()
+    with torch.no_grad():
+        for layer in (reference[0], reference[3], reference[4]):
+            one: Any = layer
+            scores = (one.weight * one.weight.grad).square().movedim(1, -1)
+            groups = scores.reshape(-1, 4)
+            mask = torch.zeros_like(groups).scatter_(1, groups.topk(2, dim=1).indices, 1)
+            one.weight.mul_(mask.reshape(scores.shape).movedim(-1, 1))
+    assert torch.equal(output, reference(batch()))
+
+
 def test_it_resumes_with_the_same_bits_and_refuses_another_model(tmp_path: Path) -> None:
     whole = network()
     with amanda.apply(PruneNM(1, 4)):

@@ -130,6 +130,61 @@ def test_a_schedule_resumes_with_the_same_bits(scope: Any, every: int, tmp_path:
     assert losses + trained(other, second, range(5, 10)) == expected
 
 
+@pytest.mark.parametrize("scope", ["matrix", "weight", "layer", "global"])
+def test_taylor_scores_are_squares_of_products_with_gradients(scope: Any) -> None:
+    model, reference = network(), network()
+    dense = reference(batch()).detach()
+    with amanda.apply(tool := Prune(0.5, scope=scope, score="taylor")):
+        with torch.no_grad():
+            for _ in range(2):  # There are no gradients yet.
+                assert torch.equal(model(batch()), dense)
+        model(batch()).square().mean().backward()
+        output = model(batch())
+    reference(batch()).square().mean().backward()
+    layers = weights_of(reference)
+    scores = [(one.weight * one.weight.grad).detach().square() for one in layers]
+    every = torch.cat([score.flatten() for score in scores])
+    with torch.no_grad():
+        for layer, score in zip(layers, scores, strict=True):
+            part = every if scope == "global" else score.flatten()
+            limit = part.sort().values[round(0.5 * len(part)) - 1]
+            layer.weight.mul_(score > limit)
+    assert torch.equal(output, reference(batch()))
+    assert tool.result().achieved == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_schedule_by_taylor_scores_prunes_more_and_resumes(tmp_path: Path) -> None:
+    def tool() -> Prune:
+        return Prune(0.9, scope="global", steps=6, initial=0.3, every=2, score="taylor")
+
+    def trained(model: nn.Module, tool: Prune, seeds: range) -> list[float]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with amanda.apply(tool):
+            return [step_of(model, optimizer, seed) for seed in seeds]
+
+    whole = tool()
+    expected = trained(network(), whole, range(9))
+    assert whole.result().achieved == pytest.approx(0.9, abs=1e-3)
+    model, other, first, second = network(), network(), tool(), tool()
+    losses = trained(model, first, range(4))
+    assert 0.3 < first.result().achieved < 0.9
+    other.load_state_dict(model.state_dict())
+    second.load(first.save(tmp_path / "prune.safetensors"))
+    assert losses + trained(other, second, range(4, 9)) == expected
+
+
+def test_a_weight_without_a_gradient_has_no_taylor_score() -> None:
+    model = network()
+    model[0].weight.requires_grad_(False)
+    with amanda.apply(tool := Prune(0.5, scope="global", score="taylor")):
+        for _ in range(3):
+            model(batch()).square().mean().backward()
+    found = {one.name: one.pruned for one in tool.result().weights}
+    assert found["0.weight"] == 0
+    assert found["3.weight"] > 0
+    assert tool.result().notes == ["0.weight had no gradient, so it is not pruned"]
+
+
 def test_baking_writes_the_zeros() -> None:
     model, tool = network(), Prune(0.7, scope="global")
     with amanda.apply(tool):

@@ -127,6 +127,27 @@ def test_a_model_is_pruned_as_its_matrices(restored: float, dimensions: Any) -> 
     assert tool.result().achieved == zeros / sum(mask.size for mask in masks)
 
 
+def test_with_taylor_scores_norms_are_those_of_products_with_gradients() -> None:
+    model, reference = network(), network()
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with amanda.apply(tool := PruneTiles(0.6, tile=16, score="taylor")):
+        model(x).square().sum().backward()
+        output = model(x)
+    reference(x).square().sum().backward()
+    layers: list[Any] = [layer for layer in reference if hasattr(layer, "weight")]
+    matrices = []
+    for layer in layers:
+        score = (layer.weight * layer.weight.grad).detach().square()
+        matrices.append(score.reshape(len(score), -1).T.numpy())
+    masks = by_loops(matrices, 60, 16, 0.0)
+    with torch.no_grad():
+        for layer, mask in zip(layers, masks, strict=True):
+            layer.weight.mul_(torch.from_numpy(mask).T.reshape(layer.weight.shape))
+    assert torch.equal(output, reference(x))
+    assert not torch.equal(output, network()(x))
+    assert tool.result().achieved == 1 - sum(m.sum() for m in masks) / sum(m.size for m in masks)
+
+
 def test_stages_prune_more_and_more() -> None:
     model, tool = network(), PruneTiles(0.75, 16, stages=[0.25, 0.5], stage_steps=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

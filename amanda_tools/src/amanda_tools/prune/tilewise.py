@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from amanda_tools.prune.collective import CollectivePruning
-from amanda_tools.prune.pruning import Order
+from amanda_tools.prune.order import Order
+from amanda_tools.prune.scores import Score, ScoredPruning, check_choice
 
 __all__ = ["PruneTiles", "tile_masks"]
 
 Dimensions = Literal["both", "rows"]
 
 
-class PruneTiles(CollectivePruning):
+class PruneTiles(ScoredPruning):
     """Prunes a model tile-wise: first columns of all weights, then rows of their tiles.
 
     A weight is a matrix whose columns are its outputs; a convolution's rows are its positions and
@@ -32,6 +32,8 @@ class PruneTiles(CollectivePruning):
         dimensions: `both`, or `rows` of tiles only (TW1).
         stages: Fractions to prune one after another in place of `sparsity`, which is the last.
         stage_steps: How many steps of the optimizer each stage has.
+        score: What norms are taken of: the `magnitude` of elements, or `taylor`, the squares of
+            their products with their gradients.
 
     Raises:
         ValueError: An option is not in its range.
@@ -40,6 +42,7 @@ class PruneTiles(CollectivePruning):
     """
 
     name = "prune_tiles"
+    saved = ("stages", "tile", "restored", "dimensions", "stage_steps", "score")
 
     def __init__(
         self,
@@ -49,55 +52,39 @@ class PruneTiles(CollectivePruning):
         dimensions: Dimensions = "both",
         stages: list[float] | None = None,
         stage_steps: int = 0,
+        score: Score = "magnitude",
     ) -> None:
         self.stages = [*(stages or []), sparsity]
         if any(not 0 <= stage <= 1 - restored for stage in self.stages) or restored < 0:
             raise ValueError(f"sparsity and restored must be from 0 to 1 together: {self.stages}")
         if tile < 1 or (len(self.stages) > 1 and stage_steps < 1):
             raise ValueError("tile must be positive, and stage_steps if there are stages")
-        if dimensions not in get_args(Dimensions):
-            raise ValueError(f"dimensions must be of both, rows, not {dimensions!r}")
+        check_choice("dimensions", dimensions, Dimensions)
         self.tile, self.restored, self.dimensions = tile, restored, dimensions
-        self.stage_steps, self.sparsity = stage_steps, sparsity
-        super().__init__(sparsity, True, len(self.stages) > 1)
+        self.stage_steps = stage_steps
+        super().__init__(sparsity, True, len(self.stages) > 1, score)
 
     def fraction(self, step: int) -> float:
         """Return the fraction that is pruned after a number of steps of the optimizer."""
         return self.stages[min(step // max(self.stage_steps, 1), len(self.stages) - 1)]
 
-    def is_due(self, step: int) -> bool:
-        """Return True if masks are made again at the end of this step, counted from 1."""
-        return self.fraction(step) != self.fraction(step - 1)
-
     def refuses(self, shape: tuple[int, ...], order: Order) -> str:
         """Return why a weight of this shape is not pruned, or an empty string."""
         return "" if order.known else "which of its axes is the output's is not known"
 
-    def decide(self, magnitudes: Mapping[str, Any], orders: Mapping[str, Order]) -> dict[str, Any]:
+    def decide(self, scores: Mapping[str, Any], orders: Mapping[str, Order]) -> dict[str, Any]:
         """Return which elements of each weight are kept."""
         import numpy as np
 
-        matrices, shapes = [], []
-        for key, values in magnitudes.items():
-            # From output, input, positions to positions, input, output.
-            kernel = orders[key].kernel
-            moved = np.moveaxis(values, (0, 1), (-1, -2)) if kernel else values.swapaxes(-1, -2)
-            shapes.append(moved.shape)
-            whole = moved.reshape(-1, moved.shape[-1])
-            matrices.append(whole)
+        outputs = {key: 0 if orders[key].kernel else -2 for key in scores}
+        moved = {key: np.moveaxis(values, outputs[key], -1) for key, values in scores.items()}
+        matrices = [values.reshape(-1, values.shape[-1]) for values in moved.values()]
         both = self.dimensions == "both"
         masks = tile_masks(matrices, 100 * self.present, self.tile, 100 * self.restored, both)
-        found = {}
-        for key, mask, shape in zip(magnitudes, masks, shapes, strict=True):
-            moved = mask.reshape(shape)
-            kernel = orders[key].kernel
-            found[key] = np.moveaxis(moved, (-1, -2), (0, 1)) if kernel else moved.swapaxes(-1, -2)
-        return found
-
-    def options(self) -> dict[str, Any]:
-        """Return what decides which elements are pruned."""
-        names = ("stages", "tile", "restored", "dimensions", "stage_steps")
-        return {name: getattr(self, name) for name in names}
+        return {
+            key: np.moveaxis(mask.reshape(moved[key].shape), -1, outputs[key])
+            for key, mask in zip(scores, masks, strict=True)
+        }
 
 
 def tile_masks(
@@ -110,7 +97,7 @@ def tile_masks(
     """Return which elements of matrices are kept, tile-wise.
 
     Args:
-        matrices: Magnitudes of shape ``(rows, columns)``.
+        matrices: Scores of shape ``(rows, columns)``.
         percent: How many percent are pruned.
         tile: How many columns that are kept a tile has.
         restored: How many percent are restored, having been pruned in addition.

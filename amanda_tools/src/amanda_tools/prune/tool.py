@@ -7,14 +7,14 @@ becomes a mask.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from amanda_core import OpContext
 from amanda_tools.mapping import MappingTool
-from amanda_tools.prune.collective import CollectivePruning
 from amanda_tools.prune.masks import numpy_mask, torch_mask
-from amanda_tools.prune.pruning import Order, array_of
+from amanda_tools.prune.order import Order, array_of
+from amanda_tools.prune.scores import Score, ScoredPruning, check_choice
 from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Prune", "Scope"]
@@ -25,7 +25,7 @@ Scope = Literal["matrix", "weight", "layer", "global"]
 _MASK = "prune.mask"
 
 
-class Prune(CollectivePruning):
+class Prune(ScoredPruning):
     """Sets the smallest weights of convolutions and linear layers to zero, by magnitude.
 
     The weights themselves do not change: each operator gets its weight times a mask. The mask of a
@@ -50,6 +50,8 @@ class Prune(CollectivePruning):
         begin: The step at which it begins to rise.
         initial: The fraction before.
         every: After how many steps the masks are made again.
+        score: What is compared: the `magnitude` of an element, or `taylor`, the square of its
+            product with its gradient. The first execution is then not pruned, either.
 
     Attributes:
         masks: The mask of each parameter.
@@ -59,6 +61,8 @@ class Prune(CollectivePruning):
 
     >>> tool = Prune(sparsity=0.5)
     """
+
+    saved = ("sparsity", "scope", "steps", "begin", "initial", "every", "score")
 
     def __init__(
         self,
@@ -70,18 +74,18 @@ class Prune(CollectivePruning):
         begin: int = 0,
         initial: float = 0.0,
         every: int = 1,
+        score: Score = "magnitude",
     ) -> None:
         for name, value in (("sparsity", sparsity), ("initial", initial)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, but is {value}")
-        if scope not in get_args(Scope):
-            raise ValueError(f"scope must be of {', '.join(get_args(Scope))}, not {scope!r}")
+        check_choice("scope", scope, Scope)
         if steps < 0 or begin < 0 or every < 1:
             raise ValueError("steps and begin must not be negative, and every must be positive")
         self.scope, self.steps, self.begin = scope, steps, begin
-        self.initial, self.every, self.sparsity = initial, every, sparsity
-        collective = scope in ("layer", "global")
-        super().__init__(sparsity, collective, bool(steps), gradients, embeddings)
+        self.initial, self.every = initial, every
+        together = scope in ("layer", "global")
+        super().__init__(sparsity, together, bool(steps), score, gradients, embeddings)
         self.depends_on(
             MappingTool(
                 [
@@ -96,46 +100,53 @@ class Prune(CollectivePruning):
         """Return the fraction that is pruned after a number of steps of the optimizer."""
         if not self.steps:
             return self.sparsity
-        rest = 1 - min(max(step - self.begin, 0), self.steps) / self.steps
-        return self.sparsity + (self.initial - self.sparsity) * rest**3
-
-    def is_due(self, step: int) -> bool:
-        """Return True if masks are made again at the end of this step, counted from 1."""
-        passed = step - self.begin
-        return 0 < passed <= self.steps and (passed % self.every == 0 or passed == self.steps)
+        passed = min(max(step - self.begin, 0), self.steps)
+        if passed < self.steps:
+            passed -= passed % self.every
+        return self.sparsity + (self.initial - self.sparsity) * (1 - passed / self.steps) ** 3
 
     def mask(self, context: OpContext, tensor: Any, order: Order, key: str) -> tuple[Any, int]:
         """Return the mask of a tensor, and how many elements it sets to zero."""
-        if self.scope in ("layer", "global"):
+        if self.waits:
             return super().mask(context, tensor, order, key)
         shape = [int(n) for n in facts_of(context).shape(tensor) or () if n is not None]
+        batch, count = self._count(shape, order)
+        matrices = math.prod(shape[axis] for axis in order.axes[:batch])
+        earlier = self.earlier.get(key)
+        if earlier is not None:  # What was pruned stays pruned.
+            tensor = tensor * facts_of(context).cast(earlier, tensor)
+        return context[_MASK](tensor, order.axes, count, batch), count * matrices
+
+    def _count(self, shape: Sequence[int], order: Order) -> tuple[int, int]:
+        """Return how many axes count separate matrices, and how many elements each loses."""
         batch = order.batch if self.scope == "matrix" else 0
         matrices = math.prod(shape[axis] for axis in order.axes[:batch])
-        count = round(self.present * (math.prod(shape) // max(matrices, 1)))
-        remaining = self.remaining(context, tensor, key)
-        return context[_MASK](remaining, order.axes, count, batch), count * matrices
+        return batch, round(self.present * (math.prod(shape) // max(matrices, 1)))
 
-    def decide(self, magnitudes: Mapping[str, Any], orders: Mapping[str, Order]) -> dict[str, Any]:
-        """Return what is left of each weight without the smallest of its layer or of all."""
+    def decide(self, scores: Mapping[str, Any], orders: Mapping[str, Order]) -> dict[str, Any]:
+        """Return what is left of each weight without the smallest of its matrix, of itself, of its
+        layer or of all.
+        """
         import numpy as np
 
-        groups: dict[str, list[str]] = {}
-        for key in magnitudes:
-            groups.setdefault(_layer_of(key) if self.scope == "layer" else "", []).append(key)
         found = {}
+        if self.scope in ("matrix", "weight"):
+            for key, values in scores.items():
+                axes = list(range(values.ndim))
+                batch, count = self._count(values.shape, orders[key]._replace(axes=axes))
+                found[key] = numpy_mask(values, axes, count, batch) != 0
+            return found
+        groups: dict[str, list[str]] = {}
+        for key in scores:
+            groups.setdefault(_layer_of(key) if self.scope == "layer" else "", []).append(key)
         for keys in groups.values():
-            every = np.concatenate([magnitudes[key].ravel() for key in keys])
+            every = np.concatenate([scores[key].ravel() for key in keys])
             kept = np.ones(every.size, bool)
             kept[np.argsort(every, kind="stable")[: round(self.present * every.size)]] = False
-            ends = np.cumsum([magnitudes[key].size for key in keys])[:-1]
+            ends = np.cumsum([scores[key].size for key in keys])[:-1]
             for key, part in zip(keys, np.split(kept, ends), strict=True):
-                found[key] = part.reshape(magnitudes[key].shape)
+                found[key] = part.reshape(scores[key].shape)
         return found
-
-    def options(self) -> dict[str, Any]:
-        """Return what decides which elements are pruned."""
-        names = ("sparsity", "scope", "steps", "begin", "initial", "every")
-        return {name: getattr(self, name) for name in names}
 
 
 def _layer_of(key: str) -> str:

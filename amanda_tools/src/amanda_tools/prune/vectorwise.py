@@ -6,12 +6,13 @@ Owns the rule, the sizes that it applies to, and the gradient of SR-STE.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from amanda_core import OpContext
 from amanda_core.facts import Facts
 from amanda_core.weights.reads import Weight
-from amanda_tools.prune.pruning import Order, Pruning, axes_of, numbers_of, order_of
+from amanda_tools.prune.order import Order, axes_of, inverse_of, numbers_of, order_of
+from amanda_tools.prune.scores import Score, ScoredPruning, check_choice
 from amanda_tools.tensors.values import facts_of
 from amanda_tools.weight_tool import Edit
 
@@ -21,7 +22,7 @@ Method = Literal["fixed", "sr_ste"]
 Sizes = Literal["any", "apex"]
 
 
-class PruneNM(Pruning):
+class PruneNM(ScoredPruning):
     """Keeps the `n` largest of every `m` consecutive weights along the input channels.
 
     Method `fixed` makes each mask once and masks the gradient, as ASP in NVIDIA's Apex does. Method
@@ -35,6 +36,8 @@ class PruneNM(Pruning):
         sizes: Which weights are pruned: `any` whose input channels are a multiple of `m`, or as
             `apex` does, those with a multiple of 8 outputs and of 16 inputs.
         decay: The factor of SR-STE.
+        score: What fixed masks compare: the `magnitude` of elements, or `taylor`, the squares of
+            their products with their gradients. The first execution is then not pruned.
 
     Attributes:
         masks: The mask of each parameter, if they are fixed.
@@ -46,6 +49,7 @@ class PruneNM(Pruning):
     """
 
     name = "prune_nm"
+    saved = ("n", "m", "method", "sizes", "decay", "score")
 
     def __init__(
         self,
@@ -54,13 +58,15 @@ class PruneNM(Pruning):
         method: Method = "fixed",
         sizes: Sizes = "any",
         decay: float = 2e-4,
+        score: Score = "magnitude",
     ) -> None:
         if not 1 <= n <= m:
             raise ValueError(f"n must be from 1 to m, but n is {n} and m is {m}")
-        for name, value, choice in (("method", method, Method), ("sizes", sizes, Sizes)):
-            if value not in get_args(choice):
-                raise ValueError(f"{name} must be of {', '.join(get_args(choice))}, not {value!r}")
-        super().__init__(1 - n / m)
+        check_choice("method", method, Method)
+        check_choice("sizes", sizes, Sizes)
+        if method == "sr_ste" and score != "magnitude":
+            raise ValueError("sr_ste makes masks in each execution, before there are gradients")
+        super().__init__(1 - n / m, score=score)
         self.n, self.m, self.method, self.sizes, self.decay = n, m, method, sizes, decay
         #: Owner -> the order of its axes, and the facts about its tensors, with SR-STE.
         self._orders: dict[str, tuple[Order, Facts]] = {}
@@ -76,24 +82,27 @@ class PruneNM(Pruning):
             return f"{outputs} x {inputs} channels are not multiples of 8 and 16"
         return f"{inputs} input channels are not a multiple of {self.m}" if inputs % self.m else ""
 
-    def keep(self, values: Any, order: Order, key: str) -> Any:
-        """Return which elements are kept; of equal magnitudes the first ones are pruned."""
+    def decide(self, scores: Mapping[str, Any], orders: Mapping[str, Order]) -> dict[str, Any]:
+        """Return which elements are kept; of equal scores the first ones are pruned."""
         import numpy as np
 
-        axis = 1 if order.kernel else values.ndim - 1
-        magnitudes = np.moveaxis(np.abs(values), axis, -1)
-        groups = magnitudes.reshape(*magnitudes.shape[:-1], -1, self.m)
-        kept = np.ones(groups.shape, bool)
-        smallest = np.argsort(groups, axis=-1, kind="stable")[..., : self.m - self.n]
-        np.put_along_axis(kept, smallest, False, axis=-1)
-        return np.moveaxis(kept.reshape(magnitudes.shape), -1, axis)
+        found = {}
+        for key, values in scores.items():
+            axis = 1 if orders[key].kernel else values.ndim - 1
+            moved = np.moveaxis(values, axis, -1)
+            groups = moved.reshape(*moved.shape[:-1], -1, self.m)
+            kept = np.ones(groups.shape, bool)
+            smallest = np.argsort(groups, axis=-1, kind="stable")[..., : self.m - self.n]
+            np.put_along_axis(kept, smallest, False, axis=-1)
+            found[key] = np.moveaxis(kept.reshape(moved.shape), -1, axis)
+        return found
 
     def insert(
         self, context: OpContext, position: int, weights: Mapping[int | None, Weight]
     ) -> bool:
         """Insert the edits of SR-STE, if that is the method."""
         if self.method == "fixed":
-            return False
+            return super().insert(context, position, weights)
         weight = weights.get(None)
         arranged = None if weight is None else self._arrangement(context, weight)
         if weight is None or arranged is None:
@@ -124,10 +133,6 @@ class PruneNM(Pruning):
         """Return the gradient with the decay of what was pruned in the last execution."""
         return gradient + self.decay * pruned["values"]
 
-    def options(self) -> dict[str, Any]:
-        """Return what decides which elements are pruned."""
-        return {name: getattr(self, name) for name in ("n", "m", "method", "sizes", "decay")}
-
     def baked(self, weight: Weight) -> Edit | None:
         """Return the multiplication by the mask."""
         if self.method == "fixed" or weight.owner not in self._orders:
@@ -140,8 +145,8 @@ class PruneNM(Pruning):
         return edit
 
     def _kept(self, array: Any, order: Order) -> Any:
-        kept = self.keep(array.transpose(order.axes), order, "")
-        return kept.transpose(sorted(range(len(order.axes)), key=order.axes.__getitem__))
+        scores = {"": abs(array).transpose(order.axes)}
+        return self.decide(scores, {"": order})[""].transpose(inverse_of(order.axes))
 
     def _arrangement(self, context: OpContext, weight: Weight) -> list[int] | None:
         """Return the axes of the input in the order of the rule, or None if groups are cut."""

@@ -84,7 +84,8 @@ class TrainingRun:
             self.results = results_of(self.tools)
             log, self._log = self._log, None
             if log is not None:
-                self._log_to(log, self._steps if self._every is not None else None)
+                if self._every is not None and self._steps % self._every:
+                    self._log_to(log, self._steps)  # Else they were logged by the last step.
                 log.close()
             if self._show:
                 for name, result in self.results.items():
@@ -95,11 +96,10 @@ class TrainingRun:
             self.results = results_of(self.tools)
             self._log_to(self._log, step)
 
-    def _log_to(self, log: ScalarLog, step: int | None) -> None:
-        if step is not None:
-            for name, result in self.results.items():
-                found = scalars_of(result)
-                log.log({f"amanda/{name}/{key}": value for key, value in found.items()}, step)
+    def _log_to(self, log: ScalarLog, step: int) -> None:
+        for name, result in self.results.items():
+            found = scalars_of(result)
+            log.log({f"amanda/{name}/{key}": value for key, value in found.items()}, step)
 
 
 class ClosingCallback:

@@ -1,0 +1,190 @@
+"""`ScoredPruning`: the base of rules that keep the elements with the highest scores.
+
+Owns what is compared, and when masks are made: when a weight is first read, or, if a rule compares
+several weights or gradients, after an execution that shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from amanda_core import OpContext
+from amanda_core.facts import Facts
+from amanda_core.weights.reads import Weight
+from amanda_tools.prune.order import Order, array_of, axes_of, inverse_of, numbers_of
+from amanda_tools.prune.pruning import Pruning
+from amanda_tools.tensors.values import facts_of
+
+__all__ = ["Score", "ScoredPruning", "check_choice"]
+
+Score = Literal["magnitude", "taylor"]
+
+
+def check_choice(name: str, value: str, choice: Any) -> None:
+    """Raise a ValueError unless the value of an option is one of a `Literal`."""
+    if value not in get_args(choice):
+        raise ValueError(f"{name} must be of {', '.join(get_args(choice))}, not {value!r}")
+
+
+class ScoredPruning(Pruning):
+    """A tool that keeps the elements of weights with the highest scores.
+
+    A score is the magnitude of an element. With ``taylor`` it is the square of its product with its
+    gradient, about how much the loss would change without it (Molchanov et al., 2019).
+
+    A subclass overrides `decide`, and `fraction` if it has a schedule.
+
+    Args:
+        sparsity: The fraction that the result reports as requested.
+        together: Whether the rule compares several weights.
+        scheduled: Whether masks change with the steps of the optimizer.
+        score: `magnitude` or `taylor`.
+        gradients: Whether to mask the gradients of the weights as well.
+        embeddings: Whether to prune embedding tables where rows are picked from them.
+
+    Attributes:
+        waits: Whether masks are made after an execution, which is not pruned.
+    """
+
+    def __init__(
+        self,
+        sparsity: float,
+        together: bool = False,
+        scheduled: bool = False,
+        score: Score = "magnitude",
+        gradients: bool = True,
+        embeddings: bool = False,
+    ) -> None:
+        check_choice("score", score, Score)
+        super().__init__(sparsity, gradients, embeddings)
+        self.score = score
+        self.waits = together or score == "taylor"
+        self._step = 0
+        #: Weight -> its magnitudes in the last analysis with the order of their axes, its gradient
+        #: since then, and the mask that was made.
+        self._seen: dict[str, tuple[Any, Order]] = {}
+        self._gradients: dict[str, Any] = {}
+        self._ready: dict[str, Any] = {}
+        self._unsettled = False
+        if self.waits:
+            self.states.clear()
+            self.arrays["ready"] = self._ready
+            # Not when a call ends: its backward may still run parts of it again.
+            self.add_inst_for_call(begin=lambda call: self._settle())
+        if self.waits or scheduled:
+            self.add_inst_for_step(end=self._end_step)
+
+    # The rule.
+
+    def decide(self, scores: Mapping[str, Any], orders: Mapping[str, Order]) -> dict[str, Any]:
+        """Return which elements of each weight are kept, at the fraction `present`.
+
+        Args:
+            scores: The scores by weight, with the axes in the order of `orders`.
+            orders: The meaning of the axes.
+        """
+        raise NotImplementedError
+
+    def fraction(self, step: int) -> float:
+        """Return the fraction that is pruned after a number of steps of the optimizer."""
+        return self.sparsity
+
+    @property
+    def present(self) -> float:
+        """The fraction that is pruned now."""
+        return self.fraction(self._step)
+
+    # When masks are made.
+
+    def mask(self, context: OpContext, tensor: Any, order: Order, key: str) -> tuple[Any, int]:
+        """Return the mask of a tensor, and how many elements it sets to zero."""
+        import numpy as np
+
+        array = array_of(context, tensor)
+        if self.waits:
+            ready = self._ready.get(key)
+            kept = np.ones(array.shape, bool) if ready is None else ready
+            self._seen[key] = np.abs(array * kept).transpose(order.axes), order
+            self._unsettled |= ready is None
+        else:
+            kept = self.decide({key: np.abs(array).transpose(order.axes)}, {key: order})[key]
+            kept = kept.transpose(inverse_of(order.axes))
+        return facts_of(context).cast(kept, tensor), int(kept.size - kept.sum())
+
+    def insert(
+        self, context: OpContext, position: int, weights: Mapping[int | None, Weight]
+    ) -> bool:
+        """Look at the gradient of a weight, if scores depend on it."""
+        if self.score == "magnitude":
+            return False
+        weight, axes = weights.get(None), [None]  # type: Weight | None, list[int | None]
+        if weight is not None and weight.exact and not weight.varies:
+            whole = all(index == slice(None) for index in weight.region)
+            axes = axes_of(weight) if whole else axes
+        if weight is None or None in axes:
+            for each in weights.values():
+                self.unreach(each, "read in parts, so its gradient as a whole is not known")
+            return True
+        context.insert_after_backward_op(
+            self.add_gradient,
+            grad_inputs=[position],
+            observe=True,
+            facts=facts_of(context),
+            key=weight.owner,
+            axes=axes,
+        )
+        return False
+
+    def add_gradient(self, gradient: Any, facts: Facts, key: str, axes: list[int]) -> None:
+        """Add to the gradient of a weight, if masks are made in this step."""
+        if gradient is not None and (self._unsettled or self._changes(self._step + 1)):
+            array = numbers_of(facts, gradient).transpose(inverse_of(axes))
+            self._gradients[key] = self._gradients.get(key, 0) + array
+
+    def progress(self) -> dict[str, Any]:
+        """Return the number of steps."""
+        return {"step": self._step}
+
+    def resume(self, progress: Mapping[str, Any]) -> None:
+        """Continue from the result of `progress`."""
+        self._step = progress["step"]
+
+    def _changes(self, step: int) -> bool:
+        """Return True if masks are made again at the end of this step, counted from 1."""
+        return self.fraction(step) != self.fraction(step - 1)
+
+    def _end_step(self, number: int) -> None:
+        self._step += 1
+        if self._changes(self._step):
+            self._unsettled = self.waits
+            if not self.waits:
+                self.renew()
+        self._settle()
+        self._gradients.clear()
+        if self.waits and self._changes(self._step + 1):
+            self.renew()  # So that the next execution shows the weights.
+
+    def _settle(self) -> None:
+        """Make all masks, if new weights were found or the fraction has changed."""
+        if not self._unsettled or (self.score == "taylor" and not self._gradients):
+            return
+        self._unsettled = False
+        with self._clock:
+            orders = {key: order for key, (_, order) in self._seen.items()}
+            scores = {key: self._scores(key) for key in self._seen}
+            known = {key: values for key, values in scores.items() if values is not None}
+            for key, kept in self.decide(known, orders).items():
+                self._ready[key] = kept.transpose(inverse_of(orders[key].axes)).copy()
+        self.renew()
+
+    def _scores(self, key: str) -> Any:
+        magnitudes, order = self._seen[key]
+        if self.score == "magnitude":
+            return magnitudes
+        gradient = self._gradients.get(key)
+        if gradient is not None:
+            return (magnitudes * gradient.transpose(order.axes)) ** 2
+        self._ready[key] = (magnitudes == magnitudes).transpose(inverse_of(order.axes))
+        self._note(f"{key.partition(':')[2] or key} had no gradient, so it is not pruned")
+        return None
