@@ -39,8 +39,8 @@ from .operators import INTERCEPTORS, VARIABLE, quiet
 from .results import Failure, Part, merged, read, versions
 from .shipped import SHIPPED, WAYS, applied, differing, is_refusal, otherwise
 
-#: Time after which a program counts as hanging; none needs a tenth of it.
-SECONDS = 240
+#: Time after which a program counts as hanging; none needs a fifth of it.
+SECONDS = 900
 
 
 class Note:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda_tools.prune import PruneTiles, tile_masks
@@ -163,6 +164,31 @@ def test_stages_prune_more_and_more() -> None:
     assert found[1:] == sorted(found[1:])
     # Steps 2 and 4 end a stage.
     assert found[1] < found[2] == found[3] < found[4] == found[5] == found[6]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_masks_stay_while_parts_of_an_execution_are_recomputed(reentrant: bool) -> None:
+    """Each part of the model is an outermost module of its own."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(6, 8), nn.Linear(8, 3)
+    x = torch.ones(2, 6, requires_grad=True)
+    tool = PruneTiles(0.5, tile=4)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.0)
+    gradients = []
+    with amanda.apply(tool):
+        for _ in range(2):
+            hidden = checkpoint(first, x, use_reentrant=reentrant)
+            checkpoint(second, hidden, use_reentrant=reentrant).sum().backward()
+            assert x.grad is not None
+            gradients.append(x.grad)
+            x.grad = None
+            optimizer.step()
+    torch.testing.assert_close(gradients[0], (second.weight @ first.weight).sum(0).expand(2, 6))
+    assert (gradients[1] != gradients[0]).any()
+    # Columns and rows were compared over both.
+    matrices = [layer.weight.detach().abs().T.numpy() for layer in (first, second)]
+    masks = by_loops(matrices, 50, 4, 0)
+    assert sum(one.pruned for one in tool.result().weights) == sum(int((~m).sum()) for m in masks)
 
 
 @pytest.mark.parametrize(

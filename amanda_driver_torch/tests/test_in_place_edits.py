@@ -39,6 +39,30 @@ def test_edit_before_an_in_place_op_is_written_to_its_storage() -> None:
 
 
 @pytest.mark.parametrize(
+    "edit",
+    [
+        before("zero_", double, [0]),
+        after("zero_", double),
+        tool(lambda context: context.replace_op(double)),
+    ],
+    ids=["before", "after", "replaced"],
+)
+def test_an_edit_of_an_expanded_tensor_that_an_op_writes_is_refused(edit: amanda.Tool) -> None:
+    x = torch.ones(1, 4)
+    expanded = x.expand(2, 4)
+    with amanda.apply(edit), pytest.raises(EditError, match="share memory"):
+        expanded.zero_()
+
+
+def test_an_op_may_write_an_expanded_tensor_under_routines_that_return_none() -> None:
+    x = torch.ones(1, 4)
+    expanded = x.expand(2, 4)
+    with amanda.apply(Everywhere(lambda *values: None)):
+        assert expanded.zero_() is expanded
+    equal(x, torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize(
     ("op_type", "call", "slope"),
     [
         ("sigmoid_", torch.sigmoid_, lambda v: torch.sigmoid(v) * (1 - torch.sigmoid(v))),

@@ -13,13 +13,19 @@ import torch
 from amanda_core import Step
 from amanda_core.errors import EditError, UnsupportedError
 from amanda_driver_torch._autograd.driver_nodes import pass_straight
-from amanda_driver_torch._torch.tensor_attributes import is_nested_strided, requires_grad, shape_of
+from amanda_driver_torch._torch.tensor_attributes import (
+    is_nested_strided,
+    repeats_memory,
+    requires_grad,
+    shape_of,
+)
 
 __all__ = [
     "OfAliasing",
     "check_gradient",
     "check_gradient_shape",
     "check_tensor",
+    "check_written",
     "edited",
     "edited_gradient",
     "refuse_nested",
@@ -76,7 +82,7 @@ def edited(old: Any, new: Any, step: Step, *, node: bool) -> Any:
     return pass_straight(old, new, node=node)
 
 
-def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = False) -> None:
+def check_tensor(old: torch.Tensor, new: Any, step: Step) -> None:
     """Raise `EditError` unless `new` can replace `old`.
 
     Otherwise a straight-through edit of another shape would fail much later, in the backward pass.
@@ -94,11 +100,29 @@ def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = Fal
             fix="Keep the shape. replace_op, or an insertion under amanda.autodiff_enabled(), may "
             "change it unless the op works in place",
         )
+
+
+def check_written(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = True) -> None:
+    """Raise `EditError` unless `new` can be written into `old`.
+
+    Args:
+        old: A tensor that an op writes.
+        new: What a routine returned for it.
+        step: The routine's step.
+        same_dtype: Whether the dtype must be the same.
+    """
+    check_tensor(old, new, step)
     if same_dtype and new.dtype != old.dtype:
         raise EditError(
             f"A value of {new.dtype} cannot be written into a tensor of {old.dtype}",
             where=step.where,
             fix="Keep the dtype",
+        )
+    if repeats_memory(old):
+        raise EditError(
+            "Elements of the tensor share memory, so others cannot be written into it",
+            where=step.where,
+            fix="Edit the tensor before it is expanded",
         )
 
 

@@ -19,7 +19,7 @@ from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
 from amanda_core.threads import standing_for
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.driver_nodes import keep_saved
-from amanda_driver_torch._autograd.edits import OfAliasing, check_tensor, edited
+from amanda_driver_torch._autograd.edits import OfAliasing, check_written, edited
 from amanda_driver_torch._autograd.nodes import made, tensors_in
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._autograd.replaced_backward import run_with_replaced_backward
@@ -368,7 +368,7 @@ class Run:
                 if other is not one:
                     self._write(one, other, step)
             return
-        check_tensor(old, new, step, same_dtype=True)
+        check_written(old, new, step)
         if step.action.autodiff and torch.is_grad_enabled():
             old.copy_(new)
             return
@@ -402,7 +402,7 @@ class Run:
                 result = step.replace(values)
             # The routine may have written its argument in place.
             if result is not given or version is None or version_of(given) != version:
-                check_tensor(written, result, step)
+                check_written(written, result, step, same_dtype=False)
                 written.copy_(result)
             # `x[i] = v` returns nothing; every other in-place op returns its input.
             return None if self.operator.op_type == "__setitem__" else written
@@ -447,7 +447,7 @@ class Run:
             )
         with torch.no_grad():
             for destination, value in zip(destinations, results, strict=True):
-                check_tensor(destination, value, step)
+                check_written(destination, value, step, same_dtype=False)
                 destination.copy_(value)
         return self.bound.out
 
@@ -497,7 +497,7 @@ class Run:
                     self._rewrite(old, new, step)
                 elif self._is_new_leaf(old) and not step.action.autodiff:
                     # The program will read the gradient from this very leaf.
-                    check_tensor(old, new, step, same_dtype=True)
+                    check_written(old, new, step)
                     _overwrite(old, new)
                 else:
                     outputs[position] = edited(old, new, step, node=self.operator.aliases)
@@ -526,7 +526,7 @@ class Run:
                 where=step.where,
                 fix="Edit the input of the op that uses it",
             )
-        check_tensor(old, new, step, same_dtype=True)
+        check_written(old, new, step)
         if step.action.autodiff and torch.is_grad_enabled():
             old.copy_(new)
         elif torch.is_grad_enabled() and requires_grad(old) and memory_of(old) is None:

@@ -35,6 +35,7 @@ __all__ = [
     "memory_of",
     "node_of",
     "output_number",
+    "repeats_memory",
     "requires_grad",
     "shape_of",
     "storage_of",
@@ -157,6 +158,16 @@ def layout_of(tensor: torch.Tensor) -> Memory | None:
 def is_strided(tensor: torch.Tensor) -> bool:
     """Return True if size, strides and offset give the place of each element of a tensor."""
     return type(tensor) in PLAIN and _layout(tensor) is torch.strided and not _is_nested(tensor)
+
+
+def repeats_memory(tensor: torch.Tensor) -> bool:
+    """Return True if elements of a tensor share memory because it was expanded."""
+    layout = layout_of(tensor)
+    if layout is None:
+        return False
+    return any(
+        size > 1 and step == 0 for size, step in zip(layout.shape, layout.strides, strict=True)
+    )
 
 
 def is_nested_strided(tensor: torch.Tensor) -> bool:

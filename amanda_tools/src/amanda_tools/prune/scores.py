@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from amanda_core import OpContext
+from amanda_core.calls import Call
 from amanda_core.facts import Facts
 from amanda_core.weights.reads import Weight
 from amanda_tools.prune.order import Order, array_of, axes_of, inverse_of, numbers_of
@@ -67,11 +68,13 @@ class ScoredPruning(Pruning):
         self._gradients: dict[str, Any] = {}
         self._ready: dict[str, Any] = {}
         self._unsettled = False
+        #: The outermost modules that were called.
+        self._called: set[tuple[str, str]] = set()
         if self.waits:
             self.states.clear()
             self.arrays["ready"] = self._ready
             # Not when a call ends: its backward may still run parts of it again.
-            self.add_inst_for_call(begin=lambda call: self._settle())
+            self.add_inst_for_call(begin=self._begin_call)
         if self.waits or scheduled:
             self.add_inst_for_step(end=self._end_step)
 
@@ -153,6 +156,13 @@ class ScoredPruning(Pruning):
     def _changes(self, step: int) -> bool:
         """Return True if masks are made again at the end of this step, counted from 1."""
         return self.fraction(step) != self.fraction(step - 1)
+
+    def _begin_call(self, call: Call) -> None:
+        # Another module may be the next part of the same execution.
+        module = (call.namespace, call.module)
+        if module in self._called:
+            self._settle()
+        self._called.add(module)
 
     def _end_step(self, number: int) -> None:
         self._step += 1
