@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the random choices")
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts, from 0")
     parser.add_argument("--inputs", type=int, help="at most this many sample inputs for each case")
+    parser.add_argument("--shipped", action="store_true", help="under the shipped tools alone")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--seconds", type=float, help="begin no case after this time")
     parser.add_argument("--framework", default="torch", help="framework in which faults are made")
@@ -29,16 +30,20 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--verbose", action="store_true", help="name each case before it runs")
     options = parser.parse_args()
+    if options.shipped and options.part not in SHIPPED_ALONE:
+        parser.error(f"--shipped is for {', '.join(SHIPPED_ALONE)}")
     if options.part == "report":
         from .report import write
 
         return write(options.output)
     part = PARTS[options.part](options)
+    if options.shipped:
+        part.name = f"{part.name}, shipped"
     part.options.append(" ".join(_again(sys.argv[1:])))
     shard = options.shard.replace("/", "-of-")
-    what: str = options.part
+    what: str = f"{options.part}-shipped" if options.shipped else options.part
     if options.part in OF_KIND:
-        what = f"{what}-{getattr(options, OF_KIND[what])}"
+        what = f"{what}-{getattr(options, OF_KIND[options.part])}"
     if options.sample is not None:
         what = f"{what}-{options.sample}-seed-{options.seed}"
     part.write(options.output / f"{what}-{shard}.json")
@@ -73,6 +78,7 @@ def _operators(options: argparse.Namespace) -> Part:
         operators.chosen(every, options.sample, options.seed, _shard(options)),
         seed=options.seed,
         inputs=options.inputs,
+        routines=_routines(options),
         seconds=options.seconds,
         verbose=options.verbose,
     )
@@ -92,6 +98,7 @@ def _models(options: argparse.Namespace) -> Part:
 
     return models.sweep(
         models.chosen(options.only, options.sample, options.seed, _shard(options)),
+        routines=_routines(options),
         seconds=options.seconds,
         verbose=options.verbose,
     )
@@ -113,7 +120,8 @@ def _long(options: argparse.Namespace) -> Part:
 def _random(options: argparse.Namespace) -> Part:
     from . import random_programs
 
-    return random_programs.sweep(options.sample or 300, options.seed, options.seconds)
+    routines = _routines(options)
+    return random_programs.sweep(options.sample or 300, options.seed, options.seconds, routines)
 
 
 def _exceptions(options: argparse.Namespace) -> Part:
@@ -122,11 +130,19 @@ def _exceptions(options: argparse.Namespace) -> Part:
     return stale.sweep(options.only, options.seed)
 
 
+def _routines(options: argparse.Namespace) -> tuple[str, ...]:
+    from .identity import ROUTINES
+
+    return () if options.shipped else tuple(ROUTINES)
+
+
 def _shard(options: argparse.Namespace) -> tuple[int, int]:
     index, count = map(int, options.shard.split("/"))
     return index, count
 
 
+#: Parts that may run under the shipped tools alone.
+SHIPPED_ALONE = ("operators", "models", "random")
 #: Part -> option whose value is part of the name of its results.
 OF_KIND = {"faults": "framework", "long": "steps"}
 PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {

@@ -9,7 +9,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -177,12 +177,16 @@ def chosen(
 
 
 def sweep(
-    these: list[tuple[str, str]], *, seconds: float | None = None, verbose: bool = False
+    these: list[tuple[str, str]],
+    *,
+    routines: Collection[str] = tuple(ROUTINES),
+    seconds: float | None = None,
+    verbose: bool = False,
 ) -> Part:
-    """Run the models."""
+    """Run the models; without `routines` under the shipped tools alone."""
     part = Part("models", versions=versions())
     start = time.monotonic()
-    for op, reason in LEFT_ALONE.items():
+    for op, reason in LEFT_ALONE.items() if routines else ():
         part.left_out[f"the values of `{op}` under copies"] = f"it {reason}"
     part.totals["classes in the list"] = len({n for names in MODELS.values() for n in names})
     with quiet():
@@ -192,18 +196,21 @@ def sweep(
                 break
             if verbose:
                 sys.stderr.write(f"{number}/{len(these)} {name}\n")
-            _model(part, name, task)
+            _model(part, name, task, routines)
+            if routines:
+                _coverage(part, name, task)
     return part
 
 
-def _model(part: Part, name: str, task: str) -> None:
+def _model(part: Part, name: str, task: str, routines: Collection[str]) -> None:
     plain = run(name, task, amanda.disabled())
     if different(plain, run(name, task, amanda.disabled()), results_only=False):
         part.left_out[name] = "two plain runs differ from one another"
         return
     for interceptor in INTERCEPTORS:
         os.environ[VARIABLE] = interceptor
-        for routine, function in ROUTINES.items():
+        for routine in routines:
+            function = ROUTINES[routine]
             tool = Identity(function, left_alone=LEFT_ALONE)
             part.cases[name] += 1
             names, why = _differences(plain, name, task, tool), ""
@@ -220,7 +227,6 @@ def _model(part: Part, name: str, task: str) -> None:
             part.cases[name] += 1
             if names := differing(way, plain, lambda tools: run(name, task, applied(tools))):
                 part.failures.append(Failure(name, f"{interceptor}, {way}", names[:10]))
-    _coverage(part, name, task)
 
 
 def _coverage(part: Part, name: str, task: str) -> None:

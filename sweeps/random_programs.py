@@ -17,7 +17,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -206,8 +206,8 @@ def _scaled(given: Any, factor: float) -> Any:
     return given * factor
 
 
-def check(part: Part, seed: int) -> None:
-    """Compare one program in all ways."""
+def check(part: Part, seed: int, routines: Collection[str]) -> None:
+    """Compare one program in all ways; without `routines` under the shipped tools alone."""
     try:
         plain = run(seed)
     except Exception as error:
@@ -220,7 +220,8 @@ def check(part: Part, seed: int) -> None:
     edited: dict[str, Facts] = {}
     for interceptor in INTERCEPTORS:
         os.environ[VARIABLE] = interceptor
-        for name, routine in ROUTINES.items():
+        for name in routines:
+            routine = ROUTINES[name]
             tool = Identity(routine, left_alone=KEPT if routine is clones else ())
             _compare(part, seed, f"{interceptor}, {name}", plain, run(seed, tool))
             part.counts["routines called"] += tool.called
@@ -228,6 +229,8 @@ def check(part: Part, seed: int) -> None:
             part.cases[f"program {seed}"] += 1
             if names := differing(way, plain, lambda how: trained(seed, applied(how))):
                 part.failures.append(Failure(f"program {seed}", f"{interceptor}, {way}", names[:8]))
+        if not routines:
+            continue
         tools = [Editing(op_types, seed) for op_types in EDITED]
         edited[interceptor] = first = run(seed, *tools)
         part.counts["programs that edits change"] += bool(
@@ -239,6 +242,8 @@ def check(part: Part, seed: int) -> None:
         for order in ((2, 1, 0), (1, 2, 0)):
             others = [watching, *(tools[index] for index in order)]
             _compare(part, seed, f"{how}, order {order}", first, run(seed, *others))
+    if not routines:
+        return
     one, two = (edited[interceptor] for interceptor in INTERCEPTORS)
     _compare(part, seed, "edited, both interceptors", one, two)
 
@@ -252,7 +257,12 @@ def _compare(part: Part, seed: int, how: str, expected: Facts, found: Facts) -> 
         part.failures.append(Failure(case, how, [*names[:4], what]))
 
 
-def sweep(sample: int, seed: int, seconds: float | None = None) -> Part:
+def sweep(
+    sample: int,
+    seed: int,
+    seconds: float | None = None,
+    routines: Collection[str] = tuple(ROUTINES),
+) -> Part:
     """Run this many programs, with consecutive seeds; none starts after `seconds`."""
     part = Part("random", versions=versions())
     start = time.monotonic()
@@ -262,7 +272,7 @@ def sweep(sample: int, seed: int, seconds: float | None = None) -> Part:
                 part.counts["programs not reached"] += seed + sample - number
                 break
             try:
-                check(part, number)
+                check(part, number, routines)
             except Exception as error:
                 part.cases[f"program {number}"] += 1
                 told = f"raised {type(error).__name__}: {error}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .model_list import MODELS
 from .results import Failure, Part, merged, read
+from .shipped import EDITING, LOOKING
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "trust.md"
 
@@ -18,8 +19,17 @@ INTRODUCTION = """\
 
 A tool that changes nothing must not change a single bit of a program, and nothing may be left
 behind, whatever fails. This page lists what was run to test this, how often, and what was
-found. `python -m sweeps report` writes it from the results of the sweep; do not edit it.
+found. `python -m sweeps report` writes it from the results of the sweep; do not edit it. A part
+stays until it is run again, so it may be older than the sources of this repository.
 """
+
+_TOGETHER = ", ".join(f"`{name}`" for name in LOOKING)
+_ALONE = ", ".join(f"`{name}`" for name in EDITING)
+#: What the parts under the shipped tools have in common.
+_SHIPPED = f"""\
+Tools that only look are applied together, and if a result differs, each alone: {_TOGETHER}.
+Results are compared with the plain run byte for byte. Tools that edit are applied one by one,
+with options that keep the values, and the program must end as without them: {_ALONE}."""
 
 #: Part -> its heading, and a description.
 PARTS = {
@@ -61,7 +71,7 @@ in a process of its own, some in two, with both interceptors and under four tool
 change nothing, as above, and one that counts. Losses, gradients, parameters, buffers,
 outputs, files and random states are compared with the plain program byte for byte. The counts
 are compared with those that follow from the program's loops, and a fingerprint of torch from
-before with one from after.""",
+before with one from after. Each also runs under the shipped tools, as in the parts below.""",
     ),
     "random": (
         "Random programs",
@@ -96,6 +106,16 @@ hide a defect.""",
     ),
 }
 
+for _name, _what in {
+    "operators": "Operators of PyTorch's database on their own sample inputs, chosen at random.",
+    "models": "Classes of `transformers`, chosen at random, as in the part above.",
+    "random": "Programs drawn from a seed, as in the part above.",
+}.items():
+    PARTS[f"{_name}, shipped"] = (
+        f"{PARTS[_name][0]} under the shipped tools",
+        f"{_what} Both interceptors.\n\n{_SHIPPED}",
+    )
+
 _SHARD = re.compile(r" --shard (\d+/\d+)")
 
 #: Part -> heading of `Part.refused`, if it does not contain errors.
@@ -104,20 +124,24 @@ REFUSED = {"programs": "Run in another way, with a notice, or refused by a tool 
 
 def write(folder: Path) -> int:
     """Write the page from the JSON files in `folder`; return 1 if something is unexplained."""
-    found = merged(read(path) for path in sorted(folder.glob("*.json")))
-    PAGE.write_text("\n".join(_page(found)).rstrip() + "\n")
+    found = merged(read(path) for path in sorted(folder.rglob("*.json")))
+    before = PAGE.read_text() if PAGE.exists() else ""
+    PAGE.write_text("\n".join(_page(found, before)).rstrip() + "\n")
     sys.stderr.write(f"Written to {PAGE}\n")
     return int(any(part.unexplained for part in found.values()))
 
 
-def _page(found: dict[str, Part]) -> Iterator[str]:
+def _page(found: dict[str, Part], before: str) -> Iterator[str]:
+    """Yield the page, with the parts of an earlier one that were not run again."""
+    rows = {row.split(" | ")[0].removeprefix("| "): row for row in before.splitlines()}
+    sections = dict(part.partition("\n")[::2] for part in before.split("\n## ")[1:])
     yield INTRODUCTION
     yield "| part | comparisons | explained differences | unexplained |"
     yield "|---|---|---|---|"
     for name, (heading, _) in PARTS.items():
         part = found.get(name)
         if part is None:
-            yield f"| {heading} | not run | | |"
+            yield rows.get(heading, f"| {heading} | not run | | |")
             continue
         explained = len(part.failures) - len(part.unexplained)
         yield f"| {heading} | {part.cases.total():,} | {explained} | {len(part.unexplained)} |"
@@ -126,6 +150,8 @@ def _page(found: dict[str, Part]) -> Iterator[str]:
         if name in found:
             yield f"## {heading}\n\n{what}\n"
             yield from _part(found[name])
+        elif heading in sections:
+            yield f"## {heading}\n{sections[heading]}"
 
 
 def _part(part: Part) -> Iterator[str]:
@@ -136,10 +162,10 @@ def _part(part: Part) -> Iterator[str]:
     yield from (f"| {name}, in all | {number:,} |" for name, number in part.totals.items())
     compared = [name for name, count in part.cases.items() if count]
     yield f"| cases compared | {len(compared):,} |"
-    if part.name == "operators":
+    if part.name.startswith("operators"):
         yield f"| operators among them | {len({name.split(' ')[0] for name in compared}):,} |"
     counts = dict(part.counts)
-    if part.name == "models":
+    if part.name.startswith("models"):
         counts |= {f"classes of {t}": len({*names} & {*compared}) for t, names in MODELS.items()}
     yield from (f"| {name} | {number:,} |" for name, number in sorted(counts.items()))
     yield ""

@@ -63,6 +63,14 @@ def nested(x: torch.Tensor, first: nn.Module) -> Any:
     return torch.nested.to_padded_tensor(parts * 2, 0.0).sum(0)
 
 
+def types_change(x: torch.Tensor, first: nn.Module) -> Any:
+    # One operator of the program, which gets complex numbers in its second execution.
+    result = first(x)
+    for dtype in (torch.float32, torch.complex64, torch.float64):
+        result = (result.to(dtype) @ torch.eye(8, dtype=dtype)).real.float()
+    return result
+
+
 #: What a network does between its two layers, with four samples.
 PROGRAMS: dict[str, Hidden] = {
     "a number drawn for all": lambda x, first: first(x) + torch.rand(()),
@@ -81,6 +89,7 @@ PROGRAMS: dict[str, Hidden] = {
     "a maximum reshaped": lambda x, first: first(x).max().reshape(1, 1) * first(x),
     "quantized": lambda x, first: torch.quantize_per_tensor(first(x), 0.1, 0, torch.qint8),
     "complex": lambda x, first: torch.fft.fft(first(x)).abs(),
+    "types change": types_change,
     "halves": lambda x, first: first(x).bfloat16().relu().float(),
     "without data": lambda x, first: F.linear(
         first(x).to("meta"), torch.empty(8, 8, device="meta")

@@ -80,7 +80,9 @@ def in_place(note: Note) -> None:
     left_alone={
         "expand": WRITTEN,
         **{
-            name.removesuffix(" of itself"): "nothing can be written into memory that elements share"
+            name.removesuffix(
+                " of itself"
+            ): "nothing can be written into memory that elements share"
             for name in IN_PLACE
         },
     },
@@ -90,9 +92,7 @@ def expanded(note: Note) -> None:
     _write_in_place(note, "expanded", lambda dense: dense[:1].expand(2, 4))
 
 
-def _write_in_place(
-    note: Note, layout: str, make: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
+def _write_in_place(note: Note, layout: str, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
     for name, arguments in IN_PLACE.items():
         tensor = make(_DENSE.clone())
         method = name.removesuffix(" of itself")

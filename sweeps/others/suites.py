@@ -121,6 +121,31 @@ TORCH = Suite(
     about="copies of PyTorch's tests, made for another device, in `Ascend/pytorch`; what in them "
     "needs that device or another release of PyTorch fails plain",
 )
+#: Further files, among them those of the compiler; what is for the other device is skipped.
+TORCH_XPU = Suite(
+    {
+        "dynamo/test_misc_xpu.py": 20,
+        "dynamo/test_ctx_manager_xpu.py": 8,
+        "dynamo/test_recompiles_xpu.py": 1,
+        "dynamo/test_regional_inductor_xpu.py": 6,
+        "dynamo/test_wrap_inductor_compiled_regions_xpu.py": 4,
+        "export/test_export_xpu.py": 20,
+        "export/test_serialize_xpu.py": 8,
+        "export/test_experimental_xpu.py": 4,
+        "export/test_passes_xpu.py": 4,
+        "functorch/test_eager_transforms_xpu.py": 8,
+        "functorch/test_control_flow_xpu.py": 40,
+        "functorch/test_vmap_xpu.py": 40,
+        "functorch/test_aotdispatch_xpu.py": 40,
+        "test_transformers_xpu.py": 400,
+    },
+    package="torch",
+    folder="test/xpu",
+    variables={"PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
+    alone=True,
+    about="copies of PyTorch's tests, made for one more device, in `intel/torch-xpu-ops`; what in "
+    "them needs another release of PyTorch fails plain",
+)
 KERAS = Suite(
     {"keras/src/**/*_test.py": 1},
     package="keras",
@@ -168,6 +193,7 @@ PEFT = Suite(
 )
 SUITES: dict[str, Suite] = {
     "torch": TORCH,
+    "torch-xpu": TORCH_XPU,
     "tensorflow": TENSORFLOW,
     "transformers": TRANSFORMERS,
     "accelerate": ACCELERATE,

@@ -41,6 +41,10 @@ class Arithmetic:
 
         return isinstance(value, numpy.ndarray)
 
+    def is_real(self, value: Any) -> bool:
+        """Return True unless a value is complex: an op may get other types than when analysed."""
+        return "complex" not in str(value.dtype)
+
     def wide(self, value: Any) -> Any:
         """Return a value with at least 32 bits an element."""
         import numpy
@@ -224,7 +228,7 @@ def fake_quantize(
     It has no side effects, so it may become part of a graph.
 
     Args:
-        value: A tensor of floating point numbers.
+        value: A tensor of floating point numbers; a complex one is returned as it is.
         arithmetic: That of its framework.
         scale: The scale, which broadcasts to it.
         inverse: 1 / scale. Products with it are those of torch's kernels.
@@ -232,6 +236,8 @@ def fake_quantize(
         limits: The smallest and the largest number.
         float8: The type of the numbers if they are not integers.
     """
+    if not arithmetic.is_real(value):
+        return value
     numbers = arithmetic.wide(value) * inverse
     if float8:
         numbers = arithmetic.float8(arithmetic.clip(numbers, *limits), float8)

@@ -457,6 +457,8 @@ class Quantize(WeightTool):
         """Note the range of a value during the calibration, and quantize it afterwards."""
         whole = value
         value = value if operand.item is None else value[operand.item]
+        if not arithmetic.is_real(value):
+            return None
         if one.grid is None:
             if self.frozen:
                 return None
@@ -490,7 +492,7 @@ class Quantize(WeightTool):
         assert form is not None
         whole = value
         value = value if operand.item is None else value[operand.item]
-        if not value.numel():
+        if not value.numel() or value.is_complex():
             return None
         if one.step is None:
             axes = tuple(range(value.dim()))

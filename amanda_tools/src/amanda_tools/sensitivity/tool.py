@@ -184,6 +184,8 @@ class Sensitivity(Tool):
         """Return what the change adds to an operand, and the sum of its squares."""
         import numpy
 
+        if not arithmetic.is_real(value):
+            raise NotReadableError("its values are complex")
         tensor = host(facts, value)
         real = numbers(tensor.array, tensor.dtype).astype(numpy.float64)
         if self.sparsity is not None:
