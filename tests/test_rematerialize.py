@@ -373,6 +373,18 @@ def test_a_parameter_whose_memory_is_freed_before_backward_is_an_error_of_its_ow
             loss.backward()
 
 
+def test_a_value_whose_memory_is_freed_before_backward_is_an_error_of_its_own() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    with amanda.apply(Rematerialize(0, strict=False)):
+        hidden = first(torch.ones(2, 4))
+        squares = hidden.square()  # Saves it, so that it is kept.
+        loss = second(torch.tanh(hidden)).sum() + squares.sum()
+        # As FSDP does with what it has gathered and reshaped.
+        hidden.untyped_storage().resize_(0)
+        with pytest.raises(BudgetError, match="was written, or its memory freed, after"):
+            loss.backward()
+
+
 def test_a_chain_longer_than_the_stack_of_python() -> None:
     def gradient(last: int) -> torch.Tensor:
         y = torch.ones(2, requires_grad=True)

@@ -62,6 +62,12 @@ def test_an_op_may_write_an_expanded_tensor_under_routines_that_return_none() ->
     equal(x, torch.zeros(1, 4))
 
 
+def test_what_has_no_elements_shares_none() -> None:
+    empty = torch.empty_strided((3, 0), (0, 1))
+    with amanda.apply(before("zero_", double, [0])):
+        assert empty.zero_() is empty
+
+
 @pytest.mark.parametrize(
     ("op_type", "call", "slope"),
     [

@@ -89,6 +89,21 @@ def test_an_op_that_returns_nothing(into_its_argument: Any, run: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "run", [itself, lambda x, sizes, dim: x.split(sizes, dim)], ids=["itself", "other"]
+)
+def test_an_op_that_returns_nothing_only_with_out(run: Any) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    written = [torch.zeros(2, 1), torch.zeros(2, 2)]
+    with amanda.apply(replacing("split_with_sizes_copy", run)):
+        for _ in range(2):
+            given = torch.split_with_sizes_copy(x, [1, 2], 1)
+            into = torch.split_with_sizes_copy(x, [1, 2], 1, out=written)
+    assert into is None
+    for found in (given, written):
+        equal(list(found), list(x.split([1, 2], 1)))
+
+
+@pytest.mark.parametrize(
     "op", ["conv2d", "batch_norm", "relu_", "add", "cat", "add_", "__getitem__", "softmax"]
 )
 def test_a_replacement_may_run_the_op_itself(op: str) -> None:

@@ -406,13 +406,16 @@ class Run:
                 written.copy_(result)
             # `x[i] = v` returns nothing; every other in-place op returns its input.
             return None if self.operator.op_type == "__setitem__" else written
+        given_out = self.bound.out is not None
+        empty = self.operator.counts == {0} or (given_out and self.operator.empty_with_out)
         with resumed_modes(), standing_for(self._replaced()):
-            result = step.replace(values, empty=self.operator.counts == {0})
+            result = step.replace(values, empty=empty)
         self._check_result(result, step)
         if result is None:  # It has written its arguments itself.
             return None
         if self.bound.out is not None:
-            return self._write_out(result, step)
+            written = self._write_out(result, step)
+            return None if self.operator.empty_with_out else written
         kind = getattr(torch.return_types, self.operator.op_type, None)
         if kind is not None and type(result) in (tuple, list) and len(result) == kind.n_fields:
             return kind(result)

@@ -17,9 +17,10 @@ class Operator:
         op_type: Its name.
         views: Whether a schema says that a result may share memory with an input.
         aliases: Whether a result may share memory with an input, as far as is known.
+        empty_with_out: Whether it returns nothing if it is given `out=`; others return that.
     """
 
-    __slots__ = ("aliases", "counts", "func", "op_type", "raw", "views")
+    __slots__ = ("aliases", "counts", "empty_with_out", "func", "op_type", "raw", "views")
 
     def __init__(self, func: Any, raw: Any, op_type: str) -> None:
         self.func, self.raw, self.op_type = func, raw, op_type
@@ -30,6 +31,10 @@ class Operator:
             {len(kinds) for kinds in returns}
             if all(str(value.type) == "Tensor" for kinds in returns for value in kinds)
             else set()
+        )
+        self.empty_with_out = any(
+            not schema.returns and any(argument.is_out for argument in schema.arguments)
+            for schema in schemas
         )
         self.views = any(
             # A written result is that of an in-place or `out=` op, and not a view.

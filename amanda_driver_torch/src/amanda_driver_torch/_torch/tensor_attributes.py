@@ -163,7 +163,7 @@ def is_strided(tensor: torch.Tensor) -> bool:
 def repeats_memory(tensor: torch.Tensor) -> bool:
     """Return True if elements of a tensor share memory because it was expanded."""
     layout = layout_of(tensor)
-    if layout is None:
+    if layout is None or 0 in layout.shape:
         return False
     return any(
         size > 1 and step == 0 for size, step in zip(layout.shape, layout.strides, strict=True)

@@ -94,6 +94,11 @@ class Value(Entry):
         """Return True if its memory has been written since it was computed."""
         return self.alias is not None and self.alias._version != self.version
 
+    @property
+    def is_freed(self) -> bool:
+        """Return True if the program has freed its memory, as FSDP does of what it gathered."""
+        return self.alias is not None and bool(self.size) and _is_freed(self.alias)
+
 
 class Input(NamedTuple):
     """A tensor that an execution read.
@@ -116,12 +121,12 @@ class Input(NamedTuple):
     def is_lost(self) -> bool:
         """Return True if what was read can no longer be had."""
         if self.value is not None:
-            return False
+            return self.value.is_freed
         tensor = self.tensor
         if tensor is None or tensor._version != self.version:
             return True
         # FSDP frees the memory of parameters between their forward and their backward.
-        return tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
+        return tensor.numel() > 0 and _is_freed(tensor)
 
     def read(self) -> torch.Tensor:
         """Return the tensor as the first execution read it."""
@@ -229,6 +234,10 @@ class Execution:
         torch.set_rng_state(states[0])
         for device, state in zip(self._devices, states[1:], strict=True):
             torch.cuda.set_rng_state(state, device)
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    return not tensor.untyped_storage().nbytes()
 
 
 class _Number(NamedTuple):
