@@ -94,10 +94,11 @@ def test_an_op_that_returns_nothing(into_its_argument: Any, run: Any) -> None:
 def test_an_op_that_returns_nothing_only_with_out(run: Any) -> None:
     x = torch.arange(6.0).reshape(2, 3)
     written = [torch.zeros(2, 1), torch.zeros(2, 2)]
+    copies: Any = torch.split_with_sizes_copy  # Declared to return nothing.
     with amanda.apply(replacing("split_with_sizes_copy", run)):
         for _ in range(2):
-            given = torch.split_with_sizes_copy(x, [1, 2], 1)
-            into = torch.split_with_sizes_copy(x, [1, 2], 1, out=written)
+            given = copies(x, [1, 2], 1)
+            into = copies(x, [1, 2], 1, out=written)
     assert into is None
     for found in (given, written):
         equal(list(found), list(x.split([1, 2], 1)))
