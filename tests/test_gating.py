@@ -489,6 +489,14 @@ def test_gates_do_not_change_the_random_numbers_of_the_program() -> None:
     assert torch.equal(drawn, torch.rand(3))
 
 
+@pytest.mark.parametrize("kind", [PruneChannels, PrunePositions, PruneAttention])
+def test_a_model_without_what_is_gated_is_named(kind: Any) -> None:
+    with amanda.apply(tool := kind()):
+        for _ in range(3):
+            nn.Linear(4, 4)(torch.ones(2, 4))
+    assert str(tool.result().table().title).startswith("nothing was gated: there was no ")
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

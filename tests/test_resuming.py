@@ -30,12 +30,22 @@ TOOLS = {
     "quantize": lambda: Quantize("static", "int4", "int4", calibration=2),
     "lsq": lambda: Quantize("lsq", "int4", "int4"),
     "prune_channels": lambda: PruneChannels(0.5),
+    "prune_positions": lambda: PrunePositions(0.5, steps=8),
+    "taylor": lambda: Prune(0.8, scope="global", steps=6, every=2, score="taylor"),
 }
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.conv(x)
 
 def train(name):
     tool = TOOLS[name]()
     torch.manual_seed(0)
-    layers = [nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten()]
+    layers = [nn.Conv2d(4, 8, 3), nn.ReLU(), Residual(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten()]
     model = nn.Sequential(*layers, nn.Linear(128, 4))
     if first:
         model.load_state_dict(safetensors.torch.load_file(folder / f"{name}-model.safetensors"))
@@ -44,15 +54,17 @@ def train(name):
         run(name, tool, model)
 
 def run(name, tool, model):
-    if name in ("lsq", "prune_channels"):
+    if name in ("lsq", "prune_channels", "prune_positions"):
         with torch.no_grad():
-            model(torch.ones(2, 4, 8, 8))  # Makes what learns.
+            for _ in range(2):
+                model(torch.ones(2, 4, 8, 8))  # Makes what learns.
         learned = tool.parameters()
     else:
         learned = []
     optimizer = torch.optim.SGD([*model.parameters(), *learned], lr=0.05)
     for step in range(first, last):
         x = torch.randn(6, 4, 8, 8, generator=torch.Generator().manual_seed(step))
+        torch.manual_seed(step)
         optimizer.zero_grad()
         loss = model(x).square().mean() + model(x).mean()
         loss.backward()
@@ -67,6 +79,7 @@ for name in names.split(","):
     train(name)
 """
 TOOLS = ("prune", "prune_nm", "prune_tiles", "quantize", "lsq", "prune_channels")
+TOOLS += ("prune_positions", "taylor")
 STEPS = 8
 
 

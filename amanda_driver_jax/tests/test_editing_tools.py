@@ -13,7 +13,9 @@ import pytest
 from flax import nnx
 
 import amanda
+from amanda_core.errors import ToolError
 from amanda_tools.faults import InjectFaults
+from amanda_tools.gating import PruneChannels, PrunePositions
 from amanda_tools.quantize import Quantize
 
 MODES = pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
@@ -104,3 +106,14 @@ def test_one_fault_is_what_the_result_says(jitted: bool, site: Any) -> None:
     values[site] = values[site].at[place].set(3.0)
     by_hand = values["output"] if site == "output" else values["input"] @ values["weight"]
     np.testing.assert_allclose(found, by_hand, rtol=1e-5, atol=1e-5)
+
+
+@MODES
+@pytest.mark.parametrize("kind", [PruneChannels, PrunePositions])
+def test_gates_are_refused_by_name(kind: Any, jitted: bool) -> None:
+    model, run = Net(), called(jitted)
+    plain = run(model, X)
+    refusal = pytest.raises(ToolError, match=f"{kind.name} needs gates that learn")
+    with refusal, amanda.apply(kind()):
+        run(model, X)
+    np.testing.assert_array_equal(run(model, X), plain)

@@ -12,7 +12,9 @@ import pytest
 from mxnet import gluon
 
 import amanda
+from amanda_core.errors import ToolError
 from amanda_tools.faults import InjectFaults
+from amanda_tools.gating import PruneChannels, PrunePositions
 from amanda_tools.quantize import Quantize
 
 MODES = pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybrid"])
@@ -111,3 +113,12 @@ def test_one_fault_is_what_the_result_says(hybrid: bool, site: Any) -> None:
     inputs, weight = values["input"].reshape(2, 6), values["weight"]
     by_hand = values["output"] if site == "output" else inputs @ weight.T
     np.testing.assert_allclose(found, by_hand, rtol=1e-5, atol=1e-5)
+
+
+@MODES
+@pytest.mark.parametrize("kind", [PruneChannels, PrunePositions])
+def test_gates_are_refused_by_name(kind: Any, hybrid: bool) -> None:
+    net = network(hybrid)
+    refusal = pytest.raises(ToolError, match=f"{kind.name} needs gates that learn")
+    with refusal, amanda.apply(kind()):
+        run(net)

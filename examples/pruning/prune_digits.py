@@ -108,9 +108,12 @@ def main() -> None:
         print()
     if given.out:
         with open(given.out, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0])
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
             writer.writeheader()
-            writer.writerows(rows)
+            for row in rows:
+                writer.writerow(
+                    {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
+                )
 
 
 if __name__ == "__main__":

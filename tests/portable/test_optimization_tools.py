@@ -11,6 +11,9 @@ import pytest
 from tests.optimization_tools import TOOLS
 
 import amanda
+from amanda_core.errors import ToolError
+from amanda_tools.gating import PruneChannels, PrunePositions
+from amanda_tools.rematerialize import Rematerialize
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +97,23 @@ def test_fit(name: str, eagerly: bool) -> None:
     for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
     assert not np.allclose(found, fit(network(keras.layers.Dense), eagerly), rtol=1e-3)
+
+
+@pytest.mark.parametrize("eagerly", [True, False])
+@pytest.mark.parametrize("kind", [PruneChannels, PrunePositions])
+def test_gates_are_refused_by_name(kind: Any, eagerly: bool) -> None:
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((8, 8, 2)), keras.layers.Conv2D(4, 3), keras.layers.Flatten()]
+    model = keras.Sequential([*layers, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, run_eagerly=eagerly)
+    refusal = pytest.raises(ToolError, match=f"{kind.name} needs gates that learn")
+    with refusal, amanda.apply(kind()):
+        model.fit(np.ones((4, 8, 8, 2), np.float32), np.zeros(4), verbose=0)
+
+
+def test_rematerialize_says_where_it_is_not_supported() -> None:
+    model = network(keras.layers.Dense)
+    with amanda.apply(tool := Rematerialize(10**9)):
+        fit(model, True)
+    assert "only what PyTorch's autograd saves in eager mode" in tool.result().table().title

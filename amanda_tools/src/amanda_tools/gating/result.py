@@ -12,6 +12,14 @@ from amanda_tools.output.rendering import dataframe, format_count, format_percen
 
 __all__ = ["GatedOp", "GatingResult"]
 
+#: Tool -> what gets a gate.
+_GATED = {
+    "prune_channels": "conv2d with a parameter as its weight, whose output another operator reads",
+    "prune_positions": "residual block of conv2d, once the first execution has shown it",
+    "prune_attention": "scaled_dot_product_attention with a layer_norm after it, once the first "
+    "call has shown it",
+}
+
 
 @dataclass
 class GatedOp:
@@ -68,6 +76,8 @@ class GatingResult:
     def table(self) -> Table:
         """Return a table with a row for each operator."""
         title = [f"{self.kept:.1%} kept"]
+        if not self.ops:
+            title = [f"nothing was gated: there was no {_GATED[self.tool]}"]
         if self.macs:
             left = format_percent(self.effective_macs, self.macs)
             title.append(f"{left} of {format_count(self.macs, 'MAC')} left")
