@@ -45,8 +45,8 @@ class Residual(nn.Module):
 def train(name):
     tool = TOOLS[name]()
     torch.manual_seed(0)
-    layers = [nn.Conv2d(4, 8, 3), nn.ReLU(), Residual(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten()]
-    model = nn.Sequential(*layers, nn.Linear(128, 4))
+    layers = [nn.Conv2d(4, 8, 3), nn.ReLU(), Residual(), nn.Conv2d(8, 8, 3), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 4))
     if first:
         model.load_state_dict(safetensors.torch.load_file(folder / f"{name}-model.safetensors"))
         tool.load(folder / f"{name}-tool.safetensors")
@@ -78,8 +78,10 @@ def run(name, tool, model):
 for name in names.split(","):
     train(name)
 """
-TOOLS = ("prune", "prune_nm", "prune_tiles", "quantize", "lsq", "prune_channels")
-TOOLS += ("prune_positions", "taylor")
+TOOLS = (
+    *("prune", "taylor", "prune_nm", "prune_tiles", "prune_channels", "prune_positions"),
+    *("quantize", "lsq"),
+)
 STEPS = 8
 
 
