@@ -39,8 +39,9 @@ def test_fails_once(applied, again): assert applied != "watch" or again
 @pytest.fixture
 def broken(applied):
     yield
-    assert applied == "plain"
+    assert applied in ("plain", "eager")
 def test_fails_in_teardown(broken): pass
+def test_fails_eagerly_too(applied): assert applied == "plain"
 def test_is_the_last(): pass
 """
 CODE = """
@@ -49,7 +50,7 @@ from dataclasses import asdict
 from pathlib import Path
 from sweeps.others.comparing import compare
 from sweeps.others.running import Limits, TestFile
-file = TestFile("test_it.py", Path(sys.argv[1]))
+file = TestFile("test_it.py", Path(sys.argv[1]), compiles=True)
 print(json.dumps(asdict(compare("suite", file, ("watch", "none"), Limits(test=5)))))
 """
 
@@ -62,18 +63,23 @@ def test_what_fails_under_a_tool_is_found(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["plain"] == {"passed": 7, "failed": 1, "skipped": 1, "expected": 1}
+    assert found["plain"] == {"passed": 8, "failed": 1, "skipped": 1, "expected": 1}
 
     watch, none = found["tools"]["watch"], found["tools"]["none"]
     assert {failure["test"]: failure["outcome"] for failure in watch["failures"]} == {
         "test_it.py::test_fails_under_watch": "failed",
         "test_it.py::test_crashes_under_watch": "crashed",
         "test_it.py::test_fails_in_teardown": "failed",
+        "test_it.py::test_fails_eagerly_too": "failed",
     }
     assert {failure["test"]: failure["outcome"] for failure in none["failures"]} == {
         "test_it.py::test_hangs_under_none": "hung",
         "test_it.py::test_fails_in_teardown": "failed",
+        "test_it.py::test_fails_eagerly_too": "failed",
     }
+    for compared in (watch, none):
+        eager = [failure["test"] for failure in compared["failures"] if failure["eager"]]
+        assert eager == ["test_it.py::test_fails_eagerly_too"]
     assert watch["unstable"] == ["test_it.py::test_fails_once"]
     assert none["unstable"] == []
     assert (watch["passed"], none["passed"]) == (3, 5)

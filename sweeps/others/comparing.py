@@ -32,6 +32,7 @@ class Failure:
         error: The lines of the exception.
         where: Last place in the traceback, without its folders.
         printed: End of pytest's output.
+        eager: Whether it also fails without Amanda if torch compiles nothing.
     """
 
     test: str
@@ -39,6 +40,7 @@ class Failure:
     error: str
     where: str
     printed: str
+    eager: bool = False
 
 
 @dataclasses.dataclass
@@ -129,6 +131,10 @@ def _under(tool: str, file: TestFile, limits: Limits, good: list[str]) -> Compar
             compared.failures.append(_failure(name, ran.outcomes[name]))
         else:
             compared.unstable.append(name)
+    if file.compiles:
+        eager = _bad(run(file, "eager", limits, [failure.test for failure in compared.failures]))
+        for failure in compared.failures:
+            failure.eager = failure.test in eager
     compared.other = {name: n for name, n in others.items() if name not in BAD}
     compared.seconds = time.monotonic() - began
     return compared

@@ -36,6 +36,12 @@ class Excepted:
         )
 
 
+#: Of a test that was seen to fail without Amanda, too, if torch compiles nothing.
+EAGER = (
+    "Checks what `torch.compile` compiled, which runs eagerly under tools; it fails, too, "
+    'without Amanda under `torch.compiler.set_stance("force_eager")`'
+)
+
 #: In the order in which they are tried.
 EXCEPTED: tuple[Excepted, ...] = (
     *(

@@ -12,7 +12,7 @@ from pathlib import Path
 from sweeps.results import versions
 
 from .comparing import BAD, Failure, FileResult, read
-from .exceptions import EXCEPTED, reason
+from .exceptions import EAGER, EXCEPTED, reason
 from .suites import SUITES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "others.md"
@@ -28,12 +28,15 @@ def note_source(folder: Path, suite: str, commit: str) -> None:
     path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
+def explanation(result: FileResult, tool: str, failure: Failure) -> str:
+    """Return why a test may fail under a tool, or an empty string."""
+    return EAGER if failure.eager else reason(result.suite, failure.test, tool)
+
+
 def unexplained(result: FileResult, tool: str) -> list[Failure]:
     """Return the failures under a tool that no exception explains."""
     return [
-        failure
-        for failure in result.tools[tool].failures
-        if not reason(result.suite, failure.test, tool)
+        failure for failure in result.tools[tool].failures if not explanation(result, tool, failure)
     ]
 
 
@@ -132,7 +135,7 @@ def _exceptions(found: list[FileResult]) -> Iterable[str]:
     for result in found:
         for tool, compared in result.tools.items():
             for failure in compared.failures:
-                if why := reason(result.suite, failure.test, tool):
+                if why := explanation(result, tool, failure):
                     tests[why].add(f"{result.suite}: `{failure.test}`")
     yield "## Tests that fail for a known reason"
     yield ""

@@ -83,6 +83,8 @@ class TestFile:
         variables: Environment variables of the process.
         alone: Whether to copy the file into a folder of its own. Otherwise files next to it would
             be imported instead of the installed package.
+        beside: Names of files in its folder that are copied with it.
+        compiles: Whether its tests may compile with torch.
     """
 
     path: str
@@ -90,6 +92,8 @@ class TestFile:
     every: int = 1
     alone: bool = False
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    beside: Collection[str] = ()
+    compiles: bool = False
 
 
 def run(file: TestFile, applied: str, limits: Limits, only: Collection[str] | None = None) -> Ran:
@@ -97,7 +101,8 @@ def run(file: TestFile, applied: str, limits: Limits, only: Collection[str] | No
 
     Args:
         file: The file.
-        applied: ``plain``, or the name of a tool of the plugin.
+        applied: ``plain``, ``eager`` if plain PyTorch must compile nothing, or the name of a tool
+            of the plugin.
         limits: Time limits.
         only: Ids of the tests to run; None for each `file.every`-th.
     """
@@ -132,7 +137,10 @@ def _process(
     if file.alone:
         root, path = folder / "alone", Path(path).name
         root.mkdir(exist_ok=True)
-        shutil.copy(file.root / file.path, root)
+        whole = file.root / file.path
+        for each in (whole, *(whole.parent / name for name in file.beside)):
+            if each.exists():
+                shutil.copy(each, root)
     command = [sys.executable, "-P", "-m", "pytest", path, "-q", "--tb=short"]
     command += ["-c", str(settings), "--rootdir", str(root), "-p", "no:cacheprovider"]
     command += ["-p", "applied_tools", "--applied", applied, "--outcomes", str(noted)]

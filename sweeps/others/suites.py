@@ -23,6 +23,7 @@ class Suite:
         shipped: Whether the tests come with the installed package.
         variables: Environment variables that the tests need.
         alone: Whether to copy each file into a folder of its own; see `TestFile`.
+        beside: Names of files that are copied with a file in their folder.
         left_out: Pattern of a file -> why it is not run.
         about: Which copy of the tests it is, if these are not the authors' own files.
     """
@@ -33,6 +34,7 @@ class Suite:
     shipped: bool = False
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     alone: bool = False
+    beside: tuple[str, ...] = ()
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     about: str = ""
 
@@ -60,7 +62,15 @@ class Suite:
                 if name in seen or only not in name or self._left_out(path.relative_to(root)):
                     continue
                 seen.add(name)
-                yield TestFile(name, root, every or step, self.alone, self.variables)
+                yield TestFile(
+                    name,
+                    root,
+                    every or step,
+                    self.alone,
+                    self.variables,
+                    self.beside,
+                    compiles=self.package != "tensorflow",
+                )
 
     def _left_out(self, path: Path) -> bool:
         return any(path.match(pattern) for pattern in self.left_out)
@@ -125,7 +135,6 @@ TORCH = Suite(
 TORCH_XPU = Suite(
     {
         "dynamo/test_misc_xpu.py": 20,
-        "dynamo/test_ctx_manager_xpu.py": 8,
         "dynamo/test_recompiles_xpu.py": 1,
         "dynamo/test_regional_inductor_xpu.py": 6,
         "dynamo/test_wrap_inductor_compiled_regions_xpu.py": 4,
@@ -143,6 +152,7 @@ TORCH_XPU = Suite(
     folder="test/xpu",
     variables={"PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
     alone=True,
+    beside=("testing_xpu.py",),
     about="copies of PyTorch's tests, made for one more device, in `intel/torch-xpu-ops`; what in "
     "them needs another release of PyTorch fails plain",
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import unittest
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, TextIO
@@ -53,7 +54,7 @@ TOOLS = {"watch": watch, "none": none}
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that the parent process passes."""
     group = parser.getgroup("applied tools")
-    group.addoption("--applied", choices=["plain", *TOOLS], default="plain")
+    group.addoption("--applied", choices=["plain", "eager", *TOOLS], default="plain")
     group.addoption("--outcomes", type=Path, help="where outcomes are appended, one JSON a line")
     group.addoption("--every", type=int, default=1, help="n: only each n-th test")
     group.addoption("--leave-out", type=Path, help="a file of ids, one a line")
@@ -62,7 +63,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin that applies the tool and writes the outcomes."""
+    if config.getoption("--applied") == "eager":
+        compile_nothing()
     config.pluginmanager.register(Applied(config))
+
+
+def compile_nothing() -> None:
+    """Let plain PyTorch run what tests compile eagerly, as it runs under tools."""
+    import torch
+
+    # Not earlier, since what a test does before it resets this.
+    original: Any = unittest.TestCase._callTestMethod  # type: ignore[attr-defined]
+
+    def call(case: unittest.TestCase, method: Any) -> Any:
+        with torch.compiler.set_stance("force_eager"):
+            return original(case, method)
+
+    unittest.TestCase._callTestMethod = call  # type: ignore[attr-defined]
 
 
 class Applied:
