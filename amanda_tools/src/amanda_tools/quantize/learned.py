@@ -40,7 +40,9 @@ class Step:
         import torch
 
         with torch.no_grad(), torch.inference_mode(False):
-            values = values.detach().clone().float()
+            values = values.detach().float().nan_to_num(0.0, 0.0, 0.0)
+            if not values.numel():
+                values = values.new_zeros([max(length, 1) for length in values.shape])
             self.signed = is_weight or (rule != "lsq+" and bool(values.min() < 0))
             self._rule, self._bits = rule, form.bits
             self._set_limits()

@@ -44,9 +44,10 @@ def weight_grid(
     import numpy
 
     magnitudes = numpy.abs(values.astype(numpy.float32))
+    magnitudes = numpy.where(numpy.isfinite(magnitudes), magnitudes, numpy.float32(0))
     axes = tuple(axes)
     largest = magnitudes.max(axis=axes, keepdims=True, initial=0.0)
-    if observer == "percentile":
+    if observer == "percentile" and magnitudes.size:
         largest = numpy.percentile(magnitudes, percentile, axis=axes, keepdims=True)
     elif observer == "mse" and not form.float8:
         best, least = largest, numpy.full(largest.shape, numpy.inf)
@@ -69,7 +70,7 @@ class Histogram:
     then pairs of bins become one, so that no count is ever estimated.
 
     Attributes:
-        seen: How often values were added.
+        seen: In how many runs of the program values were added; the caller counts them.
         low: Smallest finite value.
         high: Largest finite value.
     """
@@ -80,8 +81,10 @@ class Histogram:
         self._limit = 0.0
         self._histogram: Any = None
 
-    def add(self, values: Any, counting: bool) -> None:
-        """Add an array of values.
+    def add(self, values: Any, counting: bool) -> bool:
+        """Add an array of values; return False if they tell nothing about a range.
+
+        That is so if none of them is finite, and if all are zeros, as a first state is.
 
         Args:
             values: The array.
@@ -89,14 +92,14 @@ class Histogram:
         """
         import numpy
 
-        self.seen += 1
         values = values[numpy.isfinite(values)]
         if not values.size:
-            return
+            return False
         self.low = min(self.low, float(values.min()))
         self.high = max(self.high, float(values.max()))
         if counting:
             self._count(values)
+        return bool(values.any())
 
     def grid(self, form: Format, observer: str, percentile: float, around_zero: bool) -> Grid:
         """Return the grid of the values so far.

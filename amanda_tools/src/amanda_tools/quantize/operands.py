@@ -12,15 +12,30 @@ from amanda_core import OpContext
 from amanda_core.facts import Facts
 from amanda_core.weights.reads import Weight
 
-__all__ = ["PRODUCTS", "Operand", "operands_of", "scale_part", "shared_axes"]
+__all__ = [
+    "PRODUCTS",
+    "Operand",
+    "operands_of",
+    "scale_part",
+    "shared_axes",
+    "value_at",
+    "why_unreached",
+    "with_item",
+]
 
 _LAYERS = frozenset(
     {"linear", "conv1d", "conv2d", "conv3d"}
     | {f"conv_transpose{dimensions}d" for dimensions in (1, 2, 3)}
 )
 _EMBEDDINGS = frozenset({"embedding", "embedding_bag"})
+_RECURRENT = frozenset({"rnn", "lstm", "gru"})
 #: Common types of the operators whose operands are quantized.
-PRODUCTS = _LAYERS | _EMBEDDINGS | {"matmul", "grouped_matmul", "bilinear", "einsum", "attention"}
+PRODUCTS = (
+    _LAYERS
+    | _EMBEDDINGS
+    | _RECURRENT
+    | {"matmul", "grouped_matmul", "bilinear", "einsum", "attention"}
+)
 #: Roles of the operands of a product. A bias is quantized apart.
 _FACTORS = frozenset({"input", "weight", "left", "right", "query", "key", "value"})
 _BIASES = frozenset({"bias", "addend"})
@@ -35,6 +50,7 @@ class Operand(NamedTuple):
         role: Its role, or the number of its position.
         weight: The weight that it is; None for an activation.
         is_bias: Whether it is added to a product.
+        copied: Whether it is a copy of a weight, such as rows that were gathered.
     """
 
     position: int
@@ -42,6 +58,12 @@ class Operand(NamedTuple):
     role: str
     weight: Weight | None
     is_bias: bool = False
+    copied: bool = False
+
+    @property
+    def place(self) -> int | tuple[int, int]:
+        """Its key in what is known of an operator's inputs."""
+        return self.position if self.item is None else (self.position, self.item)
 
 
 def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
@@ -49,6 +71,8 @@ def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
     kind, inputs = context["type"], context.get_inputs()
     if inputs is None or (kind not in PRODUCTS and kind != "add"):
         return []
+    if kind in _RECURRENT:
+        return _recurrent_operands(context, facts)
     roles: tuple[str, ...] = context.get("input_roles", ())
     reads = context.weights
     found = []
@@ -74,6 +98,66 @@ def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
     if kind == "add" and not _is_residual(found, inputs, facts):
         return []
     return found
+
+
+def _recurrent_operands(context: OpContext, facts: Facts) -> list[Operand]:
+    """Return the input and the matrices of a recurrent operator.
+
+    One that computes a single step multiplies the state by a matrix as well. The states inside an
+    operator that computes all steps cannot be reached.
+    """
+    inputs, matrices = list(context.get_inputs() or ()), []
+    for place, weight in context.weights.items():
+        position, item = place if isinstance(place, tuple) else (place, None)
+        value = inputs[position] if item is None else inputs[position][item]
+        if len(weight.axes) == 2 and _is_real(facts, value):
+            matrices.append(Operand(position, item, "weight", weight))
+    found = []
+    if matrices and facts.is_tensor(inputs[0]) and _is_real(facts, inputs[0]):
+        found.append(Operand(0, None, "input", None))
+        single = all(one.item is None for one in matrices)
+        states = inputs[1] if isinstance(inputs[1], (list, tuple)) else [inputs[1]]
+        if single and facts.is_tensor(states[0]) and _is_real(facts, states[0]):
+            item = 0 if isinstance(inputs[1], (list, tuple)) else None
+            found.append(Operand(1, item, "state", None))
+    return [*found, *matrices]
+
+
+def why_unreached(context: OpContext, facts: Facts, operands: Sequence[Operand], at: int) -> str:
+    """Return why a weight is not an operand that is quantized.
+
+    Args:
+        context: The op's context.
+        facts: The driver's facts.
+        operands: Those of the op that are quantized.
+        at: The weight's input position.
+    """
+    if operands:
+        return "added, not multiplied"
+    inputs = list(context.get_inputs() or ())
+    how = f"read by {context.op_type}"
+    if context["type"] in PRODUCTS and facts.is_tensor(inputs[at]):
+        how += f" as {facts.dtype(inputs[at])}"
+    return how
+
+
+def value_at(context: OpContext, operand: Operand) -> Any:
+    """Return the present value of an operand."""
+    inputs: Any = context.get_inputs()
+    value = inputs[operand.position]
+    if (
+        operand.weight is not None
+        and (found := context.value(operand.position, operand.item)) is not None
+    ):
+        return found
+    return value if operand.item is None else value[operand.item]
+
+
+def with_item(whole: Any, item: int | None, new: Any) -> Any:
+    """Return an input in which one item of a list is replaced, or all of it if `item` is None."""
+    if item is None:
+        return new
+    return type(whole)(new if index == item else one for index, one in enumerate(whole))
 
 
 def _is_real(facts: Facts, tensor: Any) -> bool:
@@ -107,7 +191,7 @@ def shared_axes(context: OpContext, operand: Operand, rank: int) -> list[int]:
         return [axis for axis, letter in enumerate(layout) if letter not in kept]
     if kind == "einsum":
         return _contracted(context, operand, rank)
-    if kind in _EMBEDDINGS or operand.role in ("left", "input"):
+    if kind in _EMBEDDINGS | _RECURRENT or operand.role in ("left", "input"):
         return [rank - 1]
     return [max(rank - 2, 0)]
 

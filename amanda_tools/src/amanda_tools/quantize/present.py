@@ -1,4 +1,4 @@
-"""Operands that are not weights: what is known of their ranges, and grids of present values.
+"""Grids of present values: each execution quantizes by the ranges that it meets.
 
 Owns the rules of Q8BERT: all operands of an operator are quantized at once, since the grid of a
 bias is the product of those of both factors.
@@ -6,37 +6,26 @@ bias is the product of those of both factors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from amanda_core import OpContext
 from amanda_core.action import staged
-from amanda_tools.quantize.arithmetic import Arithmetic, quantize_now
-from amanda_tools.quantize.formats import EPSILON, Format, Grid
-from amanda_tools.quantize.learned import Step
-from amanda_tools.quantize.observers import Histogram
-from amanda_tools.quantize.operands import Operand
-from amanda_tools.quantize.result import QuantizedActivation
+from amanda_core.facts import Facts
+from amanda_tools.quantize.activations import Activation, Activations
+from amanda_tools.quantize.fake import quantize_now
+from amanda_tools.quantize.formats import EPSILON, Format
+from amanda_tools.quantize.operands import Operand, shared_axes, value_at, with_item
+from amanda_tools.quantize.options import Options
+from amanda_tools.quantize.weights import Weights
+from amanda_tools.tensors.arithmetic import ARITHMETIC, Arithmetic
 
-__all__ = ["INT32", "Activation", "Plan", "at_once", "at_present", "shown"]
+__all__ = ["insert_present"]
 
 #: The format of a bias.
 INT32 = Format("int32", 32, float(2**31 - 1))
-
-
-@dataclass
-class Activation:
-    """An operand that is not a weight."""
-
-    op: str
-    role: str
-    source: str | None
-    histogram: Histogram = field(default_factory=Histogram)
-    grid: Grid | None = None
-    step: Step | None = None
-    #: Running mean of the largest magnitudes.
-    mean: float | None = None
-    #: The arguments of `fake_quantize`, made from `grid` when first needed.
-    made: dict[str, Any] | None = None
 
 
 @dataclass
@@ -47,6 +36,62 @@ class Plan:
     form: Format
     axes: tuple[int, ...]
     one: Activation | None = None
+
+
+def insert_present(
+    context: OpContext,
+    facts: Facts,
+    operands: Sequence[Operand],
+    options: Options,
+    weights: Weights,
+    activations: Activations,
+) -> None:
+    """Insert the quantization of an operator's operands by their present values.
+
+    Args:
+        context: The operator's context.
+        facts: The driver's facts about tensors.
+        operands: The operands.
+        options: The user's options.
+        weights: The weights of the tool.
+        activations: Its other operands.
+    """
+    plans: list[Plan] = []
+    for operand in operands:
+        rank = len(facts.shape(value_at(context, operand)) or ())
+        is_weight = operand.weight is not None or operand.copied
+        form = options.format_of(is_weight)
+        if operand.is_bias:
+            if None not in (options.weights, options.activations) and not options.per_token:
+                plans += [Plan(operand, INT32, ())] * (rank == 1)
+        elif operand.weight is not None:
+            if weights.prepare(context, facts, operand, operand.weight) and form is not None:
+                plans.append(Plan(operand, form, _axes(context, operand, rank, options.per)))
+        elif form is not None and operand.copied:
+            plans.append(Plan(operand, form, _axes(context, operand, rank, options.per)))
+        elif form is not None:
+            one = activations.get(context, operand)
+            axes = tuple(range(rank))
+            plans.append(Plan(operand, form, axes[-1:] if options.per_token else axes, one))
+    # A bias is quantized by the scales of both factors.
+    factors = [plan for plan in plans if not plan.operand.is_bias]
+    plans = [*factors, *(p for p in plans if p.operand.is_bias and len(factors) == 2)]
+    if not plans:
+        return
+    positions = sorted({plan.operand.position for plan in plans})
+    arithmetic: Arithmetic = context[ARITHMETIC]
+    given: dict[str, Any] = {"plans": plans, "arithmetic": arithmetic, "positions": positions}
+    if options.ema:
+        given["mean"] = partial(activations.running, facts=facts)
+    context.insert_before_op(at_once if options.ema else at_present, inputs=positions, **given)
+
+
+def _axes(context: OpContext, operand: Operand, rank: int, per: str) -> tuple[int, ...]:
+    """Return the axes of a weight whose elements share a scale."""
+    if per == "channel":
+        return tuple(shared_axes(context, operand, rank))
+    layers = context.get("weight_layout") is not None
+    return tuple(range(rank) if layers else range(rank)[-2:])
 
 
 def at_once(
@@ -68,12 +113,7 @@ def at_once(
             value, arithmetic=arithmetic, axes=plan.axes, form=plan.form, scale=scale
         )
         scales.append(scale)
-        if item is None:
-            found[index] = new
-        else:
-            found[index] = type(values[index])(
-                new if i == item else one for i, one in enumerate(found[index])
-            )
+        found[index] = with_item(found[index], item, new)
     return found[0] if len(found) == 1 else found
 
 
@@ -81,24 +121,3 @@ def at_once(
 def at_present(*values: Any, **given: Any) -> Any:
     """Do so without a running mean, and so without side effects."""
     return at_once(*values, **given)
-
-
-def shown(one: Activation, form: Format) -> QuantizedActivation:
-    """Return what the result says of an operand."""
-    known = one.histogram.low <= one.histogram.high
-    scale = None
-    if one.step is not None:
-        scale = float(one.step.scale().reshape(()))
-    elif one.grid is not None:
-        scale = float(one.grid.scale.reshape(()))
-    return QuantizedActivation(
-        one.op,
-        one.role,
-        one.source,
-        form.name,
-        one.histogram.seen,
-        one.histogram.low if known else None,
-        one.histogram.high if known else None,
-        scale,
-        0.0 if one.grid is None else float(one.grid.zero.reshape(())),
-    )

@@ -15,17 +15,12 @@ from amanda_core import OpContext, Tool
 from amanda_core.facts import Facts, NotReadableError
 from amanda_tools.mapping import MappingTool
 from amanda_tools.operators.clock import Clock
-from amanda_tools.quantize.arithmetic import (
-    ARITHMETIC,
-    NOT_ARRAYS,
-    RULES,
-    Arithmetic,
-    quantize_now,
-)
+from amanda_tools.quantize.fake import quantize_now
 from amanda_tools.quantize.formats import Format, format_named
 from amanda_tools.quantize.operands import Operand, operands_of, shared_axes
 from amanda_tools.quantize.result import decibels
 from amanda_tools.sensitivity.result import SensitiveOp, SensitivityResult
+from amanda_tools.tensors.arithmetic import ARITHMETIC, NOT_ARRAYS, RULES, Arithmetic
 from amanda_tools.tensors.values import facts_of, host, need_numpy, numbers
 
 __all__ = ["Sensitivity"]

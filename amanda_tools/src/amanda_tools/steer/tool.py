@@ -17,8 +17,8 @@ from amanda_core.facts import Facts
 from amanda_tools.mapping import MappingTool
 from amanda_tools.sequences.places import Area, NotChoosableError, Places
 from amanda_tools.sequences.tool import SequenceTool
-from amanda_tools.steer.arithmetic import ARITHMETIC, RULES, Arithmetic
 from amanda_tools.steer.result import SteeredOp, SteerResult
+from amanda_tools.tensors.arithmetic import ARITHMETIC, RULES, Arithmetic
 from amanda_tools.tensors.types import type_of
 from amanda_tools.tensors.values import facts_of, need_numpy
 from amanda_tools.weight_coverage import WeightCoverage

@@ -1,4 +1,4 @@
-"""Arithmetic of fake quantization, with the tensors of each framework.
+"""Arithmetic of the tools that change values, with the tensors of each framework.
 
 Owns the few functions in which the frameworks differ. Drivers whose tensors work like NumPy's
 arrays need nothing here.
@@ -9,22 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.action import staged
-from amanda_core.facts import Facts, NotReadableError
-from amanda_tools.quantize.formats import EPSILON, Format, Grid
+from amanda_core.facts import NotReadableError
 
-__all__ = [
-    "ARITHMETIC",
-    "NOT_ARRAYS",
-    "RULES",
-    "Arithmetic",
-    "constants",
-    "fake_quantize",
-    "quantize_now",
-]
+__all__ = ["ARITHMETIC", "NOT_ARRAYS", "RULES", "Arithmetic"]
 
 #: Key of a context: the arithmetic of its tensors.
-ARITHMETIC = "quantize.arithmetic"
+ARITHMETIC = "tensors.arithmetic"
 #: Why an unknown framework is not supported.
 NOT_ARRAYS = "its tensors are not NumPy's arrays"
 
@@ -40,6 +30,10 @@ class Arithmetic:
         import numpy
 
         return isinstance(value, numpy.ndarray)
+
+    def is_real(self, value: Any) -> bool:
+        """Return True unless a value is complex: an op may get other types than when analysed."""
+        return "complex" not in str(value.dtype)
 
     def is_real(self, value: Any) -> bool:
         """Return True unless a value is complex: an op may get other types than when analysed."""
@@ -68,8 +62,11 @@ class Arithmetic:
         return numpy.clip(value, lowest, highest)
 
     def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
-        """Return the largest magnitudes along axes, which stay with size 1."""
-        return abs(value).max(axis=axes, keepdims=True, initial=0)
+        """Return the largest finite magnitudes along axes, which stay with size 1; at least 0."""
+        import numpy
+
+        magnitudes = numpy.where(numpy.isfinite(value), abs(value), value.dtype.type(0))
+        return magnitudes.max(axis=axes, keepdims=True, initial=0)
 
     def at_least(self, value: Any, least: float) -> Any:
         """Return the values, the smaller ones replaced by `least`."""
@@ -84,6 +81,32 @@ class Arithmetic:
     def float8(self, value: Any, name: str) -> Any:
         """Return the nearest numbers of an 8-bit floating point type, in the dtype of `value`."""
         raise NotReadableError(f"no {name} in this framework")
+
+    def tensor(self, array: Any, like: Any) -> Any:
+        """Return an array as a tensor of the dtype of another one, and where that one is."""
+        import numpy
+
+        return numpy.asarray(array, like.dtype)
+
+    def mask(self, array: Any, like: Any) -> Any:
+        """Return an array of truth values as a tensor."""
+        return array
+
+    def where(self, mask: Any, new: Any, old: Any) -> Any:
+        """Return `new` where the mask is true, and the very bits of `old` elsewhere."""
+        import numpy
+
+        return numpy.where(mask, new, old)
+
+    def sum_last(self, value: Any) -> Any:
+        """Return the sum over the last axis, which stays with size 1."""
+        return value.sum(-1, keepdims=True)
+
+    def zeros(self, value: Any) -> Any:
+        """Return zeros of the same shape, dtype and place."""
+        import numpy
+
+        return numpy.zeros_like(value)
 
 
 class _OfFramework(Arithmetic):
@@ -107,7 +130,7 @@ class _Torch(_OfFramework):
         return value.clamp(lowest, highest)
 
     def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
-        magnitudes = value.detach().abs()
+        magnitudes = value.detach().abs().nan_to_num(0.0, 0.0, 0.0)
         if not value.numel():
             return magnitudes.sum(axes, keepdim=True)
         return magnitudes.amax(axes, keepdim=True)
@@ -119,6 +142,26 @@ class _Torch(_OfFramework):
         import torch
 
         return value.to(getattr(torch, name)).to(value.dtype)
+
+    def tensor(self, array: Any, like: Any) -> Any:
+        import torch
+
+        return torch.as_tensor(array).to(like.device, like.dtype)
+
+    def mask(self, array: Any, like: Any) -> Any:
+        import torch
+
+        return torch.as_tensor(array).to(like.device)
+
+    def where(self, mask: Any, new: Any, old: Any) -> Any:
+        import torch
+
+        return torch.where(mask, new, old)
+
+    def zeros(self, value: Any) -> Any:
+        import torch
+
+        return torch.zeros_like(value)
 
 
 class _TensorFlow(_OfFramework):
@@ -145,7 +188,12 @@ class _TensorFlow(_OfFramework):
     def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
         import tensorflow
 
-        return tensorflow.reduce_max(tensorflow.abs(value), axis=axes, keepdims=True)
+        magnitudes = tensorflow.abs(value)
+        finite = tensorflow.where(
+            tensorflow.math.is_finite(magnitudes), magnitudes, tensorflow.zeros_like(magnitudes)
+        )
+        # The maximum of nothing is the lowest number.
+        return self.at_least(tensorflow.reduce_max(finite, axis=axes, keepdims=True), 0.0)
 
     def flat(self, value: Any) -> Any:
         import tensorflow
@@ -163,8 +211,39 @@ class _TensorFlow(_OfFramework):
         narrow = getattr(tensorflow.dtypes.experimental, name)
         return tensorflow.cast(tensorflow.cast(value, narrow), value.dtype)
 
+    def tensor(self, array: Any, like: Any) -> Any:
+        import tensorflow
+
+        return tensorflow.cast(tensorflow.convert_to_tensor(array), like.dtype)
+
+    def mask(self, array: Any, like: Any) -> Any:
+        import tensorflow
+
+        return tensorflow.convert_to_tensor(array)
+
+    def where(self, mask: Any, new: Any, old: Any) -> Any:
+        import tensorflow
+
+        return tensorflow.where(mask, new, old)
+
+    def sum_last(self, value: Any) -> Any:
+        import tensorflow
+
+        return tensorflow.reduce_sum(value, axis=-1, keepdims=True)
+
+    def zeros(self, value: Any) -> Any:
+        import tensorflow
+
+        return tensorflow.zeros_like(value)
+
 
 class _Jax(_OfFramework):
+    def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
+        import jax.numpy
+
+        magnitudes = jax.numpy.nan_to_num(abs(value), nan=0.0, posinf=0.0)
+        return magnitudes.max(axis=axes, keepdims=True, initial=0)
+
     def wide(self, value: Any) -> Any:
         import jax.numpy
 
@@ -190,9 +269,20 @@ class _Jax(_OfFramework):
 
         return value.astype(getattr(jax.numpy, name)).astype(value.dtype)
 
+    def where(self, mask: Any, new: Any, old: Any) -> Any:
+        import jax.numpy
+
+        return jax.numpy.where(mask, new, old)
+
+    def zeros(self, value: Any) -> Any:
+        import jax.numpy
+
+        return jax.numpy.zeros_like(value)
+
 
 class _MXNet(_OfFramework):
     def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
+        # What is not finite stays: methods of its arrays cannot pick elements.
         return value.abs().max(axis=axes, keepdims=True)
 
     def wide(self, value: Any) -> Any:
@@ -212,6 +302,7 @@ class _MXNet(_OfFramework):
         return value.clip(least, float("inf"))
 
 
+<<<<<<< HEAD:amanda_tools/src/amanda_tools/quantize/arithmetic.py
 @staged
 def fake_quantize(
     value: Any,
@@ -305,6 +396,8 @@ def constants(facts: Facts, grid: Grid, like: Any) -> dict[str, Any]:
     }
 
 
+=======
+>>>>>>> 56459d4 (quantize: split by owner; recurrent layers, copies of weights, grouped experts; ranges of whole runs; what is not finite is left out):amanda_tools/src/amanda_tools/tensors/arithmetic.py
 def _rule(arithmetic: Arithmetic) -> Any:
     def rule(context: OpContext) -> None:
         context[ARITHMETIC] = arithmetic

@@ -1,0 +1,273 @@
+"""Operands that are not weights: their ranges, and the quantization by what is known of them.
+
+Owns the calibration. Grids of present values belong to `present`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from amanda_core import OpContext
+from amanda_core.activation import autodiff_enabled
+from amanda_core.facts import Facts, NotReadableError
+from amanda_tools.operators.clock import Clock
+from amanda_tools.operators.tool import is_eager
+from amanda_tools.quantize.fake import constants, fake_quantize
+from amanda_tools.quantize.formats import Format, Grid
+from amanda_tools.quantize.observers import Histogram
+from amanda_tools.quantize.operands import Operand, value_at, with_item
+from amanda_tools.quantize.options import Options
+from amanda_tools.quantize.result import QuantizedActivation
+from amanda_tools.quantize.rounds import Rounds
+from amanda_tools.quantize.steps import Steps
+from amanda_tools.tensors.arithmetic import ARITHMETIC, Arithmetic
+from amanda_tools.tensors.values import host, numbers
+
+__all__ = ["Activation", "Activations"]
+
+#: No activation is as large. What a program adds that is lower hides elements from a softmax.
+_HIDDEN = -1e30
+
+
+@dataclass
+class Activation:
+    """An operand that is not a weight.
+
+    Attributes:
+        op: Readable name of its operator.
+        role: Its role there, or the number of its position.
+        source: ``file:line`` of the operator's call, or None.
+        histogram: Its values so far.
+        grid: Its grid; None before the end of the calibration.
+        run: The last run in which it was observed.
+        mean: Running mean of the largest magnitudes; None if there is none.
+        made: The arguments of `fake_quantize`, made from the grid when first needed.
+        copied: Whether it is a copy of a weight.
+    """
+
+    op: str
+    role: str
+    source: str | None
+    histogram: Histogram = field(default_factory=Histogram)
+    grid: Grid | None = None
+    run: int = -1
+    mean: float | None = None
+    made: dict[str, Any] | None = None
+    copied: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name under which it is saved."""
+        return f"{self.op}/{self.role}"
+
+
+class Activations:
+    """The activations that a tool quantizes.
+
+    Args:
+        options: The user's options.
+        steps: The learned steps.
+        rounds: The runs of the program.
+        clock: Measures the time that ranges take.
+        notes: Where it is noted what cannot be quantized.
+
+    Attributes:
+        frozen: Whether the calibration has ended.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        steps: Steps,
+        rounds: Rounds,
+        clock: Clock,
+        notes: dict[str, None],
+    ) -> None:
+        self._options, self._steps, self._rounds = options, steps, rounds
+        self._clock, self._notes = clock, notes
+        self._known: dict[str, Activation] = {}
+        #: Names of additions that hide elements.
+        self._masks: set[str] = set()
+        self.frozen = False
+
+    def get(self, context: OpContext, operand: Operand) -> Activation:
+        """Return what is known of an operand."""
+        key = f"{context.name}/{operand.role}"
+        one = self._known.get(key)
+        if one is None:
+            one = self._known[key] = Activation(context.name, operand.role, context.source)
+        one.source, one.copied = context.source, operand.copied
+        return one
+
+    def insert(self, context: OpContext, facts: Facts, operand: Operand) -> None:
+        """Insert the observation of an operand, and its quantization by a grid or a step."""
+        form = self._options.format_of(operand.copied)
+        if form is None:
+            return
+        one, arithmetic = self.get(context, operand), context[ARITHMETIC]
+        positions = [operand.position]
+        if self._options.learns:
+            with autodiff_enabled():
+                context.insert_before_op(
+                    partial(self._learn, operand=operand, one=one, form=form), inputs=positions
+                )
+        elif one.grid is not None and operand.item is None:
+            made = constants(facts, one.grid, value_at(context, operand))
+            context.insert_before_op(fake_quantize, inputs=positions, arithmetic=arithmetic, **made)
+        elif not self.frozen or operand.item is not None:
+            context.insert_before_op(
+                partial(
+                    self._observe,
+                    facts=facts,
+                    arithmetic=arithmetic,
+                    operand=operand,
+                    one=one,
+                    eager=is_eager(context.namespace),
+                    adds=context["type"] == "add",
+                ),
+                inputs=positions,
+            )
+
+    def freeze(self) -> None:
+        """End the calibration."""
+        self.frozen = True
+        for one in self._known.values():
+            if one.grid is None and one.histogram.seen and one.op not in self._masks:
+                one.grid = self._grid_of(one)
+
+    def clear(self) -> None:
+        """Forget all ranges."""
+        self._known.clear()
+
+    def running(self, one: Activation, largest: Any, facts: Facts) -> Any:
+        """Return the running mean of the largest magnitudes of an operand, as a tensor."""
+        if one.mean is None or not self.frozen:
+            now = float(host(facts, largest).array.reshape(()))
+            # The first values of a state are often zeros.
+            one.mean = one.mean - (1 - self._options.ema) * (one.mean - now) if one.mean else now
+            one.histogram.seen += 1
+        return largest * 0.0 + one.mean
+
+    def progress(self) -> dict[str, Any]:
+        """Return the ranges so far, as JSON."""
+        return {
+            "frozen": self.frozen,
+            "activations": {
+                key: {**one.histogram.to_json(), "ready": self._ready(one), "mean": one.mean}
+                for key, one in self._known.items()
+            },
+        }
+
+    def resume(self, progress: Mapping[str, Any]) -> None:
+        """Continue from the result of `progress`."""
+        self.frozen = progress["frozen"]
+        self._known = {}
+        for key, state in progress["activations"].items():
+            op, _, role = key.rpartition("/")
+            one = Activation(op, role, None, Histogram.from_json(state), mean=state["mean"])
+            if state["ready"]:
+                one.grid = self._grid_of(one)
+            self._known[key] = one
+
+    def result(self) -> list[QuantizedActivation]:
+        """Return what is known of each operand."""
+        found = []
+        for one in self._known.values():
+            form = self._options.format_of(one.copied)
+            if form is not None and one.op not in self._masks:
+                found.append(self._shown(one, form))
+        return found
+
+    def uncalibrated(self) -> list[str]:
+        """Return the operands without an observed range."""
+        return [
+            f"{one.op} ({one.role})"
+            for one in self._known.values()
+            if not one.histogram.seen and not one.copied
+        ]
+
+    def _observe(
+        self,
+        value: Any,
+        facts: Facts,
+        arithmetic: Arithmetic,
+        operand: Operand,
+        one: Activation,
+        eager: bool,
+        adds: bool,
+    ) -> Any:
+        """Note the range of a value during the calibration, and quantize it afterwards."""
+        part = value if operand.item is None else value[operand.item]
+        if not arithmetic.is_real(part):
+            return None
+        if one.grid is None:
+            if self.frozen or one.op in self._masks:
+                return None
+            run = self._rounds.present(eager)
+            if self._ready(one) and run != one.run:
+                one.grid = self._grid_of(one)
+        if one.grid is None:
+            with self._clock:
+                self._note_range(facts, part, one, run, adds)
+            return None
+        if one.made is None:
+            one.made = constants(facts, one.grid, part)
+        new = fake_quantize(part, arithmetic=arithmetic, **one.made)
+        return with_item(value, operand.item, new)
+
+    def _note_range(self, facts: Facts, value: Any, one: Activation, run: int, adds: bool) -> None:
+        try:
+            tensor = host(facts, value)
+        except NotReadableError as error:
+            self._notes[f"{one.op} is not quantized: {error}"] = None
+            return
+        values = numbers(tensor.array, tensor.dtype)
+        if adds and values.size and values.min() < _HIDDEN:
+            self._masks.add(one.op)
+            self._notes[f"{one.op} adds a mask and is not quantized"] = None
+        elif one.histogram.add(values, self._options.observer != "minmax") and run != one.run:
+            one.histogram.seen += 1
+            one.run = run
+
+    def _learn(self, value: Any, operand: Operand, one: Activation, form: Format) -> Any:
+        part = value if operand.item is None else value[operand.item]
+        step = self._steps.get(one.key)
+        if part.is_complex():
+            return None
+        if step is None:
+            if not part.any():  # Nothing can be learned from a first state of zeros.
+                return None
+            step = self._steps.make(one.key, form, part, tuple(range(part.dim())), False)
+        one.histogram.seen += 1
+        return with_item(value, operand.item, step.quantized(part))
+
+    def _ready(self, one: Activation) -> bool:
+        needed = self._options.calibration
+        if one.op in self._masks:
+            return False
+        return one.grid is not None or bool(needed and one.histogram.seen >= needed)
+
+    def _grid_of(self, one: Activation) -> Grid:
+        form, options = self._options.format_of(one.copied), self._options
+        assert form is not None
+        return one.histogram.grid(form, options.observer, options.percentile, options.symmetric)
+
+    def _shown(self, one: Activation, form: Format) -> QuantizedActivation:
+        grid = self._grid_of(one) if self._ready(one) else None
+        step = self._steps.get(one.key)
+        scale = None if grid is None else float(grid.scale.reshape(()))
+        known = one.histogram.low <= one.histogram.high
+        return QuantizedActivation(
+            one.op,
+            one.role,
+            one.source,
+            form.name,
+            one.histogram.seen,
+            one.histogram.low if known else None,
+            one.histogram.high if known else None,
+            float(step.scale().reshape(())) if step is not None else scale,
+            0.0 if grid is None else float(grid.zero.reshape(())),
+        )

@@ -1,0 +1,109 @@
+"""Fake quantization: the values that quantized numbers have, with the tensors of each framework.
+
+Owns the two functions that routines call. They have no side effects, so that graphs may contain
+them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amanda_core.action import staged
+from amanda_core.facts import Facts
+from amanda_tools.quantize.formats import EPSILON, Format, Grid
+from amanda_tools.tensors.arithmetic import Arithmetic
+
+__all__ = ["constants", "fake_quantize", "quantize_now"]
+
+
+@staged
+def fake_quantize(
+    value: Any,
+    *,
+    arithmetic: Arithmetic,
+    scale: Any,
+    inverse: Any,
+    zero: Any,
+    limits: tuple[float, float],
+    float8: str,
+) -> Any:
+    """Return the value that a quantized number in place of each element would have.
+
+    It has no side effects, so it may become part of a graph.
+
+    Args:
+        value: A tensor of floating point numbers; a complex one is returned as it is.
+        arithmetic: That of its framework.
+        scale: The scale, which broadcasts to it.
+        inverse: 1 / scale. Products with it are those of torch's kernels.
+        zero: The number of the value 0; None if it is 0.
+        limits: The smallest and the largest number.
+        float8: The type of the numbers if they are not integers.
+    """
+    if not arithmetic.is_real(value):
+        return value
+    numbers = arithmetic.wide(value) * inverse
+    if float8:
+        numbers = arithmetic.float8(arithmetic.clip(numbers, *limits), float8)
+    else:
+        numbers = arithmetic.round(numbers)
+        if zero is not None:
+            numbers = numbers + zero
+        numbers = arithmetic.clip(numbers, *limits)
+        if zero is not None:
+            numbers = numbers - zero
+    return arithmetic.like(numbers * scale, value)
+
+
+def quantize_now(
+    value: Any,
+    *,
+    arithmetic: Arithmetic,
+    axes: tuple[int, ...],
+    form: Format,
+    scale: Any = None,
+) -> tuple[Any, Any]:
+    """Return a value after fake quantization by the symmetric grid of its own range, and its scale.
+
+    Args:
+        value: A tensor of floating point numbers.
+        arithmetic: That of its framework.
+        axes: The axes whose elements share a scale.
+        form: The number format.
+        scale: The scale, if it is not that of the value.
+    """
+    if scale is None:
+        largest = arithmetic.largest(arithmetic.wide(value), axes)
+        scale = arithmetic.at_least(largest / form.highest, EPSILON)
+    limits = (-form.highest, form.highest)
+    return fake_quantize(
+        value,
+        arithmetic=arithmetic,
+        scale=scale,
+        inverse=1.0 / scale,
+        zero=None,
+        limits=limits,
+        float8=form.float8,
+    ), scale
+
+
+def constants(facts: Facts, grid: Grid, like: Any) -> dict[str, Any]:
+    """Return the arguments of `fake_quantize` that a grid stands for.
+
+    Args:
+        facts: The driver's facts about tensors.
+        grid: The grid; its arrays broadcast to the values.
+        like: A tensor on the device of the values.
+    """
+
+    def number(array: Any) -> Any:
+        return float(array.reshape(())) if array.size == 1 else facts.tensor(array, like)
+
+    inverse = (1 / grid.scale).astype(grid.scale.dtype)
+    return {
+        "scale": number(grid.scale),
+        "inverse": number(inverse),
+        "zero": number(grid.zero) if grid.zero.any() else None,
+        "limits": (grid.lowest, grid.highest),
+        "float8": grid.float8,
+    }

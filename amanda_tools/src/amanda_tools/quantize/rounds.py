@@ -1,0 +1,44 @@
+"""Runs of a program, in each of which an operator may run several times."""
+
+from __future__ import annotations
+
+from amanda_core import Tool
+
+__all__ = ["Rounds"]
+
+
+class Rounds:
+    """Counts runs: calls of outermost modules, and steps.
+
+    An operator in a loop, such as that of a recurrent network, runs several times in one of them.
+    Outside of modules, in an eager mode, each execution of an operator is a run.
+
+    Args:
+        tool: The tool that wants to know.
+    """
+
+    def __init__(self, tool: Tool) -> None:
+        self._number = self._running = 0
+        tool.add_inst_for_scope(enter=self._enter, leave=self._leave)
+        tool.add_inst_for_step(end=self._next)
+
+    def present(self, eager: bool) -> int:
+        """Return the number of the run in which an operator is executed now.
+
+        Args:
+            eager: Whether the operator is executed by itself, and not in a graph.
+        """
+        if eager and not self._running:
+            self._number += 1
+        return self._number
+
+    def _enter(self, path: str) -> None:
+        self._running += 1
+
+    def _leave(self, path: str) -> None:
+        self._running = max(self._running - 1, 0)
+        if not self._running:
+            self._number += 1
+
+    def _next(self, step: int) -> None:
+        self._number += 1

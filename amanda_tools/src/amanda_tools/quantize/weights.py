@@ -1,0 +1,230 @@
+"""Weights: the grid of each parameter, and the quantization of the parts that operators read.
+
+Owns the scales, which are those of whole parameters, so that all readers share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from amanda_core import OpContext
+from amanda_core.activation import autodiff_enabled
+from amanda_core.facts import Facts, NotReadableError
+from amanda_core.weights.reads import Weight
+from amanda_core.weights.state import WeightState
+from amanda_tools.operators.clock import Clock
+from amanda_tools.quantize.fake import constants, fake_quantize, quantize_now
+from amanda_tools.quantize.formats import Format, Grid
+from amanda_tools.quantize.observers import weight_grid
+from amanda_tools.quantize.operands import Operand, scale_part, shared_axes, value_at, with_item
+from amanda_tools.quantize.options import Options
+from amanda_tools.quantize.result import QuantizedWeight, decibels
+from amanda_tools.quantize.steps import Steps
+from amanda_tools.tensors.arithmetic import ARITHMETIC, Arithmetic
+from amanda_tools.tensors.values import host, numbers
+from amanda_tools.weight_coverage import WeightCoverage
+
+__all__ = ["Weights"]
+
+
+class Weights:
+    """The weights that a tool quantizes.
+
+    Args:
+        options: The user's options.
+        steps: The learned steps.
+        coverage: Where it is noted which weights are reached.
+        clock: Measures the time that grids take.
+        claimed: Returns the loaded scales of a weight, or None.
+
+    Attributes:
+        grids: The scales of each parameter: NumPy arrays of its rank, with size 1 along the axes
+            whose elements share a scale.
+        rows: Owner -> what the result says of a parameter.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        steps: Steps,
+        coverage: WeightCoverage,
+        clock: Clock,
+        claimed: Callable[[Weight], Any],
+    ) -> None:
+        self._options, self._steps, self._coverage = options, steps, coverage
+        self._clock, self._claimed = clock, claimed
+        self.grids: WeightState[Any] = WeightState()
+        self.rows: dict[str, QuantizedWeight] = {}
+        #: Owner -> the arithmetic and the facts of its framework.
+        self._frameworks: dict[str, tuple[Arithmetic, Facts]] = {}
+
+    def insert(self, context: OpContext, facts: Facts, operand: Operand, weight: Weight) -> None:
+        """Insert the quantization of a weight with scales that do not depend on the execution."""
+        if not self.prepare(context, facts, operand, weight):
+            return
+        routine = partial(
+            self._quantized,
+            facts=facts,
+            arithmetic=context[ARITHMETIC],
+            operand=operand,
+            context=context if weight.varies else None,
+        )
+        if self._options.learns:
+            with autodiff_enabled():
+                context.insert_before_op(routine, inputs=[operand.position])
+        elif weight.varies or operand.item is not None:
+            context.insert_before_op(routine, inputs=[operand.position])
+        else:
+            made = constants(facts, self._part(weight), value_at(context, operand))
+            arithmetic = context[ARITHMETIC]
+            # Elsewhere a graph may contain the routine, and then nothing is to be kept.
+            kept = self.grids.memoized(fake_quantize) if arithmetic.learns else fake_quantize
+            context.insert_before_op(kept, inputs=[operand.position], arithmetic=arithmetic, **made)
+
+    def prepare(self, context: OpContext, facts: Facts, operand: Operand, weight: Weight) -> bool:
+        """Make the scales of a weight; return False if it cannot be quantized, which is noted."""
+        if self._options.weights is None:
+            self._coverage.add_unreached(weight, "weights are not to be quantized")
+            return False
+        try:
+            self._make(context, facts, operand, weight, self._options.weights)
+        except NotReadableError as error:
+            self._coverage.add_unreached(weight, str(error))
+            return False
+        return True
+
+    def baked(self, weight: Weight) -> Callable[[Any], Any] | None:
+        """Return the function that quantizes a whole parameter; None if it is not quantized."""
+        form, owner = self._options.weights, weight.owner
+        if form is None or owner not in self.rows:
+            return None
+        step = self._steps.get(f"weight/{owner}")
+        if step is not None:
+            return step.quantized
+        arithmetic, facts = self._frameworks[owner]
+        scale: Any = self.grids.get(weight, _unknown)
+        if self._options.method == "dynamic":
+            axes = tuple(axis for axis, size in enumerate(scale.shape) if size == 1)
+            return lambda values: quantize_now(values, arithmetic=arithmetic, axes=axes, form=form)[
+                0
+            ]
+        grid = _grid(scale, form)
+        return lambda values: fake_quantize(
+            values, arithmetic=arithmetic, **constants(facts, grid, values)
+        )
+
+    def result(self) -> list[QuantizedWeight]:
+        """Return what is known of each quantized parameter."""
+        for owner, row in self.rows.items():
+            step = self._steps.get(f"weight/{owner}")
+            if step is not None:
+                row.scales = [float(one) for one in step.scale().ravel()]
+        return list(self.rows.values())
+
+    def _quantized(
+        self,
+        value: Any,
+        facts: Facts,
+        arithmetic: Arithmetic,
+        operand: Operand,
+        context: OpContext | None,
+    ) -> Any:
+        """Quantize a weight whose grid learns, or that is another one in each execution."""
+        place = operand.position if operand.item is None else (operand.position, operand.item)
+        weight = operand.weight if context is None else context.weights.get(place)
+        if weight is None:
+            return None
+        if context is not None and weight is not operand.weight:
+            self.prepare(context, facts, operand, weight)
+        one = value if operand.item is None else value[operand.item]
+        step = self._steps.get(f"weight/{weight.owner}")
+        if step is not None:
+            import numpy
+
+            size = step.parameters[0]
+            indices = numpy.arange(size.numel()).reshape(size.shape)
+            new = step.quantized(one, scale_part(indices, weight))
+        else:
+            made = constants(facts, self._part(weight), one)
+            new = fake_quantize(one, arithmetic=arithmetic, **made)
+        return with_item(value, operand.item, new)
+
+    def _part(self, weight: Weight) -> Grid:
+        assert self._options.weights is not None
+        return _grid(scale_part(self.grids.get(weight, _unknown), weight), self._options.weights)
+
+    def _make(
+        self, context: OpContext, facts: Facts, operand: Operand, weight: Weight, form: Format
+    ) -> None:
+        """Make the scales of the whole parameter that a weight is part of, or its learned step."""
+
+        def make(parameter: Any) -> Any:
+            loaded = self._claimed(weight)
+            with self._clock:
+                whole = parameter
+                # The handle of a variable has no values; the operator reads all of it.
+                if not facts.is_tensor(whole) or facts.shape(whole) != tuple(weight.shape):
+                    whole = value_at(context, operand)
+                if whole is None or facts.shape(whole) != tuple(weight.shape):
+                    raise NotReadableError(f"read by {context.op_type} in another shape")
+                tensor = host(facts, whole)
+                values = numbers(tensor.array, tensor.dtype)
+                axes = self._axes(context, operand, weight)
+                options = self._options
+                grid = weight_grid(values, axes, form, options.observer, options.percentile)
+                if loaded is not None:
+                    grid = _grid(loaded, form)
+                self._frameworks[weight.owner] = context[ARITHMETIC], facts
+                self.rows[weight.owner] = _row(context, weight, values, grid, form)
+                if options.learns:
+                    key = f"weight/{weight.owner}"
+                    self._steps.make(key, form, whole, tuple(axes), True)
+            return grid.scale
+
+        scale = self.grids.get(weight, make)
+        if scale is None or scale_part(scale, weight) is None:
+            raise NotReadableError(f"read by {context.op_type} as a part that has no indices")
+        self._coverage.add_reached(weight)
+
+    def _axes(self, context: OpContext, operand: Operand, weight: Weight) -> list[int]:
+        """Return the parameter's axes whose elements share a scale."""
+        shown = list(weight.axes)
+        shared = shared_axes(context, operand, len(shown))
+        if self._options.per == "tensor":
+            layers = context.get("weight_layout") is not None
+            shared = list(range(len(shown)) if layers else range(len(shown))[-2:])
+        return [axis for one in shared if (axis := shown[one]) is not None]
+
+
+def _row(
+    context: OpContext, weight: Weight, values: Any, grid: Grid, form: Format
+) -> QuantizedWeight:
+    import numpy
+
+    sqnr = None
+    if not grid.float8:
+        known = numpy.where(numpy.isfinite(values), values, 0).astype(float)
+        rounded = numpy.clip(numpy.round(known / grid.scale), grid.lowest, grid.highest)
+        noise = ((rounded * grid.scale - known) ** 2).sum()
+        sqnr = decibels(float((known**2).sum()), float(noise))
+    return QuantizedWeight(
+        "" if weight.name.startswith("#") else weight.name,
+        context.name,
+        context.source,
+        list(weight.shape),
+        form.name,
+        [float(one) for one in grid.scale.ravel()],
+        list(grid.scale.shape),
+        sqnr,
+    )
+
+
+def _grid(scale: Any, form: Format) -> Grid:
+    """Return the symmetric grid of scales."""
+    return Grid(scale, 0 * scale, -form.highest, form.highest, form.float8)
+
+
+def _unknown(parameter: Any) -> Any:
+    raise LookupError("the scales of a weight that was not analysed")
