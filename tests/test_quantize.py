@@ -362,6 +362,169 @@ def test_experts_have_scales_of_their_own_and_those_without_tokens_are_named() -
     assert any("linear" in name for name in tool.result().uncalibrated)
 
 
+def test_experts_of_one_grouped_product_without_rows_are_named() -> None:
+    torch.manual_seed(0)
+    rows, ends = torch.randn(6, 16).bfloat16(), torch.tensor([3, 3, 6, 6], dtype=torch.int32)
+    weight, tool = torch.nn.Parameter(torch.randn(4, 16, 8).bfloat16()), Quantize()
+    for _ in range(2):
+        with amanda.apply(tool), torch.no_grad():
+            found = torch._grouped_mm(rows, weight, offs=ends)
+    assert tool.result().uncalibrated == ["_grouped_mm[1]", "_grouped_mm[3]"]
+    by_hand = torch.stack([weight_by_torch(one.t().float()).t() for one in weight.detach()])
+    seen = rows.float()
+    wanted = torch._grouped_mm(by_torch(seen, seen).bfloat16(), by_hand.bfloat16(), offs=ends)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_experts_in_a_loop_gathered_and_grouped_get_the_same_grids(name: str) -> None:
+    pytest.importorskip("transformers")
+    from .mixtures import IMPLEMENTATIONS, build, output_of, prompts
+
+    outputs, named = [], []
+    for implementation in IMPLEMENTATIONS:
+        model, tool = build(name, implementation).eval(), Quantize(activations="none")
+        with amanda.apply(tool):
+            outputs.append(output_of(model, prompts(model)[0]))
+        named.append(tool.result().uncalibrated)
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(outputs[2], outputs[0], rtol=1e-4, atol=1e-5)
+    assert named[0]
+    assert sorted(named[2]) == sorted(named[0])
+
+
+def test_recurrent_layers_multiply_quantized_inputs_and_matrices() -> None:
+    torch.manual_seed(0)
+    layer, x = torch.nn.LSTM(6, 4, 2, bidirectional=True), torch.randn(5, 2, 6)
+    twin = torch.nn.LSTM(6, 4, 2, bidirectional=True)
+    twin.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            if parameter.dim() == 2:
+                parameter.copy_(weight_by_torch(parameter))
+    for value in (x, torch.nn.utils.rnn.pack_sequence([x[:, 0], x[:3, 1]])):
+        tool = Quantize()
+        with amanda.apply(tool):
+            layer(value)
+            found = layer(value)[0]
+        data = value if isinstance(value, torch.Tensor) else value.data
+        quantized: Any = by_torch(data, data)
+        if not isinstance(value, torch.Tensor):
+            quantized = value._replace(data=quantized)
+            found, wanted = found.data, twin(quantized)[0].data
+        else:
+            wanted = twin(quantized)[0]
+        torch.testing.assert_close(found, wanted)
+        gradients = [
+            torch.autograd.grad(one.square().sum(), model.parameters())
+            for one, model in ((found, layer), (wanted, twin))
+        ]
+        torch.testing.assert_close(*gradients)
+        result = tool.result()
+        assert result.parameters == result.reached > 0
+        assert "inner states that are not quantized" in str(result.table())
+
+
+def test_a_range_is_that_of_all_executions_of_a_run() -> None:
+    class Loop(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.states = torch.nn.GRUCell(6, 4), list[torch.Tensor]()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = torch.zeros(2, 4)
+            for one in x:
+                self.states.append(h)
+                h = self.cell(one, h)
+            return h
+
+    torch.manual_seed(0)
+    model, tool = Loop(), Quantize()
+    with amanda.apply(tool), torch.no_grad():
+        model(torch.randn(5, 2, 6))
+        states = torch.stack(model.states)
+        row = next(one for one in tool.result().activations if one.operand == "state")
+        assert (row.low, row.high) == (states.min(), states.max())
+        assert row.seen == 1
+        model(100 * torch.randn(5, 2, 6))
+    assert row in tool.result().activations
+
+
+@pytest.mark.parametrize(
+    "first", [torch.zeros(0, 6), torch.zeros(2, 6), torch.full((2, 6), math.nan)]
+)
+@pytest.mark.parametrize("method", ["static", "lsq"])
+def test_values_that_tell_no_range_calibrate_nothing(first: torch.Tensor, method: Any) -> None:
+    torch.manual_seed(0)
+    layer, x, tool = torch.nn.Linear(6, 3), torch.randn(4, 6), Quantize(method)
+    with amanda.apply(tool), torch.no_grad():
+        layer(first)
+        layer(x)
+        found = layer(x)
+    torch.testing.assert_close(found, layer(x), rtol=0.1, atol=0.1)
+    json.loads(tool.result().to_json())
+
+
+@pytest.mark.parametrize("method", ["static", "dynamic", "lsq", "lsq+", "tqt"])
+def test_what_is_not_finite_makes_no_scale(method: Any) -> None:
+    torch.manual_seed(0)
+    layer, x, tool = torch.nn.Linear(6, 3), torch.randn(4, 6), Quantize(method)
+    with torch.no_grad():
+        layer.weight[0, 0], x[1, 2] = math.inf, math.nan
+    for _ in range(2):
+        with amanda.apply(tool), torch.no_grad():
+            found = layer(x)
+    wanted = layer(x)
+    torch.testing.assert_close(found[[0, 2, 3], 1:], wanted[[0, 2, 3], 1:], rtol=0.1, atol=0.1)
+    assert all(math.isfinite(scale) for one in tool.result().weights for scale in one.scales)
+    json.loads(tool.result().to_json())
+
+
+@pytest.mark.parametrize("hidden", [-math.inf, torch.finfo(torch.float32).min])
+def test_what_hides_elements_from_a_softmax_is_added_as_it_is(hidden: float) -> None:
+    torch.manual_seed(0)
+    scores, mask, tool = torch.randn(3, 4, 4), torch.zeros(3, 4, 4), Quantize()
+    mask[:, 0, 1:] = hidden
+    for _ in range(2):
+        with amanda.apply(tool):
+            found = scores + mask
+    assert torch.equal(found, scores + mask)
+    assert "add adds a mask and is not quantized" in tool.result().notes
+
+
+def test_keys_of_a_cache_are_quantized_as_they_are_read() -> None:
+    torch.manual_seed(0)
+    tool, keys = Quantize("dynamic"), torch.zeros(1, 2, 0, 8)
+    for _ in range(3):
+        q, k = torch.randn(2, 1, 2, 1, 8).unbind()
+        keys = torch.cat([keys, k], 2)
+        with amanda.apply(tool), torch.no_grad():
+            found = F.scaled_dot_product_attention(q, keys, keys)
+
+    def symmetric(value: torch.Tensor) -> torch.Tensor:
+        scale = value.abs().max() / 127
+        return (value / scale).round() * scale
+
+    wanted = F.scaled_dot_product_attention(symmetric(q), symmetric(keys), symmetric(keys))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_weights_that_are_also_read_unquantized_are_not_baked() -> None:
+    layer, tool = torch.nn.Linear(6, 3), Quantize(activations="none")
+    with amanda.apply(tool), torch.no_grad():
+        layer(torch.ones(1, 6)) + layer.weight.square().sum()
+    with pytest.raises(ToolError, match=r"weight \(18, read by square\)"):
+        tool.bake()
+
+
+def test_an_optimizers_state_is_no_parameter_that_was_missed() -> None:
+    model, tool = small(), Quantize(activations="none")
+    train(model, torch.optim.Adam(model.parameters()), tool, range(2))
+    result = tool.result()
+    assert (result.parameters, result.reached, result.unreached) == (72, 72, [])
+
+
 def test_attention_and_its_keys_and_values_are_quantized() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))

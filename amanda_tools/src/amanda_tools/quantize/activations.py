@@ -183,10 +183,12 @@ class Activations:
 
     def uncalibrated(self) -> list[str]:
         """Return the operands without an observed range."""
+        if self._options.activations is None:
+            return []
         return [
             f"{one.op} ({one.role})"
             for one in self._known.values()
-            if not one.histogram.seen and not one.copied
+            if not one.histogram.seen and not one.copied and one.op not in self._masks
         ]
 
     def _observe(
@@ -238,7 +240,8 @@ class Activations:
         if part.is_complex():
             return None
         if step is None:
-            if not part.any():  # Nothing can be learned from a first state of zeros.
+            # Nothing can be learned from a first state of zeros.
+            if not part.detach().nan_to_num(0.0, 0.0, 0.0).any():
                 return None
             step = self._steps.make(one.key, form, part, tuple(range(part.dim())), False)
         one.histogram.seen += 1
