@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import amanda
-from amanda_core.errors import ResultError
+from amanda_core.errors import ResultError, ToolError
 from amanda_tools.faults import InjectFaults, run_campaign, wilson_interval
 from amanda_tools.faults.models import apply_model, fields_of
 
@@ -223,6 +223,56 @@ def test_intervals_are_those_of_wilson(
     successes: int, trials: int, expected: tuple[float, float]
 ) -> None:
     assert wilson_interval(successes, trials) == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_ends_of_an_interval_solve_wilsons_equation() -> None:
+    for trials in (1, 7, 30, 1000):
+        for successes in {0, 1, trials // 3, trials}:
+            share = successes / trials
+            for end in wilson_interval(successes, trials, z=1.96):
+                variance = end * (1 - end) / trials
+                assert (share - end) ** 2 == pytest.approx(1.96**2 * variance, abs=1e-12)
+
+
+def test_a_campaign_reads_the_outputs_of_its_framework() -> None:
+    model, x = network().bfloat16(), torch.randn(4, 1, 8, 8).bfloat16()
+    tool = InjectFaults(["conv2d"], model="value", amount=1e4, mode="per_layer", count=50)
+    found = run_campaign(tool, lambda: model(x), 3)  # Of a dtype that NumPy lacks, with gradients.
+    assert [trial.outcome for trial in found.trials] == ["sdc"] * 3
+
+
+def test_what_was_not_finite_without_faults_is_no_outcome() -> None:
+    x = torch.tensor([[1.0, -math.inf, 0.5]])
+    found = run_campaign(InjectFaults(["relu"], mode="per_run", bits=[0]), lambda: F.relu(x) + x, 5)
+    assert found.rate("masked")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (lambda: {"scores": F.relu(torch.ones(2, 3))}, "returns dict, not the scores"),
+        (lambda: F.relu(torch.ones(2, 3)).sum(), "returns Tensor, not the scores"),
+        (lambda: F.relu(torch.ones(0, 3)), "returns Tensor, not the scores"),
+        (lambda: torch.ones(2, 3), "no operator of the types or names relu"),
+        (lambda sizes=[2, 3, 4]: F.relu(torch.ones(sizes.pop(0), 3)), r"shape \(4, 3\)"),
+    ],
+)
+def test_a_program_without_scores_or_operators_is_refused(program: Any, message: str) -> None:
+    with pytest.raises(ToolError, match=message):
+        run_campaign(InjectFaults(["relu"], mode="per_run"), program, 2)
+    with pytest.raises(ValueError, match="trials must not be negative"):
+        run_campaign(InjectFaults(), program, -1)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), ()])
+@pytest.mark.parametrize("mode", ["rate", "per_layer", "per_sample", "per_run"])
+def test_nothing_is_hit_where_there_is_nothing(mode: Any, shape: tuple[int, ...]) -> None:
+    tool = InjectFaults(["relu"], mode=mode, rate=1.0, count=10, model="zero")
+    with amanda.apply(tool):
+        for run in range(2):
+            tool.begin_run(run)
+            F.relu(torch.ones(shape))
+    assert len(tool.faults) <= 2 * math.prod(shape)
 
 
 def test_what_is_impossible_is_refused() -> None:

@@ -417,7 +417,7 @@ def test_recurrent_layers_multiply_quantized_inputs_and_matrices() -> None:
             wanted = twin(quantized)[0]
         torch.testing.assert_close(found, wanted)
         gradients = [
-            torch.autograd.grad(one.square().sum(), model.parameters())
+            torch.autograd.grad(one.square().sum(), list(model.parameters()))
             for one, model in ((found, layer), (wanted, twin))
         ]
         torch.testing.assert_close(*gradients)
@@ -445,7 +445,7 @@ def test_a_range_is_that_of_all_executions_of_a_run() -> None:
         model(torch.randn(5, 2, 6))
         states = torch.stack(model.states)
         row = next(one for one in tool.result().activations if one.operand == "state")
-        assert (row.low, row.high) == (states.min(), states.max())
+        assert (row.low, row.high) == (states.min().item(), states.max().item())
         assert row.seen == 1
         model(100 * torch.randn(5, 2, 6))
     assert row in tool.result().activations

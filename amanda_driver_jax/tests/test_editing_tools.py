@@ -14,7 +14,7 @@ from flax import nnx
 
 import amanda
 from amanda_core.errors import ToolError
-from amanda_tools.faults import InjectFaults
+from amanda_tools.faults import InjectFaults, run_campaign
 from amanda_tools.gating import PruneChannels, PrunePositions
 from amanda_tools.quantize import Quantize
 
@@ -117,3 +117,26 @@ def test_gates_are_refused_by_name(kind: Any, jitted: bool) -> None:
     with refusal, amanda.apply(kind()):
         run(model, X)
     np.testing.assert_array_equal(run(model, X), plain)
+
+
+@MODES
+def test_a_campaign_counts_outcomes(jitted: bool) -> None:
+    model, run = Net(), called(jitted)
+    tool = InjectFaults(["matmul"], model="value", amount=1e9, mode="per_run")
+    found = run_campaign(tool, lambda: run(model, X), 5)
+    assert [trial.faults for trial in found.trials] == [1] * 5
+    assert all(trial.outcome == "sdc" or trial.changed == 0 for trial in found.trials)
+    assert all(trial.distance == pytest.approx(1e9) for trial in found.trials)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_present_scales_are_those_of_what_is_finite(value: float) -> None:
+    x = np.asarray(X.mean((1, 2))).repeat(3, 1)
+    weight = np.asarray(jax.random.normal(jax.random.key(2), (6, 4)))
+    x[0, 0] = value
+    with amanda.apply(Quantize("dynamic", weights="none")):
+        found = jnp.matmul(jnp.asarray(x), jnp.asarray(weight))
+    largest = abs(x[np.isfinite(x)]).max()
+    row = np.round(x[1] * (1 / (largest / 127))) * (largest / 127)
+    np.testing.assert_allclose(found[1], row @ rounded(weight, 127.0), rtol=0.05, atol=0.02)
+    assert np.isfinite(found[1]).all()

@@ -13,7 +13,7 @@ from mxnet import gluon
 
 import amanda
 from amanda_core.errors import ToolError
-from amanda_tools.faults import InjectFaults
+from amanda_tools.faults import InjectFaults, run_campaign
 from amanda_tools.gating import PruneChannels, PrunePositions
 from amanda_tools.quantize import Quantize
 
@@ -122,3 +122,12 @@ def test_gates_are_refused_by_name(kind: Any, hybrid: bool) -> None:
     refusal = pytest.raises(ToolError, match=f"{kind.name} needs gates that learn")
     with refusal, amanda.apply(kind()):
         run(net)
+
+
+@MODES
+def test_a_campaign_counts_outcomes(hybrid: bool) -> None:
+    net = network(hybrid)
+    tool = InjectFaults(["linear"], model="value", amount=1e9, mode="per_run")
+    found = run_campaign(tool, lambda: net(mx.nd.array(X)), 5)
+    assert [trial.faults for trial in found.trials] == [1] * 5
+    assert all(trial.distance == pytest.approx(1e9) for trial in found.trials)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy
 import pytest
 
 import amanda
+from amanda_tools.faults import InjectFaults, run_campaign
 from amanda_tools.quantize import Quantize
 from amanda_tools.sensitivity import Sensitivity
 
@@ -65,6 +67,55 @@ def test_activations_are_calibrated_and_then_quantized(graph: bool) -> None:
     first, _ = tool.result().activations
     values = x.numpy()
     assert first.scale == pytest.approx((values.max() - values.min()) / 255)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_campaign_of_a_program_of_tensorflow_counts_outcomes(graph: bool) -> None:
+    run, x, _kernel, _ = network()
+    program = tf.function(run) if graph else run
+    tool = InjectFaults(["matmul"], model="value", amount=1e9, mode="per_run")
+    found = run_campaign(tool, lambda: program(x), 5)
+    assert [trial.faults for trial in found.trials] == [1] * 5
+    assert all(trial.distance == pytest.approx(1e9) for trial in found.trials)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_present_scales_in_tensorflow_are_those_of_what_is_finite(value: float) -> None:
+    x = numpy.random.default_rng(0).standard_normal((2, 6)).astype("float32")
+    weight = tf.Variable(numpy.random.default_rng(1).standard_normal((6, 4)).astype("float32"))
+    x[0, 0] = value
+    with amanda.apply(Quantize("dynamic", weights="none")):
+        found = tf.matmul(tf.constant(x), weight)
+    row = rounded(x[1], abs(x[numpy.isfinite(x)]).max(), 127.0)
+    numpy.testing.assert_allclose(found[1], row @ weight.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_keras_recurrent_layers_are_calibrated_by_all_their_steps() -> None:
+    keras = pytest.importorskip("keras")
+    keras.utils.set_random_seed(0)
+    layer, x = keras.layers.LSTM(4), numpy.random.default_rng(0).standard_normal((2, 5, 6))
+    tool = Quantize()
+    with amanda.apply(tool):
+        real, quantized = layer(x), layer(x)
+    assert float(tf.reduce_max(abs(quantized - real))) < 0.02
+    states = [one for one in tool.result().activations if one.low != 0 and one.operand == "left"]
+    assert {one.seen for one in states} == {1}
+
+
+def test_kernels_that_keras_reshapes_are_quantized_as_weights() -> None:
+    keras = pytest.importorskip("keras")
+    keras.utils.set_random_seed(0)
+    layer = keras.layers.EinsumDense("abc,cde->abde", (None, 2, 4))
+    x = numpy.random.default_rng(0).standard_normal((2, 5, 8)).astype("float32")
+    layer(x)
+    tool = Quantize(weights="int4", activations="none")
+    with amanda.apply(tool):
+        found = layer(x)
+    kernel = layer.kernel.numpy().reshape(8, 8)
+    wanted = x.reshape(-1, 8) @ rounded(kernel, abs(kernel).max(0), 7.0)
+    numpy.testing.assert_allclose(found.numpy().reshape(-1, 8), wanted, rtol=1e-4, atol=1e-5)
+    result = tool.result()
+    assert result.parameters == result.reached == 64
 
 
 def test_damage_in_tensorflow_is_the_noise_times_the_gradient() -> None:

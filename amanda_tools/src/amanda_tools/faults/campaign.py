@@ -5,18 +5,21 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from amanda_core.activation import apply
+from amanda_core.errors import ToolError
 from amanda_core.results import Table
 from amanda_tools.faults.tool import InjectFaults
 from amanda_tools.output.folders import whole_file
+from amanda_tools.tensors.values import numbers
 
 __all__ = ["CampaignResult", "Trial", "run_campaign", "wilson_interval"]
 
-#: `sdc`: silent data corruption, a changed top-1 prediction. `nan`: an output that is not finite.
+#: `sdc`: silent data corruption, a changed top-1 prediction. `nan`: an output that is not finite,
+#: but was without faults.
 #: `masked`: the predictions are what they were.
 Outcome = Literal["masked", "sdc", "nan"]
 
@@ -81,14 +84,18 @@ def run_campaign(tool: InjectFaults, program: Callable[[], Any], trials: int) ->
     Args:
         tool: Injects the faults. Its runs are numbered from 1. Run 0 has faults, but for the mode
             `per_run`, and does not count.
-        program: Returns the outputs of a classifier: something that NumPy converts to an array of
-            shape ``(samples, classes)``.
+        program: Returns the outputs of a classifier, of shape ``(samples, classes)`` or that of one
+            sample: a tensor of a framework, or something that NumPy converts to an array.
         trials: How many runs with faults.
-    """
-    import numpy as np
 
-    expected = np.asarray(program()).astype(np.float64)
-    classes = expected.argmax(axis=-1)
+    Raises:
+        ValueError: `trials` is negative.
+        ToolError: The program does not return the same kind of outputs each time, or runs no
+            operator at which the tool injects faults.
+    """
+    if trials < 0:
+        raise ValueError(f"trials must not be negative, but is {trials}")
+    plain, expected = program(), None
     found = CampaignResult()
     with apply(tool):
         if tool.mode == "per_run":
@@ -97,16 +104,57 @@ def run_campaign(tool: InjectFaults, program: Callable[[], Any], trials: int) ->
         for run in range(1, trials + 1):
             tool.begin_run(run)
             before = len(tool.faults)
-            outputs = np.asarray(program()).astype(np.float64)
-            finite = np.isfinite(outputs).all(axis=-1)
-            other = ~finite | (np.nan_to_num(outputs).argmax(axis=-1) != classes)
-            outcome: Outcome = "nan" if not finite.all() else "sdc" if other.any() else "masked"
-            distance = np.abs(np.where(np.isfinite(outputs), outputs - expected, 0.0)).max()
-            faults = len(tool.faults) - before
-            found.trials.append(
-                Trial(run, outcome, faults, other.size, int(other.sum()), float(distance))
-            )
+            outputs = program()
+            if expected is None:
+                if not tool.result().sites:
+                    raise ToolError(
+                        f"The program runs no operator of the types or names {', '.join(tool.ops)}",
+                        where="run_campaign",
+                        fix="Choose others by the option ops",
+                    )
+                expected = _array(tool, plain)  # The tool knows the framework now.
+            trial = _compared(expected, _array(tool, outputs))
+            found.trials.append(replace(trial, run=run, faults=len(tool.faults) - before))
     return found
+
+
+def _array(tool: InjectFaults, outputs: Any) -> Any:
+    """Return the outputs of a program as an array."""
+    import numpy as np
+
+    tensor = tool.host(outputs)
+    values = outputs if tensor is None else numbers(tensor.array, tensor.dtype)
+    try:
+        array = np.asarray(values).astype(np.float64)
+    except (TypeError, ValueError):
+        array = np.zeros(())
+    if not array.ndim or not array.size:
+        raise ToolError(
+            f"The program returns {type(outputs).__name__}, not the scores of classes",
+            where="run_campaign",
+            fix="Return an array or a tensor of shape (samples, classes)",
+        )
+    return array
+
+
+def _compared(expected: Any, outputs: Any) -> Trial:
+    """Return what outputs are in comparison with those without faults."""
+    import numpy as np
+
+    if outputs.shape != expected.shape:
+        raise ToolError(
+            f"The outputs have shape {outputs.shape}, and without faults {expected.shape}",
+            where="run_campaign",
+            fix="Use the same samples in each run",
+        )
+    finite = np.isfinite(outputs)
+    broken = (~finite & np.isfinite(expected)).any(axis=-1)
+    classes, others = (np.nan_to_num(one).argmax(axis=-1) for one in (expected, outputs))
+    changed = broken | (others != classes)
+    with np.errstate(invalid="ignore"):
+        distances = np.where(finite & np.isfinite(expected), np.abs(outputs - expected), 0.0)
+    outcome: Outcome = "nan" if broken.any() else "sdc" if changed.any() else "masked"
+    return Trial(0, outcome, 0, changed.size, int(changed.sum()), float(distances.max()))
 
 
 def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:

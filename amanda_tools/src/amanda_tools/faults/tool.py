@@ -18,7 +18,7 @@ from amanda_core.facts import Facts
 from amanda_tools.faults.models import Bits, Model, apply_model, bits_of, fields_of
 from amanda_tools.faults.result import Fault, FaultSite, FaultsResult
 from amanda_tools.operators.tool import OperatorTool
-from amanda_tools.tensors.values import NotReadableError, facts_of, host, need_numpy
+from amanda_tools.tensors.values import HostTensor, NotReadableError, facts_of, host, need_numpy
 from amanda_tools.weight_coverage import WeightCoverage
 
 __all__ = ["InjectFaults"]
@@ -124,8 +124,8 @@ class InjectFaults(OperatorTool["_Op"]):
             if self.mode != "per_run" or run == 0 or not self._profile:
                 return
             ends = np.cumsum([size for _, _, size in self._profile])
-            random = np.random.default_rng([self.seed, run])
-            for chosen in random.choice(int(ends[-1]), self.count, replace=False):
+            random, total = np.random.default_rng([self.seed, run]), int(ends[-1])
+            for chosen in random.choice(total, min(self.count, total), replace=False):
                 number = int(np.searchsorted(ends, chosen, side="right"))
                 op, call, size = self._profile[number]
                 place = int(chosen - (ends[number] - size))
@@ -214,6 +214,8 @@ class InjectFaults(OperatorTool["_Op"]):
         if self.mode == "per_sample":
             each = size // max(shape[0], 1) if shape else size
             rows = range(shape[0] if shape else 1)
+            if not each or not rows:
+                return ()
             chosen = [random.choice(each, min(self.count, each), replace=False) for _ in rows]
             return np.concatenate([row * each + c for row, c in zip(rows, chosen, strict=True)])
         if self.run == 0:
@@ -236,6 +238,13 @@ class InjectFaults(OperatorTool["_Op"]):
         self.faults += faults
         op.site.faults += len(faults)
         return op.facts.restore(flat.reshape(tensor.array.shape), value)
+
+    def host(self, value: Any) -> HostTensor | None:
+        """Return a tensor of a program that the tool has seen, in main memory; None for others."""
+        for op in self._ops.values():
+            if op.facts.is_tensor(value):
+                return host(op.facts, value)
+        return None
 
     def result(self) -> FaultsResult:
         """Return the faults so far."""
