@@ -35,10 +35,6 @@ class Arithmetic:
         """Return True unless a value is complex: an op may get other types than when analysed."""
         return "complex" not in str(value.dtype)
 
-    def is_real(self, value: Any) -> bool:
-        """Return True unless a value is complex: an op may get other types than when analysed."""
-        return "complex" not in str(value.dtype)
-
     def wide(self, value: Any) -> Any:
         """Return a value with at least 32 bits an element."""
         import numpy
@@ -302,102 +298,6 @@ class _MXNet(_OfFramework):
         return value.clip(least, float("inf"))
 
 
-<<<<<<< HEAD:amanda_tools/src/amanda_tools/quantize/arithmetic.py
-@staged
-def fake_quantize(
-    value: Any,
-    *,
-    arithmetic: Arithmetic,
-    scale: Any,
-    inverse: Any,
-    zero: Any,
-    limits: tuple[float, float],
-    float8: str,
-) -> Any:
-    """Return the value that a quantized number in place of each element would have.
-
-    It has no side effects, so it may become part of a graph.
-
-    Args:
-        value: A tensor of floating point numbers; a complex one is returned as it is.
-        arithmetic: That of its framework.
-        scale: The scale, which broadcasts to it.
-        inverse: 1 / scale. Products with it are those of torch's kernels.
-        zero: The number of the value 0; None if it is 0.
-        limits: The smallest and the largest number.
-        float8: The type of the numbers if they are not integers.
-    """
-    if not arithmetic.is_real(value):
-        return value
-    numbers = arithmetic.wide(value) * inverse
-    if float8:
-        numbers = arithmetic.float8(arithmetic.clip(numbers, *limits), float8)
-    else:
-        numbers = arithmetic.round(numbers)
-        if zero is not None:
-            numbers = numbers + zero
-        numbers = arithmetic.clip(numbers, *limits)
-        if zero is not None:
-            numbers = numbers - zero
-    return arithmetic.like(numbers * scale, value)
-
-
-def quantize_now(
-    value: Any,
-    *,
-    arithmetic: Arithmetic,
-    axes: tuple[int, ...],
-    form: Format,
-    scale: Any = None,
-) -> tuple[Any, Any]:
-    """Return a value after fake quantization by the symmetric grid of its own range, and its scale.
-
-    Args:
-        value: A tensor of floating point numbers.
-        arithmetic: That of its framework.
-        axes: The axes whose elements share a scale.
-        form: The number format.
-        scale: The scale, if it is not that of the value.
-    """
-    if scale is None:
-        largest = arithmetic.largest(arithmetic.wide(value), axes)
-        scale = arithmetic.at_least(largest / form.highest, EPSILON)
-    limits = (-form.highest, form.highest)
-    return fake_quantize(
-        value,
-        arithmetic=arithmetic,
-        scale=scale,
-        inverse=1.0 / scale,
-        zero=None,
-        limits=limits,
-        float8=form.float8,
-    ), scale
-
-
-def constants(facts: Facts, grid: Grid, like: Any) -> dict[str, Any]:
-    """Return the arguments of `fake_quantize` that a grid stands for.
-
-    Args:
-        facts: The driver's facts about tensors.
-        grid: The grid; its arrays broadcast to the values.
-        like: A tensor on the device of the values.
-    """
-
-    def number(array: Any) -> Any:
-        return float(array.reshape(())) if array.size == 1 else facts.tensor(array, like)
-
-    inverse = (1 / grid.scale).astype(grid.scale.dtype)
-    return {
-        "scale": number(grid.scale),
-        "inverse": number(inverse),
-        "zero": number(grid.zero) if grid.zero.any() else None,
-        "limits": (grid.lowest, grid.highest),
-        "float8": grid.float8,
-    }
-
-
-=======
->>>>>>> 56459d4 (quantize: split by owner; recurrent layers, copies of weights, grouped experts; ranges of whole runs; what is not finite is left out):amanda_tools/src/amanda_tools/tensors/arithmetic.py
 def _rule(arithmetic: Arithmetic) -> Any:
     def rule(context: OpContext) -> None:
         context[ARITHMETIC] = arithmetic
