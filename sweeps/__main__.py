@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the random choices")
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts, from 0")
     parser.add_argument("--inputs", type=int, help="at most this many sample inputs for each case")
-    parser.add_argument("--shipped", action="store_true", help="under the shipped tools alone")
+    parser.add_argument("--shipped", action="store_true", help="under the shipped tools")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--seconds", type=float, help="begin no case after this time")
     parser.add_argument("--framework", default="torch", help="framework in which faults are made")
@@ -90,7 +90,8 @@ def _faults(options: argparse.Namespace) -> Part:
     from . import faults, frameworks
 
     names = faults.chosen(options.only, options.sample, options.seed)
-    return faults.sweep(frameworks.FRAMEWORKS[options.framework], names)
+    framework = frameworks.FRAMEWORKS[options.framework]
+    return faults.sweep(framework, names, shipped=options.shipped)
 
 
 def _models(options: argparse.Namespace) -> Part:
@@ -141,8 +142,8 @@ def _shard(options: argparse.Namespace) -> tuple[int, int]:
     return index, count
 
 
-#: Parts that may run under the shipped tools alone.
-SHIPPED_ALONE = ("operators", "models", "random")
+#: Parts that may run under the shipped tools.
+SHIPPED_ALONE = ("operators", "models", "random", "faults")
 #: Part -> option whose value is part of the name of its results.
 OF_KIND = {"faults": "framework", "long": "steps"}
 PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {

@@ -10,10 +10,12 @@ import gc
 import itertools
 import os
 import random
+import tempfile
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import amanda
@@ -22,6 +24,7 @@ from amanda_core.errors import RoutineResultError, ThreadError, UnsupportedError
 from .fingerprints import changed
 from .frameworks import Framework
 from .results import Failure, Part, versions
+from .shipped import LOOKING
 
 
 class Told(Exception):
@@ -85,8 +88,14 @@ def chosen(only: str | None, sample: int | None, seed: int) -> list[str]:
     return every
 
 
-def sweep(framework: Framework, names: list[str]) -> Part:
-    """Provoke these faults in one framework, with each of its settings."""
+def sweep(framework: Framework, names: list[str], *, shipped: bool = False) -> Part:
+    """Provoke these faults in one framework, with each of its settings.
+
+    Args:
+        framework: The framework.
+        names: The faults.
+        shipped: Whether the shipped tools that only look are applied, too.
+    """
     part = Part("faults", versions=versions())
     part.totals["kinds of faults"] = len(POINTS) + len(FAULTS)
     part.counts[f"kinds of faults made in {framework.name}"] = len(names)
@@ -95,7 +104,8 @@ def sweep(framework: Framework, names: list[str]) -> Part:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                check = _Check(framework, part, " ".join([framework.name, *settings.values()]))
+                name = " ".join([framework.name, *settings.values()])
+                check = _Check(framework, part, name, shipped=shipped)
                 for name in names:
                     if name in POINTS:
                         _raised(check, name)
@@ -110,8 +120,8 @@ def sweep(framework: Framework, names: list[str]) -> Part:
 class _Check:
     """Compares the framework and the program's results with those at the start."""
 
-    def __init__(self, framework: Framework, part: Part, name: str) -> None:
-        self.framework, self.part, self.name = framework, part, name
+    def __init__(self, framework: Framework, part: Part, name: str, *, shipped: bool) -> None:
+        self.framework, self.part, self.name, self.shipped = framework, part, name, shipped
         self.program = framework.program()
         self.program()
         with amanda.apply(self.watching()):  # So that everything lazy is initialized.
@@ -121,7 +131,7 @@ class _Check:
         self.ops = self.seen()
 
     def watching(self) -> amanda.Tool:
-        """Return a tool that inserts routines everywhere."""
+        """Return a tool that inserts routines everywhere, and needs the shipped ones."""
 
         def forward(context: amanda.OpContext) -> None:
             context.insert_before_op(nothing)
@@ -132,6 +142,9 @@ class _Check:
 
         tool = amanda.Tool()
         tool.add_inst_for_op(forward)
+        if self.shipped:
+            folder = Path(tempfile.gettempdir())
+            tool.depends_on(*(make(folder) for name, make in LOOKING.items() if name != "dump"))
         return tool
 
     def seen(self) -> int:

@@ -116,6 +116,12 @@ for _name, _what in {
         f"{_what} Both interceptors.\n\n{_SHIPPED}",
     )
 
+PARTS["faults, shipped"] = (
+    "Faults under the shipped tools",
+    "Faults as in the part above, while the shipped tools that only look are applied, without "
+    "`dump`, which writes files.",
+)
+
 _SHARD = re.compile(r" --shard (\d+/\d+)")
 
 #: Part -> heading of `Part.refused`, if it does not contain errors.
