@@ -63,7 +63,10 @@ def exact_copy(tensor: torch.Tensor) -> torch.Tensor:
 def copied(value: Any) -> Any:
     """Copy a tensor, or the tensors in a list; return anything else unchanged."""
     if isinstance(value, torch.Tensor):
-        return exact_copy(value)
+        try:
+            return exact_copy(value)
+        except NotImplementedError:
+            return value  # Of a class that defines no copies.
     if isinstance(value, (list, tuple)):
         return [copied(item) for item in value]
     return value

@@ -27,7 +27,7 @@ from amanda_tools.effective_path import EffectivePath
 from amanda_tools.graph import GraphTracing
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
-from amanda_tools.prune import Prune, numpy_mask, torch_mask
+from amanda_tools.prune import Prune, PruneNM, PruneTiles, numpy_mask, torch_mask
 from amanda_tools.trace import Trace
 
 # Untyped in torch's stubs.
@@ -82,6 +82,46 @@ def test_a_distributed_weight_is_pruned_as_a_plain_one(tmp_path: Path) -> None:
         assert torch.equal(model.weight.grad.to_local(), expected.grad)
     finally:
         torch.distributed.destroy_process_group()
+
+
+class Packed(torch.Tensor):
+    """A quantized weight that only `linear` can read, as classes of torchao are."""
+
+    packed: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, packed: torch.Tensor) -> Any:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, packed.shape, dtype=torch.float32)
+        made.packed = packed
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            return func(args[0], args[1].packed.float(), *args[2:])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(f"{func} of a packed tensor")
+
+
+@pytest.mark.parametrize("make", [Prune, lambda share: PruneNM(2, 4), PruneTiles])
+def test_a_weight_of_a_class_without_products_is_listed(make: Callable[[float], Any]) -> None:
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    packed = torch.randint(-3, 3, (4, 4), dtype=torch.int8)
+    model.weight = nn.Parameter(Packed(packed), requires_grad=False)
+    expected, tool = model(x), make(0.5)
+    with amanda.apply(tool):
+        for _ in range(2):
+            assert torch.equal(model(x), expected)
+    (row,) = tool.result().unreached
+    assert "made of other tensors" in row.reason
 
 
 def test_fully_sharded_weights_are_pruned_where_products_read_them(tmp_path: Path) -> None:

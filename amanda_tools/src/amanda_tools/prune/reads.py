@@ -101,8 +101,9 @@ def reason_against(
     if op_type is not None and op_type not in PRODUCTS:
         return f"{how}, which is not a product"
     # An unknown op may take a wrapper apart, whose parts then meet the mask elsewhere.
-    layout = facts_of(context).layout(value_at(context, place))
-    if op_type is None and layout not in (DENSE, SYMBOLIC):
+    value = value_at(context, place)
+    layout = facts_of(context).layout(value)
+    if layout not in (DENSE, SYMBOLIC) and (op_type is None or not _can_be_multiplied(value)):
         return f"{how}, {layout}"
     if rank < 2:
         return "a vector"
@@ -111,6 +112,15 @@ def reason_against(
     if weight.role == "left" and _RIGHT & {w.role for w in context.weights.values()}:
         return f"{how} as left"
     return ""
+
+
+def _can_be_multiplied(tensor: Any) -> bool:
+    """Return True if a product with a tensor is defined, as it is not for some quantized ones."""
+    try:
+        tensor * 1
+    except (NotImplementedError, RuntimeError, TypeError):
+        return False
+    return True
 
 
 def _is_of_weights(context: OpContext, position: int, copies: Copies) -> bool:
