@@ -281,7 +281,12 @@ def swapped(note: Note) -> None:
     note("swapped", [one * 2, two * 3])
 
 
-@program("torchao: quantized weights, 8-bit AdamW", needs=("torchao",), notice=f"({COMPILED})?")
+@program(
+    "torchao: quantized weights, 8-bit AdamW",
+    needs=("torchao",),
+    notice=f"({COMPILED})?",
+    left_alone={"detach": WRITTEN},
+)
 def torchao(note: Note) -> None:
     """Use, move and train weights of torchao's classes.
 
