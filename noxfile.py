@@ -112,9 +112,11 @@ FURTHER = [
 COVERAGE = ["coverage", "pytest-cov"]
 # What tests of others import, beside what the checks do.
 OTHERS = ["keras", "parameterized", "peft"]
+#: A library whose weights and optimizers the sweep uses.
+TORCHAO = "torchao==0.18.0"
 #: Libraries that the tools are compared with, which do not go with the shared environment.
 REFERENCES = [
-    *("setuptools==80.*", "torch==2.13.0", "numpy", "torchao==0.18.0", "brevitas==0.13.4"),
+    *("setuptools==80.*", "torch==2.13.0", "numpy", TORCHAO, "brevitas==0.13.4"),
     *("nvidia-modelopt==0.47.0", "huggingface_hub", "requests"),
 ]
 
@@ -285,7 +287,7 @@ def sweep(session: nox.Session) -> None:
     Everything takes hours. Run parts or samples with `-- operators --sample 40`; the page is made
     from all results in sweep_results/.
     """
-    environment(session, *FURTHER)
+    environment(session, *FURTHER, TORCHAO)
     parts = [
         ["operators"],
         ["models"],
