@@ -144,7 +144,6 @@ TORCH_XPU = Suite(
         "export/test_passes_xpu.py": 4,
         "functorch/test_eager_transforms_xpu.py": 8,
         "functorch/test_control_flow_xpu.py": 40,
-        "functorch/test_vmap_xpu.py": 40,
         "functorch/test_aotdispatch_xpu.py": 40,
         "test_transformers_xpu.py": 400,
     },
