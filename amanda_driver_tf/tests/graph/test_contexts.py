@@ -70,6 +70,35 @@ def test_values_of_variables_and_constants(resource: bool) -> None:
         assert np.asarray(found["sum"][1]).tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("resource", [True, False])
+def test_reading_a_value_executes_nothing(resource: bool) -> None:
+    """A read that waits for an assignment, or for what was not fed, has no value yet."""
+    with tf.Graph().as_default() as graph, new_session(graph) as session:
+        n = v1.get_variable("n", initializer=0.0, use_resource=resource)
+        fed = v1.placeholder(tf.float32, [])
+
+        def after(written: Any) -> Any:
+            with tf.control_dependencies([written]):
+                read = n.read_value() if resource else tf.identity(n)
+            return tf.nn.relu(read * 2)
+
+        counted, added = after(v1.assign_add(n, 1.0)), after(v1.assign_add(n, fed))
+        session.run(n.initializer)
+        values: dict[str, Any] = {}
+
+        def visit(context: OpContext) -> None:
+            count = len(context.get_inputs() or ())
+            values[context.name] = [context.value(i) for i in range(count)]
+
+        with amanda.apply(analysing(visit)):
+            assert session.run(counted) == 2.0
+            assert session.run(counted) == 4.0
+            assert session.run(added, {fed: 5.0}) == 14.0
+            assert session.run(n) == 7.0
+    assert values["mul"][0] is None
+    assert values["mul_1"][0] is None
+
+
 def test_values_are_those_of_the_session_that_runs() -> None:
     layer = Layer()
     with new_session(layer.graph) as one, new_session(layer.graph) as two:

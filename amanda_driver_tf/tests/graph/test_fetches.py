@@ -236,6 +236,21 @@ def test_partial_runs(small: Small, session: Any) -> None:
         close(session.run(small.mm, {small.x: GIVEN}), 2 * GIVEN)
 
 
+@pytest.mark.parametrize("kind", ["empty", "watching", "none"])
+def test_partial_runs_under_tools_that_change_nothing(
+    kind: str, small: Small, session: Any
+) -> None:
+    tool = amanda.Tool()
+    if kind != "empty":
+        tool.add_inst_for_op(
+            lambda c: kind == "none" and c.insert_after_op(lambda *values: None, observe=False)
+        )
+    with amanda.apply(tool):
+        handle = session.partial_run_setup([small.mm, small.act], [small.x])
+        close(session.partial_run(handle, small.mm, {small.x: GIVEN}), GIVEN)
+        close(session.partial_run(handle, small.act), np.tanh(GIVEN))
+
+
 def test_partial_runs_call_each_routine_once(small: Small, session: Any) -> None:
     ran: list[str] = []
     tool = amanda.Tool()

@@ -109,6 +109,25 @@ def test_an_answer_of_the_graph_stays_what_it_was(what: str) -> None:
             assert ask(small.graph) == expected
 
 
+@pytest.mark.parametrize("looks", [False, True])
+def test_attributes_are_written_and_removed_under_tools(looks: bool) -> None:
+    """An op may lose attributes that its definition has."""
+    tool = amanda.Tool()
+    if looks:
+        tool.add_inst_for_op(lambda c: c.insert_after_op(lambda *values: None, observe=True))
+    with tf.Graph().as_default() as graph, new_session(graph) as session, amanda.apply(tool):
+        variable = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="a").op
+        result = tf.nn.relu(tf.constant([-1.0, 2.0]))
+        assert session.run(result).tolist() == [0.0, 2.0]
+        variable._clear_attr("shared_name")
+        with pytest.raises(ValueError, match="no attr named 'shared_name'"):
+            variable.get_attr("shared_name")
+        result.op._set_attr("_mine", v1.AttrValue(i=3))
+        assert result.op.get_attr("_mine") == 3
+        result.op._clear_attr("_mine")
+        assert session.run(result).tolist() == [0.0, 2.0]
+
+
 def test_hidden_ops_cannot_be_had_by_name() -> None:
     small = Small()
     with new_session(small.graph) as session:

@@ -89,11 +89,15 @@ class SessionConstants:
     def read(self, tensor: Any) -> Any:
         """Return the value of a tensor that reads a variable, else None."""
         op = tensor.op
-        while op.type == "Identity":
+        # A read that waits for others, such as assignments, has no value yet, and its run would
+        # execute them.
+        while op.type == "Identity" and not op.control_inputs:
             op = op.inputs[0].op
         if self._owner is None or op.type not in ("ReadVariableOp", "VariableV2", "Variable"):
             return None
         if op.type == "ReadVariableOp" and op.inputs[0].op.type != "VarHandleOp":
+            return None
+        if op.control_inputs:
             return None
         try:
             extend_graph(self._owner)
