@@ -12,7 +12,7 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import ResultError
-from amanda_tools.prune import PruneNM
+from amanda_tools.prune import PruneNM, PruneTiles
 
 pytestmark = pytest.mark.one_interceptor
 
@@ -233,3 +233,13 @@ def test_a_single_row_has_groups_as_well(method: Any) -> None:
     with amanda.apply(PruneNM(2, 4, method=method)):
         output = nn.functional.linear(torch.ones(1, 4), weight)
     assert output.tolist() == [[-1.0]]
+
+
+@pytest.mark.parametrize("make", [lambda: PruneNM(4, 4), lambda: PruneTiles(0.5)])
+def test_a_parameter_of_no_module_that_cannot_be_read_is_listed(make: Any) -> None:
+    weight, x = nn.Parameter(torch.ones(4, 4, device="meta")), torch.ones(2, 4, device="meta")
+    tool = make()
+    with amanda.apply(tool):
+        (x @ weight).sum().backward()  # type: ignore[no-untyped-call]
+    (unreached,) = tool.result().unreached
+    assert (unreached.elements, unreached.reason) == (16, "a tensor without values")

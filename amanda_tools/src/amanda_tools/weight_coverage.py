@@ -78,6 +78,7 @@ class WeightCoverage:
 
     def add_unreached(self, weight: Weight, reason: str) -> None:
         """Record why a parameter is not changed where it is read."""
+        self._shapes.setdefault(weight.owner, weight.shape)
         self._reasons.setdefault(weight.owner, {})[reason] = None
 
     def read(self, owner: str) -> int:
