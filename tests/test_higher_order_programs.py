@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import warnings
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -24,6 +25,17 @@ def bits(results: Any) -> list[bytes | None]:
     """Return the results of a program as bytes."""
     tensors = tree_leaves(results)
     return [None if tensor is None else tensor.detach().numpy().tobytes() for tensor in tensors]
+
+
+def test_every_shipped_tool_is_among_them() -> None:
+    shipped = {
+        entry.name
+        for entry in entry_points(group="amanda.tools")
+        if entry.dist is not None and entry.dist.name == "amanda-tools"
+    }
+    # The portable tools depend on the mapping, which runs with each of them.
+    assert {name.partition(" ")[0] for name in TOOLS | EDITING} == shipped - {"mapping"}
+    assert len(PROGRAMS) >= 15
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,10 @@ def bits(results: list[Any]) -> list[bytes | None]:
     ]
 
 
+def test_there_are_fifteen_programs() -> None:
+    assert len(PROGRAMS) >= 15
+
+
 def same_under(program: str, name: str) -> None:
     """Compare a program under a tool with itself."""
     expected = bits(PROGRAMS[program]())
