@@ -240,11 +240,13 @@ def test_partial_runs(small: Small, session: Any) -> None:
 def test_partial_runs_under_tools_that_change_nothing(
     kind: str, small: Small, session: Any
 ) -> None:
+    def analyse(context: amanda.OpContext) -> None:
+        if kind == "none":
+            context.insert_after_op(lambda *values: None)
+
     tool = amanda.Tool()
     if kind != "empty":
-        tool.add_inst_for_op(
-            lambda c: kind == "none" and c.insert_after_op(lambda *values: None, observe=False)
-        )
+        tool.add_inst_for_op(analyse)
     with amanda.apply(tool):
         handle = session.partial_run_setup([small.mm, small.act], [small.x])
         close(session.partial_run(handle, small.mm, {small.x: GIVEN}), GIVEN)
