@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,23 @@ def test_a_weight_without_a_gradient_has_no_taylor_score() -> None:
     assert found["0.weight"] == 0
     assert found["3.weight"] > 0
     assert tool.result().notes == ["0.weight had no gradient, so it is not pruned"]
+
+
+def test_what_is_saved_or_converted_is_not_pruned() -> None:
+    model, tool = network(), Prune(0.5)
+    with amanda.apply(tool):
+        model(batch())
+        saved = {name: value.clone() for name, value in model.state_dict().items()}
+        copied, average = copy.deepcopy(model), weights_of(model)[1].weight.detach().clone()
+        model = model.double().float()
+        half = network().bfloat16()
+        model(batch())
+    assert all(map(torch.equal, saved.values(), model.state_dict().values()))
+    assert all(map(torch.equal, copied.parameters(), model.parameters()))
+    assert torch.equal(average, weights_of(model)[1].weight)
+    assert all(map(torch.equal, half.parameters(), network().bfloat16().parameters()))
+    assert [one.name for one in tool.result().weights] == ["0.weight", "3.weight", "4.weight"]
+    assert len(tool.bake()) == 3
 
 
 def test_baking_writes_the_zeros() -> None:

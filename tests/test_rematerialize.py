@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import amanda
+from amanda_core.facts import Facts
 from amanda_tools.prune import Prune
 from amanda_tools.rematerialize import Rematerialize, RematerializeResult
 from amanda_tools.rematerialize.policy import Entry, Heuristic, choose
@@ -211,7 +212,7 @@ def train(
                 steps_of_training()
         found = [parameter.detach() for parameter in model.parameters()]
         found += [p.grad for p in model.parameters() if p.grad is not None]
-        return [torch.tensor(losses), *found]
+        return [torch.tensor(losses), *found, *model.buffers()]
 
     return measured(run)
 
@@ -280,6 +281,22 @@ def test_a_budget_that_is_too_small_is_an_error_that_names_the_smallest() -> Non
     assert isinstance(error.value, MemoryError)
 
 
+@pytest.mark.one_interceptor
+def test_the_users_of_memory_are_counted() -> None:
+    facts: list[Facts | None] = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: facts.append(context.facts))
+    with amanda.apply(tool):
+        x = torch.ones(3).exp()
+    (*_, known) = facts
+    assert known is not None
+    alias, view = x.detach(), x[1:]
+    assert known.users(x) == 3
+    del alias, view
+    assert known.users(x) == 1
+    assert known.users(torch.eye(2).to_sparse()) is None
+
+
 @pytest.mark.parametrize("heuristic", ["neighborhood", "classes", "local"])
 def test_whatever_is_evicted_gradients_are_the_same(heuristic: Heuristic) -> None:
     plain = train(chain)
@@ -305,6 +322,25 @@ def test_what_runs_again_draws_and_casts_as_the_first_time() -> None:
         found = run()
     assert all(map(torch.equal, found, plain))
     assert repeated(tool.result()) > 10
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])
+def test_running_statistics_are_updated_once(norm: Any) -> None:
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        norms = [norm(4, affine=True, track_running_stats=True) for _ in range(2)]
+        convs = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)]
+        layers = [layer for pair in zip(convs, norms, strict=True) for layer in (*pair, nn.ReLU())]
+        model = nn.Sequential(*layers)
+        for _ in range(2):
+            model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+        return [*model.buffers(), *(p.grad for p in model.parameters())]  # type: ignore[list-item]
+
+    plain = run()
+    tool = Rematerialize(0, strict=False)
+    with amanda.apply(tool):
+        assert all(map(torch.equal, run(), plain))
+    assert repeated(tool.result()) > 0
 
 
 def test_backward_twice_and_after_apply() -> None:

@@ -233,6 +233,9 @@ def test_zones_mark_what_is_not_the_model() -> None:
         zones.clear()
         nn.Linear(2, 2)
         assert {zone for _, zone in zones} == {"init"}
+        zones.clear()
+        model.double().to(torch.bfloat16)
+        assert {zone for _, zone in zones} == {"init"}
 
 
 # Ops outside torch's own bindings.

@@ -100,6 +100,10 @@ class Facts:
         """
         raise NotReadableError("its driver does not report where tensors lie in memory")
 
+    def users(self, tensor: Any) -> int | None:
+        """Return how many objects, such as tensors, keep its memory alive; None if unknown."""
+        return None
+
     def values(self, tensor: Any) -> Any:
         """Return a copy of its values in main memory, as a NumPy array or a form of one.
 

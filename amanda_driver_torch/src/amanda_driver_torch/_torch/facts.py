@@ -15,6 +15,7 @@ from amanda_driver_torch._torch.internals import (
     base_descriptor,
     has_storage,
     stored_elements,
+    users_of_storage,
     version_of,
 )
 
@@ -102,6 +103,12 @@ class _TorchFacts(Facts):
         if tensor.device.type == "cuda":
             size = -size // _CUDA_BLOCK * -_CUDA_BLOCK
         return Storage((str(tensor.device), address), size, storage)
+
+    def users(self, tensor: torch.Tensor) -> int | None:
+        try:
+            return users_of_storage(tensor.untyped_storage()) - 1  # Without the object that asks.
+        except (NotImplementedError, RuntimeError):
+            return None
 
     def tensor(self, values: Any, like: torch.Tensor) -> Any:
         return torch.as_tensor(values, device=like.device)

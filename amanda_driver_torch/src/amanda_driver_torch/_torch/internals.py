@@ -120,6 +120,7 @@ __all__ = [
     "top_saved_tensor_hooks",
     "tracing_state",
     "tree_map_only",
+    "users_of_storage",
     "version_of",
     "without_innermost_mode",
 ]
@@ -218,6 +219,11 @@ def stored_elements(tensor: torch.Tensor) -> int:
 def storage_address(storage: torch.UntypedStorage) -> int:
     """Return the address of a storage object, not of its data."""
     return int(storage._cdata)
+
+
+def users_of_storage(storage: torch.UntypedStorage) -> int:
+    """Return how many tensors and storage objects refer to a storage, this object included."""
+    return int(_C._storage_Use_Count(storage._cdata))
 
 
 #: The module of those tensor methods that are written in Python.
@@ -332,11 +338,12 @@ def name_of_packet(packet: OpOverloadPacket) -> str:
 
 # Modules.
 
-#: Methods of a model that build, initialize or load it.
+#: Methods of a model that build, initialize, load or convert it; `_apply` is that of `to` and the
+#: like.
 BUILDING_METHODS = frozenset(
     [
         *("__init__", "init_weights", "_init_weights", "initialize_weights", "reset_parameters"),
-        *("load_state_dict", "from_pretrained"),
+        *("load_state_dict", "from_pretrained", "_apply"),
     ]
 )
 

@@ -27,6 +27,7 @@ from amanda_tools.prune.reads import (
     PART,
     PRODUCTS,
     WEIGHTED,
+    is_saved,
     reason_against,
     rules,
     weight_of,
@@ -71,7 +72,7 @@ class Pruning(WeightTool):
         self.masks: WeightState[Any] = WeightState()
         self.states["mask"] = self.masks
         self._copies = Copies()
-        self._skipped: list[str] = []
+        self._skipped: dict[str, None] = {}
         self._notes: list[str] = []
         self._coverage = WeightCoverage()
         #: Keys of the weights that are masked where they are copied.
@@ -143,7 +144,7 @@ class Pruning(WeightTool):
             reason = reason_against(context, place, weight, self._copies, self.embeddings)
             if reason := reason or self._refused(context, weight):
                 self._coverage.add_unreached(weight, reason)
-            else:
+            elif not is_saved(context, place, weight):
                 chosen[place] = weight
         if chosen:
             self._prune(context, chosen)
@@ -316,7 +317,7 @@ class Pruning(WeightTool):
             return  # It is listed with the reason.
         weight = context.value(position) if position is not None else None
         if position is None or weight is None or layout is None:
-            self._skipped.append(context.name)
+            self._skipped[context.name] = None
             return
         facts = context.facts
         if facts is None or not hasattr(type(weight), "__mul__"):

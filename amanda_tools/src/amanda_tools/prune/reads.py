@@ -24,6 +24,7 @@ __all__ = [
     "PART",
     "PRODUCTS",
     "WEIGHTED",
+    "is_saved",
     "reason_against",
     "rules",
     "value_at",
@@ -121,6 +122,19 @@ def _can_be_multiplied(tensor: Any) -> bool:
     except (NotImplementedError, RuntimeError, TypeError):
         return False
     return True
+
+
+def is_saved(context: OpContext, place: int | tuple[int, int], weight: Weight) -> bool:
+    """Return True if a program copies a weight to keep it, as from `state_dict`, for no product.
+
+    Known on PyTorch, where such copies are made of a detached alias and outside of modules.
+    """
+    if context["type"] not in COPIES or PART not in context or context.weights.root:
+        return False
+    facts, value = facts_of(context), value_at(context, place)
+    if not facts.is_parameter(weight.parameter) or value is weight.parameter:
+        return False
+    return facts.base(value) is value and not facts.wants_gradient(value)
 
 
 def _is_of_weights(context: OpContext, position: int, copies: Copies) -> bool:

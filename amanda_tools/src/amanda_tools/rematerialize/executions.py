@@ -17,13 +17,23 @@ from amanda_core.threads import inside_routine
 from amanda_tools.rematerialize.policy import Entry
 from amanda_tools.rematerialize.result import RematerializedOp
 
-__all__ = ["Execution", "Extent", "Input", "Source", "Value", "map_tensors", "tensors_of"]
+__all__ = [
+    "STATISTICS",
+    "Execution",
+    "Extent",
+    "Input",
+    "Source",
+    "Value",
+    "map_tensors",
+    "tensors_of",
+]
 
 #: Whether an operator returned a tensor or saved it for backward, and which of them it is.
 Source = tuple[str, int]
 
-#: Operators that write running statistics, on which their outputs in training do not depend.
-_STATISTICS = frozenset({"batch_norm", "instance_norm"})
+#: Operators that write running statistics, on which their outputs in training do not depend. They
+#: do not count it as a write.
+STATISTICS = frozenset({"batch_norm", "instance_norm"})
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
@@ -192,7 +202,7 @@ class Execution:
     @property
     def is_repeatable(self) -> bool:
         """Return True if its values can be computed again."""
-        if self.written and self.op.word not in _STATISTICS:
+        if self.written and self.op.word not in STATISTICS:
             return False
         return not any(one.is_lost for n, one in enumerate(self.inputs) if n not in self.written)
 

@@ -19,6 +19,7 @@ from amanda_core.errors import AmandaError
 from amanda_core.facts import Facts, NotReadableError
 from amanda_tools.memory.ledger import Ledger
 from amanda_tools.rematerialize.executions import (
+    STATISTICS,
     Execution,
     Extent,
     Input,
@@ -32,8 +33,6 @@ from amanda_tools.rematerialize.result import RematerializedOp
 
 __all__ = ["BudgetError", "Store"]
 
-#: How often a storage is referred to that nothing but a value's alias and a reader uses.
-_OWN_USES = 2
 #: How many copies of the states of random generators are in memory while an operator runs.
 _STATES = 5
 
@@ -157,6 +156,8 @@ class Store:
                 one.value.last_access = self._now
         execution = Execution(op, call, values, inputs)
         versions = [tensor._version for tensor in tensors]
+        vectors = [tensor.dim() == 1 and op.word in STATISTICS for tensor in tensors]
+        before = [t.clone() if is_one else t for t, is_one in zip(tensors, vectors, strict=True)]
         handles: list[tuple[_Handle, torch.Tensor]] = []
 
         def pack(tensor: torch.Tensor) -> _Handle:
@@ -170,7 +171,7 @@ class Store:
             execution.cost = time.perf_counter() - start
         self.computed += execution.cost
         for number, tensor in enumerate(tensors):
-            if tensor._version != versions[number]:
+            if tensor._version != versions[number] or not _equal(tensor, before[number]):
                 execution.written.add(number)
         returned = tensors_of(result)
         made: dict[Source, torch.Tensor] = {("returned", n): t for n, t in enumerate(returned)}
@@ -290,10 +291,10 @@ class Store:
             later: Bytes of values that are going to be restored meanwhile.
         """
         needed = size + self._reserved + _STATES * torch.get_rng_state().nbytes
-        fixed = self.used + needed - sum(value.size for value in self._held if _is_evictable(value))
+        fixed = self.used + needed - sum(value.size for value in self._evictable())
         self.floor = max(self.floor, fixed + later)
         while self.budget is not None and self.used + needed > self.budget:
-            candidates = [value for value in self._held if _is_evictable(value)]
+            candidates = self._evictable()
             if not candidates and not self.strict:
                 break
             if not candidates:
@@ -308,6 +309,17 @@ class Store:
             op.evicted += 1
             self._release(value)
         self.peak = max(self.peak, self.used + size)
+
+    def _evictable(self) -> list[Value]:
+        """Return the values whose eviction frees memory, and that can be computed again."""
+        return [
+            value
+            for value in self._held
+            if not value.locks
+            and not value.is_written
+            and value.execution.is_repeatable
+            and self._facts.users(value.alias) == 1  # The alias alone.
+        ]
 
     def _restore(self, value: Value) -> None:
         # Not recursive: a chain of operators may be longer than Python's stack.
@@ -407,6 +419,10 @@ class _Handle:
             self.store.drop(self.value)
 
 
+def _equal(tensor: torch.Tensor, before: torch.Tensor) -> bool:
+    return tensor is before or torch.equal(tensor, before)
+
+
 def _saves(tensors: Sequence[torch.Tensor]) -> bool:
     """Return True if autograd saves tensors here that can be computed again.
 
@@ -433,15 +449,6 @@ def _written(tensor: torch.Tensor, version: int) -> RuntimeError:
         f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
         f"expected version {version} instead."
     )
-
-
-def _is_evictable(value: Value) -> bool:
-    """Return True if evicting a value frees its memory, and it can be computed again."""
-    if value.locks or value.is_written or not value.execution.is_repeatable:
-        return False
-    assert value.alias is not None
-    memory = value.alias.untyped_storage()
-    return bool(torch._C._storage_Use_Count(memory._cdata) <= _OWN_USES)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -112,6 +112,8 @@ def test_writes_views_and_parameters(rig: Rig) -> None:
     def look(facts: Facts, value: Any) -> Any:
         version = facts.version(value)
         assert version is None or isinstance(version, int)
+        users = facts.users(value)
+        assert users is None or users >= 1
         return facts.is_tensor(facts.base(value)), facts.is_parameter(value)
 
     assert _looked(rig, look) == [(True, False)] * 3
