@@ -106,7 +106,7 @@ def compare(
         interceptor,
         dict(Counter(outcome.outcome for outcome in plain.outcomes.values())),
         {name: _error(why) or why[-300:] for name, why in plain.not_collected.items()},
-        plain.incomplete or ("" if plain.outcomes else plain.printed[-300:]),
+        plain.incomplete or ("" if plain.outcomes or plain.not_collected else plain.printed[-300:]),
         seconds=time.monotonic() - began,
     )
     good = [name for name, outcome in plain.outcomes.items() if outcome.outcome == "passed"]
