@@ -71,6 +71,55 @@ def types_change(x: torch.Tensor, first: nn.Module) -> Any:
     return result
 
 
+def step_of(first: nn.Module) -> int:
+    """Return the number of the step: gradients exist after the first."""
+    return int(next(first.parameters()).grad is not None)
+
+
+def numbers_of_outputs(x: torch.Tensor, first: nn.Module) -> Any:
+    hidden, sums = first(x), []
+    for sizes in ((2, 1), (1, 2), (4, 1), (1, 4), (3, 4)):
+        sums += [part.sum() for part in hidden.split(sizes[step_of(first)])]
+    return hidden + torch.stack(sums).sum()
+
+
+def other_operands(x: torch.Tensor, first: nn.Module) -> Any:
+    hidden = total = first(x)
+    for pair in ((hidden, 2.0), (3, hidden[0]), (hidden[0], hidden), (hidden.sum(), hidden)):
+        other = pair[step_of(first)]
+        total = total + (other * hidden).sum() + (hidden + other).sum()
+        total = total + torch.as_tensor(other + other).sum() + (total * other).sum()
+    return total
+
+
+def integers(x: torch.Tensor, first: nn.Module) -> Any:
+    places = torch.arange(4)
+    table = torch.outer(places, places) @ torch.eye(4, dtype=torch.int64)
+    return first(x)[places.addmv(table, places) % 4]
+
+
+class HalfBuilt(nn.Module):
+    """Calls a module before it is a module itself, and overrides what it inherits."""
+
+    def __init__(self, x: torch.Tensor, first: nn.Module) -> None:
+        self.shown = first(x).detach()
+        super().__init__()
+        self.first = first
+
+    def modules(self) -> Any:
+        raise NotImplementedError
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return the layer's result, and once more what it was."""
+        return self.first(x) + self.shown
+
+
 #: What a network does between its two layers, with four samples.
 PROGRAMS: dict[str, Hidden] = {
     "a number drawn for all": lambda x, first: first(x) + torch.rand(()),
@@ -104,6 +153,10 @@ PROGRAMS: dict[str, Hidden] = {
             next(first.parameters())[:1, :1].expand(1, 8),
         ]
     ),
+    "other numbers of outputs": numbers_of_outputs,
+    "other operands": other_operands,
+    "integers": integers,
+    "a half-built module": lambda x, first: HalfBuilt(x, first)(x),
     "written in place": lambda x, first: first(x).add_(1).relu_(),
     "lists": lambda x, first: torch.cat(torch.stack([first(x), first(x)]).unbind()[:1]),
 }

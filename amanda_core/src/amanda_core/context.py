@@ -78,6 +78,8 @@ class OpContext(dict[str, Any]):
         self._epoch = -1
         #: Kind of action and position -> serials of the tools that changed the value there.
         self._edits: dict[tuple[ActionKind, int], set[int]] = {}
+        #: Number of outputs for which the op was analysed.
+        self._output_count: int | None = None
         #: Point -> epoch in which no analysis was due there any more.
         self._analysed: dict[IPoint, int] = {}
         if forward is None:
@@ -384,8 +386,15 @@ class OpContext(dict[str, Any]):
         Args:
             i_point: A forward point in a forward context, a backward one in a backward context.
         """
-        self._store.session.analyse(self, i_point)
-        if i_point is IPoint.AFTER_FORWARD:
+        session = self._store.session
+        after = i_point is IPoint.AFTER_FORWARD
+        if after and self._output_count != (count := self._count("outputs")):
+            if self._output_count is not None:
+                # An op such as `split` has another number of outputs, so other positions.
+                session.analyse_again(self, i_point)
+            self._output_count = count
+        session.analyse(self, i_point)
+        if after:
             self._check_aligned_outputs()
         return self.plan(i_point)
 

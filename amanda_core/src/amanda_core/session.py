@@ -312,9 +312,15 @@ class Session:
     def forget(self, context: OpContext) -> None:
         """Drop the context of an op that can never run again, such as one of a dead model."""
         self._drop(context)
-        logs = [tool._amanda.logs.get(self._store, {}) for tool in self.tools]
-        for log, point in itertools.product(logs, IPoint):
-            log.pop((context._key, point), None)
+        for point in IPoint:
+            self.analyse_again(context, point)
+
+    def analyse_again(self, context: OpContext, i_point: IPoint) -> None:
+        """Drop what the analysis of `context` at `i_point` requested, so that it runs again."""
+        for tool in self.tools:
+            tool._amanda.logs.get(self._store, {}).pop((context._key, i_point), None)
+        context._analysed.pop(i_point, None)
+        context._plans = None
 
     def analyse(self, context: OpContext, i_point: IPoint) -> None:
         """Run the analysis that is due for `context` at `i_point`."""

@@ -29,7 +29,7 @@ T = TypeVar("T", bound="Tool")
 
 
 _COPIED = (
-    *("routines", "before_rules", "after_rules", "step", "scope", "modules"),
+    *("routines", "before_rules", "after_rules", "step", "scope", "end", "modules"),
     *("dependencies", "selection"),
 )
 
@@ -51,6 +51,7 @@ class _Registrations:
         self.after_rules: list[Analysis] = []
         self.step: list[tuple[StepListener | None, StepListener | None]] = []
         self.scope: list[tuple[ScopeListener | None, ScopeListener | None]] = []
+        self.end: list[Callable[[], None]] = []
         #: The registrations of `calls`; None if the tool has none.
         self.modules: Any = None
         self.dependencies: list[Tool] = []
@@ -158,6 +159,13 @@ class Tool:
         """Register functions for entering and leaving a module scope; each gets its path."""
         self._amanda.scope.append((enter, leave))
         self._amanda.changed()
+
+    def add_inst_for_end(self, end: Callable[[], None]) -> None:
+        """Register a function that runs once the tool is no longer applied, on any path out.
+
+        Stop there what the tool started outside of its routines, such as a profiler.
+        """
+        self._amanda.end.append(end)
 
     def add_inst_for_call(self, begin: CallListener = None, end: CallListener = None) -> None:
         """Register functions for the begin and end of each call of an outermost module.

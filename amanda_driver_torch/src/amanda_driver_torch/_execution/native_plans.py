@@ -162,6 +162,7 @@ def compiled(
         assigns,
         -1 if layout.spread is None else layout.spread,
         fixed,
+        len(returned) if isinstance(returned, (tuple, list)) else 1,
     )
 
 

@@ -19,7 +19,13 @@ from amanda_core.sites import FRAMEWORK, OWN, QUIET, STOP, USER, Rules
 from amanda_core.weights.parameters import Layouts, Parameters
 from amanda_driver_torch._identity.frames import is_own, is_torchs, looks_away
 from amanda_driver_torch._torch.facts import FACTS
-from amanda_driver_torch._torch.internals import BUILDING_METHODS, children_of, parameter_of
+from amanda_driver_torch._torch.internals import (
+    BUILDING_METHODS,
+    children_of,
+    modules_in,
+    parameter_of,
+    parameters_of,
+)
 from amanda_driver_torch._torch.tensor_attributes import is_weight, layout_of, storage_of
 
 __all__ = ["BOUNDARY", "RULES", "new_labels", "new_parameters", "new_scopes"]
@@ -107,7 +113,7 @@ def _holder_of(module: nn.Module) -> nn.Module | None:
         # Its type alone is read: the object may be anything.
         if issubclass(type(owner), nn.Module) and owner is not module:
             if id(owner) not in holds:
-                holds[id(owner)] = any(part is module for part in owner.modules())
+                holds[id(owner)] = any(part is module for _, part in modules_in(owner))
             found = owner if holds[id(owner)] else found
         frame = frame.f_back
     return found
@@ -145,7 +151,9 @@ _LAYOUTS = Layouts(
 
 
 def _weights_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
-    modules = dict(module.named_modules())
-    for name, parameter in module.named_parameters():
-        # A module's own name may have dots, but not that of a parameter.
-        yield name, modules.get(name.rpartition(".")[0], module), parameter
+    seen: set[int] = set()
+    for path, owner in modules_in(module):
+        for name, parameter in parameters_of(owner).items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{path}.{name}" if path else name, owner, parameter

@@ -14,7 +14,7 @@ A little over 400 lines: one list.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -95,12 +95,14 @@ __all__ = [
     "is_view",
     "make_saved_tensor",
     "may_hook_saved_tensors",
+    "modules_in",
     "name_of_packet",
     "nested_bindings",
     "next_sequence",
     "no_override",
     "only_exports",
     "parameter_of",
+    "parameters_of",
     "parse_schema",
     "pop_function_mode",
     "pop_saved_tensor_hooks",
@@ -350,15 +352,42 @@ BUILDING_METHODS = frozenset(
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """Return a module's submodules by name; some may be None."""
-    children = module._modules
-    # That of a scripted module has no more than items.
-    return children if isinstance(children, dict) else dict(children.items())
+    return _registry(module, "_modules")
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
+    """Return a module's own parameters by name; some may be None."""
+    return _registry(module, "_parameters")
 
 
 def parameter_of(module: torch.nn.Module, name: str) -> torch.nn.Parameter | None:
     """Return a module's own parameter of this name, or None."""
-    parameters = module._parameters  # That of a scripted module has no `get`.
-    return (parameters if isinstance(parameters, dict) else dict(parameters.items())).get(name)
+    return parameters_of(module).get(name)
+
+
+def modules_in(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield a module and those under it, each once, with its qualified name.
+
+    The module may be half built, and its class may override `named_modules`.
+    """
+    seen: set[int] = set()
+    pending = [("", module)]
+    while pending:
+        name, found = pending.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield name, found
+        prefix = f"{name}." if name else ""
+        children = reversed(children_of(found).items())
+        pending += [(prefix + key, child) for key, child in children if child is not None]
+
+
+def _registry(module: torch.nn.Module, name: str) -> dict[str, Any]:
+    # There is none before `nn.Module.__init__` has run, and reading it calls a `__getattr__`.
+    registry = vars(module).get(name, {})
+    # That of a scripted module has no more than items.
+    return registry if isinstance(registry, dict) else dict(registry.items())
 
 
 #: Registries in `torch.nn.modules.module` of hooks for every module -> kind of the hooks.

@@ -28,6 +28,7 @@ struct ProgramParts {
     // Arguments that are not positions, by number, with the only values that the program fits.
     std::vector<std::pair<int, Owned>> fixed;
     std::vector<ProgramStep> before, after;
+    long outputs = 1;     // number of outputs for which the op was analysed
     Owned execution;      // the context's data of one execution
     Owned context;
     long nodes = -1;      // number of nodes that the op makes, if they need no hooks; else -1

@@ -49,15 +49,15 @@ bool read_gradient_nodes(PyObject* given, PyObject* program, PyObject* epoch, Py
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *execution,
         *taps, *required, *watch, *arrivals, *gradient_nodes, *context, *writes, *fixed;
-    long nodes;
+    long nodes, outputs;
     int with_gradients, assigns, spread;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!pOO!OOOpiO!", &epoch, &PyTuple_Type, &types,
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!pOO!OOOpiO!l", &epoch, &PyTuple_Type, &types,
                           &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
                           &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
                           &execution, &nodes, &PyList_Type, &taps,
                           &PyTuple_Type, &required, &with_gradients, &watch, &PyList_Type,
                           &arrivals, &gradient_nodes, &context, &writes, &assigns, &spread,
-                          &PyList_Type, &fixed)) {
+                          &PyList_Type, &fixed, &outputs)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -84,6 +84,7 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     if (writes != Py_None) parts->writes = Owned::share(writes);
     parts->assigns = assigns != 0;
     parts->spread = spread;
+    parts->outputs = outputs;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fixed); ++i) {
         int argument;
         PyObject* value;

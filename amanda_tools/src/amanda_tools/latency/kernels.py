@@ -6,8 +6,9 @@ profile's counts are not used, because under a dispatch mode the profiler report
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 __all__ = ["Kernel", "Kernels", "join"]
@@ -42,6 +43,7 @@ class Kernels:
 
     def __init__(self) -> None:
         self._profile: Any = None
+        self._stop: Callable[[], object] = lambda: None
         self.foreign = False
 
     def begin(self, number: int) -> Any:
@@ -57,6 +59,8 @@ class Kernels:
             if not self.foreign:
                 self._profile = profiler.profile(activities=supported())
                 self._profile.start()
+                # PyTorch crashes at the exit of a process whose profiler still runs.
+                self._stop = weakref.finalize(self, self._profile.stop)
         entered: Any = ranges.record_function(f"{_PREFIX}{number}")
         entered.__enter__()
         return entered
@@ -69,7 +73,7 @@ class Kernels:
         """Stop the profiler and join its kernels to the ranges."""
         if self._profile is None:
             return []
-        self._profile.stop()
+        self._stop()
         events = self._profile.profiler.kineto_results.events()
         self._profile = None
         return join(events)

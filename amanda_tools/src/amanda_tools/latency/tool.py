@@ -98,6 +98,7 @@ class Latency(OperatorTool["_Op"]):
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
         self.add_inst_for_step(self.begin_step, self.end_step)
+        self.add_inst_for_end(self._end_kernels)
 
     def where(self, selection: Selection | None) -> Self:
         """Restrict the profiler to a selection; a few steps run without it, see the title."""
@@ -188,13 +189,16 @@ class Latency(OperatorTool["_Op"]):
             if self._warm is None and self._steps[-1:]:
                 self._end_warm_up(self._steps[-1].number)
 
+    def _end_kernels(self) -> None:
+        if self._kernels is not None:
+            self._found += self._kernels.found()
+
     def result(self) -> LatencyResult:
         """Return what has been timed so far."""
         with self._lock:
             self._clear()
             self._pairs.finish()
-            if self._kernels is not None:
-                self._found += self._kernels.found()
+            self._end_kernels()
             steps = [replace(step) for step in self._steps if step.calls]
             if steps and not steps[-1].ended:
                 steps[-1].wall = self._last - self._step_begin

@@ -19,7 +19,7 @@ from amanda_tools.sequences.places import Area, NotChoosableError, Places
 from amanda_tools.sequences.tool import SequenceTool
 from amanda_tools.steer.result import SteeredOp, SteerResult
 from amanda_tools.tensors.arithmetic import ARITHMETIC, RULES, Arithmetic
-from amanda_tools.tensors.types import type_of
+from amanda_tools.tensors.types import is_floating, type_of
 from amanda_tools.tensors.values import facts_of, need_numpy
 from amanda_tools.weight_coverage import WeightCoverage
 
@@ -150,6 +150,8 @@ class Steer(SequenceTool["_Op"]):
                 )
             if not op.facts.shape:
                 op.facts.shape = str(type_of(facts, value))
+            if not is_floating(facts, value):
+                return None  # Such as an index: an edit would change its dtype or lose the factor.
             area = None
             if not self._places.are_all:
                 try:
