@@ -8,6 +8,8 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -512,6 +514,26 @@ def test_ranges_in_a_profile_of_the_program() -> None:
     assert "aten::threshold_backward" in by_op[names["ReluBackward0"]]
     assert "aten::threshold_backward" not in by_op[names["relu"]]
     assert "aten::as_strided" in by_op[names["SumBackward0"]]
+
+
+def test_no_profiler_runs_once_the_tool_is_no_longer_applied() -> None:
+    tool = Latency(kernels=True)
+    with amanda.apply(tool):
+        torch.ones(2).relu()
+    with torch.profiler.profile() as profile:  # PyTorch refuses a second one.
+        torch.ones(2).neg()
+    assert "aten::neg" in {event.key for event in profile.key_averages()}
+    assert [op.type for op in tool.result().ops] == ["ones", "relu"]
+
+
+@pytest.mark.slow
+def test_a_process_ends_well_though_nobody_asked_for_the_result() -> None:
+    # PyTorch crashes if its profiler runs when the process ends.
+    program = (
+        "import torch, amanda; from amanda_tools.latency import Latency; "
+        "handle = amanda.attach(Latency(kernels=True)); torch.ones(2).relu()"
+    )
+    assert subprocess.run([sys.executable, "-P", "-c", program], check=False).returncode == 0
 
 
 def test_a_profile_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,6 @@ PROGRAMS: dict[str, Hidden] = {
         ]
     ),
     "other numbers of outputs": numbers_of_outputs,
-    "other operands": other_operands,
     "integers": integers,
     "a half-built module": lambda x, first: HalfBuilt(x, first)(x),
     "written in place": lambda x, first: first(x).add_(1).relu_(),

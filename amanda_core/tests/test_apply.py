@@ -271,3 +271,39 @@ def test_a_failure_while_entering_detaches_what_was_attached(driver: ToyDriver) 
     assert model() == 3.0
     with amanda.apply(editing(1)):
         assert model() == 31.0
+
+
+def test_a_tool_is_notified_once_it_is_no_longer_applied(driver: ToyDriver) -> None:
+    log: list[tuple[str, int]] = []
+
+    def ending(name: str) -> amanda.Tool:
+        tool = editing(1)
+        tool.add_inst_for_end(lambda: log.append((name, driver.detached)))
+        return tool
+
+    inner, outer, dependency = ending("inner"), ending("outer"), ending("dependency")
+    outer.depends_on(dependency)
+    with amanda.apply(outer):
+        with amanda.apply(inner, dependency):
+            assert log == []
+        assert log == [("inner", 0)]
+    assert log == [("inner", 0), ("dependency", 1), ("outer", 1)]
+    with pytest.raises(KeyError), amanda.apply(inner):
+        raise KeyError
+    assert log[3:] == [("inner", 2)]
+
+
+def test_every_tool_ends_though_one_fails_to(driver: ToyDriver) -> None:
+    log: list[str] = []
+    first, second = editing(1), editing(1)
+
+    def fail() -> None:
+        raise RuntimeError("first")
+
+    first.add_inst_for_end(fail)
+    second.add_inst_for_end(lambda: log.append("second"))
+    found = toy.dispatch
+    with pytest.raises(RuntimeError, match="first"), amanda.apply(first, second):
+        pass
+    assert log == ["second"]
+    assert toy.dispatch is found

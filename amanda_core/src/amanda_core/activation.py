@@ -128,7 +128,13 @@ class _Stack:
         self.session.set_policy("skip" if skips else "raise")
         before = self.session.tools
         self.session.set_tools(self.resolve())
-        _run_all(_ends(tool for tool in before if tool not in self.session.tools))
+        self._end(tool for tool in before if tool not in self.session.tools)
+
+    def _end(self, tools: Iterable[Tool]) -> None:
+        if ending := [tool for tool in tools if tool._amanda.ends]:
+            from amanda_core.tool_ends import end
+
+            end(ending)
 
     def close(self) -> None:
         THREAD.session = None
@@ -136,35 +142,22 @@ class _Stack:
         self.session.close()
         if self.declined is not None:
             self.declined.stop()
-        detaching = [
-            (f"Driver {name!r} failed to detach", attachment.detach)
-            for name, attachment in reversed(self.attachments.items())
-        ]
+        failure: BaseException | None = None
+        for name, attachment in reversed(self.attachments.items()):
+            try:
+                with without_exit(f"Driver {name!r} failed to detach"):
+                    attachment.detach()
+            except BaseException as error:  # The other drivers must be detached nevertheless.
+                if failure is None:
+                    failure = error
+                else:
+                    annotate(failure, f"Another driver failed to detach: {error!r}")
         self.attachments.clear()
-        _run_all([*detaching, *_ends(self.session.tools)])
-
-
-def _ends(tools: Iterable[Tool]) -> list[tuple[str, Callable[[], None]]]:
-    """Return the functions that tools registered for their end, each with what its failure is."""
-    return [
-        (f"Tool {tool.tool_name} failed to end", end) for tool in tools for end in tool._amanda.end
-    ]
-
-
-def _run_all(named: Iterable[tuple[str, Callable[[], None]]]) -> None:
-    """Call each function, also if others fail, and raise the first error."""
-    failure: BaseException | None = None
-    for what, function in named:
         try:
-            with without_exit(what):
-                function()
-        except BaseException as error:
-            if failure is None:
-                failure = error
-            else:
-                annotate(failure, f"{what}, too: {error!r}")
-    if failure is not None:
-        raise failure
+            self._end(self.session.tools)
+        finally:
+            if failure is not None:
+                raise failure
 
 
 class _ThreadsEnd:

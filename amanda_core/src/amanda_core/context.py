@@ -19,7 +19,6 @@ from amanda_core.errors import (
     PositionError,
     ReplacementConflictError,
     StaleContextError,
-    UnsupportedError,
 )
 from amanda_core.plan import EMPTY, Plan, Step
 
@@ -534,7 +533,10 @@ class OpContext(dict[str, Any]):
             )
         # An observer has no derivative.
         autodiff = self._store.session.control.autodiff and not observe
-        self._require_capabilities(kind, point, autodiff, where)
+        if autodiff or kind.point.is_backward or kind.is_replacement:
+            from amanda_core.action_requirements import require
+
+            require(self, kind, point, autodiff, where)
         chosen = self._check_positions(kind, positions, where)
         action = Action(kind, func, chosen, kwargs, tool, autodiff, observe)
         self._store.session.recorded(self, action)
@@ -543,36 +545,6 @@ class OpContext(dict[str, Any]):
             from amanda_core.varying_weights import check_weights
 
             check_weights(self, action, self._store.session)
-
-    def _require_capabilities(
-        self, kind: ActionKind, point: IPoint, autodiff: bool, where: str
-    ) -> None:
-        framework, *_, mode = self.namespace.split("/")
-        backward = kind.point.is_backward
-        for capability, is_needed in (
-            ("gradients", backward and self._backward),
-            ("aligned_gradients", backward and not self._backward),
-            ("replace", kind is ActionKind.REPLACE_OP),
-            ("replace_backward", kind is ActionKind.REPLACE_BACKWARD_OP),
-            ("autodiff", autodiff and not kind.is_replacement),
-        ):
-            if is_needed and not self.supports(capability):
-                raise UnsupportedError(
-                    f"The driver {framework!r} has no {capability!r} in mode {mode!r}, which "
-                    f"{kind.value} needs",
-                    where=where,
-                    fix="Request it only if context.supports() returns True",
-                )
-        # A backward context comes after its driver knew that its op would be watched.
-        late = backward and point is IPoint.AFTER_FORWARD
-        if late and not self.supports("late_gradients"):
-            raise LateActionError(
-                f"{kind.value} at {point.value} comes too late: the driver {framework!r} has no "
-                f"'late_gradients' in mode {mode!r}, so it must know before an op runs whether "
-                "its gradients are watched",
-                where=where,
-                fix="Register the routine with require_outputs=False",
-            )
 
     def _check_positions(
         self, kind: ActionKind, positions: Positions, where: str

@@ -29,7 +29,7 @@ T = TypeVar("T", bound="Tool")
 
 
 _COPIED = (
-    *("routines", "before_rules", "after_rules", "step", "scope", "end", "modules"),
+    *("routines", "before_rules", "after_rules", "step", "scope", "ends", "modules"),
     *("dependencies", "selection"),
 )
 
@@ -51,7 +51,7 @@ class _Registrations:
         self.after_rules: list[Analysis] = []
         self.step: list[tuple[StepListener | None, StepListener | None]] = []
         self.scope: list[tuple[ScopeListener | None, ScopeListener | None]] = []
-        self.end: list[Callable[[], None]] = []
+        self.ends: list[Callable[[], None]] = []
         #: The registrations of `calls`; None if the tool has none.
         self.modules: Any = None
         self.dependencies: list[Tool] = []
@@ -165,7 +165,7 @@ class Tool:
 
         Stop there what the tool started outside of its routines, such as a profiler.
         """
-        self._amanda.end.append(end)
+        self._amanda.ends.append(end)
 
     def add_inst_for_call(self, begin: CallListener = None, end: CallListener = None) -> None:
         """Register functions for the begin and end of each call of an outermost module.
