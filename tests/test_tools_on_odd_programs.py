@@ -106,7 +106,7 @@ class HalfBuilt(nn.Module):
         super().__init__()
         self.first = first
 
-    def modules(self) -> Any:
+    def modules(self, remove_duplicate: bool = True) -> Any:
         raise NotImplementedError
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Any:
@@ -154,6 +154,7 @@ PROGRAMS: dict[str, Hidden] = {
         ]
     ),
     "other numbers of outputs": numbers_of_outputs,
+    "other operands": other_operands,
     "integers": integers,
     "a half-built module": lambda x, first: HalfBuilt(x, first)(x),
     "written in place": lambda x, first: first(x).add_(1).relu_(),

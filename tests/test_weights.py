@@ -31,7 +31,7 @@ from amanda_core.weights import regions
 from amanda_core.weights.geometry import Memory, place_in
 from amanda_core.weights.reads import Weight
 from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
-from amanda_tools.prune import Prune, masks
+from amanda_tools.prune import Prune, PruneNM, masks
 from amanda_tools.weight_copies import Copies
 from amanda_tools.weight_coverage import elements_in
 from amanda_tools.weight_files import load_weights, save_weights
@@ -834,6 +834,74 @@ def test_writes_outside_of_a_selection_count() -> None:
         assert torch.equal(model(x), plain * 2)
         torch._foreach_mul_([p.data for p in model.parameters()], 2.0)
         assert torch.equal(model(x), plain * 4)
+
+
+UPDATES: dict[str, Callable[[torch.Tensor], object]] = {
+    "data": lambda one: one.data.mul_(0.5),
+    "detached": lambda one: one.detach().mul_(0.5),
+    "destination": lambda one: torch.mul(one.data, 0.5, out=one.data),
+    "copied": lambda one: one.data.copy_(one.data * 0.5),
+    "assigned": lambda one: one.data.__setitem__(0, 0.5),
+    "listed": lambda one: torch._foreach_mul_([one.data], 0.5),
+    "a moving average": lambda one: one.data.lerp_(torch.ones_like(one), 0.5),
+}
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("first", [0, 1, 5])
+def test_each_write_of_a_loop_over_all_tensors_counts(update: str, first: int) -> None:
+    # From a loop's second round on, its ops have one id, whatever they write.
+    def averages() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        others, found = [torch.ones(4) for _ in range(first)], []
+        with torch.no_grad():
+            for _ in range(3):
+                found.append(model(torch.ones(1, 4)))
+                for one in (*others, *model.parameters()):
+                    UPDATES[update](one)
+        return [*found, *model.parameters()]
+
+    plain = averages()
+    for tool in (Prune(0.0), PruneNM(4, 4)):
+        with amanda.apply(tool):
+            assert all(map(torch.equal, averages(), plain))
+
+
+class Adjoint(torch.autograd.Function):
+    """Runs a module, and recomputes it for gradients, which it asks for by parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], x: torch.Tensor, *given: nn.Parameter) -> Any:
+        ctx.run = run
+        ctx.save_for_backward(x, *given)
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, *given = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            result = ctx.run(x)
+        found = torch.autograd.grad(result, (x, *given), grads[0], allow_unused=True)
+        return None, *found
+
+
+@pytest.mark.parametrize("method", [False, True])
+@pytest.mark.parametrize("sparsity", [0.0, 0.5])
+def test_a_function_that_runs_a_module_gets_its_gradients(sparsity: float, method: bool) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), torch.randn(2, 4)
+
+    def gradients(adjoint: bool) -> list[torch.Tensor]:
+        run: Any = model.forward if method else model
+        apply: Any = Adjoint.apply
+        result = apply(run, x, *model.parameters()) if adjoint else model(x)
+        return list(torch.autograd.grad(result.sum(), list(model.parameters())))
+
+    with amanda.apply(Prune(sparsity)):
+        assert all(map(torch.equal, gradients(adjoint=True), gradients(adjoint=False)))
 
 
 # How much of the parameters a tool reaches.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from amanda_core.weights.geometry import extents_of, region_text
@@ -123,9 +123,10 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
     Attributes:
         shapes: Returns the shape of every parameter of the model that the op is in, by `owner`.
         consumed: Whether the op computes with the weights or copies them. An op that makes a view
-            of a weight does not; the op that computes with the view reads the same weight.
+            of a weight or runs the module that has it does not: another op reads the same weight.
         supported: Whether the driver reports where tensors lie. If not, there are no weights.
         root: Name of the model that the op is part of; empty outside of modules.
+        writes: Whether the op writes into any tensor.
         written: Positions at which the op writes into a weight.
         uncounted: Owners of the weights that the op writes without changing a version.
     """
@@ -137,15 +138,16 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
         consumed: bool = False,
         supported: bool = True,
         written: frozenset[int] = frozenset(),
-        destinations: Iterable[Weight] = (),
+        destinations: Sequence[Weight | None] = (),
         root: str = "",
     ) -> None:
         self._weights, self.shapes, self.root = weights, shapes, root
         self.consumed, self.supported = consumed, supported
+        self.writes = bool(written or destinations)
         self.written = frozenset(place for place in weights if _position(place) in written)
         # Fused optimizers write whole lists, and change no version.
         writes = [(weights[place], isinstance(place, int)) for place in self.written]
-        writes += [(weight, True) for weight in destinations]
+        writes += [(weight, True) for weight in destinations if weight is not None]
         self.uncounted = frozenset(w.owner for w, single in writes if not (single and w.counted))
 
     def __getitem__(self, place: int | tuple[int, int]) -> Weight:
@@ -194,12 +196,13 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
                 add((position, index), position, item)
         else:
             add(position, position, value)
-    consumed = bool(found) and not _makes_views(holder)
+    consumed = bool(found) and not _passes_on(holder)
     execution = context.execution
     destinations = [
-        Weight(part, value, parameters, None, None, False)
+        None
+        if (part := part_of(value, 0)) is None
+        else Weight(part, value, parameters, None, None, False)
         for value in execution.get("destinations") or ()
-        if (part := part_of(value, 0)) is not None
     ]
     written = execution.get("writes") or frozenset()
     return Reads(found, shapes, consumed, True, written, destinations, root)
@@ -216,8 +219,8 @@ def _operands_of(key: Hashable) -> tuple[str, set[str]]:
     return key[1], {name if isinstance(name, str) else f"#{name}" for _, name in key[5]}
 
 
-def _makes_views(context: OpContext) -> bool:
-    asked: Callable[[], bool] | None = context.execution.get("makes_views")
+def _passes_on(context: OpContext) -> bool:
+    asked: Callable[[], bool] | None = context.execution.get("passes_weights_on")
     if asked is not None:
         _views[context] = asked()
     return _views.get(context, False)

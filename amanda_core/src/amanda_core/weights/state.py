@@ -181,14 +181,17 @@ class WeightState(Generic[T]):
 
         A tool that uses `edited` must call this in its analysis routine, for every op.
         """
-        owners = context.weights.uncounted
-        if owners:
-            context.insert_after_op(self._written, observe=True, owners=owners)
+        reads = context.weights
+        # Outside of modules, an op of a loop may write one tensor now and another one later.
+        later = reads.writes and not reads.root and context.zone == "model"
+        if reads.uncounted or later:
+            context.insert_after_op(self._written, observe=True, outputs=[], context=context)
 
-    def _written(self, *_: object, owners: frozenset[str]) -> None:
-        for owner in owners:
+    def _written(self, context: OpContext) -> None:
+        for owner in (owners := context.weights.uncounted):
             self._edited.pop(owner, None)
-        self._stamp[0] = object()
+        if owners:
+            self._stamp[0] = object()
 
 
 def _unchanged(loaded: Any, parameter: Any) -> Any:

@@ -23,7 +23,7 @@ from amanda_driver_torch._autograd.nodes import tensors_in
 from amanda_driver_torch._compiled.call_sites import Called, Places, called_of
 from amanda_driver_torch._compiled.host import Host
 from amanda_driver_torch._compiled.operators import Lifted, OperatorMode, OpPlan, Woven
-from amanda_driver_torch._execution.viewing import makes_views
+from amanda_driver_torch._execution.viewing import passes_weights_on
 from amanda_driver_torch._identity.frames import is_own, is_torchs
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of
@@ -210,7 +210,7 @@ class _Weaving:
                 input_names=bound.signature.names,
                 constant=self.tools.constant,
             )
-        context.execution["makes_views"] = lambda: makes_views(operator, *bound.given)
+        context.execution["passes_weights_on"] = lambda: passes_weights_on(operator, *bound.given)
         context.execution["writes"] = bound.signature.mutated
         context.execution["destinations"] = tensors_in([bound.out])
         try:

@@ -26,7 +26,7 @@ from amanda_driver_torch._autograd.replaced_backward import run_with_replaced_ba
 from amanda_driver_torch._autograd.taps import Taps, has_gradient_plan
 from amanda_driver_torch._execution.native_plans import compiled
 from amanda_driver_torch._execution.pending_hooks import LaterHooks, later_hooks
-from amanda_driver_torch._execution.viewing import makes_views
+from amanda_driver_torch._execution.viewing import passes_weights_on
 from amanda_driver_torch._operators.bindings import IN_PLACE_METADATA
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of, restructure
@@ -250,7 +250,7 @@ class Run:
             constant=self.execution.constant,
             recomputed=STATE.recomputing,
         )
-        context.execution["makes_views"] = self.makes_views
+        context.execution["passes_weights_on"] = self.passes_weights_on
         context.execution["writes"] = self.mutated
         context.execution["destinations"] = tensors_in([bound.out])
         try:
@@ -333,9 +333,9 @@ class Run:
                 return call_routine(context.trigger_callback, i_point)
         return context.trigger_callback(i_point)
 
-    def makes_views(self) -> bool:
-        """Return True if the op makes only views of its inputs."""
-        return makes_views(self.operator, *self.bound.given)
+    def passes_weights_on(self) -> bool:
+        """Return True if other ops compute with the weights that this one reads."""
+        return passes_weights_on(self.operator, *self.bound.given)
 
     def made(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
         """Return the tensors whose nodes this execution made."""

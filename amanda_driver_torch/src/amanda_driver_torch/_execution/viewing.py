@@ -1,4 +1,4 @@
-"""Operators that make views: calls that compute and copy nothing.
+"""Operators that leave their weights to others: calls that make views, or that run modules.
 
 Owns the answer for one call. Some operators make a view or a copy, depending on their input's
 layout. The driver calls these a second time to find out.
@@ -7,6 +7,7 @@ layout. The driver calls these a second time to find out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -15,12 +16,29 @@ from amanda_driver_torch._autograd.nodes import tensors_in
 from amanda_driver_torch._operators.bindings import CONVERSIONS, GETTERS, SLOTS
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import outputs_of
+from amanda_driver_torch._torch.internals import modules_in, parameters_of
 from amanda_driver_torch._torch.tensor_attributes import memory_of
 
-__all__ = ["makes_views"]
+__all__ = ["makes_views", "passes_weights_on"]
 
 #: Operators without a schema that tells whether they share memory.
 _UNTOLD = CONVERSIONS | SLOTS
+
+
+def passes_weights_on(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if other operators compute with the weights that a call reads.
+
+    That is so for views, and for an `autograd.Function` that runs a module: it gets the module's
+    parameters only so that they get gradients, and asks for these by the parameters themselves.
+    """
+    given = (*args, *kwargs.values())
+    owners = [one.__self__ if type(one) is MethodType else one for one in given]
+    modules = [owner for owner in owners if isinstance(owner, torch.nn.Module)]
+    parts = [part for module in modules for _, part in modules_in(module)]
+    own = {id(parameter) for part in parts for parameter in parameters_of(part).values()}
+    if any(id(tensor) in own for tensor in tensors_in(given)):
+        return True
+    return makes_views(operator, args, kwargs)
 
 
 def makes_views(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
