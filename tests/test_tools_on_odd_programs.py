@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import amanda
+from amanda_tools.quantize import Quantize
 
 from .every_tool import EDITING, TOOLS, checked
 
@@ -204,3 +205,20 @@ def test_the_program_runs_as_without_it(program: str, name: str) -> None:
             found = run(PROGRAMS[program])
     assert found == expected
     checked(name, tool)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "static"},
+        {"method": "dynamic"},
+        {"method": "dynamic", "per_token": True},
+        {"method": "lsq"},
+    ],
+    ids=str,
+)
+def test_quantization_of_other_operands_in_each_execution(options: dict[str, Any]) -> None:
+    tool = Quantize(**options)
+    with amanda.apply(tool):
+        run(other_operands)
+    assert tool.result().table().rows

@@ -111,9 +111,10 @@ class Activations:
         positions = [operand.position]
         if self._options.learns:
             with autodiff_enabled():
-                context.insert_before_op(
-                    partial(self._learn, operand=operand, one=one, form=form), inputs=positions
+                learn = partial(
+                    self._learn, arithmetic=arithmetic, operand=operand, one=one, form=form
                 )
+                context.insert_before_op(learn, inputs=positions)
         elif one.grid is not None and operand.item is None:
             made = constants(facts, one.grid, value_at(context, operand))
             context.insert_before_op(fake_quantize, inputs=positions, arithmetic=arithmetic, **made)
@@ -203,7 +204,7 @@ class Activations:
     ) -> Any:
         """Note the range of a value during the calibration, and quantize it afterwards."""
         part = value if operand.item is None else value[operand.item]
-        if not arithmetic.is_real(part):
+        if not arithmetic.is_floating(part):
             return None
         if one.grid is None:
             if self.frozen or one.op in self._masks:
@@ -234,10 +235,12 @@ class Activations:
             one.histogram.seen += 1
             one.run = run
 
-    def _learn(self, value: Any, operand: Operand, one: Activation, form: Format) -> Any:
+    def _learn(
+        self, value: Any, arithmetic: Arithmetic, operand: Operand, one: Activation, form: Format
+    ) -> Any:
         part = value if operand.item is None else value[operand.item]
         step = self._steps.get(one.key)
-        if part.is_complex():
+        if not arithmetic.is_floating(part):
             return None
         if step is None:
             # Nothing can be learned from a first state of zeros.
@@ -245,7 +248,8 @@ class Activations:
                 return None
             step = self._steps.make(one.key, form, part, tuple(range(part.dim())), False)
         one.histogram.seen += 1
-        return with_item(value, operand.item, step.quantized(part))
+        # The step has as many axes as the first value had.
+        return with_item(value, operand.item, step.quantized(part).reshape(part.shape))
 
     def _ready(self, one: Activation) -> bool:
         needed = self._options.calibration

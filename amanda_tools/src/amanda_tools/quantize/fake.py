@@ -32,7 +32,7 @@ def fake_quantize(
     It has no side effects, so it may become part of a graph.
 
     Args:
-        value: A tensor of floating point numbers; a complex one is returned as it is.
+        value: A tensor of floating point numbers; anything else is returned as it is.
         arithmetic: That of its framework.
         scale: The scale, which broadcasts to it.
         inverse: 1 / scale. Products with it are those of torch's kernels.
@@ -40,7 +40,7 @@ def fake_quantize(
         limits: The smallest and the largest number.
         float8: The type of the numbers if they are not integers.
     """
-    if not arithmetic.is_real(value):
+    if not arithmetic.is_floating(value):
         return value
     numbers = arithmetic.wide(value) * inverse
     if float8:
@@ -59,7 +59,7 @@ def quantize_now(
     value: Any,
     *,
     arithmetic: Arithmetic,
-    axes: tuple[int, ...],
+    axes: tuple[int, ...] | None,
     form: Format,
     scale: Any = None,
 ) -> tuple[Any, Any]:
@@ -68,7 +68,7 @@ def quantize_now(
     Args:
         value: A tensor of floating point numbers.
         arithmetic: That of its framework.
-        axes: The axes whose elements share a scale.
+        axes: The axes whose elements share a scale; None for all, however many there are.
         form: The number format.
         scale: The scale, if it is not that of the value.
     """

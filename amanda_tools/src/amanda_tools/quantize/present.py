@@ -34,7 +34,7 @@ class Plan:
 
     operand: Operand
     form: Format
-    axes: tuple[int, ...]
+    axes: tuple[int, ...] | None
     one: Activation | None = None
 
 
@@ -71,8 +71,8 @@ def insert_present(
             plans.append(Plan(operand, form, _axes(context, operand, rank, options.per)))
         elif form is not None:
             one = activations.get(context, operand)
-            axes = tuple(range(rank))
-            plans.append(Plan(operand, form, axes[-1:] if options.per_token else axes, one))
+            # Other executions may have another number of axes.
+            plans.append(Plan(operand, form, (-1,) if rank and options.per_token else None, one))
     # A bias is quantized by the scales of both factors.
     factors = [plan for plan in plans if not plan.operand.is_bias]
     plans = [*factors, *(p for p in plans if p.operand.is_bias and len(factors) == 2)]
@@ -103,6 +103,8 @@ def at_once(
     for plan in plans:
         index, item = positions.index(plan.operand.position), plan.operand.item
         value = found[index] if item is None else found[index][item]
+        if not arithmetic.is_floating(value):
+            return None
         scale = None
         if plan.operand.is_bias:
             scale = arithmetic.flat(scales[0]) * arithmetic.flat(scales[1])

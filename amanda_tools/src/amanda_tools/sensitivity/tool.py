@@ -118,7 +118,7 @@ class Sensitivity(Tool):
             value: Any = context.get_inputs()
             shape = facts.shape(value[operand.position]) or ()
             shared = tuple(shared_axes(context, operand, len(shape)))
-            axes = tuple(range(len(shape))) if operand.weight is None else shared
+            axes = None if operand.weight is None else shared
             context.insert_before_op(
                 partial(self._measure, op=op, operand=operand, axes=axes, first=operands[0]),
                 inputs=[operand.position],
@@ -144,7 +144,7 @@ class Sensitivity(Tool):
         value: Any,
         op: _Op,
         operand: Operand,
-        axes: tuple[int, ...],
+        axes: tuple[int, ...] | None,
         first: Operand,
         arithmetic: Arithmetic,
     ) -> None:
@@ -173,14 +173,14 @@ class Sensitivity(Tool):
         facts: Facts,
         value: Any,
         operand: Operand,
-        axes: tuple[int, ...],
+        axes: tuple[int, ...] | None,
         arithmetic: Arithmetic,
     ) -> tuple[Any, float]:
         """Return what the change adds to an operand, and the sum of its squares."""
         import numpy
 
-        if not arithmetic.is_real(value):
-            raise NotReadableError("its values are complex")
+        if not arithmetic.is_floating(value):
+            raise NotReadableError("a value is no tensor of real floating-point numbers")
         tensor = host(facts, value)
         real = numbers(tensor.array, tensor.dtype).astype(numpy.float64)
         if self.sparsity is not None:

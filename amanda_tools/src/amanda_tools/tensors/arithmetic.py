@@ -31,9 +31,12 @@ class Arithmetic:
 
         return isinstance(value, numpy.ndarray)
 
-    def is_real(self, value: Any) -> bool:
-        """Return True unless a value is complex: an op may get other types than when analysed."""
-        return "complex" not in str(value.dtype)
+    def is_floating(self, value: Any) -> bool:
+        """Return True for a tensor of real floating-point numbers.
+
+        Ask in routines: an op may get a number or another type than when it was analysed.
+        """
+        return "float" in str(getattr(value, "dtype", ""))
 
     def wide(self, value: Any) -> Any:
         """Return a value with at least 32 bits an element."""
@@ -57,8 +60,8 @@ class Arithmetic:
 
         return numpy.clip(value, lowest, highest)
 
-    def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
-        """Return the largest finite magnitudes along axes, which stay with size 1; at least 0."""
+    def largest(self, value: Any, axes: tuple[int, ...] | None) -> Any:
+        """Return the largest finite magnitudes along axes (None: all), which stay with size 1."""
         import numpy
 
         magnitudes = numpy.where(numpy.isfinite(value), abs(value), value.dtype.type(0))
@@ -125,11 +128,11 @@ class _Torch(_OfFramework):
     def clip(self, value: Any, lowest: float, highest: float) -> Any:
         return value.clamp(lowest, highest)
 
-    def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
+    def largest(self, value: Any, axes: tuple[int, ...] | None) -> Any:
         magnitudes = value.detach().abs().nan_to_num(0.0, 0.0, 0.0)
         if not value.numel():
-            return magnitudes.sum(axes, keepdim=True)
-        return magnitudes.amax(axes, keepdim=True)
+            return magnitudes.sum(axes or (), keepdim=True)
+        return magnitudes.amax(axes or (), keepdim=True)
 
     def at_least(self, value: Any, least: float) -> Any:
         return value.clamp(min=least)
@@ -181,7 +184,7 @@ class _TensorFlow(_OfFramework):
 
         return tensorflow.clip_by_value(value, lowest, highest)
 
-    def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
+    def largest(self, value: Any, axes: tuple[int, ...] | None) -> Any:
         import tensorflow
 
         magnitudes = tensorflow.abs(value)
@@ -234,7 +237,7 @@ class _TensorFlow(_OfFramework):
 
 
 class _Jax(_OfFramework):
-    def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
+    def largest(self, value: Any, axes: tuple[int, ...] | None) -> Any:
         import jax.numpy
 
         magnitudes = jax.numpy.nan_to_num(abs(value), nan=0.0, posinf=0.0)
@@ -277,9 +280,9 @@ class _Jax(_OfFramework):
 
 
 class _MXNet(_OfFramework):
-    def largest(self, value: Any, axes: tuple[int, ...]) -> Any:
+    def largest(self, value: Any, axes: tuple[int, ...] | None) -> Any:
         # What is not finite stays: methods of its arrays cannot pick elements.
-        return value.abs().max(axis=axes, keepdims=True)
+        return value.abs().max(axis=axes or (), keepdims=True)
 
     def wide(self, value: Any) -> Any:
         import numpy
