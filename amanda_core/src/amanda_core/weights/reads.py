@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from amanda_core.weights.geometry import extents_of, region_text
@@ -126,7 +126,6 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
             of a weight or runs the module that has it does not: another op reads the same weight.
         supported: Whether the driver reports where tensors lie. If not, there are no weights.
         root: Name of the model that the op is part of; empty outside of modules.
-        writes: Whether the op writes into any tensor.
         written: Positions at which the op writes into a weight.
         uncounted: Owners of the weights that the op writes without changing a version.
     """
@@ -138,16 +137,15 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
         consumed: bool = False,
         supported: bool = True,
         written: frozenset[int] = frozenset(),
-        destinations: Sequence[Weight | None] = (),
+        destinations: Iterable[Weight] = (),
         root: str = "",
     ) -> None:
         self._weights, self.shapes, self.root = weights, shapes, root
         self.consumed, self.supported = consumed, supported
-        self.writes = bool(written or destinations)
         self.written = frozenset(place for place in weights if _position(place) in written)
         # Fused optimizers write whole lists, and change no version.
         writes = [(weights[place], isinstance(place, int)) for place in self.written]
-        writes += [(weight, True) for weight in destinations if weight is not None]
+        writes += [(weight, True) for weight in destinations]
         self.uncounted = frozenset(w.owner for w, single in writes if not (single and w.counted))
 
     def __getitem__(self, place: int | tuple[int, int]) -> Weight:
@@ -199,10 +197,9 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
     consumed = bool(found) and not _passes_on(holder)
     execution = context.execution
     destinations = [
-        None
-        if (part := part_of(value, 0)) is None
-        else Weight(part, value, parameters, None, None, False)
+        Weight(part, value, parameters, None, None, False)
         for value in execution.get("destinations") or ()
+        if (part := part_of(value, 0)) is not None
     ]
     written = execution.get("writes") or frozenset()
     return Reads(found, shapes, consumed, True, written, destinations, root)
@@ -220,7 +217,6 @@ def _operands_of(key: Hashable) -> tuple[str, set[str]]:
 
 
 def _passes_on(context: OpContext) -> bool:
-    asked: Callable[[], bool] | None = context.execution.get("passes_weights_on")
-    if asked is not None:
+    if (asked := context.execution.get("passes_weights_on")) is not None:
         _views[context] = asked()
     return _views.get(context, False)

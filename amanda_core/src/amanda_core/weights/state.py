@@ -181,16 +181,15 @@ class WeightState(Generic[T]):
 
         A tool that uses `edited` must call this in its analysis routine, for every op.
         """
-        reads = context.weights
+        reads, execution = context.weights, context.execution
+        writes = execution.get("writes") or execution.get("destinations")
         # Outside of modules, an op of a loop may write one tensor now and another one later.
-        later = reads.writes and not reads.root and context.zone == "model"
-        if reads.uncounted or later:
+        if reads.uncounted or (writes and not reads.root and context.zone == "model"):
             context.insert_after_op(self._written, observe=True, outputs=[], context=context)
 
     def _written(self, context: OpContext) -> None:
-        for owner in (owners := context.weights.uncounted):
+        for owner in context.weights.uncounted:
             self._edited.pop(owner, None)
-        if owners:
             self._stamp[0] = object()
 
 
