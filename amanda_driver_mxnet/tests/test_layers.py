@@ -12,9 +12,9 @@ PACKAGE = Path(__file__).parents[1] / "src/amanda_driver_mxnet"
 LAYERS: list[str | tuple[str, ...]] = [
     "plugin",
     "attachment",
-    ("eager", "hybrid"),
+    "hybrid",
+    "eager",
     ("gradients", "routines", "identity"),
-    "custom_nodes",
     "facts",
     "_mxnet_internals",
     "vocabulary",

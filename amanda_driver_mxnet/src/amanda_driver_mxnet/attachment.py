@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mxnet
@@ -17,9 +18,10 @@ from amanda_core import CoverageGap, Session
 from amanda_core.patching import Patches
 from amanda_core.scopes import Activation
 from amanda_driver_mxnet._mxnet_internals.arrays import ENTRY_POINTS, op_info
+from amanda_driver_mxnet._mxnet_internals.graphs import graph_of
 from amanda_driver_mxnet.eager import Call, EagerProgram
 from amanda_driver_mxnet.facts import FACTS
-from amanda_driver_mxnet.hybrid import Twins
+from amanda_driver_mxnet.hybrid import HybridPrograms
 
 __all__ = ["MxnetAttachment"]
 
@@ -92,10 +94,9 @@ class MxnetAttachment:
         self.session = session
         self.thread = threading.get_ident()
         self._eager = EagerProgram(session, EAGER)
-        self._twins: Twins = session.persistent(
-            "mxnet.twins", lambda: Twins(self._eager.scopes, HYBRID)
-        )
-        self._twins.session = session
+        self._hybrid = HybridPrograms(self._eager, HYBRID)
+        #: What runs instead of the next program of a hybridized block.
+        self._running: Callable[[Sequence[NDArray]], Any] | None = None
         _INTERCEPTION.acquire()
         _ATTACHED[self.thread] = self
 
@@ -185,15 +186,21 @@ class MxnetAttachment:
                 session.calls.leave()
 
     def call_hybridized(self, original: Callable[..., Any], block: Any, *args: Any) -> Any:
-        """Run a hybridized block."""
+        """Run a hybridized block, whose program MXNet then calls on flat arguments."""
         if not self.session.enabled:
             return original(block, *args)
         activations = self._eager.activations
         parent = activations[-1].scope if activations else None
         scope = self._eager.scopes.enter(block, parent, False) if parent is None else parent
-        result, watched = self._twins.call(original, block, args, scope)
-        self._eager.watched = self._eager.watched or watched
-        return result
+        graph = graph_of(block, args)
+        if not self._hybrid.is_idle(graph, scope):
+            self._running = partial(self._hybrid.run, graph, block, scope)
+        return original(block, *args)
+
+    def run_graph(self, original: Callable[..., Any], program: Any, *args: Any, **kw: Any) -> Any:
+        """Run the program of a hybridized block, or its operators one by one."""
+        run, self._running = self._running, None
+        return original(program, *args, **kw) if run is None else run(args)
 
     def step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Update parameters, which ends a step."""

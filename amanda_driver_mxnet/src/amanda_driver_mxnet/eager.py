@@ -26,10 +26,10 @@ from amanda_driver_mxnet.gradients import Watch
 from amanda_driver_mxnet.identity import RULES, new_labels, new_parameters, new_scopes
 from amanda_driver_mxnet.routines import fold
 
-__all__ = ["Call", "EagerProgram"]
+__all__ = ["Call", "EagerProgram", "Record"]
 
 
-class _Record:
+class Record:
     """A site, and the epoch in which nothing is planned there."""
 
     __slots__ = ("idle", "site")
@@ -79,7 +79,7 @@ class EagerProgram:
             "mxnet.parameters", lambda: new_parameters(self.scopes, labels)
         )
         names: dict[str, dict[Any, int]] = session.persistent("mxnet.names", dict)
-        self._sites: Sites[_Record] = Sites(
+        self._sites: Sites[Record] = Sites(
             RULES,
             self,
             self.scopes,
@@ -93,19 +93,27 @@ class EagerProgram:
         #: Handles of the arrays that ops made.
         self._made: Known[bool] = Known()
 
-    def _record(self, site: Site, caller: str) -> _Record:
+    def _record(self, site: Site, caller: str) -> Record:
         if site.zone == "model" and self._initialised:
             # Blocks get parameters in their first call, maybe after the table of them was made.
             self._parameters.forget(self.activations[0].scope.root if self.activations else "")
         self._initialised = site.zone == "init"
-        return _Record(site)
+        return Record(site)
 
     def execute(self, call: Call) -> Any:
-        """Execute an op as planned."""
-        session = self.session
+        """Execute an op of the program as planned."""
         handles = [array.handle for array in call.inputs]
-        record = self._sites.locate(call.op_type, handles, {})
-        if record.idle == session.epoch and session.caching and not session.wants_backward:
+        return self.execute_at(self._sites.locate(call.op_type, handles, {}), call)
+
+    def is_idle(self, record: Record) -> bool:
+        """Return True if no tool acts at an op."""
+        session = self.session
+        return record.idle == session.epoch and session.caching and not session.wants_backward
+
+    def execute_at(self, record: Record, call: Call) -> Any:
+        """Execute an op with a known record as planned."""
+        session = self.session
+        if self.is_idle(record):
             result = _run(call, call.inputs)
             self._note(call, record.site.zone, several(result))
             return result
@@ -127,10 +135,9 @@ class EagerProgram:
         return result
 
     def _planned(self, call: Call, context: OpContext) -> Any:
-        session = self.session
         with autograd.pause(autograd.is_training()):
             before = context.trigger_callback(IPoint.BEFORE_FORWARD)
-        values = fold(session, before, call.inputs, self._states(call))
+        values = fold(before, call.inputs, self._states(call))
         watch = self._watch(call, context, values)
         if watch is not None:
             values = watch.enter(values)
@@ -145,7 +152,7 @@ class EagerProgram:
         with autograd.pause(autograd.is_training()):
             after = context.trigger_callback(IPoint.AFTER_FORWARD)
         new = outputs if watch is None else watch.exit(outputs, values)
-        new = fold(session, after, new)
+        new = fold(after, new)
         if call.out is not None:
             targets = several(call.out)
             with autograd.pause():
@@ -175,7 +182,7 @@ class EagerProgram:
             return None
         places = [place for place, value in enumerate(values) if needs_gradient(value)]
         self.watched = self.watched or bool(places)
-        return Watch(lambda: session, context, places, len(values)) if places else None
+        return Watch(session, context, places, len(values)) if places else None
 
     @staticmethod
     def _states(call: Call) -> Container[int]:

@@ -19,7 +19,7 @@ from amanda_core.sites import FRAMEWORK, OWN, STOP, USER, Rules
 from amanda_core.weights.geometry import Memory
 from amanda_core.weights.parameters import Layouts, Parameters
 from amanda_driver_mxnet._mxnet_internals import arrays
-from amanda_driver_mxnet.facts import FACTS, SymbolicArray
+from amanda_driver_mxnet.facts import FACTS
 
 __all__ = ["RULES", "new_labels", "new_parameters", "new_scopes"]
 
@@ -95,8 +95,6 @@ def _weights_of(block: Any) -> Iterator[tuple[str, Any, NDArray]]:
 
 def _memory(value: Any) -> Memory | None:
     """Return where an array lies: arrays are contiguous, and all of main memory counts as one."""
-    if isinstance(value, SymbolicArray):
-        value = value.array
     array = arrays.array_of(value) if isinstance(value, arrays.HANDLE) else value
     if array is None or FACTS.layout(array) != "dense" or FACTS.device(array) != "cpu":
         return None

@@ -96,6 +96,8 @@ _ROLES = {
 
 def describe(context: OpContext) -> None:
     """Set the common keys of a context."""
+    if context.namespace.endswith("/hybrid"):
+        context["not_compiled"] = True
     if context.is_backward():
         common_type = context.forward["type"] if context.forward is not None else None
         context["backward_type"] = None if common_type is None else backward_type_of(common_type)

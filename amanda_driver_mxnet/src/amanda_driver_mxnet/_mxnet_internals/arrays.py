@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mxnet
-from mxnet import gluon
-from mxnet.base import _LIB, NDArrayHandle, check_call, mx_uint
+from mxnet import autograd, gluon
+from mxnet.base import _LIB, MXCallbackList, NDArrayHandle, c_handle_array, check_call, mx_uint
 from mxnet.ndarray import NDArray, register
 from mxnet.ndarray.numpy import _api_internal
+
+from amanda_core.threads import inside_routine
 
 #: What the names of backward operators begin with.
 BACKWARD = "_backward_"
@@ -27,6 +30,7 @@ ENTRY_POINTS: Mapping[str, tuple[Any, str]] = {
     "backward": (_LIB, "MXAutogradBackwardEx"),
     "call": (gluon.Block, "__call__"),
     "call_hybridized": (gluon.HybridBlock, "_call_cached_op"),
+    "run_graph": (mxnet.nd.CachedOp, "__call__"),
     "step": (gluon.Trainer, "step"),
     "update": (gluon.Trainer, "update"),
     # The operators that are called without `_imperative_invoke`.
@@ -122,6 +126,61 @@ def needs_gradient(array: Any) -> bool:
     # Variables are called var0, var1, ...; constants on the tape null0, null1, ...
     symbol = mxnet.symbol.Symbol(mxnet.base.SymbolHandle(found.value))
     return any(name.startswith("var") for name in symbol.list_inputs())
+
+
+#: What asks a backward program to add to an array, and not to overwrite it.
+_ADD = 3
+#: Functions that MXNet may call, until it deletes their place on the tape.
+_callbacks: dict[int, Any] = {}
+_numbers = itertools.count()
+
+
+def record(
+    inputs: Sequence[NDArray],
+    outputs: Sequence[NDArray],
+    backward: Callable[[list[NDArray]], Sequence[NDArray | None]],
+) -> None:
+    """Put a function on the tape, if one of its inputs is there.
+
+    `mxnet.autograd.Function` lets gradients be wrong if one of the others is not wanted.
+
+    Args:
+        inputs: The arrays that the function got.
+        outputs: New arrays, which it made of them.
+        backward: Returns the gradients of the inputs for those of the outputs; None for zero. It
+            runs on a thread of MXNet, and must not raise.
+    """
+    is_np = isinstance(outputs[0], mxnet.np.ndarray)
+
+    def run(count: int, _: int, handles: Any, requests: Any, *rest: Any) -> bool:
+        every = range(count + len(inputs))
+        arrays = [NDArray(ctypes.cast(handles[n], NDArrayHandle)) for n in every]
+        given = [array.as_np_ndarray() if is_np else array for array in arrays[:count]]
+        gradients = backward(given)
+        with inside_routine():  # The driver's own operators.
+            for n, gradient in enumerate(gradients):
+                if requests[n]:
+                    target = arrays[count + n]
+                    new = 0 if gradient is None else gradient.as_nd_ndarray().astype(target.dtype)
+                    target[:] = target + new if requests[n] == _ADD else new
+        return True
+
+    number = next(_numbers)
+
+    def delete(_: Any) -> bool:
+        del _callbacks[number]
+        return True
+
+    functions = [autograd.Function._bwd_functype(run), autograd.Function._del_functype(delete)]
+    plain = ctypes.CFUNCTYPE(ctypes.c_int)
+    callbacks = MXCallbackList(
+        len(functions),
+        (plain * 2)(*(ctypes.cast(function, plain) for function in functions)),
+        (ctypes.c_void_p * 2)(),
+    )
+    _callbacks[number] = callbacks, functions
+    arrays = (len(inputs), c_handle_array(inputs), len(outputs), c_handle_array(outputs))
+    check_call(_LIB.MXCustomFunctionRecord(*arrays, ctypes.byref(callbacks)))
 
 
 # Gluon.
