@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from amanda_core.errors import DriverError
 from amanda_core.framework_versions import FrameworkVersions, cache_folder
 
 from .making import PLUGGY
@@ -115,3 +116,16 @@ def test_nothing_fails_where_no_process_can_be_started(
     assert "it could not be started" in NEW.failure("native")
     assert NEW.kept_failure("native") is None
     assert cache_folder().name == "amanda"
+
+
+def test_the_status_of_a_driver_with_one_interceptor() -> None:
+    assert PLUGGY.status("python", "It is the only one").interceptor == "python"
+    missing = dataclasses.replace(PLUGGY, distributions=("not-there",), module="not_there")
+    assert missing.status("python", "").version is None
+    assert "not installed" in missing.status("python", "").why
+
+
+@pytest.mark.parametrize("error", [AttributeError("x"), ImportError("x")])
+def test_a_version_that_lacks_what_the_driver_imports_is_refused(error: Exception) -> None:
+    with pytest.raises(DriverError, match="is not known: x"), PLUGGY.refusing_unknown():
+        raise error

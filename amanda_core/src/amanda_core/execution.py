@@ -1,7 +1,7 @@
 """Parts of the execution of one op that drivers of different frameworks share.
 
-Owns the backward program of frameworks in which each op has a single backward op, and how results
-and selected values become lists. Drivers import it; the engine does not.
+Owns the backward program of frameworks in which each op has a single backward op, the record of an
+op, and how results and selected values become lists. Drivers import it; the engine does not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from amanda_core.driver import Site
 from amanda_core.plan import Plan, Step
 from amanda_core.session import Session
 
-__all__ = ["BackwardProgram", "Run", "at", "backward_plans", "several"]
+__all__ = [
+    "BackwardProgram",
+    "OpRecord",
+    "Run",
+    "at",
+    "backward_plans",
+    "deferring",
+    "several",
+    "spread",
+]
 
 #: A function of values by position, which returns new ones.
 Run = Callable[[list[Any]], Sequence[Any]]
@@ -25,6 +34,14 @@ Run = Callable[[list[Any]], Sequence[Any]]
 def several(result: Any) -> list[Any]:
     """Return the result of an operator or a routine as a list."""
     return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def spread(places: Sequence[int], count: int, values: Sequence[Any]) -> list[Any]:
+    """Return a list of `count` values with these ones at `places`, and None elsewhere."""
+    found: list[Any] = [None] * count
+    for place, value in zip(places, values, strict=True):
+        found[place] = value
+    return found
 
 
 def at(places: Sequence[int], count: int, run: Run) -> Run:
@@ -37,10 +54,7 @@ def at(places: Sequence[int], count: int, run: Run) -> Run:
     """
 
     def selected(values: Sequence[Any]) -> list[Any]:
-        given: list[Any] = [None] * count
-        for place, value in zip(places, values, strict=True):
-            given[place] = value
-        results = run(given)
+        results = run(spread(places, count, values))
         return [results[place] for place in places]
 
     return selected
@@ -137,3 +151,49 @@ class BackwardProgram:
         context = self.session.open(site, self._raw, forward=forward, backward=True)
         context.fill(**values)
         return context
+
+
+class OpRecord:
+    """A driver's record of one op: what it is, and whether a tool acts there.
+
+    Attributes:
+        site: Its facts.
+        kept: What the driver keeps of it for a fast path.
+    """
+
+    __slots__ = ("_idle", "kept", "site")
+
+    def __init__(self, site: Site) -> None:
+        self.site, self._idle = site, 0
+        self.kept: Any = None
+
+    def is_idle(self, session: Session) -> bool:
+        """Return True if it was analysed with the tools of now, and none acts there."""
+        return self._idle == session.epoch and session.caching
+
+    def note(self, session: Session, epoch: int, acts: bool) -> None:
+        """Note after an execution whether a tool acts there.
+
+        Args:
+            session: The session.
+            epoch: Its epoch before the execution.
+            acts: Whether the op has a plan.
+        """
+        if not acts and session.caching and session.epoch == epoch:
+            self._idle = epoch
+
+
+def deferring(session: Session, run: Run) -> Callable[[list[Any]], Sequence[Any] | None]:
+    """Return `run` for a thread that no exception may leave: it is kept for the program's thread.
+
+    The function returns None if `run` raises. The driver calls `Session.raise_pending` later.
+    """
+
+    def guarded(values: list[Any]) -> Sequence[Any] | None:
+        try:
+            return run(values)
+        except BaseException as error:
+            session.defer(error)
+            return None
+
+    return guarded

@@ -15,13 +15,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import importlib_metadata
 
-from amanda_core.driver import Finding
+from amanda_core.driver import DriverStatus, Finding
 from amanda_core.errors import DriverError
 
 __all__ = ["FrameworkVersions", "cache_folder"]
@@ -78,6 +79,24 @@ class FrameworkVersions:
             where=self.driver,
             fix=f"pip install -U '{self.distributions[0]}>={self.oldest}'",
         )
+
+    def status(self, interceptor: str, why: str) -> DriverStatus:
+        """Return the status of a driver that has one interceptor."""
+        if self.installed() is None:
+            return DriverStatus(None, "", f"{self.framework} is not installed")
+        return DriverStatus(self.installed(), interceptor, why)
+
+    @contextmanager
+    def refusing_unknown(self) -> Iterator[None]:
+        """Refuse the installed version if what a driver imports inside ``with`` is not in it."""
+        try:
+            yield
+        except (AttributeError, ImportError) as error:
+            raise DriverError(
+                f"{self.framework} {self.installed()} is not known: {error}",
+                where=self.driver,
+                fix=f"pip install '{self.distributions[0]}>={self.oldest},<={self.newest}'",
+            ) from error
 
     def is_tried(self) -> bool:
         """Return True if the installed version lies between the oldest and the newest tried."""
