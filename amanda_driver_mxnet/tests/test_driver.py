@@ -18,6 +18,7 @@ from mxnet import autograd, gluon
 import amanda
 from amanda_core import OpContext
 from amanda_core.errors import UnsupportedError
+from amanda_tools.nonfinite import NonFinite
 
 
 def tool(analyse: Callable[[OpContext], Any], **where: bool) -> amanda.Tool:
@@ -257,3 +258,19 @@ def test_configurations_with_wrong_gradients_are_refused(
     assert done.returncode == (0 if settings else 1)
     if not settings:
         assert "MXNET_MKLDNN_ENABLED=0" in done.stderr
+
+
+@pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybrid"])
+def test_nonfinite_checks_backward_operators_that_end_on_another_thread(hybrid: bool) -> None:
+    net = network()
+    if hybrid:
+        net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    tool = NonFinite()
+    with amanda.apply(tool):
+        for _ in range(10):
+            gradients(net, images())
+            trainer.step(1)
+    result = tool.result()
+    assert (result.faults, result.unchecked) == ([], {})
+    assert result.checked >= 10 * 2 * 5

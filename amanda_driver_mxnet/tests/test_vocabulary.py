@@ -10,7 +10,7 @@ import pytest
 from mxnet.base import _LIB
 
 from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
-from amanda_driver_mxnet.vocabulary import OP_TYPES
+from amanda_driver_mxnet.vocabulary import DECLARATIONS
 
 #: Operators without a common type, one in a line.
 WITHOUT = Path(__file__).with_name("operators_without_words.txt")
@@ -37,7 +37,7 @@ def operators() -> set[str]:
 
 def test_every_operator_has_a_type_or_is_listed() -> None:
     listed = WITHOUT.read_text(encoding="utf-8").split()
-    without = {name for name in operators() if OP_TYPES.get(name) is None}
+    without = {name for name in operators() if DECLARATIONS.get(name) is None}
     assert sorted(without - BY_ATTRIBUTE) == listed
 
 
@@ -55,9 +55,9 @@ def test_every_operator_has_a_type_or_is_listed() -> None:
     ],
 )
 def test_affixes_do_not_matter(name: str, common_type: str) -> None:
-    assert OP_TYPES[name] == common_type
+    assert DECLARATIONS[name] == common_type
     assert common_type in COMMON_TYPES
 
 
 def test_the_gamma_function_is_not_random() -> None:
-    assert OP_TYPES.get("gamma") is None
+    assert DECLARATIONS.get("gamma") is None

@@ -22,42 +22,13 @@ from amanda_driver_mxnet._mxnet_internals.graphs import graph_of
 from amanda_driver_mxnet.eager import Call, EagerProgram
 from amanda_driver_mxnet.facts import FACTS
 from amanda_driver_mxnet.hybrid import HybridPrograms
+from amanda_driver_mxnet.vocabulary import DECLARATIONS
 
 __all__ = ["MxnetAttachment"]
 
 EAGER, HYBRID = (f"mxnet/{mxnet.__version__}/{mode}" for mode in ("eager", "hybrid"))
 #: Thread -> its attachment. Tools act in the thread that applied them.
 _ATTACHED: dict[int, MxnetAttachment] = {}
-
-
-#: What is not instrumented, and why.
-_COVERAGE = {
-    "Symbol and Module API (mxnet.sym with bind, mxnet.mod, Executor)": (
-        "their programs run in C; use Gluon, where SymbolBlock runs a symbol"
-    ),
-    "bodies of foreach, while_loop and cond in hybridized blocks": (
-        "they are graphs inside one operator"
-    ),
-    "gradients of gradients (create_graph=True) through watched ops": (
-        "MXNet cannot differentiate functions of one's own twice"
-    ),
-    "operators inside CustomOp and autograd.Function.backward": (
-        "MXNet runs them on threads of its own"
-    ),
-    "gradients of an op that writes to an array of its caller (out=)": (
-        "the array cannot get another place on the tape; edits of them are refused"
-    ),
-    "auxiliary states, such as the running mean of BatchNorm": (
-        "MXNet writes to them in the backward program; edits of them are refused"
-    ),
-    "single backward ops of an op": "MXNet does not show them, so an op has one backward op",
-    "inputs of an op in the context of its backward op": (
-        "MXNet's arrays cannot be referred to weakly"
-    ),
-    "threads other than the one that entered `apply`": (
-        "they run without tools, except MXNet's workers that compute gradients for it"
-    ),
-}
 
 
 class _Interception(Patches):
@@ -111,7 +82,7 @@ class MxnetAttachment:
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what is not instrumented, and why."""
-        return [CoverageGap(what, why) for what, why in _COVERAGE.items()]
+        return DECLARATIONS.gaps()
 
     # Replacements of MXNet's functions.
 

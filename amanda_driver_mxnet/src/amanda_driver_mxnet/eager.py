@@ -15,7 +15,7 @@ from mxnet.ndarray import NDArray
 
 from amanda_core import IPoint, OpContext, Session, Site
 from amanda_core.errors import UnsupportedError
-from amanda_core.execution import backward_plans, several
+from amanda_core.execution import OpRecord, backward_plans, several
 from amanda_core.scopes import Activation, Scopes
 from amanda_core.sites import Sites
 from amanda_core.threads import inside_routine, standing_for
@@ -26,17 +26,7 @@ from amanda_driver_mxnet.gradients import Watch
 from amanda_driver_mxnet.identity import RULES, new_labels, new_parameters, new_scopes
 from amanda_driver_mxnet.routines import fold
 
-__all__ = ["Call", "EagerProgram", "Record"]
-
-
-class Record:
-    """A site, and the epoch in which nothing is planned there."""
-
-    __slots__ = ("idle", "site")
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.idle = -1
+__all__ = ["Call", "EagerProgram"]
 
 
 @dataclass
@@ -79,7 +69,7 @@ class EagerProgram:
             "mxnet.parameters", lambda: new_parameters(self.scopes, labels)
         )
         names: dict[str, dict[Any, int]] = session.persistent("mxnet.names", dict)
-        self._sites: Sites[Record] = Sites(
+        self._sites: Sites[OpRecord] = Sites(
             RULES,
             self,
             self.scopes,
@@ -93,24 +83,24 @@ class EagerProgram:
         #: Handles of the arrays that ops made.
         self._made: Known[bool] = Known()
 
-    def _record(self, site: Site, caller: str) -> Record:
+    def _record(self, site: Site, caller: str) -> OpRecord:
         if site.zone == "model" and self._initialised:
             # Blocks get parameters in their first call, maybe after the table of them was made.
             self._parameters.forget(self.activations[0].scope.root if self.activations else "")
         self._initialised = site.zone == "init"
-        return Record(site)
+        return OpRecord(site)
 
     def execute(self, call: Call) -> Any:
         """Execute an op of the program as planned."""
         handles = [array.handle for array in call.inputs]
         return self.execute_at(self._sites.locate(call.op_type, handles, {}), call)
 
-    def is_idle(self, record: Record) -> bool:
+    def is_idle(self, record: OpRecord) -> bool:
         """Return True if no tool acts at an op."""
         session = self.session
-        return record.idle == session.epoch and session.caching and not session.wants_backward
+        return record.is_idle(session) and not session.wants_backward
 
-    def execute_at(self, record: Record, call: Call) -> Any:
+    def execute_at(self, record: OpRecord, call: Call) -> Any:
         """Execute an op with a known record as planned."""
         session = self.session
         if self.is_idle(record):
@@ -130,8 +120,7 @@ class EagerProgram:
             result = self._planned(call, context)
         finally:
             context.release()
-        if session.caching and session.epoch == epoch and not any(map(context.plan, IPoint)):
-            record.idle = epoch
+        record.note(session, epoch, any(map(context.plan, IPoint)))
         return result
 
     def _planned(self, call: Call, context: OpContext) -> Any:

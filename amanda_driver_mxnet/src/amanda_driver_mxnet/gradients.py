@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from amanda_core import OpContext, Session, Step
-from amanda_core.execution import BackwardProgram, Run, at, backward_plans, several
+from amanda_core.execution import BackwardProgram, Run, at, backward_plans, deferring, several
 from amanda_driver_mxnet._mxnet_internals.arrays import BACKWARD, needs_gradient, record
 
 __all__ = ["Watch"]
@@ -71,16 +71,16 @@ class Watch:
     # On MXNet's threads.
 
     def _deferring(self, run: Run, count: int) -> Run:
-        """Return a function that keeps an exception of `run` for the program's thread."""
+        """Return a function for MXNet's threads; if `run` fails, gradients are as they were."""
+        guarded = deferring(self._session, run)
 
-        def guarded(gradients: list[Any]) -> Sequence[Any]:
-            try:
-                return run(gradients)
-            except BaseException as error:
-                self._session.defer(error)
-                return gradients if len(gradients) == count else [None] * count
+        def computed(gradients: list[Any]) -> Sequence[Any]:
+            found = guarded(gradients)
+            if found is not None:
+                return found
+            return gradients if len(gradients) == count else [None] * count
 
-        return guarded
+        return computed
 
     def _replacing_gradients(self, gradients: list[Any]) -> list[Any]:
         program = self._begun()

@@ -6,7 +6,7 @@ Owns the sites of operators in graphs. MXNet's own program runs while no tool ac
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,12 @@ from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 from amanda_core import Site
-from amanda_core.execution import several
+from amanda_core.execution import OpRecord, several
+from amanda_core.module_paths import modules_of
 from amanda_core.scopes import Scope
 from amanda_driver_mxnet._mxnet_internals.arrays import children_of, op_info
 from amanda_driver_mxnet._mxnet_internals.graphs import Graph, handle_of
-from amanda_driver_mxnet.eager import Call, EagerProgram, Record
+from amanda_driver_mxnet.eager import Call, EagerProgram
 
 __all__ = ["HybridPrograms"]
 
@@ -34,7 +35,7 @@ class HybridPrograms:
     def __init__(self, eager: EagerProgram, namespace: str) -> None:
         self._eager, self._namespace = eager, namespace
         #: Graph -> number of the scope of its block -> the records of its operators.
-        self._records: weakref.WeakKeyDictionary[Graph, dict[int, list[Record | None]]] = (
+        self._records: weakref.WeakKeyDictionary[Graph, dict[int, list[OpRecord | None]]] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -51,7 +52,15 @@ class HybridPrograms:
         """Run the graph of a block on its inputs and parameters, as its own program does."""
         known = self._records.setdefault(graph, {})
         if scope.number not in known:
-            known[scope.number] = list(self._sites(graph, block, scope))
+            known_names = {
+                id(array): name for name, _, array in self._eager.scopes.weights(scope.root)
+            }
+            weights = {
+                node: known_names[id(array)]
+                for node, array in zip(graph.inputs, arrays, strict=True)
+                if id(array) in known_names
+            }
+            known[scope.number] = list(self._sites(graph, block, scope, weights))
         device = arrays[0].ctx
         values: dict[int, list[Any]] = {
             node: [array] for node, array in zip(graph.inputs, arrays, strict=True)
@@ -69,10 +78,19 @@ class HybridPrograms:
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _sites(
-        self, graph: Graph, block: gluon.HybridBlock, scope: Scope
-    ) -> Iterator[Record | None]:
-        """Yield the record of each operator of a graph, None for inputs and parameters."""
-        places, counts = list(_places_of(block, scope.path)), dict[str, int]()
+        self, graph: Graph, block: gluon.HybridBlock, scope: Scope, weights: Mapping[int, str]
+    ) -> Iterator[OpRecord | None]:
+        """Yield the record of each operator of a graph, None for inputs and parameters.
+
+        Args:
+            graph: The graph.
+            block: Its block.
+            scope: The scope of the block.
+            weights: The nodes of parameters, and their names.
+        """
+        modules = modules_of(block, children_of, scope.path)
+        places = [(str(module.prefix), path) for path, module in modules]
+        counts: dict[str, int] = {}
         for operator in graph.operators:
             if operator.op_type == "null":
                 yield None
@@ -82,18 +100,13 @@ class HybridPrograms:
             base = f"{path}/{operator.op_type}" if path else operator.op_type
             count = counts[base] = counts.get(base, 0) + 1
             name = operator.name.removeprefix(prefix)
+            read = [(n, weights.get(node)) for n, (node, _) in enumerate(operator.sources)]
+            own = tuple((place, weight) for place, weight in read if weight is not None)
             site = Site(
-                key=("op", scope.root, path, operator.op_type, name, (), count),
+                key=("op", scope.root, path, operator.op_type, name, own, count),
                 op_type=operator.op_type,
                 namespace=self._namespace,
                 name=base if count == 1 else f"{base}#{count}",
                 module_path=path,
             )
-            yield Record(site)
-
-
-def _places_of(block: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the prefix of names in each block inside a block, with the block's path."""
-    yield str(block.prefix), path
-    for name, child in children_of(block).items():
-        yield from _places_of(child, f"{path}.{name}" if path else name)
+            yield OpRecord(site)

@@ -7,17 +7,20 @@ arrays cannot be referred to weakly.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
-from types import CodeType, FrameType
+from functools import partial
+from types import CodeType
 from typing import Any
 
 from mxnet.ndarray import NDArray
 
+from amanda_core.contiguous_memory import contiguous
+from amanda_core.module_paths import inside, modules_of
 from amanda_core.scopes import Labels, Scopes
 from amanda_core.sites import FRAMEWORK, OWN, STOP, USER, Rules
 from amanda_core.weights.geometry import Memory
 from amanda_core.weights.parameters import Layouts, Parameters
+from amanda_core.zones import zone_of
 from amanda_driver_mxnet._mxnet_internals import arrays
 from amanda_driver_mxnet.facts import FACTS
 
@@ -39,21 +42,10 @@ def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
     return OWN if code.co_filename.startswith(_OWN) else USER
 
 
-def _zone_of() -> str:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not arrays.BLOCK_CALL:
-        module = str(frame.f_globals.get("__name__", ""))
-        zone = next((zone for name, zone in _ZONES.items() if module.startswith(name)), None)
-        if zone is not None:
-            return zone
-        frame = frame.f_back
-    return "model"
-
-
 #: Outside of blocks, an array with `attach_grad` is a weight, if it is not the first operand.
 RULES = Rules(
     kind_of=_kind_of,
-    zone_of=_zone_of,
+    zone_of=partial(zone_of, _ZONES, arrays.BLOCK_CALL),
     tensor_types=frozenset({arrays.HANDLE}),
     is_weight=arrays.has_gradient_buffer,
     is_layered=True,
@@ -82,15 +74,9 @@ def new_parameters(scopes: Scopes, labels: Labels) -> Parameters:
 
 
 def _weights_of(block: Any) -> Iterator[tuple[str, Any, NDArray]]:
-    waiting, seen = [("", block)], {id(block)}
-    while waiting:
-        path, owner = waiting.pop()
+    for path, owner in modules_of(block, arrays.children_of):
         for name, array in arrays.parameters_of(owner):
-            yield path + name, owner, array
-        for name, child in arrays.children_of(owner).items():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                waiting.append((f"{path}{name}.", child))
+            yield inside(path, name), owner, array
 
 
 def _memory(value: Any) -> Memory | None:
@@ -98,18 +84,8 @@ def _memory(value: Any) -> Memory | None:
     array = arrays.array_of(value) if isinstance(value, arrays.HANDLE) else value
     if array is None or FACTS.layout(array) != "dense" or FACTS.device(array) != "cpu":
         return None
-    shape, address = arrays.shape_of(array), arrays.address_of(array)
-    size = FACTS.nbytes(array)
-    if not address or not size:
-        return None
-    strides = [1]
-    for length in reversed(shape[1:]):
-        strides.append(strides[-1] * length)
-    count = strides[-1] * shape[0] if shape else 1
-    itemsize = size // count
-    # Memory is aligned by more than the largest element.
-    place = address // itemsize
-    return Memory("cpu", place, shape, tuple(reversed(strides)) if shape else (), itemsize)
+    address, size = arrays.address_of(array), FACTS.nbytes(array)
+    return contiguous("cpu", address, arrays.shape_of(array), size) if address and size else None
 
 
 _LAYOUTS = Layouts(

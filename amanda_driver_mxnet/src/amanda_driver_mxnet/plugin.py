@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, Session, hookimpl
 from amanda_core.errors import DriverError
 from amanda_core.framework_versions import FrameworkVersions
-from amanda_driver_mxnet.vocabulary import OP_TYPES, describe
+from amanda_driver_mxnet.vocabulary import DECLARATIONS, describe
 
 __all__ = [
     "amanda_attach",
@@ -25,37 +25,11 @@ __all__ = [
 
 VERSIONS = FrameworkVersions("MXNet", "mxnet", ("mxnet",), "1.9.1", "1.9.1", "amanda-driver-mxnet")
 
-_CAPABILITIES = frozenset(
-    {
-        "gradients",
-        "aligned_gradients",
-        "late_gradients",
-        "replace",
-        "replace_backward",
-        "autodiff",
-        "observers",
-        "steps",
-        "scopes",
-        "ordered",
-        "facts",
-    }
-)
-
 
 @hookimpl
 def amanda_driver_info() -> DriverInfo:
     """Describe the driver."""
-    return DriverInfo(
-        api=2,
-        name="mxnet",
-        modules=("mxnet",),
-        namespaces=("mxnet/*/eager", "mxnet/*/hybrid"),
-        capabilities={
-            "eager": _CAPABILITIES | {"eager", "scope_events", "calls"},
-            "hybrid": _CAPABILITIES | {"graph"},
-        },
-        vocabulary=OP_TYPES,
-    )
+    return DECLARATIONS.info
 
 
 @hookimpl
@@ -80,8 +54,7 @@ def amanda_driver_status() -> DriverStatus:
     """Report which MXNet is installed, and whether tools can be applied."""
     for problem in amanda_preflight():
         return DriverStatus(VERSIONS.installed(), "", problem.message)
-    why = "MXNet calls operators through Python functions"
-    return DriverStatus(VERSIONS.installed(), "python", why)
+    return VERSIONS.status("python", "MXNet calls operators through Python functions")
 
 
 @hookimpl
