@@ -58,6 +58,10 @@ class Op:
     def leave(self) -> Entered | None:
         """Return the inputs of the execution that ends, or None if its start was not seen."""
         waiting = self._entered.get(self._thread)
+        if not waiting and self.of:
+            # A framework's workers may begin a backward operator in one thread and end it in
+            # another.
+            waiting = next((others for others in self._entered.values() if others), None)
         if not waiting:
             return None
         # The executions of a thread are nested; those of a graph end in the order of their start.

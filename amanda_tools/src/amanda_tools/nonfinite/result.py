@@ -97,13 +97,14 @@ class NonFiniteResult:
     """Result of `NonFinite`.
 
     Attributes:
-        faults: The faults in the order in which they happened. Look at the first one first.
+        faults: The faults in the order in which they were found, which is that of the program
+            unless `notes` say otherwise. Look at the first one first.
         checked: Number of executions of operators and backward operators whose results were
             checked.
         passed_on: Number of executions with non-finite outputs because of a non-finite input.
         allowed: Number of executions with non-finite outputs that were allowed.
         unchecked: Reason why tensors were not checked -> their number.
-        notes: What was not observed, and why.
+        notes: What was not observed, and why; where the order of faults is not the program's.
         tool_seconds: Time spent in the tool.
         wall_seconds: Time from the first operator to the last.
         gradient_steps: Steps in which norms of gradients were measured.

@@ -144,6 +144,11 @@ class NonFinite(OperatorTool[Op]):
             return
         if self._norms is not None:
             self._norms.watch(context)
+        if not context.supports("ordered"):
+            self._notes.setdefault(
+                f"on {context.namespace} checks run in any order: the first fault of a step is the "
+                "first that was found, not the first of the program"
+            )
         if context["type"] in REARRANGING:
             return  # These operators only move values.
         op = Op(context)
@@ -193,8 +198,8 @@ class NonFinite(OperatorTool[Op]):
             waits = self._waits(inputs, op)
             # The inputs of an op that writes them must be checked before it runs.
             looks = self._probed(inputs, op, waits) if op.writes or waits else None
-            op.enter(Entered(inputs if looks is None else (), looks, waits))
         with self._lock:
+            op.enter(Entered(inputs if looks is None else (), looks, waits))
             outputs = op.early()
         if outputs is not None:
             self.leave(*outputs, op=op)
