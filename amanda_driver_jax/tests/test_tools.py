@@ -66,10 +66,18 @@ def test_flops() -> None:
 
 
 @pytest.mark.slow
-def test_nonfinite_names_the_operator() -> None:
-    faults = run(NonFinite(), X.at[0, 0, 0, 0].set(jnp.nan), steps=1).faults
-    assert faults
-    assert any("conv" in fault.type for fault in faults)
+def test_nonfinite_names_the_operator_and_says_that_jitted_programs_have_no_order() -> None:
+    result = run(NonFinite(), X.at[0, 0, 0, 0].set(jnp.nan), steps=1)
+    assert any("conv" in fault.type for fault in result.faults)
+    (note,) = result.notes
+    assert "checks run in any order" in note
+    assert note in result.title
+
+    eager = NonFinite()
+    with amanda.apply(eager):
+        jnp.log(jnp.full(3, -1.0))
+    assert [fault.type for fault in eager.result().faults] == ["log"]
+    assert eager.result().notes == []
 
 
 def test_nonfinite_pairs_inputs_and_outputs_that_a_program_calls_in_any_order() -> None:

@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.extend.core.primitives import jit_p
 
 from amanda_core import CoverageGap, Session
-from amanda_driver_jax._call_sites import Op, OpTable, Place, is_traced, is_user_call
+from amanda_core.execution import OpRecord
+from amanda_driver_jax._call_sites import OpTable, Place, is_traced, is_user_call
 from amanda_driver_jax._execution import Execution, op_type_of
 from amanda_driver_jax._interception import PATCHES, plain_bind, plain_call
 from amanda_driver_jax._jax_internals import is_top_level
@@ -18,30 +21,13 @@ from amanda_driver_jax._modules import Models
 from amanda_driver_jax._routines import Host
 from amanda_driver_jax._trace_keys import JITTED_CALL, LOCAL, plain, set_key
 from amanda_driver_jax.facts import FACTS
+from amanda_driver_jax.vocabulary import DECLARATIONS
 
-#: What is not instrumented, and why.
-_COVERAGE = {
-    "functions compiled ahead of time before apply": "they are executables already",
-    "functions of JAX that are lowered ahead of time by themselves (jnp.sin.lower)": (
-        "what is inside an operator is not instrumented"
-    ),
-    "operators inside a program's own callbacks": "JAX runs them on other threads",
-    "functions that are passed to an operator of JAX (jnp.apply_along_axis, lax.reduce)": (
-        "they are a part of the operator"
-    ),
-    "routines in functions that JAX transposes (lax.custom_root), on the host in exported ones": (
-        "JAX can do neither, and raises an error"
-    ),
-    "forward-mode derivatives of an op whose gradients are edited": (
-        "there is no backward program; the run is refused"
-    ),
-    "which gradients of a watched op the program needs": (
-        "those of all its inputs are computed, and shown to tools"
-    ),
-    "the layers of a loop outside of transformations and modules": (
-        "arrays have no identity: the loop is one op that is executed several times"
-    ),
-}
+#: How many programs of one operator are kept, for arguments of different shapes.
+_PROGRAMS = 64
+
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 
 class _State:
@@ -66,8 +52,6 @@ class JaxAttachment:
         self._state = session.persistent("jax", _State)
         self._state.host.session = session
         session.persistent("jax.parameters", lambda: self._state.models)
-        #: The op that the Python path of a jitted function has found for `bind`.
-        self._located: Op | None = None
         PATCHES.acquire()
         self._outer: JaxAttachment | None = LOCAL.hold
         LOCAL.hold = self
@@ -91,8 +75,7 @@ class JaxAttachment:
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what this driver does not instrument, and why."""
-        gaps = [CoverageGap(what, why) for what, why in _COVERAGE.items()]
-        return [*self.session.failures.coverage("jax"), *gaps]
+        return [*self.session.failures.coverage("jax"), *DECLARATIONS.gaps()]
 
     # Jitted functions.
 
@@ -116,16 +99,52 @@ class JaxAttachment:
         if self.session.pending:
             self.session.raise_pending()
 
-    def is_idle(self, op_type: str) -> bool:
-        """Return True if no tool has an action at the operator of JAX that is being called."""
-        op = self._located = self._state.eager.locate(op_type, self._module())
-        return op.idle == self.session.epoch and self.session.caching
+    def call_library(
+        self,
+        function: Callable[..., Any],
+        info: Any,
+        args: Any,
+        kwargs: Any,
+        infer: Callable[..., tuple[Any, Sequence[Any]]],
+    ) -> Any:
+        """Run an operator of JAX in C++, and return its result.
 
-    def run_idle(self, function: Callable[..., Any], info: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator of JAX at which no tool has an action."""
-        self._located = None
-        with plain():
-            return plain_call(function, info, args, kwargs)
+        Args:
+            function: The jitted function.
+            info: What JAX keeps of it.
+            args: Its arguments.
+            kwargs: Those by keyword.
+            infer: Returns the function's program and the values that this gets.
+        """
+        op = self._state.eager.called(function.__name__, self._module())
+        if op.is_idle(self.session) or not is_user_call(sys._getframe(2)):
+            with plain():
+                return plain_call(function, info, args, kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        key = tree, tuple(map(_kind_of, leaves))
+        programs = op.kept = op.kept or {}
+        program, places = programs.get(key, (None, ()))
+        if program is None:
+            with plain():
+                program, values = infer(function, info, args, kwargs)
+            places = _places_of(values, leaves)
+            if len(places) < len(values):
+                outputs = self._execute(op, jit_p, values, program.params, True)
+                return jax.tree.unflatten(program.out_tree, outputs)
+            if len(programs) == _PROGRAMS:
+                programs.clear()
+            programs[key] = program, places
+
+        def vanilla(*values: Any) -> tuple[Any, ...]:
+            given = list(leaves)
+            for place, value in zip(places, values, strict=True):
+                given[place] = value
+            args, kwargs = jax.tree.unflatten(tree, given)
+            return tuple(jax.tree.leaves(plain_call(function, info, args, kwargs)))
+
+        values = [leaves[place] for place in places]
+        outputs = self._execute(op, jit_p, values, program.params, True, vanilla)
+        return jax.tree.unflatten(program.out_tree, outputs)
 
     # Operators.
 
@@ -134,7 +153,6 @@ class JaxAttachment:
 
     def bind(self, primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
         """Run an operator, or what holds other operators."""
-        located, self._located = self._located, None
         if not is_user_call(sys._getframe(2)):
             return plain_bind(primitive, *values, **params)
         op_type = op_type_of(primitive, params)
@@ -145,15 +163,44 @@ class JaxAttachment:
                 self.finish(result)
             return result
         table = self._state.jit if is_traced() else self._state.eager
-        op = located or table.locate(op_type, self._module())
+        op = table.called(op_type, self._module())
         session = self.session
-        if top and op.idle == session.epoch and session.caching:
+        if top and op.is_idle(session):
             with plain():
                 return plain_bind(primitive, *values, **params)
-        execution = Execution(session, self._state.host, primitive, params, op)
-        outputs = execution.run(values)
+        outputs = self._execute(op, primitive, values, params, top)
+        return outputs if primitive.multiple_results else outputs[0]
+
+    def _execute(
+        self,
+        op: OpRecord,
+        primitive: Any,
+        values: Sequence[Any],
+        params: dict[str, Any],
+        top: bool,
+        vanilla: Callable[..., tuple[Any, ...]] | None = None,
+    ) -> list[Any]:
+        session, host = self.session, self._state.host
+        execution = Execution(session, host, primitive, params, op, vanilla)
+        outputs = execution.run(values, top)
         if top:
             self.finish(outputs)
-            if session.caching and not execution.has_plan:
-                op.idle = session.epoch
-        return outputs if primitive.multiple_results else outputs[0]
+            op.note(session, session.epoch, execution.has_plan)
+        return outputs
+
+
+def _kind_of(value: Any) -> Any:
+    """Return what the program of an operator depends on: a static argument, or its type."""
+    if isinstance(value, _ARRAYS):
+        return type(value), value.shape, value.dtype, getattr(value, "weak_type", False)
+    return type(value), value
+
+
+def _places_of(values: Sequence[Any], leaves: Sequence[Any]) -> list[int]:
+    """Return the positions of values among all arguments, of which others are static.
+
+    It is empty if a static argument is the same object as a value, such as a number.
+    """
+    ids = set(map(id, values))
+    places = [place for place, leaf in enumerate(leaves) if id(leaf) in ids]
+    return places if len(places) == len(values) else []

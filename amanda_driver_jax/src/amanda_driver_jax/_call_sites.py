@@ -11,13 +11,16 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import jax
 
-from amanda_core import Site, sites
-from amanda_core.scopes import OUTSIDE, Labels, Scope, Scopes
+from amanda_core import sites
+from amanda_core.execution import OpRecord
+from amanda_core.path_sites import PathSites
+from amanda_core.zones import zone_of
 from amanda_driver_jax import _jax_internals as internals
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
@@ -102,15 +105,6 @@ def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
     return sites.OWN if internal else sites.FRAMEWORK
 
 
-def _zone() -> str:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "optax":
-            return "optimizer"
-        frame = frame.f_back
-    return "model"
-
-
 class Place(NamedTuple):
     """Where a module that runs is.
 
@@ -125,21 +119,7 @@ class Place(NamedTuple):
     around: FrameType | None
 
 
-class Op:
-    """The driver's record of one op.
-
-    Attributes:
-        site: Its facts.
-        idle: The epoch in which no tool has an action at it; 0 for none.
-    """
-
-    __slots__ = ("idle", "site")
-
-    def __init__(self, site: Site) -> None:
-        self.site, self.idle = site, 0
-
-
-class OpTable:
+class OpTable(PathSites):
     """The ops of one mode that were seen so far. It resumes with the contexts.
 
     Args:
@@ -147,21 +127,11 @@ class OpTable:
     """
 
     def __init__(self, namespace: str) -> None:
-        self.namespace = namespace
-        self._scopes: dict[tuple[str, str], Scope] = {}
+        rules = sites.Rules(kind_of=_kind_of, zone_of=partial(zone_of, {"optax": "optimizer"}))
+        super().__init__(rules, namespace)
         self._counts: weakref.WeakKeyDictionary[Any, dict[Any, int]] = weakref.WeakKeyDictionary()
-        self._sites: sites.Sites[Op] = sites.Sites(
-            sites.Rules(kind_of=_kind_of, zone_of=_zone),
-            None,
-            Scopes(lambda module: {}, lambda module: ()),
-            Labels(()),
-            {},
-            namespace,
-            make=lambda site, caller: Op(site),
-            drop=lambda op: None,
-        )
 
-    def locate(self, op_type: str, place: Place | None) -> Op:
+    def called(self, op_type: str, place: Place | None) -> OpRecord:
         """Return the op that is being called.
 
         Args:
@@ -171,31 +141,10 @@ class OpTable:
         model, path, around = place or ("", _named_scope(), None)
         counts: dict[Any, int] = {}
         if not internals.is_top_level():
-            model, counts = (
-                model or "traced",
-                self._counts.setdefault(internals.current_trace(), counts),
-            )
-        scope = self._scope(model, path) if model or path else OUTSIDE
-        frame, levels = sys._getframe(1), list[sites.Level]()
-        found = self._sites.walk(frame, sites.FRAMES if scope.root else 1, levels)
-        if around is not None:  # Where the module is called does not matter, like its caller.
-            depth = _distance(frame, around)
-            found = [one for one, level in zip(found, levels, strict=False) if level[0] <= depth]
-        return self._sites.passed(sites.Origin(op_type, scope, found), (), counts)[0]
-
-    def _scope(self, root: str, path: str) -> Scope:
-        key = (root, path)
-        if key not in self._scopes:
-            self._scopes[key] = Scope(len(self._scopes) + 1, root, path)
-        return self._scopes[key]
-
-
-def _distance(frame: FrameType, outer: FrameType) -> int:
-    """Return how many calls a frame is inside another one."""
-    distance, current = 0, frame
-    while current is not outer and current.f_back is not None:
-        distance, current = distance + 1, current.f_back
-    return distance
+            model = model or "traced"
+            counts = self._counts.setdefault(internals.current_trace(), counts)
+        # Where the module is called does not matter, like its caller.
+        return self.locate(op_type, sys._getframe(1), model, path, counts, around)
 
 
 def _named_scope() -> str:

@@ -6,8 +6,8 @@ backward program is one raw backward operator inside the aligned view.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -16,15 +16,16 @@ from jax.extend.core.primitives import jit_p
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
 from amanda_core.errors import UnsupportedError
-from amanda_core.execution import BackwardProgram, backward_plans, several
+from amanda_core.execution import BackwardProgram, OpRecord, Run, backward_plans, several, spread
 from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax import _values
-from amanda_driver_jax._call_sites import Op, is_library_source, is_traced, marked
+from amanda_driver_jax._call_sites import is_library_source, is_traced, marked
 from amanda_driver_jax._interception import plain_bind
 from amanda_driver_jax._routines import Host, isolated, known, note_copy, shown
 from amanda_driver_jax._trace_keys import LOCAL, busy, plain
 
 Compute = Callable[..., tuple[Any, ...]]
+_Surroundings = Callable[[], AbstractContextManager[object]]
 
 #: Primitives that only hold other operators, which are seen where these are traced or run.
 _HOLDING = """
@@ -50,18 +51,46 @@ class Execution:
 
     Attributes:
         has_plan: Whether a tool does something at it.
+
+    Args:
+        session: The session.
+        host: Executes routines.
+        primitive: The operator.
+        params: Its parameters.
+        op: Its record.
+        vanilla: Computes it as JAX does; None to bind the primitive.
     """
 
     def __init__(
-        self, session: Session, host: Host, primitive: Any, params: dict[str, Any], op: Op
+        self,
+        session: Session,
+        host: Host,
+        primitive: Any,
+        params: dict[str, Any],
+        op: OpRecord,
+        vanilla: Compute | None = None,
     ) -> None:
         self.session, self.host, self.op = session, host, op
         self.primitive, self.params = primitive, params
+        self._vanilla = vanilla or self._bound
         self.staging = self.has_plan = False
 
-    def run(self, values: Sequence[Any]) -> list[Any]:
-        """Run the operator under its plans and return its outputs."""
+    def run(self, values: Sequence[Any], top: bool) -> list[Any]:
+        """Run the operator under its plans and return its outputs.
+
+        Args:
+            values: Its inputs.
+            top: Whether it is outside of all transformations.
+        """
+        if top:  # No operator in here is instrumented, which is faster to say once.
+            with plain():
+                return self._run(values, nullcontext, nullcontext)
         self.staging = is_traced() or not all(map(_values.is_concrete, values))
+        return self._run(values, isolated, marked)
+
+    def _run(
+        self, values: Sequence[Any], isolated: _Surroundings, marked: _Surroundings
+    ) -> list[Any]:
         LOCAL.trace = internals.current_trace()
         context = self.session.open(
             self.op.site,
@@ -98,16 +127,19 @@ class Execution:
             # Once, and always: JAX finds the tree of a custom_jvp's results by it.
             shapes = list(jax.eval_shape(self._vanilla, *values))
             compute = self._replacement(replacement, shapes)
+        if internals.is_top_level():  # Nothing is differentiated.
+            return compute
         if not (self.session.wants_backward or any(backward_plans(context))):
             return compute
         if not any(map(_values.is_differentiable, values)):
             return compute
         if internals.is_forward_mode():
-            _refuse_forward_mode(context)
+            if any(plan.edits for plan in backward_plans(context)):
+                _refuse_forward_mode(context.where)
             return compute
         return _watched(self.host, compute, context)
 
-    def _vanilla(self, *values: Any) -> tuple[Any, ...]:
+    def _bound(self, *values: Any) -> tuple[Any, ...]:
         with plain():
             found = plain_bind(self.primitive, *values, **self.params)
         return tuple(found) if self.primitive.multiple_results else (found,)
@@ -136,27 +168,16 @@ def _watched(host: Host, compute: Compute, context: OpContext) -> Compute:
     return function  # type: ignore[no-any-return]
 
 
-def _refuse_forward_mode(context: OpContext) -> None:
-    """Refuse to differentiate an operator forward if tools edit its gradients."""
-    if any(plan.edits for plan in backward_plans(context)):
-        raise UnsupportedError(
-            "The gradients of this op are edited, but the program computes its derivative "
-            "in forward mode (jax.jvp, jacfwd), which has no backward program",
-            where=context.where,
-            fix="Compute it with jax.vjp or jacrev, or do not apply the tool there",
-        )
+def _refuse_forward_mode(where: str = "amanda-driver-jax") -> None:
+    raise UnsupportedError(
+        "The gradients of this op are watched, but the program computes its derivative in forward "
+        "mode (jax.jvp, jacfwd, linearize), which has no backward program",
+        where=where,
+        fix="Compute it with jax.vjp or jacrev, or do not apply the tool there",
+    )
 
 
-@contextlib.contextmanager
-def _pulling() -> Iterator[None]:
-    before, LOCAL.pulling = LOCAL.pulling, True
-    try:
-        yield
-    finally:
-        LOCAL.pulling = before
-
-
-internals.register_forward_mode(__file__, _pulling)
+internals.refuse_forward_mode(__file__, _refuse_forward_mode)
 
 
 class _Backward(BackwardProgram):
@@ -177,9 +198,6 @@ class _Backward(BackwardProgram):
 
     def run(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
         """Return the gradients of the inputs."""
-        if LOCAL.pulling:
-            _refuse_forward_mode(self.forward)
-            return tuple(self.pull(tuple(gradients)))
         if not self.is_active or LOCAL.hold is None:
             return tuple(self.pull(tuple(gradients)))
         self.staging = is_traced() or not all(map(_values.is_concrete, gradients))
@@ -200,45 +218,40 @@ class _Backward(BackwardProgram):
         """Return gradients as contexts show them."""
         return shown(gradients, self.staging)
 
-    def isolated(self) -> contextlib.AbstractContextManager[object]:
+    def isolated(self) -> AbstractContextManager[object]:
         """Return a context manager for analysis routines."""
         return isolated()
 
     def _replaced(self, step: Step, gradients: list[Any]) -> list[Any]:
-        """Run a routine instead of the backward operator."""
-        values = [value if _values.is_differentiable(value) else None for value in self.values]
+        """Run a routine instead of the backward operator; return the gradients of the inputs."""
+        count = len(self.values)
+        wanted = [n for n, value in enumerate(self.values) if _values.is_differentiable(value)]
 
         def run(gradients: list[Any]) -> list[Any]:
             found = several(step.replace(gradients))
-            found += [None] * (len(values) - len(found))
-            pairs = zip(found, values, strict=True)
-            return [None if old is None else new for new, old in pairs]
+            found += [None] * (count - len(found))
+            return [found[place] for place in wanted]
 
         if not self.staging:
             with isolated():
-                found = run(shown(gradients, False))
+                found: Sequence[Any] = run(shown(gradients, False))
         elif step.action.staged:
             found = run(gradients)
         else:
-            found = self._replaced_on_host(step, run, gradients)
-        pairs = zip(found, values, strict=True)
-        return [None if new is None else _values.cast_like(new, old) for new, old in pairs]
+            found = self._on_host(step, run, gradients, [self.values[n] for n in wanted])
+        pairs = zip(found, wanted, strict=True)
+        cast = [g if g is None else _values.cast_like(g, self.values[n]) for g, n in pairs]
+        return spread(wanted, count, cast)
 
-    def _replaced_on_host(self, step: Step, run: Any, gradients: list[Any]) -> list[Any]:
+    def _on_host(
+        self, step: Step, run: Run, gradients: list[Any], like: Sequence[Any]
+    ) -> Sequence[Any]:
+        shapes = [_values.shape_of(value) for value in like]
         given = [place for place, gradient in enumerate(gradients) if gradient is not None]
-        wanted = {
-            place: _values.shape_of(value)
-            for place, value in enumerate(self.values)
-            if _values.is_differentiable(value)
-        }
 
         def compute(selected: Sequence[Any]) -> list[Any]:
-            arriving = dict(zip(given, selected, strict=True))
-            found = run([arriving.get(place) for place in range(len(gradients))])
-            zeros = {place: jnp.zeros(shape.shape, shape.dtype) for place, shape in wanted.items()}
-            return [zeros[p] if found[p] is None else found[p] for p in wanted]
+            found = run(spread(given, len(gradients), selected))
+            pairs = zip(found, shapes, strict=True)
+            return [jnp.zeros(s.shape, s.dtype) if g is None else g for g, s in pairs]
 
-        selected = [gradients[place] for place in given]
-        results = self.host.constant(step, compute, list(wanted.values()), selected)
-        found = dict(zip(wanted, results, strict=True))
-        return [found.get(place) for place in range(len(self.values))]
+        return self.host.constant(step, compute, shapes, [gradients[place] for place in given])

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 from jax.core import Tracer
 from jax.extend.core import Primitive
-from jax.extend.core.primitives import jit_p
 
 from amanda_core.patching import Patches
 from amanda_driver_jax import _jax_internals as internals
@@ -100,8 +99,8 @@ def _infer(
         sys._getframe(1).f_code.co_name
     )
     if _is_library(function):
-        if called and hold.is_idle(function.__name__):
-            return _Done(hold.run_idle(function, info, args, kwargs)), ()
+        if called:
+            return _Done(hold.call_library(function, info, args, kwargs, PATCHES.infer)), ()
         with plain():  # What an operator of JAX calls is not traced for tools.
             return PATCHES.infer(function, info, args, kwargs)  # type: ignore[no-any-return]
     if called and LOCAL.jitted is None:
@@ -116,11 +115,7 @@ def _run(
     """Stand in the place of `_run_python_pjit`. Without a program C++ asks again at each call."""
     if type(p) is _Done:
         return (p.result, (), None, (), _NoProgram, None, None, ())
-    if _hold() is None or not internals.is_top_level() or not _is_library(function):
-        return PATCHES.run(p, values, function, args, kwargs)  # type: ignore[no-any-return]
-    found = jit_p.bind(*values, **p.params)
-    result = jax.tree.unflatten(p.out_tree, found)
-    return (result, found, p.out_tree, values, p.params["jaxpr"], None, None, ())
+    return PATCHES.run(p, values, function, args, kwargs)  # type: ignore[no-any-return]
 
 
 def _is_library(function: Any) -> bool:

@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-from jax._src import api, core, dispatch, dtypes, ffi, pjit
 from jax._src import callback as callbacks
+from jax._src import core, dispatch, ffi, pjit
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.lax import lax
 from jax._src.source_info_util import Scope, current_name_stack
@@ -99,53 +97,22 @@ def jitted(function: Callable[..., Any], info: Any) -> Callable[..., Any]:
     return found
 
 
-def register_forward_mode(
-    file: str, pulling: Callable[[], contextlib.AbstractContextManager[None]]
-) -> None:
-    """Let JAX differentiate a `jax.custom_vjp` forward if its backward program is from `file`.
-
-    The derivative is the transpose of the backward program.
+def refuse_forward_mode(file: str, refuse: Callable[[], Any]) -> None:
+    """Call `refuse` if JAX differentiates forward what it has traced as a `jax.custom_vjp`.
 
     Args:
-        file: A source file.
-        pulling: Is entered while the backward program is transposed.
+        file: The source file of the backward programs for which this holds.
+        refuse: Raises an error.
     """
-    refuse = ad.raise_custom_vjp_error_on_jvp
+    refuse_others = ad.raise_custom_vjp_error_on_jvp
 
-    def push(*values: Any, num_res: int, bwd: Any, out_avals: Any, in_zeros: Any, **_: Any) -> Any:
-        if file not in (bwd.debug_info.func_src_info or ""):
-            return refuse()
-        residuals, tangents = values[:num_res], values[num_res:]
-        zeros = [
-            np.zeros(aval.shape, aval.dtype) if aval.dtype == dtypes.float0 else None
-            for aval in out_avals
-        ]
+    def refuse_any(*_: Any, bwd: Any, **__: Any) -> Any:
+        return refuse() if file in (bwd.debug_info.func_src_info or "") else refuse_others()
 
-        def pull(*gradients: Any) -> list[Any]:
-            given = iter(gradients)
-            arriving = [next(given) if zero is None else zero for zero in zeros]
-            with pulling():
-                found = bwd.call_wrapped(*residuals, *arriving)
-            wanted = (g for g, is_zero in zip(found, in_zeros, strict=True) if not is_zero)
-            return [ad.instantiate_zeros(gradient) for gradient in wanted]
-
-        shapes = [aval for aval, zero in zip(out_avals, zeros, strict=True) if zero is None]
-        pushed = iter(api.linear_transpose(pull, *shapes)(list(tangents)))
-        return [next(pushed) if zero is None else zero for zero in zeros]
-
-    def push_twice(primals: Any, tangents: Any, **params: Any) -> Any:
-        given = [ad.instantiate_zeros(tangent) for tangent in tangents]
-        return api.jvp(lambda *values: push(*values, **params), tuple(primals), tuple(given))
-
-    def push_mapped(values: Any, axes: Any, **params: Any) -> Any:
-        mapped = api.vmap(lambda *given: push(*given, **params), tuple(axes))(*values)
-        return mapped, [0] * len(mapped)
-
-    ad.custom_lin_p.def_impl(push)
-    ad.primitive_jvps[ad.custom_lin_p] = push_twice
-    batching.primitive_batchers[ad.custom_lin_p] = push_mapped
-    lower = mlir.lower_fun(push, multiple_results=True)
-    mlir.register_lowering(ad.custom_lin_p, lower, cacheable=False)
+    ad.custom_lin_p.def_impl(refuse_any)
+    ad.primitive_jvps[ad.custom_lin_p] = refuse_any
+    batching.primitive_batchers[ad.custom_lin_p] = refuse_any
+    mlir.register_lowering(ad.custom_lin_p, refuse_any)
 
 
 # A callback that XLA neither drops, repeats nor moves out of a loop, unlike `jax.pure_callback`,

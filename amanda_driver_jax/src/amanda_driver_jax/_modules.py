@@ -42,6 +42,8 @@ class Models:
 
     def place(self, frame: FrameType | None) -> Place | None:
         """Return where the module that runs is in its model; None if none runs."""
+        if sys.modules.keys().isdisjoint(_LIBRARIES):
+            return None
         classes = tuple(
             vars(sys.modules[name])["Module"]
             for name in _LIBRARIES

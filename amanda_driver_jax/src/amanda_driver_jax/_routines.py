@@ -17,15 +17,19 @@ import numpy as np
 
 from amanda_core import Plan, Session, Step
 from amanda_core.errors import RoutineResultError
-from amanda_core.execution import Run, at
+from amanda_core.execution import Run, at, deferring, spread
 from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax import _values
 from amanda_driver_jax._trace_keys import LOCAL, busy, plain
 
 
-@contextlib.contextmanager
-def isolated() -> Iterator[None]:
+def isolated() -> contextlib.AbstractContextManager[object]:
     """Compute inside `with` for real, whatever is being traced or differentiated."""
+    return plain() if internals.is_top_level() else _evaluated()
+
+
+@contextlib.contextmanager
+def _evaluated() -> Iterator[None]:
     with plain(), jax.core.eval_context():
         yield
 
@@ -94,22 +98,30 @@ class Host:
                     changes = step(shown(new, staging))
             elif not staging or action.staged:
                 changes = step(new if action.autodiff else _stopped(new))
-            elif action.observe or action.positions == ():
-                self._observe(step, new)
-                continue
             else:
-                changes = self._edit(step, new)
+                changes = self._on_host(step, new)
             for position, value in changes:
                 new[position] = _edited(new[position], value, action.autodiff)
         return new
 
-    def _observe(self, step: Step, values: Sequence[Any]) -> None:
-        """Add a callback to the program that only reads the values that the routine selects."""
+    def _on_host(self, step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Let the program call a routine; return the positions and values that it edits."""
+        action = step.action
         places = _places(step, values)
-        if not places and step.action.positions != ():
-            return  # None of the values that the routine selects exists.
+        selected = [values[place] for place in places]
+        selected = selected if action.autodiff else _stopped(selected)
         run = at(places, len(values), Plan((step,)))
-        numbers, impls = _as_numbers(_stopped([values[place] for place in places]))
+        if action.observe or action.positions == ():
+            if places or action.positions == ():
+                self._observe(run, selected)
+            return []
+        shapes = [_values.shape_of(value) for value in selected]
+        found = self.call(step, run, shapes, selected, keeps=True) if places else ()
+        return list(zip(places, found, strict=True))
+
+    def _observe(self, run: Run, values: Sequence[Any]) -> None:
+        """Let the program call a function that only reads values."""
+        numbers, impls = _as_numbers(values)
 
         def call(*numbers: Any) -> None:
             self._guarded(run, _as_values(numbers, impls))
@@ -117,17 +129,6 @@ class Host:
         self.is_used = True
         with busy():
             jax.debug.callback(call, *numbers)
-
-    def _edit(self, step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
-        """Add a callback to the program that edits values; return positions and new values."""
-        places = _places(step, values)
-        if not places:
-            return []
-        selected = [values[place] for place in places]
-        selected = selected if step.action.autodiff else _stopped(selected)
-        run = at(places, len(values), Plan((step,)))
-        shapes = [_values.shape_of(value) for value in selected]
-        return list(zip(places, self.call(step, run, shapes, selected, keeps=True), strict=True))
 
     def call(
         self,
@@ -160,8 +161,7 @@ class Host:
 
             wanted = [_values.shape_of(kept[place]) for place in places]
             results = self.constant(step, differentiate, wanted, (*kept, *gradients))
-            found = dict(zip(places, results, strict=True))
-            return tuple(found.get(place) for place in range(len(kept)))
+            return tuple(spread(places, len(kept), results))
 
         differentiated: Any = jax.custom_vjp(forward)
         differentiated.defvjp(lambda *values: (forward(*values), values), pull)
@@ -201,12 +201,8 @@ class Host:
         """Run a routine; return None if it fails or if no routine runs now."""
         if not self.session.enabled:
             return None
-        try:
-            with plain():
-                return run(values)
-        except BaseException as error:
-            self.session.defer(error)
-            return None
+        with plain():
+            return deferring(self.session, run)(values)
 
 
 def _stopped(values: Sequence[Any]) -> list[Any]:

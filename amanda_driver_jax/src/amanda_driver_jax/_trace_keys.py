@@ -25,7 +25,6 @@ class _Local(threading.local):
         busy: Depth of operators inside which none is instrumented.
         key: The key of the session's state; None if nothing is instrumented.
         jitted: The key inside a jitted call; None outside of all.
-        pulling: Whether a backward program is transposed, for a derivative in forward mode.
         plain: Depth of code that uses the plain programs.
         passed: The function that is looked up in JAX's cache, and its arguments.
         trace: The transformation in which an operator is analysed.
@@ -36,7 +35,6 @@ class _Local(threading.local):
     busy = 0
     key: Hashable = None
     jitted: Hashable = None
-    pulling = False
     plain = 0
     passed: tuple[Any, Sequence[Any]] = (None, ())
     trace: Any = None
@@ -72,12 +70,14 @@ class _Plain:
     def __enter__(self) -> None:
         LOCAL.busy += 1
         LOCAL.plain += 1
-        _refresh()
+        if LOCAL.plain == 1:
+            _refresh()
 
     def __exit__(self, *_: object) -> None:
         LOCAL.busy -= 1
         LOCAL.plain -= 1
-        _refresh()
+        if not LOCAL.plain:
+            _refresh()
 
 
 _PLAIN = _Plain()

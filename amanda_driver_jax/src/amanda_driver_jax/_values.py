@@ -71,11 +71,6 @@ def _varying_axes(value: Any) -> frozenset[Any]:
     return frozenset(getattr(getattr(jax.typeof(value), "mat", None), "varying", ()))
 
 
-def several(result: Any) -> list[Any]:
-    """Return a routine's result as a list."""
-    return list(result) if isinstance(result, (tuple, list)) else [result]
-
-
 def without_float0(gradients: Sequence[Any]) -> list[Any]:
     """Return gradients with None for those of integers and keys, which JAX calls float0."""
     return [None if g is None or dtype_of(g) == float0 else g for g in gradients]

@@ -9,9 +9,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, hookimpl
-from amanda_core.errors import DriverError
 from amanda_core.framework_versions import FrameworkVersions
-from amanda_driver_jax.vocabulary import OP_TYPES, describe
+from amanda_driver_jax.vocabulary import DECLARATIONS, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,38 +29,11 @@ __all__ = [
 #: `_jax_internals` lists the private names of this minor release.
 VERSIONS = FrameworkVersions("JAX", "jax", ("jax",), "0.10", "0.10.99", "amanda-driver-jax")
 
-_CAPABILITIES = frozenset(
-    {
-        "gradients",
-        "aligned_gradients",
-        "replace",
-        "replace_backward",
-        "autodiff",
-        "staged",
-        "observers",
-        "steps",
-        "scopes",
-        "recomputed_edits",
-        "facts",
-    }
-)
-
 
 @hookimpl
 def amanda_driver_info() -> DriverInfo:
     """Describe the driver."""
-    return DriverInfo(
-        api=2,
-        name="jax",
-        modules=("jax",),
-        namespaces=("jax/*/eager", "jax/*/jit"),
-        capabilities={
-            "eager": _CAPABILITIES | {"eager", "ordered"},
-            # Callbacks of compiled programs run in any order.
-            "jit": _CAPABILITIES | {"graph"},
-        },
-        vocabulary=OP_TYPES,
-    )
+    return DECLARATIONS.info
 
 
 @hookimpl
@@ -73,9 +45,7 @@ def amanda_preflight() -> Sequence[Finding]:
 @hookimpl
 def amanda_driver_status() -> DriverStatus:
     """Report which JAX is installed."""
-    version = VERSIONS.installed()
-    why = "jax is not installed" if version is None else "Operators pass through Primitive.bind"
-    return DriverStatus(version, "" if version is None else "python", why)
+    return VERSIONS.status("python", "Operators pass through Primitive.bind")
 
 
 @hookimpl
@@ -90,14 +60,8 @@ def amanda_attach(session: Session) -> Attachment | None:
     """Start intercepting in the calling thread; return None if JAX is not imported."""
     if not _is_loaded():
         return None
-    try:
+    with VERSIONS.refusing_unknown():
         from amanda_driver_jax._attachment import JaxAttachment
-    except (AttributeError, ImportError) as error:
-        raise DriverError(
-            f"JAX {VERSIONS.installed()} is not known: {error}",
-            where=VERSIONS.driver,
-            fix=f"pip install 'jax>={VERSIONS.oldest},<={VERSIONS.newest}'",
-        ) from error
     return JaxAttachment(session)
 
 
