@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from amanda_core.testing.source_lines import lines_of_package
+from amanda_core.testing.source_lines import lines_of_code, lines_of_package
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results"
@@ -52,18 +52,94 @@ Python are those without comments, docstrings and blank lines. A test of the
 [conformance kit](conformance.md) is left out if the driver does not declare its capability, or if
 the framework lacks its program; the kit's report says which. No file of the core was changed for
 one backend, and none names a framework. One method was added for all drivers: `Facts.tensor` makes
-a tensor of an array, because operators of some frameworks refuse NumPy's arrays. Two modules were
-added: `execution` has what several drivers had written of their own, such as the backward program
-of an op that has one backward op, and `immutable_parameters` finds weights where arrays are never
-written. Only drivers that need them import them.
+a tensor of an array, because operators of some frameworks refuse NumPy's arrays. Modules were added
+that have what several drivers had written of their own; only drivers that need them import them:
+
+- `declarations` reads the table `driver.toml` of a driver: its description, the common types of its
+  operators, the roles of their inputs, and what it does not instrument. These lines are counted by
+  themselves.
+- `execution` has the backward program of an op that has one backward op, and the record of an op.
+- `zones`, `module_paths` and `path_sites` find the part of a program that runs, the paths of
+  modules, and the op that is called where modules are known by paths.
+- `immutable_parameters` finds weights where arrays are never written, and `contiguous_memory` where
+  tensors without strides lie.
 
 {drivers}
+
+The aim is at most 900 lines of Python. JAX's driver needs more. JAX does not tell which operators
+the user called and which one of its transformations did, which argument a traced value stands for,
+and whether a compiled program has the tools of now; and one call of an operator may be traced,
+differentiated, mapped and compiled in any nesting. Its lines, by what they buy:
+
+{parts}
+
+## What an eager operator of JAX costs
+
+Instructions of one call, in thousands, counted by `benchmarks/jax_bench.py`; in parentheses the
+multiple of *trace alone*. JAX runs a jitted function such as `jnp.add` in C++. Whoever intercepts
+operators sends it through JAX's Python path, which is what *trace alone* does without Amanda. The
+aim is at most 1.3 times that, or 40 µs over plain. `lax.sin` runs in JAX's Python path anyway, and
+an observer adds about 35 µs to it. `jnp.sum` (static arguments) and `jax.nn.relu` (a `custom_jvp`)
+are above the aim.
+
+{costs}
 """
+#: What the modules of JAX's driver buy: module -> meaning.
+PARTS = {
+    "_attachment": "operators one by one, in C++ where JAX would run them there; outermost calls",
+    "_execution": "analysis, edits and backward program of an operator, in every transformation",
+    "_routines": "routines in compiled programs: staged, observing, editing, random keys, errors",
+    "_interception": "operators that JAX runs in C++; which argument a traced value stands for",
+    "_modules": "paths and parameters of Flax (NNX, Linen) and Equinox",
+    "_jax_internals": "private names; a callback that no transformation drops or repeats",
+    "_call_sites": "which frames are JAX's transformations, its operators, and the user's",
+    "facts": "facts about arrays and tracers",
+    "_trace_keys": "programs with tools and plain ones side by side, without a retrace",
+    "plugin": "the hooks",
+    "_values": "values under tracers; edits whose gradient goes straight through",
+    "vocabulary": "layouts of convolutions and products",
+}
 
 
 def python_lines(folder: str) -> int:
     """Return how many source lines of Python a driver has."""
     return lines_of_package(ROOT / folder / "src")
+
+
+def table_lines(folder: str) -> int:
+    """Return how many lines of its table say something."""
+    lines = [
+        line.strip()
+        for path in (ROOT / folder / "src").rglob("driver.toml")
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    return len([line for line in lines if line and not line.startswith("#")])
+
+
+def part_table() -> str:
+    """Return the table of the modules of JAX's driver."""
+    folder = ROOT / DRIVERS["jax"] / "src/amanda_driver_jax"
+    lines = ["| module | lines | what they buy |", "|---|---|---|"]
+    counts = {
+        path.stem: lines_of_code(path.read_text(encoding="utf-8")) for path in folder.glob("*.py")
+    }
+    for module, count in sorted(counts.items(), key=lambda one: -one[1]):
+        if count:
+            lines.append(f"| `{module}` | {count} | {PARTS[module]} |")
+    return "\n".join(lines)
+
+
+def cost_table() -> str:
+    """Return the table of the instructions of JAX's eager operators."""
+    found = json.loads((RESULTS / "costs/jax.json").read_text(encoding="utf-8"))
+    ways = list(next(iter(found.values())))
+    lines = [f"| operator | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
+    for operator, counts in found.items():
+        cells = [
+            f"{count / 1000:.0f} ({count / counts['trace alone']:.2f})" for count in counts.values()
+        ]
+        lines.append(f"| `{operator}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def native_lines(folder: str) -> int:
@@ -119,8 +195,8 @@ def tool_table() -> str:
 def driver_table() -> str:
     """Return the table of what each driver costs."""
     lines = [
-        "| driver | lines of Python | lines of C | mode: tests of the kit passed, left out |",
-        "|---|---|---|---|",
+        "| driver | lines of Python | of tables | of C | mode: tests of the kit passed, left out |",
+        "|---|---|---|---|---|",
     ]
     found = list(reports())
     for driver, folder in DRIVERS.items():
@@ -133,7 +209,9 @@ def driver_table() -> str:
             if report["driver"] == driver
         ]
         native = native_lines(folder) or "none"
-        cells = [driver, python_lines(folder), native, "; ".join(modes) or "not run yet"]
+        tables = table_lines(folder) or "none"
+        kit = "; ".join(modes) or "not run yet"
+        cells = [driver, python_lines(folder), tables, native, kit]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -141,7 +219,10 @@ def driver_table() -> str:
 if __name__ == "__main__":
     if sys.argv[1:]:
         summarise(sys.argv[1], sys.argv[2:])
-    PAGE.write_text(TEXT.format(tools=tool_table(), drivers=driver_table()), encoding="utf-8")
+    text = TEXT.format(
+        tools=tool_table(), drivers=driver_table(), parts=part_table(), costs=cost_table()
+    )
+    PAGE.write_text(text, encoding="utf-8")
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     README.write_text(f"{before}{BEGIN}{tool_table()}\n{END}{after}", encoding="utf-8")
