@@ -11,6 +11,8 @@ import tensorflow as tf
 
 import amanda
 from amanda_driver_tf._eager.execute import _Run
+from amanda_driver_tf._eager.places import Forward
+from amanda_driver_tf._eager.taped import Taped
 from amanda_driver_tf._functions.mode import FunctionMode
 from amanda_driver_tf._sessions.mode import GraphMode
 
@@ -25,6 +27,8 @@ class Look(amanda.Tool):
     def analyse(self, context: amanda.OpContext) -> None:
         context.insert_before_op(self.look)
         context.insert_after_op(self.look)
+        if context.op_type == "Mul":
+            context.insert_before_backward_op(self.look, grad_outputs=[0])
 
     def look(self, *values: Any) -> None: ...
 
@@ -37,10 +41,12 @@ def eager() -> list[Any]:
     """Write a variable, draw random numbers, and differentiate."""
     variable = tf.Variable([1.0, 2.0])
     variable.assign_add([1.0, 1.0])
-    drawn = tf.random.stateless_uniform([2], seed=(1, 2))
+    tf.random.set_seed(3)
+    drawn = tf.random.uniform([2])  # A state of TensorFlow's: to draw twice draws another number.
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(variable * variable * drawn)
-    return [variable.numpy(), loss.numpy(), tape.gradient(loss, variable).numpy()]
+    gradient = tape.gradient(loss, variable).numpy()
+    return [variable.numpy(), loss.numpy(), gradient, tf.random.uniform([2]).numpy()]
 
 
 def function() -> list[Any]:
@@ -57,6 +63,8 @@ def session() -> list[Any]:
 
 #: Where the fault lies -> the program, and the object and attribute that is replaced.
 FAULTS: dict[str, tuple[Callable[[], list[Any]], Any, str]] = {
+    "eager, finding the site": (eager, Forward, "_look_up"),
+    "eager, gradients before": (eager, Taped, "_fold"),
     "eager, before the op": (eager, _Run, "_analyse"),
     "eager, after the op": (eager, _Run, "_record_on_tapes"),
     "function": (function, FunctionMode, "_twin"),

@@ -158,7 +158,11 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
     if place is None or STATE.quiet or THREAD.control.routine_depth or not place.control.enabled:
         return ORIGINALS.fast_path(ctx, op_name, name, *args)
     op_type = op_type_of(op_name)
-    found = place.locate(op_type, args)
+    try:
+        found = place.locate(op_type, args)
+    except Exception as error:
+        _report_failure(place, error, op_type)
+        found = None
     if found is None:
         return ORIGINALS.fast_path(ctx, op_name, name, *args)
     session = place.session
@@ -187,6 +191,14 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
         return ORIGINALS.fast_path(ctx, op_name, name, *args)
     _store_fallback(op_type, sys._getframe(1), found, args)
     raise FallbackException("to be executed by execute.execute")
+
+
+def _report_failure(place: Place, error: Exception, op_type: OpType) -> None:
+    """Raise an error of the driver at an op, or list it so that the op can run plainly."""
+    failures = place.session.failures
+    if not failures.is_drivers(error):
+        raise error
+    failures.note(error, "tensorflow", op_type.name)
 
 
 def _may_wait(op_type: OpType, found: Record, args: Sequence[Any], epoch: int) -> bool:
@@ -304,7 +316,12 @@ def execute_op(
     if taken is not None:
         found, plain = taken
     else:
-        located = place.locate(op_type_of(decoded), inputs)
+        op_type = op_type_of(decoded)
+        try:
+            located = place.locate(op_type, inputs)
+        except Exception as error:
+            _report_failure(place, error, op_type)
+            located = None
         if located is None:
             return ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
         found, plain = located, ()

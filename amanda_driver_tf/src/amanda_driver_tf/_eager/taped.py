@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from amanda_core import OpContext, Plan, Step
+from amanda_core.driver_failures import OriginalCall
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_driver_tf._eager.edits import (
     call_step,
@@ -93,7 +94,7 @@ class Taped:
             session.warn_once(LEFT, BETWEEN)
         elif session.enabled:
             if executes_eagerly():
-                return self._instrumented(out_grads)
+                return self._guarded(out_grads)
             return self._symbolic(out_grads)
         return self._plain(out_grads)
 
@@ -127,7 +128,24 @@ class Taped:
             fix="Compute the gradient inside `apply`",
         )
 
-    def _instrumented(self, out_grads: Sequence[Any]) -> list[Any]:
+    def _guarded(self, out_grads: Sequence[Any]) -> list[Any]:
+        """Compute instrumented gradients; if the driver itself fails, plain ones if allowed."""
+        failures = self._program.session.failures
+        original = failures.original(self._compute)
+        try:
+            return self._instrumented(out_grads, original)
+        except Exception as error:
+            if not failures.is_drivers(error, original):
+                raise
+            site = self._record.site
+            results: list[Any] = failures.recover(
+                error, site.namespace, site.name, original, (out_grads,)
+            )
+            return results
+        finally:
+            original.forget()
+
+    def _instrumented(self, out_grads: Sequence[Any], original: OriginalCall) -> list[Any]:
         self._applied.miss()
         grads: Sequence[Any] = out_grads
         if self._before.steps:
@@ -137,9 +155,7 @@ class Taped:
                 self._refuse_replacement()
             results = self._replaced(self._before.replacement, grads)
         else:
-            results = in_gradient(
-                self._program, self._record, self._skip, lambda: self._compute(grads)
-            )
+            results = in_gradient(self._program, self._record, self._skip, lambda: original(grads))
         if self._after.steps:
             folded = self._fold(self._after, grouped(results, self._lengths))
             results = flattened(folded, self._lengths)
