@@ -310,3 +310,17 @@ def test_a_result_says_how_much_of_the_parameters_may_be_hit() -> None:
     with amanda.apply(other), torch.no_grad():
         model[1](torch.ones(1, 4))
     assert "parameters" not in str(other.result().table())
+
+
+def test_values_keep_their_layout() -> None:
+    x, kernel = torch.rand(2, 3, 8, 8), torch.rand(4, 3, 3, 3)
+    x = x.contiguous(memory_format=torch.channels_last)
+    plain = torch.nn.functional.conv2d(x, kernel)
+    turned = x.transpose(1, 3) @ torch.eye(3).T
+    tool = InjectFaults(model="scale", amount=1.0, rate=1.0)
+    with amanda.apply(tool):
+        found = torch.nn.functional.conv2d(x, kernel)
+        assert torch.equal(found, plain)
+        assert found.stride() == plain.stride() != torch.empty(plain.shape).stride()
+        assert (x.transpose(1, 3) @ torch.eye(3).T).stride() == turned.stride()
+    assert tool.result().faults

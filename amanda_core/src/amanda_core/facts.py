@@ -135,7 +135,7 @@ class Facts:
         return self.tensor(values.astype(self.dtype(like)), like)
 
     def restore(self, values: Any, like: Any) -> Any:
-        """Return an array in the form of `values` as a tensor of the dtype and device of `like`.
+        """Return an array in the form of `values` as a tensor of dtype, device and layout of `like`.
 
         An array of bits becomes the numbers that they encode.
         """

@@ -142,7 +142,11 @@ class _TorchFacts(Facts):
         tensor = torch.from_numpy(values)
         if like.dtype in _BITS:
             tensor = tensor.view(like.dtype)
-        return tensor.to(device=like.device, dtype=like.dtype)
+        tensor = tensor.to(device=like.device, dtype=like.dtype)
+        if like.layout is not torch.strided or tensor.stride() == like.stride():
+            return tensor
+        # Kernels round differently in another layout.
+        return torch.empty_like(like).copy_(tensor)
 
     def update(self, parameter: torch.Tensor, edit: Callable[[Any], Any]) -> None:
         with torch.no_grad():
