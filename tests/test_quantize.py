@@ -563,3 +563,21 @@ def test_a_removed_tool_changes_nothing() -> None:
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Quantize(**options)
+
+
+def test_optimizers_are_watched_while_the_tool_is_applied() -> None:
+    from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
+
+    model, tool = torch.nn.Linear(4, 4), Quantize("lsq")
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    for optimizer in (first, second):
+        with amanda.apply(tool):
+            model(torch.randn(2, 4)).sum().backward()
+            with pytest.warns(AmandaWarning, match="were added"):
+                optimizer.step()
+        assert not hooks
+        assert len(optimizer.param_groups[0]["params"]) > 2
+    with amanda.apply(tool):
+        assert hooks
+        tool.remove()
+        assert not hooks

@@ -135,9 +135,10 @@ class Facts:
         return self.tensor(values.astype(self.dtype(like)), like)
 
     def restore(self, values: Any, like: Any) -> Any:
-        """Return an array in the form of `values` as a tensor of dtype, device and layout of `like`.
+        """Return an array in the form of `values` as a tensor like another one.
 
-        An array of bits becomes the numbers that they encode.
+        It has that one's dtype, device and layout. An array of bits becomes the numbers that they
+        encode.
         """
         return self.cast(values, like)
 

@@ -13,7 +13,7 @@ from typing import Any
 from amanda_core import OpContext
 from amanda_core.errors import ToolError
 from amanda_tools.gating.result import GatedOp, GatingResult
-from amanda_tools.learned_parameters import join_optimizers
+from amanda_tools.learned_parameters import OptimizerJoin
 from amanda_tools.weight_tool import WeightTool
 
 __all__ = ["Gating"]
@@ -47,8 +47,7 @@ class Gating(WeightTool):
         self.step = 0
         self._arrays: dict[str, Any] = {}
         self.arrays["gate"] = self._arrays
-        self._taken = False
-        self._leave: Callable[[], None] | None = None
+        self._optimizers = OptimizerJoin(self, self._learned, self._weights)
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_step(end=self._end_step)
         if state:
@@ -104,8 +103,7 @@ class Gating(WeightTool):
                 if loaded := {n: self._arrays[k] for n, k in names.items() if k in self._arrays}:
                     module.load_state_dict({n: torch.tensor(a) for n, a in loaded.items()})
             self.gates[key] = module
-            if self._leave is None:
-                self._leave = join_optimizers(self._untaken, self._weights, self.tool_name)
+            self._optimizers.begin()
         return self.gates[key]
 
     def add_row(self, context: OpContext, key: str, macs: int = 0) -> None:
@@ -126,8 +124,8 @@ class Gating(WeightTool):
 
         Afterwards the tool does not add them to an optimizer itself.
         """
-        self._taken = True
-        return [one for gate in self.gates.values() for one in gate.parameters()]
+        self._optimizers.taken = True
+        return self._learned()
 
     def bake(self) -> list[str]:
         """Refuse: what the gates do depends on the input.
@@ -170,17 +168,13 @@ class Gating(WeightTool):
         super().remove()
         self.gates.clear()
         self.terms.clear()
-        if self._leave is not None:
-            self._leave()
-            self._leave = None
+        self._optimizers.end()
 
     def _end_step(self, number: int) -> None:
         self.step += 1
         self.terms.clear()
 
-    def _untaken(self) -> list[Any]:
-        if self._taken:
-            return []
+    def _learned(self) -> list[Any]:
         return [one for gate in self.gates.values() for one in gate.parameters()]
 
     def _weights(self) -> list[Any]:

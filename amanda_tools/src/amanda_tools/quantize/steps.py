@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from amanda_tools.learned_parameters import join_optimizers
+from amanda_core import Tool
+from amanda_tools.learned_parameters import OptimizerJoin
 from amanda_tools.quantize.formats import Format
 from amanda_tools.quantize.learned import Step
 
@@ -22,22 +23,23 @@ class Steps:
         rule: The rule of all steps.
         loaded: Arrays of an earlier process, from which steps are taken, and to which `export`
             writes.
+        tool: The tool.
         weights: Returns the parameters of the model, whose optimizer gets the steps.
-        name: Name of the tool, for the notice.
+
+    Attributes:
+        optimizers: How the steps reach an optimizer.
     """
 
     def __init__(
         self,
         rule: str,
         loaded: dict[str, Any],
+        tool: Tool,
         weights: Callable[[], Iterable[Any]],
-        name: Callable[[], str],
     ) -> None:
-        self._rule, self._loaded, self._weights, self._name = rule, loaded, weights, name
+        self._rule, self._loaded = rule, loaded
         self._made: dict[str, Step] = {}
-        #: Whether the program takes the steps itself.
-        self.taken = False
-        self._leave: Callable[[], None] | None = None
+        self.optimizers = OptimizerJoin(tool, self.parameters, weights)
 
     def get(self, key: str) -> Step | None:
         """Return the step with a key, or None."""
@@ -54,13 +56,12 @@ class Steps:
                 for name in names
                 if f"{key}#{name}" in self._loaded
             }
-            if self._leave is None:
-                self._leave = join_optimizers(self._untaken, self._weights, self._name())
             self._made[key] = (
                 Step.of(self._rule, loaded, values)
                 if loaded
                 else Step(self._rule, form, values, axes, is_weight)
             )
+            self.optimizers.begin()
         return self._made[key]
 
     def parameters(self) -> list[Any]:
@@ -77,12 +78,3 @@ class Steps:
     def clear(self) -> None:
         """Forget all steps."""
         self._made.clear()
-
-    def leave(self) -> None:
-        """End the additions to optimizers."""
-        if self._leave is not None:
-            self._leave()
-            self._leave = None
-
-    def _untaken(self) -> list[Any]:
-        return [] if self.taken else self.parameters()

@@ -113,7 +113,7 @@ class Quantize(WeightTool):
         self._copies = Copies()
         #: Owner -> a weight that is copied, and by which operator.
         self._copied: dict[str, tuple[Weight, str]] = {}
-        self._steps = Steps(method, self.by_op, self._parameters, lambda: self.tool_name)
+        self._steps = Steps(method, self.by_op, self, self._parameters)
         self._weights = Weights(
             self._options,
             self._steps,
@@ -168,7 +168,7 @@ class Quantize(WeightTool):
         super().remove()
         self._activations.clear()
         self._steps.clear()
-        self._steps.leave()
+        self._steps.optimizers.end()
         self._weights.rows.clear()
 
     # For users.
@@ -200,7 +200,7 @@ class Quantize(WeightTool):
                 where=f"{self.tool_name}.parameters",
                 fix="Run the model once under the tool, with the method lsq, lsq+ or tqt",
             )
-        self._steps.taken = True
+        self._steps.optimizers.taken = True
         return found
 
     def analyse(self, context: OpContext) -> None:
