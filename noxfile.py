@@ -60,6 +60,12 @@ APART = {
 }
 #: Examples of others' distributions. They are never in the shared environment.
 EXAMPLES = ["examples/driver_numpy", "examples/tool_activation_ranges"]
+#: Those that are scripts.
+SCRIPTS = sorted(
+    str(folder.relative_to(ROOT))
+    for folder in (ROOT / "examples").iterdir()
+    if folder.is_dir() and not (folder / "pyproject.toml").exists()
+)
 LEFT_BY_BUILDS = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
 MODELS = [
     "efficientnet-lite-pytorch",
@@ -387,8 +393,7 @@ def lint(session: nox.Session) -> None:
             "benchmarks",
             "docs/screenshots",
             "sweeps",
-            "examples/demo",
-            "examples/effective_path",
+            *SCRIPTS,
         ]
         if any(ROOT.glob(f"{name}/**/*.py"))
     ]

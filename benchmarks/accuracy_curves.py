@@ -63,7 +63,7 @@ def of_page(page: str) -> dict[str, list[Row]]:
 def pruning_table(page: str) -> str:
     """Return the table of a page of static pruning."""
     lines = ["| | zeros | pruned | two epochs later |", "|---|---|---|---|"]
-    lines.append(f"| none | | | {shown(read('pruning'), 'dense')} |")
+    lines.append(f"| none, five epochs | | {shown(read('pruning'), 'dense')} | |")
     for name, rows in of_page(page).items():
         zeros = f"{100 * mean(rows, 'sparsity')[0]:.1f}%"
         lines.append(f"| {name} | {zeros} | {shown(rows, 'pruned')} | {shown(rows, 'tuned')} |")
@@ -121,7 +121,7 @@ def draw() -> None:
 
     def pruned(axis: Any, page: str) -> None:
         dense = mean(read("pruning"), "dense")[0]
-        axis.axhline(dense, color=GRAY, linestyle="--", label="not pruned")
+        axis.axhline(dense, color=GRAY, linestyle="--", label="not pruned, five epochs")
         points = list(of_page(page).items())
         plain = [rows for name, rows in points if "SR-STE" not in name and "restored" not in name]
         for column, color, label in (

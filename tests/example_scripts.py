@@ -1,4 +1,4 @@
-"""Loads the scripts of `examples/` as modules."""
+"""Loads the scripts of `examples/` and `benchmarks/` as modules."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["load_example"]
+__all__ = ["load_benchmark", "load_example"]
 
-FOLDER = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
 
 
 def load_example(path: str) -> Any:
     """Return the module of a script, by its path in `examples/` without the suffix."""
-    spec = importlib.util.spec_from_file_location(Path(path).name, FOLDER / f"{path}.py")
+    return _load(ROOT / "examples" / f"{path}.py")
+
+
+def load_benchmark(name: str) -> Any:
+    """Return the module of a script in `benchmarks/` that imports none of the others."""
+    return _load(ROOT / "benchmarks" / f"{name}.py")
+
+
+def _load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -7,15 +7,13 @@ that of the authors' simulator.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch._C._profiler import _EventType
 from torch.autograd.graph import get_gradient_edge
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import amanda
@@ -24,6 +22,8 @@ from amanda_tools.prune import Prune
 from amanda_tools.rematerialize import Rematerialize, RematerializeResult
 from amanda_tools.rematerialize.policy import Entry, Heuristic, choose
 from amanda_tools.rematerialize.store import BudgetError
+
+from .example_scripts import load_benchmark
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the profiler's
 
@@ -97,124 +97,15 @@ def test_the_overhead_on_a_chain_is_that_of_the_authors_simulator(
     assert round(Chain(memory, heuristic).run(length), 3) == overhead
 
 
-class Measured(NamedTuple):
-    """A training run.
-
-    Attributes:
-        peak: Maximum of the bytes in use, without workspaces.
-        values: Losses, parameters and gradients.
-    """
-
-    peak: int
-    values: list[torch.Tensor]
-
-    def equals(self, other: Measured) -> bool:
-        return all(map(torch.equal, self.values, other.values))
+SCRIPT = load_benchmark("rematerialization")
+chain, bert, resnet = SCRIPT.chain, SCRIPT.bert, SCRIPT.resnet
+train, checkpointed = SCRIPT.train, SCRIPT.checkpointed
 
 
-def measured(run: Callable[[], list[torch.Tensor]]) -> Measured:
-    """Return the peak of the memory that lives longer than the kernel that allocated it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        values = run()
-    found = sorted(_allocations(profiler.profiler.kineto_results.experimental_event_tree()))
-    alive: dict[int, tuple[int, int, Any]] = {}
-    lives = []
-    for number, (_, address, size, kernel) in enumerate(found):
-        if size > 0:
-            alive[address] = (number, size, kernel)
-        elif address in alive:
-            begin, size, owner = alive.pop(address)
-            if owner is None or owner != kernel:
-                lives.append((begin, number, size))
-    lives += [(begin, len(found), size) for begin, size, _ in alive.values()]
-    changes = [0] * (len(found) + 1)
-    for begin, end, size in lives:
-        changes[begin] += size
-        changes[end] -= size
-    used = peak = 0
-    for change in changes:
-        used += change
-        peak = max(peak, used)
-    return Measured(peak, values)
-
-
-def _allocations(roots: Sequence[Any]) -> Iterator[tuple[int, int, int, Any]]:
-    """Yield time, address, bytes (negative if they are freed), and the outermost kernel."""
-    stack = [(root, None) for root in roots]
-    while stack:
-        event, kernel = stack.pop()
-        if event.tag == _EventType.Allocation:
-            fields = event.extra_fields
-            yield event.start_time_ns, fields.ptr, fields.alloc_size, kernel
-        elif kernel is None and event.name.startswith("aten::"):
-            kernel = event.id
-        stack += [(child, kernel) for child in event.children]
-
-
-Loss = Callable[[nn.Module], torch.Tensor]
-
-
-def chain() -> tuple[nn.Module, Loss]:
-    layers = [nn.Sequential(nn.Linear(48, 48), nn.GELU(), nn.Dropout(0.1)) for _ in range(12)]
-    x, labels = torch.randn(256, 48), torch.arange(256) % 10
-    model = nn.Sequential(*layers, nn.Linear(48, 10))
-    return model, lambda model: nn.functional.cross_entropy(model(x), labels)
-
-
-def bert() -> tuple[nn.Module, Loss]:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        vocab_size=300,
-        hidden_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=256,
-    )
-    config.num_labels = 10
-    ids, labels = torch.arange(16 * 48).reshape(16, 48) % 300, torch.arange(16) % 10
-    return BertForSequenceClassification(config), lambda m: m(input_ids=ids, labels=labels).loss
-
-
-def resnet() -> tuple[nn.Module, Loss]:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    config = ResNetConfig(embedding_size=16, hidden_sizes=[32, 64, 128, 256], depths=[2, 2, 2, 2])
-    config.num_labels = 10
-    images, labels = torch.randn(16, 3, 96, 96), torch.arange(16) % 10
-    model = ResNetForImageClassification(config)
-    return model, lambda model: model(pixel_values=images, labels=labels).loss
-
-
-def train(
-    make: Callable[[], tuple[nn.Module, Loss]], tool: Rematerialize | None = None, steps: int = 2
-) -> Measured:
-    def run() -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model, loss_of = make()
-        model.train()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        losses = []
-
-        def steps_of_training() -> None:
-            for number in range(steps):
-                torch.manual_seed(number)
-                optimizer.zero_grad(set_to_none=True)
-                loss = loss_of(model)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                losses.append(loss.item())
-
-        if tool is None:
-            steps_of_training()
-        else:
-            with amanda.apply(tool):
-                steps_of_training()
-        found = [parameter.detach() for parameter in model.parameters()]
-        found += [p.grad for p in model.parameters() if p.grad is not None]
-        return [torch.tensor(losses), *found, *model.buffers()]
-
-    return measured(run)
+def are_equal(found: Any, plain: Any) -> bool:
+    """Return True if losses, parameters, gradients and buffers are the same bit for bit."""
+    pairs = zip(found.values + found.buffers, plain.values + plain.buffers, strict=True)
+    return all(torch.equal(*pair) for pair in pairs)
 
 
 def repeated(result: RematerializeResult) -> int:
@@ -224,7 +115,7 @@ def repeated(result: RematerializeResult) -> int:
 def test_a_chain_trains_within_budgets() -> None:
     plain = train(chain)
     watching = Rematerialize()
-    assert train(chain, watching).equals(plain)
+    assert are_equal(train(chain, watching), plain)
     free = watching.result()
     assert repeated(free) == 0
     # Beside the plain peak there are the states of random generators.
@@ -233,24 +124,25 @@ def test_a_chain_trains_within_budgets() -> None:
         budget = int(free.floor + part * (free.peak - free.floor))
         tool = Rematerialize(budget)
         found = train(chain, tool)
-        assert found.equals(plain)
+        assert are_equal(found, plain)
         assert found.peak <= budget
         assert repeated(tool.result()) > 0
 
 
-def train_within(make: Callable[[], tuple[nn.Module, Loss]], parts: Sequence[float]) -> list[int]:
+def train_within(make: Any, parts: Sequence[float]) -> list[int]:
     """Train within budgets from the smallest to the plain peak, and return how many operators ran
     again.
     """
     plain = train(make)
     watching = Rematerialize()
-    assert train(make, watching).equals(plain)
+    assert are_equal(train(make, watching), plain)
     free = watching.result()
     again = []
-    for budget in [free.floor + p * (free.peak - free.floor) for p in parts] + [0.6 * plain.peak]:
+    budgets = [free.floor + part * (plain.peak - free.floor) for part in parts]
+    for budget in [*budgets, 0.6 * plain.peak]:
         tool = Rematerialize(int(budget))
         found = train(make, tool)
-        assert found.equals(plain)
+        assert are_equal(found, plain)
         assert found.peak <= budget
         again.append(repeated(tool.result()))
     return again
@@ -259,17 +151,31 @@ def train_within(make: Callable[[], tuple[nn.Module, Loss]], parts: Sequence[flo
 @pytest.mark.slow
 @pytest.mark.one_interceptor
 @pytest.mark.parametrize("make", [bert, resnet])
-def test_models_train_within_budgets(make: Callable[[], tuple[nn.Module, Loss]]) -> None:
+def test_models_train_within_budgets(make: Any) -> None:
     train_within(make, [0.0])
 
 
 @pytest.mark.exhaustive
 @pytest.mark.one_interceptor
 @pytest.mark.parametrize("make", [chain, bert, resnet])
-def test_models_train_within_ten_budgets(make: Callable[[], tuple[nn.Module, Loss]]) -> None:
+def test_models_train_within_ten_budgets(make: Any) -> None:
     again = train_within(make, [number / 9 for number in range(10)])
     # The paper's figure 2: the smaller the budget, the more is computed again.
     assert again[0] > again[4] > again[8]
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+def test_checkpoints_give_the_same_gradients_for_more_or_less_memory() -> None:
+    plain, other = train(bert), train(checkpointed(bert))
+    assert other.equals(plain)
+    assert other.peak < plain.peak
+    tool = Rematerialize(int(0.6 * plain.peak))
+    found = train(bert, tool)
+    assert found.equals(other)
+    assert found.peak < 0.6 * plain.peak
+    # Checkpoints repeat all of the layers, and the tool what it must.
+    assert 0 < repeated(tool.result()) < sum(op.calls for op in tool.result().ops)
 
 
 def test_a_budget_that_is_too_small_is_an_error_that_names_the_smallest() -> None:
@@ -301,7 +207,7 @@ def test_the_users_of_memory_are_counted() -> None:
 def test_whatever_is_evicted_gradients_are_the_same(heuristic: Heuristic) -> None:
     plain = train(chain)
     tool = Rematerialize(0, heuristic, strict=False)
-    assert train(chain, tool).equals(plain)
+    assert are_equal(train(chain, tool), plain)
     assert repeated(tool.result()) > 40
 
 

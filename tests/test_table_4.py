@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .example_scripts import load_benchmark
 
 pytestmark = pytest.mark.one_interceptor
 
@@ -15,12 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def table() -> Any:
-    spec = importlib.util.spec_from_file_location("table_4", ROOT / "benchmarks/table_4.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("table_4")
 
 
 def test_the_page_is_current(table: Any) -> None:

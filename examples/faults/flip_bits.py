@@ -8,7 +8,6 @@ Needs torch, scikit-learn (which has the data) and amanda-tools:
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,8 @@ def campaign(site: Any, bits: Any, trials: int) -> CampaignResult:
 
     def program() -> torch.Tensor:
         with torch.no_grad():
-            return model(images)
+            logits: torch.Tensor = model(images)
+        return logits
 
     tool = InjectFaults(site=site, bits=bits, mode="per_run", seed=1)
     return run_campaign(tool, program, trials)
@@ -68,4 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -120,12 +120,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--begin", type=int, default=4, help="epochs without gates")
-    parser.add_argument("--epochs", type=int, default=8, help="epochs after these")
+    parser.add_argument("--epochs", type=int, default=4, help="epochs after these")
     parser.add_argument("--out", help="a CSV file")
-    parser.add_argument("--shares", type=float, nargs="*", default=[0.75, 0.5, 0.25])
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.5, 0.25])
     given = parser.parse_args()
     data = digits()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for seed in range(given.seeds):
         model = network(seed)
         train(model, data, given.begin)

@@ -8,11 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from tests.optimization_tools import TOOLS
 
 import amanda
 from amanda_core.errors import ToolError
 from amanda_tools.gating import PruneChannels, PrunePositions
+from amanda_tools.prune import Prune, PruneTiles, tile_masks
 from amanda_tools.rematerialize import Rematerialize
 
 pytestmark = pytest.mark.slow
@@ -117,3 +119,43 @@ def test_rematerialize_says_where_it_is_not_supported() -> None:
     with amanda.apply(tool := Rematerialize(10**9)):
         fit(model, True)
     assert "only what PyTorch's autograd saves in eager mode" in tool.result().table().title
+
+
+def over_all(scores: list[Any]) -> list[Any]:
+    """Return masks without the smallest half of all scores."""
+    limit = np.sort(np.concatenate([score.ravel() for score in scores]))
+    return [score > limit[len(limit) // 2 - 1] for score in scores]
+
+
+def in_tiles(scores: list[Any]) -> list[Any]:
+    return tile_masks([np.abs(score) for score in scores], 50, 4)
+
+
+@pytest.mark.parametrize("eagerly", [True, False])
+@pytest.mark.parametrize("score", ["magnitude", "taylor"])
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [(lambda score: Prune(0.5, scope="global", score=score), over_all),
+     (lambda score: PruneTiles(0.5, 4, score=score), in_tiles)],
+    ids=["global", "tiles"],
+)  # fmt: skip
+def test_masks_of_the_whole_model_in_fit(make: Any, rule: Any, score: str, eagerly: bool) -> None:
+    model, twin = network(keras.layers.Dense), network(keras.layers.Dense)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.0), loss, run_eagerly=eagerly)
+    kernels = [layer.kernel for layer in twin.layers]
+    with tf.GradientTape() as tape:
+        value = loss(Y, twin(X))
+    gradients = tape.gradient(value, [kernel.value for kernel in kernels])
+    arrays = [np.abs(np.asarray(kernel)) for kernel in kernels]
+    if score == "taylor":
+        pairs = zip(arrays, gradients, strict=True)
+        arrays = [(array * np.asarray(gradient)) ** 2 for array, gradient in pairs]
+    for kernel, mask in zip(kernels, rule(arrays), strict=True):
+        kernel.assign(np.asarray(kernel) * mask)
+    with amanda.apply(tool := make(score)):
+        model.fit(X, Y, batch_size=48, shuffle=False, epochs=2, verbose=0)
+        found = model.predict(X, verbose=0)
+    np.testing.assert_allclose(found, np.asarray(twin(X)), rtol=1e-5, atol=1e-6)
+    zeros = sum(int((np.asarray(kernel) == 0).sum()) for kernel in kernels)
+    assert sum(one.pruned for one in tool.result().weights) == zeros > 0
