@@ -254,7 +254,10 @@ def test_what_was_not_finite_without_faults_is_no_outcome() -> None:
         (lambda: F.relu(torch.ones(2, 3)).sum(), "returns Tensor, not the scores"),
         (lambda: F.relu(torch.ones(0, 3)), "returns Tensor, not the scores"),
         (lambda: torch.ones(2, 3), "no operator of the types or names relu"),
-        (lambda sizes=[2, 3, 4]: F.relu(torch.ones(sizes.pop(0), 3)), r"shape \(4, 3\)"),
+        (
+            lambda sizes=[2, 3, 4]: F.relu(torch.ones(sizes.pop(0), 3)),
+            r"shape \(4, 3\), and unchanged \(2, 3\)",
+        ),
     ],
 )
 def test_a_program_without_scores_or_operators_is_refused(program: Any, message: str) -> None:

@@ -11,12 +11,24 @@ import torch
 import torch.nn.functional as F
 
 import amanda
-from amanda_tools.sensitivity import Sensitivity
+from amanda_tools.sensitivity import (
+    MeasuredOp,
+    MeasuredResult,
+    SensitiveOp,
+    Sensitivity,
+    SensitivityResult,
+    measure_damage,
+)
 
 
 def quantized(value: Any, axes: Any) -> Any:
     scale = value.abs().amax(axes, keepdim=True) / 7
     return (value / scale).round().clamp(-7, 7) * scale
+
+
+def quantized3(value: Any, axes: Any = 1) -> Any:
+    scale = value.abs().amax(axes, keepdim=True) / 3
+    return (value / scale).round().clamp(-3, 3) * scale
 
 
 def test_damage_and_noise_are_those_computed_by_hand() -> None:
@@ -67,6 +79,99 @@ def test_nothing_changes_and_without_gradients_noise_ranks() -> None:
     assert ratios == sorted(ratios, key=lambda ratio: ratio or 0.0)
     assert "by noise of operands of weights in int3" in found.table().title
     assert json.loads(found.to_json())["format"] == "amanda.sensitivity/1"
+
+
+def classifier() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+
+def kl(scores: Any, others: Any) -> float:
+    """Return the divergence as PyTorch computes it."""
+    logs = scores.log_softmax(-1), others.log_softmax(-1)
+    return float(F.kl_div(logs[1], logs[0], reduction="batchmean", log_target=True))
+
+
+def test_outputs_are_those_of_the_operator_with_changed_operands() -> None:
+    model: Any = classifier()
+    x, tool = torch.randn(5, 6), Sensitivity("int3", "int3")
+    with amanda.apply(tool), torch.no_grad():
+        model(x)
+    with torch.no_grad():
+        for index, value in ((0, x), (2, model[1](model[0](x)))):
+            layer: Any = model[index]
+            real = layer(value)
+            other = F.linear(quantized3(value, (0, 1)), quantized3(layer.weight), layer.bias)
+            (row,) = [one for one in tool.result().ops if one.name.startswith(f"{index}/")]
+            ratio = 10 * math.log10(float(real.square().sum() / (other - real).square().sum()))
+            assert row.output_sqnr == pytest.approx(ratio, rel=1e-3)
+            assert row.output_divergence == pytest.approx(kl(real, other), rel=1e-3)
+
+
+def test_measured_damage_is_that_of_one_changed_operator() -> None:
+    model, x = classifier(), torch.randn(5, 6)
+    found = measure_damage(lambda: model(x), "int3", "none")
+    assert [op.divergence for op in found.ops] == sorted(
+        (op.divergence for op in found.ops), reverse=True
+    )
+    real = model(x).detach()
+    for index in (0, 2):
+        other = classifier()
+        with torch.no_grad():
+            other[index].weight.copy_(quantized3(other[index].weight))
+            changed = other(x)
+        (row,) = [op for op in found.ops if op.name.startswith(f"{index}/")]
+        assert row.divergence == pytest.approx(kl(real, changed), rel=1e-4)
+        squares = (changed - real).square().sum(1).mean()
+        assert row.error == pytest.approx(float(squares) / 2, rel=1e-4)
+    pruned = measure_damage(lambda: model(x), sparsity=0.5)
+    assert len(pruned.ops) == 2
+    assert pruned.change == "weights with 50% of zeros"
+    assert "2 operators by the measured damage of weights" in str(pruned.table())
+
+
+def test_agreement_is_spearmans_rank_correlation() -> None:
+    scipy = pytest.importorskip("scipy.stats")
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randint(0, 6, (2, 20), generator=generator).tolist()
+    truth = MeasuredResult("", [MeasuredOp("", n, float(v), 0.0) for n, v in enumerate(first)])
+    rows = [SensitiveOp("", n, "", None, 1, damage=float(v)) for n, v in enumerate(second)]
+    wanted = scipy.spearmanr(first, second).statistic
+    assert truth.agreement(SensitivityResult("", rows)) == pytest.approx(wanted)
+    with pytest.raises(ValueError, match="0 operators have the figure sqnr"):
+        truth.agreement(SensitivityResult("", rows), "sqnr")
+
+
+def test_operators_that_write_or_draw_are_not_executed_again() -> None:
+    x, y = torch.ones(3, 4), torch.ones(3, 4)
+    q = torch.randn(1, 1, 4, 8)
+    with amanda.apply(Sensitivity()):
+        x += y
+        torch.manual_seed(0)
+        F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+        state = torch.get_rng_state()
+        out = torch.empty(3, 3)
+        torch.mm(x, y.t(), out=out)
+    assert x.eq(2).all()
+    torch.manual_seed(0)
+    F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
+@pytest.mark.parametrize("sparsity", [None, 0.5])
+def test_odd_values_rank_without_errors(value: float, sparsity: float | None) -> None:
+    model: Any = classifier()
+    x, tool = torch.randn(2, 6), Sensitivity(sparsity=sparsity)
+    with torch.no_grad():
+        model[0].weight.fill_(value)
+    with amanda.apply(tool):
+        model(x).sum().backward()
+        model(x[:0]).sum().backward()
+    found = tool.result()
+    json.loads(found.to_json())
+    odd = any("operands that are not finite" in note for note in found.notes)
+    assert odd is not math.isfinite(value)
 
 
 @pytest.mark.parametrize("options", [{"weights": "int1"}, {"sparsity": 2.0}])

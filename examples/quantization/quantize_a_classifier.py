@@ -4,12 +4,15 @@ The model has its ImageNet weights, and the photographs are those of scikit-imag
 so that nothing is downloaded. Nine crops of each of six photographs are classified by the model as
 it is and quantized; the share of equal answers is what is left of its accuracy.
 
-    python examples/quantization/quantize_a_classifier.py
+    python examples/quantization/quantize_a_classifier.py --png quantize.png
 """
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy
 import skimage.data
@@ -24,6 +27,7 @@ from amanda_tools.quantize import Quantize
 
 #: Width and height of the model's input in pixels.
 SIDE = 224
+PER: tuple[Literal["channel", "tensor"], ...] = ("channel", "tensor")
 
 
 def model() -> torch.nn.Module:
@@ -65,15 +69,51 @@ def kept(network: torch.nn.Module, images: torch.Tensor, tool: Quantize) -> int:
     return int((answers(network, images, tool) == answers(network, images)).sum())
 
 
-if __name__ == "__main__":
+def draw(counts: Mapping[str, Sequence[int]], total: int, path: Path) -> None:
+    """Draw how many images keep their class against the bits of integers."""
+    import matplotlib.pyplot as plt
+
+    bits = [int(form[3:]) for form in counts if form.startswith("int")]
+    figure, axis = plt.subplots(figsize=(6, 3.6), constrained_layout=True)
+    for number, name in enumerate(LINES):
+        kept_by_bits = [counts[f"int{width}"][number] for width in bits]
+        axis.plot(bits, kept_by_bits, marker="o", ls="-" if number < 2 else "--", label=name)
+    axis.axhline(total, color="grey", lw=0.8)
+    axis.set(xlabel="bits", ylabel=f"same class, of {total} crops", xticks=bits)
+    axis.set_title("EfficientNet-Lite0, quantized after training")
+    axis.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+#: What is quantized, in the order of the table.
+LINES = (
+    *("weights, by channel", "weights by channel, and activations"),
+    *("weights, by tensor", "weights by tensor, and activations"),
+)
+
+
+def main() -> None:
+    """Print the table; draw it if wanted."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--png", type=Path, help="file of a chart; needs matplotlib")
+    given = parser.parse_args()
     network, images = model(), crops()
+    counts = {}
     for form in ("int8", "int7", "int6", "int5", "int4", "fp8_e4m3", "fp8_e5m2"):
-        counts = [
+        counts[form] = [
             kept(network, images, Quantize(weights=form, activations=other, per=per))
-            for per in ("channel", "tensor")
+            for per in PER
             for other in ("none", form)
         ]
         print(
-            f"{form}: of {len(images)}, weights and all per channel {counts[0]}, {counts[1]}; "
-            f"per tensor {counts[2]}, {counts[3]}"
+            f"{form}: of {len(images)}, weights and all per channel {counts[form][0]}, "
+            f"{counts[form][1]}; per tensor {counts[form][2]}, {counts[form][3]}",
+            flush=True,
         )
+    if given.png:
+        draw(counts, len(images), given.png)
+
+
+if __name__ == "__main__":
+    main()

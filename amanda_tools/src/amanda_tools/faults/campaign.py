@@ -14,7 +14,7 @@ from amanda_core.errors import ToolError
 from amanda_core.results import Table
 from amanda_tools.faults.tool import InjectFaults
 from amanda_tools.output.folders import whole_file
-from amanda_tools.tensors.values import numbers
+from amanda_tools.tensors.scores import scores_of
 
 __all__ = ["CampaignResult", "Trial", "run_campaign", "wilson_interval"]
 
@@ -112,41 +112,18 @@ def run_campaign(tool: InjectFaults, program: Callable[[], Any], trials: int) ->
                         where="run_campaign",
                         fix="Choose others by the option ops",
                     )
-                expected = _array(tool, plain)  # The tool knows the framework now.
-            trial = _compared(expected, _array(tool, outputs))
+                # The tool knows the framework now.
+                expected = scores_of(plain, tool.facts(), "run_campaign")
+            changed = scores_of(outputs, tool.facts(), "run_campaign", expected)
+            trial = _compared(expected, changed)
             found.trials.append(replace(trial, run=run, faults=len(tool.faults) - before))
     return found
-
-
-def _array(tool: InjectFaults, outputs: Any) -> Any:
-    """Return the outputs of a program as an array."""
-    import numpy as np
-
-    tensor = tool.host(outputs)
-    values = outputs if tensor is None else numbers(tensor.array, tensor.dtype)
-    try:
-        array = np.asarray(values).astype(np.float64)
-    except (TypeError, ValueError):
-        array = np.zeros(())
-    if not array.ndim or not array.size:
-        raise ToolError(
-            f"The program returns {type(outputs).__name__}, not the scores of classes",
-            where="run_campaign",
-            fix="Return an array or a tensor of shape (samples, classes)",
-        )
-    return array
 
 
 def _compared(expected: Any, outputs: Any) -> Trial:
     """Return what outputs are in comparison with those without faults."""
     import numpy as np
 
-    if outputs.shape != expected.shape:
-        raise ToolError(
-            f"The outputs have shape {outputs.shape}, and without faults {expected.shape}",
-            where="run_campaign",
-            fix="Use the same samples in each run",
-        )
     finite = np.isfinite(outputs)
     broken = (~finite & np.isfinite(expected)).any(axis=-1)
     classes, others = (np.nan_to_num(one).argmax(axis=-1) for one in (expected, outputs))

@@ -18,7 +18,7 @@ from amanda_core.facts import Facts
 from amanda_tools.faults.models import Bits, Model, apply_model, bits_of, fields_of
 from amanda_tools.faults.result import Fault, FaultSite, FaultsResult
 from amanda_tools.operators.tool import OperatorTool
-from amanda_tools.tensors.values import HostTensor, NotReadableError, facts_of, host, need_numpy
+from amanda_tools.tensors.values import NotReadableError, facts_of, host, need_numpy
 from amanda_tools.weight_coverage import WeightCoverage
 
 __all__ = ["InjectFaults"]
@@ -239,12 +239,9 @@ class InjectFaults(OperatorTool["_Op"]):
         op.site.faults += len(faults)
         return op.facts.restore(flat.reshape(tensor.array.shape), value)
 
-    def host(self, value: Any) -> HostTensor | None:
-        """Return a tensor of a program that the tool has seen, in main memory; None for others."""
-        for op in self._ops.values():
-            if op.facts.is_tensor(value):
-                return host(op.facts, value)
-        return None
+    def facts(self) -> list[Facts]:
+        """Return the facts of the frameworks whose operators the tool has seen."""
+        return list({id(op.facts): op.facts for op in self._ops.values()}.values())
 
     def result(self) -> FaultsResult:
         """Return the faults so far."""

@@ -30,6 +30,10 @@ class SensitiveOp:
         executions: In how many executions their noise was measured.
         sqnr: Signal-to-quantization-noise ratio of its noisiest operand in dB; None if there is no
             noise.
+        output_sqnr: The same of its first output, if only this operator is changed; None where it
+            cannot be executed again.
+        output_divergence: The Kullback-Leibler divergence of the softmax of that output from what
+            it is without the change, in nats; likewise.
         passes: How many backward passes reached it.
         damage: Half the mean of the squared change of what the backward passes begin with, to first
             order; None without a backward pass.
@@ -40,10 +44,12 @@ class SensitiveOp:
     namespace: str
     source: str | None
     operands: int
-    executions: int
-    sqnr: float | None
-    passes: int
-    damage: float | None
+    executions: int = 0
+    sqnr: float | None = None
+    output_sqnr: float | None = None
+    output_divergence: float | None = None
+    passes: int = 0
+    damage: float | None = None
 
 
 @dataclass
@@ -65,12 +71,24 @@ class SensitivityResult:
     def table(self) -> Table:
         """Return a table with a row for each operator."""
         rows = [
-            (op.name, op.operands, _shown(op.sqnr), _shown(op.damage), op.passes) for op in self.ops
+            (
+                op.name,
+                op.operands,
+                _shown(op.sqnr),
+                _shown(op.output_sqnr),
+                _shown(op.output_divergence),
+                _shown(op.damage),
+                op.passes,
+            )
+            for op in self.ops
         ]
         by = "damage" if any(op.damage is not None for op in self.ops) else "noise of operands"
         parts = [f"{format_count(len(self.ops), 'operator')} by {by} of {self.change}"]
         parts.append(f"measuring took {self.tool_seconds:.3g} s")
-        columns = ("op", "operands", "SQNR (dB)", "damage", "passes")
+        columns = (
+            *("op", "operands", "SQNR (dB)", "output SQNR (dB)", "output KL"),
+            *("damage", "passes"),
+        )
         return Table("; ".join([*parts, *self.notes]), columns, rows)
 
     def op_figures(self) -> Iterable[OpFigures]:
@@ -91,6 +109,8 @@ class SensitivityResult:
                 [("operator", "ops", "name")],
                 charts.measure("damage", "damage"),
                 charts.measure("SQNR", "sqnr", unit="dB"),
+                charts.measure("SQNR of outputs", "output_sqnr", unit="dB"),
+                charts.measure("divergence of outputs", "output_divergence"),
             ),
         ]
         content = {"format": "amanda.sensitivity/1", **asdict(self), "charts": drawn}

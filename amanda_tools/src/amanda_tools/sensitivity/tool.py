@@ -7,6 +7,7 @@ measured where it is used, and multiplied by the gradient there.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,12 +16,13 @@ from amanda_core import OpContext, Tool
 from amanda_core.facts import Facts, NotReadableError
 from amanda_tools.mapping import MappingTool
 from amanda_tools.operators.clock import Clock
-from amanda_tools.quantize.fake import quantize_now
-from amanda_tools.quantize.formats import Format, format_named
-from amanda_tools.quantize.operands import Operand, operands_of, shared_axes
+from amanda_tools.operators.tool import is_eager
+from amanda_tools.quantize.operands import Operand
 from amanda_tools.quantize.result import decibels
+from amanda_tools.sensitivity.change import Change
+from amanda_tools.sensitivity.divergence import divergence
 from amanda_tools.sensitivity.result import SensitiveOp, SensitivityResult
-from amanda_tools.tensors.arithmetic import ARITHMETIC, NOT_ARRAYS, RULES, Arithmetic
+from amanda_tools.tensors.arithmetic import ARITHMETIC, RULES, Arithmetic
 from amanda_tools.tensors.values import facts_of, host, need_numpy, numbers
 
 __all__ = ["Sensitivity"]
@@ -38,6 +40,12 @@ class _Op:
     #: Position -> sums of squares of the values and of their noise.
     signal: dict[int, float] = field(default_factory=dict)
     noise: dict[int, float] = field(default_factory=dict)
+    #: The same of the first output.
+    output_signal: float = 0.0
+    output_noise: float = 0.0
+    #: Sum of the divergences of the output, and how many were added.
+    divergence: float = 0.0
+    compared: int = 0
     #: Position -> noise of executions whose backward pass has not come, the last one at the end.
     awaited: dict[int, list[Any]] = field(default_factory=dict)
     #: The change to first order in this backward pass; None if it did not reach the operator.
@@ -55,12 +63,13 @@ class _Op:
 class Sensitivity(Tool):
     """Ranks operators by the damage that quantizing (or pruning) the operands of each would do.
 
-    One run is enough, forward and backward. Forward, the noise of the operands is measured.
-    Backward, it is multiplied by their gradients: this is the change, to first order, of what the
-    backward pass begins with. Half the mean of its square is the damage. If each pass begins with
-    the log-likelihood of a label that is drawn from the model's own probabilities, that estimates
-    the Kullback-Leibler divergence of the outputs; if it begins with the outputs times random
-    numbers, half their squared error. Use one sample a pass.
+    One run is enough, forward and backward. Forward, the noise of the operands is measured; in an
+    eager mode of PyTorch each operator is also executed with the changed operands, and its outputs
+    are compared. Backward, the noise is multiplied by the gradients of the operands: this is the
+    change, to first order, of what the backward pass begins with. Half the mean of its square is
+    the damage. If each pass begins with the log-likelihood of a label that is drawn from the
+    model's own probabilities, that estimates the Kullback-Leibler divergence of the outputs; if it
+    begins with the outputs times random numbers, half their squared error. Use one sample a pass.
 
     Args:
         weights: Number format of weights: ``int2`` to ``int8``, ``fp8_e4m3``, ``fp8_e5m2`` or
@@ -81,15 +90,7 @@ class Sensitivity(Tool):
     ) -> None:
         super().__init__()
         need_numpy()
-        if sparsity is not None and not 0 <= sparsity <= 1:
-            raise ValueError(f"sparsity must be from 0 to 1, but is {sparsity}")
-        self._formats = format_named(weights), format_named(activations)
-        self.sparsity = sparsity
-        self._change = (
-            f"weights in {weights}, other operands in {activations}"
-            if sparsity is None
-            else f"weights with {sparsity:.0%} of zeros"
-        )
+        self._change = Change(weights, activations, sparsity)
         self._ops: dict[tuple[str, int], _Op] = {}
         self._notes: dict[str, None] = {}
         self._clock = Clock()
@@ -97,30 +98,22 @@ class Sensitivity(Tool):
         self.add_inst_for_op(self.analyse)
 
     def analyse(self, context: OpContext) -> None:
-        """Measure the noise of the op's operands, if it is an operator that would be quantized."""
-        if context.zone != "model":
-            return
+        """Measure the noise of the op's operands, if it is an operator that would be changed."""
         facts = facts_of(context)
-        operands = [one for one in operands_of(context, facts) if self._changes(one)]
-        if not operands:
+        chosen = self._change.operands(context, facts)
+        if not chosen:
             return
         key = context.namespace, context.get_op_id()
         if key not in self._ops:
-            row = SensitiveOp(
-                context.name, key[1], key[0], context.source, len(operands), 0, None, 0, None
-            )
+            row = SensitiveOp(context.name, key[1], key[0], context.source, len(chosen))
             self._ops[key] = _Op(row, facts)
         op = self._ops[key]
         backward = context.supports("aligned_gradients")
         if not backward:
             self._notes[f"no gradients on {context.namespace}"] = None
-        for operand in operands:
-            value: Any = context.get_inputs()
-            shape = facts.shape(value[operand.position]) or ()
-            shared = tuple(shared_axes(context, operand, len(shape)))
-            axes = None if operand.weight is None else shared
+        for operand, axes in chosen:
             context.insert_before_op(
-                partial(self._measure, op=op, operand=operand, axes=axes, first=operands[0]),
+                partial(self._measure, op=op, operand=operand, axes=axes, first=chosen[0][0]),
                 inputs=[operand.position],
                 observe=True,
                 arithmetic=context[ARITHMETIC],
@@ -131,20 +124,23 @@ class Sensitivity(Tool):
                     grad_inputs=[operand.position],
                     observe=True,
                 )
-
-    def _changes(self, operand: Operand) -> bool:
-        if operand.is_bias or operand.item is not None:
-            return False
-        if self.sparsity is not None:
-            return operand.weight is not None
-        return self._formats[operand.weight is None] is not None
+        # Additions have methods for both operands, of which some take a factor as well.
+        called = _add if context["type"] == "add" else context.get_op()
+        if callable(called) and is_eager(context.namespace) and _is_repeatable(context):
+            layout = context.get("layout", "")
+            context.insert_before_op(
+                partial(self._compare, op=op, chosen=chosen, called=called),
+                observe=True,
+                arithmetic=context[ARITHMETIC],
+                axis=layout.index("C") if "C" in layout else -1,
+            )
 
     def _measure(
         self,
         value: Any,
         op: _Op,
         operand: Operand,
-        axes: tuple[int, ...] | None,
+        axes: tuple[int, ...],
         first: Operand,
         arithmetic: Arithmetic,
     ) -> None:
@@ -155,50 +151,53 @@ class Sensitivity(Tool):
                 op.settle()
                 op.row.executions += 1
             try:
-                noise, signal = self._noise(op.facts, value, operand, axes, arithmetic)
+                changed = self._change.applied(op.facts, value, operand, axes, arithmetic)
+                real, noise = _difference(op.facts, value, changed)
             except NotReadableError as error:
                 self._notes[f"{op.row.name} was not measured: {error}"] = None
                 return
+            if not numpy.isfinite(real).all():
+                self._notes[f"{op.row.name} has operands that are not finite"] = None
             position = operand.position
-            op.signal[position] = op.signal.get(position, 0.0) + signal
             with numpy.errstate(all="ignore"):
-                squares = float((noise**2).sum())
-            op.noise[position] = op.noise.get(position, 0.0) + squares
+                op.signal[position] = op.signal.get(position, 0.0) + float((real**2).sum())
+                op.noise[position] = op.noise.get(position, 0.0) + float((noise**2).sum())
             awaited = op.awaited.setdefault(position, [])
             awaited.append(noise)
             del awaited[:-_AWAITED]
 
-    def _noise(
+    def _compare(
         self,
-        facts: Facts,
-        value: Any,
-        operand: Operand,
-        axes: tuple[int, ...] | None,
+        *values: Any,
+        op: _Op,
+        chosen: Sequence[tuple[Operand, tuple[int, ...]]],
+        called: Callable[..., Any],
         arithmetic: Arithmetic,
-    ) -> tuple[Any, float]:
-        """Return what the change adds to an operand, and the sum of its squares."""
+        axis: int,
+    ) -> None:
+        """Execute an operator as it is and with its operands changed, and compare its outputs."""
         import numpy
 
-        if not arithmetic.is_floating(value):
-            raise NotReadableError("a value is no tensor of real floating-point numbers")
-        tensor = host(facts, value)
-        real = numbers(tensor.array, tensor.dtype).astype(numpy.float64)
-        if self.sparsity is not None:
-            order = numpy.argsort(abs(real), axis=None, kind="stable")
-            noise = numpy.zeros(real.size)
-            pruned = order[: round(self.sparsity * real.size)]
-            noise[pruned] = -real.ravel()[pruned]
-            noise = noise.reshape(real.shape)
-        else:
-            if not arithmetic.suits(value):
-                raise NotReadableError(NOT_ARRAYS)
-            form = self._formats[operand.weight is None]
-            assert isinstance(form, Format)
-            new = quantize_now(value, arithmetic=arithmetic, axes=axes, form=form)[0]
-            changed = host(facts, new)
-            noise = numbers(changed.array, changed.dtype).astype(numpy.float64) - real
-        with numpy.errstate(all="ignore"):
-            return noise, float((real**2).sum())
+        with self._clock:
+            inputs = list(values)
+            try:
+                for operand, axes in chosen:
+                    at = operand.position
+                    inputs[at] = self._change.applied(
+                        op.facts, values[at], operand, axes, arithmetic
+                    )
+                outputs = called(*values), called(*inputs)
+                if not all(map(op.facts.is_tensor, outputs)):
+                    return
+                real, noise = _difference(op.facts, *outputs)
+            except (NotReadableError, TypeError, RuntimeError):
+                return  # It cannot be called by positions, or has no plain output.
+            with numpy.errstate(all="ignore"):
+                op.output_signal += float((real**2).sum())
+                op.output_noise += float((noise**2).sum())
+                if real.size and real.ndim:
+                    op.divergence += divergence(real, real + noise, axis)
+                    op.compared += 1
 
     def _weigh(self, gradient: Any, op: _Op, position: int) -> None:
         """Add the product of the noise and the gradient of one operand."""
@@ -228,6 +227,9 @@ class Sensitivity(Tool):
             row = op.row
             ratios = [decibels(op.signal[at], op.noise[at]) for at in op.signal]
             row.sqnr = min((one for one in ratios if one is not None), default=None)
+            row.output_sqnr = decibels(op.output_signal, op.output_noise)
+            if op.compared and math.isfinite(op.divergence):
+                row.output_divergence = op.divergence / op.compared
             if row.passes and math.isfinite(op.squares):
                 row.damage = op.squares / row.passes / 2
             rows.append(row)
@@ -237,4 +239,32 @@ class Sensitivity(Tool):
                 math.inf if row.sqnr is None else row.sqnr,
             )
         )
-        return SensitivityResult(self._change, rows, self._clock.spent / 1e9, list(self._notes))
+        return SensitivityResult(
+            str(self._change), rows, self._clock.spent / 1e9, list(self._notes)
+        )
+
+
+def _is_repeatable(context: OpContext) -> bool:
+    """Return False if an operator writes into an input, or draws random numbers."""
+    name, inputs = context.op_type, context.get_inputs() or ()
+    if name.startswith("__i") or (name.endswith("_") and not name.endswith("__")):
+        return False
+    given = dict(zip(context.input_names, inputs, strict=False))
+    scaled = given.get("alpha") not in (None, 1)
+    return given.get("out") is None and not given.get("dropout_p") and not scaled
+
+
+def _add(first: Any, second: Any, *rest: Any) -> Any:
+    return first + second
+
+
+def _difference(facts: Facts, value: Any, changed: Any) -> tuple[Any, Any]:
+    """Return the numbers of a tensor, and what a changed one has more than them."""
+    import numpy
+
+    real, other = (
+        numbers(one.array, one.dtype).astype(numpy.float64)
+        for one in (host(facts, value), host(facts, changed))
+    )
+    with numpy.errstate(invalid="ignore"):
+        return real, other - real
