@@ -116,7 +116,7 @@ def test_measured_damage_is_that_of_one_changed_operator() -> None:
     )
     real = model(x).detach()
     for index in (0, 2):
-        other = classifier()
+        other: Any = classifier()
         with torch.no_grad():
             other[index].weight.copy_(quantized3(other[index].weight))
             changed = other(x)
