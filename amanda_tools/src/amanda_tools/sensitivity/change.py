@@ -15,7 +15,10 @@ from amanda_tools.quantize.operands import Operand, operands_of, shared_axes
 from amanda_tools.tensors.arithmetic import NOT_ARRAYS, Arithmetic
 from amanda_tools.tensors.values import host, numbers
 
-__all__ = ["Change"]
+__all__ = ["Axes", "Change"]
+
+#: The axes whose elements share a scale; None for all.
+Axes = tuple[int, ...] | None
 
 
 class Change:
@@ -44,7 +47,7 @@ class Change:
     def __str__(self) -> str:
         return self._text
 
-    def operands(self, context: OpContext, facts: Facts) -> list[tuple[Operand, tuple[int, ...]]]:
+    def operands(self, context: OpContext, facts: Facts) -> list[tuple[Operand, Axes]]:
         """Return the operands of an op that are changed, and the axes that share a scale."""
         found = []
         for operand in operands_of(context, facts) if context.zone == "model" else []:
@@ -52,9 +55,9 @@ class Change:
                 continue
             inputs: Any = context.get_inputs()
             rank = len(facts.shape(inputs[operand.position]) or ())
-            shared = operand.weight is not None
-            axes = shared_axes(context, operand, rank) if shared else range(rank)
-            found.append((operand, tuple(axes)))
+            # Other executions may have an activation with another number of axes.
+            shared = None if operand.weight is None else shared_axes(context, operand, rank)
+            found.append((operand, shared if shared is None else tuple(shared)))
         return found
 
     def applied(
@@ -62,7 +65,7 @@ class Change:
         facts: Facts,
         value: Any,
         operand: Operand,
-        axes: tuple[int, ...],
+        axes: Axes,
         arithmetic: Arithmetic,
     ) -> Any:
         """Return an operand as changed.
@@ -72,8 +75,8 @@ class Change:
         """
         import numpy
 
-        if not arithmetic.is_real(value):
-            raise NotReadableError("its values are complex")
+        if not arithmetic.is_floating(value):
+            raise NotReadableError("a value is no tensor of real floating-point numbers")
         if self._sparsity is None:
             if not arithmetic.suits(value):
                 raise NotReadableError(NOT_ARRAYS)

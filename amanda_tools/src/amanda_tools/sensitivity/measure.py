@@ -17,7 +17,7 @@ from amanda_core.facts import Facts, NotReadableError
 from amanda_core.results import Table
 from amanda_tools.mapping import MappingTool
 from amanda_tools.quantize.operands import Operand
-from amanda_tools.sensitivity.change import Change
+from amanda_tools.sensitivity.change import Axes, Change
 from amanda_tools.sensitivity.divergence import divergence
 from amanda_tools.sensitivity.result import SensitivityResult
 from amanda_tools.tensors.arithmetic import ARITHMETIC, RULES, Arithmetic
@@ -127,7 +127,7 @@ class _Changed(Tool):
         value: Any,
         facts: Facts,
         operand: Operand,
-        axes: tuple[int, ...],
+        axes: Axes,
         arithmetic: Arithmetic,
     ) -> Any:
         try:

@@ -19,7 +19,7 @@ from amanda_tools.operators.clock import Clock
 from amanda_tools.operators.tool import is_eager
 from amanda_tools.quantize.operands import Operand
 from amanda_tools.quantize.result import decibels
-from amanda_tools.sensitivity.change import Change
+from amanda_tools.sensitivity.change import Axes, Change
 from amanda_tools.sensitivity.divergence import divergence
 from amanda_tools.sensitivity.result import SensitiveOp, SensitivityResult
 from amanda_tools.tensors.arithmetic import ARITHMETIC, RULES, Arithmetic
@@ -140,7 +140,7 @@ class Sensitivity(Tool):
         value: Any,
         op: _Op,
         operand: Operand,
-        axes: tuple[int, ...],
+        axes: Axes,
         first: Operand,
         arithmetic: Arithmetic,
     ) -> None:
@@ -170,7 +170,7 @@ class Sensitivity(Tool):
         self,
         *values: Any,
         op: _Op,
-        chosen: Sequence[tuple[Operand, tuple[int, ...]]],
+        chosen: Sequence[tuple[Operand, Axes]],
         called: Callable[..., Any],
         arithmetic: Arithmetic,
         axis: int,
