@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import amanda
+from amanda_core.scopes import Labels
 from amanda_core.sites import Sites
 from amanda_driver_torch._autograd import gradient_hooks
 from amanda_driver_torch._execution import execute
@@ -42,6 +43,8 @@ def broken(*_: Any, **__: Any) -> Any:
 #: Where the fault lies -> the object and attribute that is replaced.
 FAULTS: dict[str, tuple[Any, str]] = {
     "finding the site": (Sites, "_weights"),
+    "classifying a frame": (Sites, "classify"),
+    "the name of a weight": (Labels, "look_up"),
     "binding arguments": (execute, "bind"),
     "analysis before": (Run, "_analyse"),
     "after the op": (Run, "outputs_of"),

@@ -239,13 +239,13 @@ class TorchAttachment:
         try:
             record = self._interceptor.locate(operator.op_type, args, kwargs)
         except Exception as error:
-            self._report_failure(error, operator.op_type)
+            self.report_failure(error, operator.op_type)
             record = None
         if record is None:
             return call(*args, **kwargs)
         return self._run(record, operator, call, args, kwargs)
 
-    def _report_failure(self, error: Exception, op_type: str) -> None:
+    def report_failure(self, error: Exception, op_type: str) -> None:
         """Raise an error of the driver at an operator, or report it so that the operator can run
         plainly.
         """
@@ -276,7 +276,7 @@ class TorchAttachment:
         try:
             return self._sites.resolve(Origin(op_type, scope or OUTSIDE, frames), *call)
         except Exception as error:
-            self._report_failure(error, op_type)
+            self.report_failure(error, op_type)
             return None
 
     def _is_ignored(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -68,6 +68,7 @@ class NativeInterceptor:
             scopes=attachment.scopes,
             resume=_hide_except_original(execution.resume),
             edit=execution.edit,
+            failed=attachment.report_failure,
             raise_pending=attachment.session.raise_pending,
             pending=attachment.session.pending,
             annotate=_annotate,

@@ -115,6 +115,20 @@ long long nodes_of(PyObject* record) {
     return nodes != nullptr ? PyLong_AsLongLong(nodes) : -1;
 }
 
+// Returns true if the operator may run plainly although the driver failed to find its record; else
+// the error, which the attachment judges, stays set.
+bool is_skipped(Watch* watch, Definition* definition) {
+    if (watch->failed == nullptr || !PyErr_ExceptionMatches(PyExc_Exception)) return false;
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace != nullptr) PyException_SetTraceback(value, trace);
+    Owned own_type(type), error(value), own_trace(trace), function = Owned::share(watch->failed);
+    Owned answer(PyObject_CallFunctionObjArgs(function.get(), error.get(), definition->type.name,
+                                              nullptr));
+    return bool(answer);
+}
+
 // Handles all ops except idle ones that follow the same op as last time.
 __attribute__((noinline)) PyObject* operate_slowly(Thread* thread, Watch* watch, Step* step,
                                                    Definition* definition, Call& call) {
@@ -125,7 +139,7 @@ __attribute__((noinline)) PyObject* operate_slowly(Thread* thread, Watch* watch,
                                    : watch->identity->locate(thread, definition->type,
                                                              call.operands(), &look_away, &step);
     if (look_away) return call.original();
-    if (entry == nullptr) return nullptr;
+    if (entry == nullptr) return is_skipped(watch, definition) ? call.original() : nullptr;
     bool caching = watch->switches->caching != 0;
     PyObject* record = entry->record.get();
     Owned kept = Owned::share(record);
@@ -211,20 +225,20 @@ namespace {
 
 // The type.
 
-constexpr int WATCH_FIELDS = 16;
+constexpr int WATCH_FIELDS = 17;
 
 constexpr const char* FIELDS[] = {
     "get_control",   "execute", "settle",  "call_module", "enter_module",
     "module_failed", "resume",  "edit",    "annotate",    "scopes",
     "raise_pending", "pending", "session", "tap",         "weakly",
-    "weak_value"};
+    "weak_value",    "failed"};
 
 PyObject** field(Watch* self, int i) {
     PyObject** fields[] = {
         &self->get_control,   &self->execute, &self->settle,  &self->call_module, &self->enter_module,
         &self->module_failed, &self->resume,  &self->edit,    &self->annotate,    &self->scopes,
         &self->raise_pending, &self->pending, &self->session, &self->tap,         &self->weakly,
-        &self->weak_value};
+        &self->weak_value,    &self->failed};
     return fields[i];
 }
 

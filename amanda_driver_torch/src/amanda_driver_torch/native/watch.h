@@ -51,6 +51,7 @@ struct Watch {
     PyObject* tap;        // (values, function) -> identities of the values
     PyObject *weakly, *weak_value;  // of the core: (value) -> its weak form, and that of a tensor
     PyObject* session;
+    PyObject* failed;  // (error of the driver, op type) -> raises it, or lists the op
     Py_buffer view;  // owns `switches`
 
     // Returns true if operators of the thread are instrumented now.
