@@ -117,7 +117,7 @@ FURTHER = [
 ]
 COVERAGE = ["coverage", "pytest-cov"]
 # What tests of others import, beside what the checks do.
-OTHERS = ["keras", "parameterized", "peft"]
+OTHERS = ["keras", "parameterized", "peft", "timeout-decorator"]
 #: A library whose weights and optimizers the sweep uses.
 TORCHAO = "torchao==0.18.0"
 #: Libraries that the tools are compared with, which do not go with the shared environment.
