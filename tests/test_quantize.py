@@ -171,6 +171,33 @@ def test_dynamic_scales_are_those_of_q8bert(per_token: bool) -> None:
     torch.testing.assert_close(found, F.linear(x, weight, bias))
 
 
+def test_q8bert_quantizes_tables_leaves_normalizations_and_passes_gradients() -> None:
+    def symmetric(value: torch.Tensor) -> torch.Tensor:
+        scale = value.detach().abs().max() / 127
+        rounded = (value.detach() / scale).round() * scale
+        return value + (rounded - value).detach()
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(9, 6), torch.nn.LayerNorm(6), torch.nn.Linear(6, 4), torch.nn.GELU()
+    )
+    modules: Any = model
+    table, norm, layer, _ = modules
+    indices, tool = torch.tensor([[1, 4, 4]]), Quantize("dynamic")
+    with amanda.apply(tool):
+        found = model(indices)
+    hidden = norm(F.embedding(indices, symmetric(table.weight)))
+    scale = hidden.detach().abs().max() / 127 * layer.weight.detach().abs().max() / 127
+    bias = layer.bias + ((layer.bias / scale).round() * scale - layer.bias).detach()
+    wanted = F.gelu(F.linear(symmetric(hidden), symmetric(layer.weight), bias))
+    torch.testing.assert_close(found, wanted)
+    gradients = [
+        torch.autograd.grad(one.square().sum(), list(model.parameters())) for one in (found, wanted)
+    ]
+    torch.testing.assert_close(*gradients)
+    assert [one.op for one in tool.result().activations] == ["2/linear"]
+
+
 def test_a_running_mean_of_ranges_follows_the_training_until_it_is_frozen() -> None:
     layer = torch.nn.Linear(2, 1, bias=False)
     tool, mean = Quantize("dynamic", ema=0.9), None
