@@ -12,6 +12,8 @@ import amanda
 from amanda_core.scopes import Labels
 from amanda_core.sites import Sites
 from amanda_driver_torch._autograd import gradient_hooks
+from amanda_driver_torch._autograd.gradient_nodes import Result
+from amanda_driver_torch._autograd.records import NodeRecord
 from amanda_driver_torch._execution import execute
 from amanda_driver_torch._execution.execute import Execution, Run
 
@@ -32,6 +34,7 @@ class Look(amanda.Tool):
         context.insert_before_op(self.look)
         context.insert_after_op(self.look)
         context.insert_before_backward_op(self.look, grad_outputs=[0])
+        context.insert_after_backward_op(self.look, grad_inputs=[0])
 
     def look(self, *values: Any) -> None: ...
 
@@ -50,6 +53,9 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "after the op": (Run, "outputs_of"),
     "tracking of nodes": (Execution, "_track"),
     "rebuilding the result": (execute, "restructure"),
+    "before a node": (NodeRecord, "before"),
+    "after a node": (NodeRecord, "after"),
+    "gradients of inputs": (Result, "given"),
 }
 
 

@@ -18,6 +18,7 @@ import torch
 
 from amanda_core import OpContext, Plan, Session, Site, Step, Tool
 from amanda_core.weak import Ref
+from amanda_driver_torch._autograd.gradient_hooks import unchanged_after
 from amanda_driver_torch._autograd.lifetime import Lifetime, Token
 from amanda_driver_torch._autograd.nodes import name_of, new_nodes, new_nodes_behind
 from amanda_driver_torch._autograd.records import NodeRecord
@@ -346,7 +347,11 @@ class Backward:
             if not lifetime.active() or backward is None:
                 return None
             backward.warn_if_left(token.epoch)
-            return backward._records[token].before(grads, done)
+            try:
+                return backward._records[token].before(grads, done)
+            except Exception as error:
+                unchanged_after(error)
+                return None
 
         def after(
             grad_inputs: Sequence[Any], grads: Sequence[Any], done: tuple[Any, ...] = ()
@@ -355,7 +360,11 @@ class Backward:
             if not lifetime.active() or backward is None:
                 return None
             own = backward._records[token]
-            changed = own.after(grad_inputs, grads, done)
+            try:
+                changed = own.after(grad_inputs, grads, done)
+            except Exception as error:
+                unchanged_after(error)
+                return None
             if own.idle(backward.session):
                 finished()
             return changed

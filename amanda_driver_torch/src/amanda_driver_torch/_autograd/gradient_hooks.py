@@ -21,6 +21,7 @@ __all__ = [
     "posthook",
     "summing_hooks",
     "tensor_hook",
+    "unchanged_after",
     "view_prehook",
     "with_shapes",
 ]
@@ -33,7 +34,7 @@ def tensor_hook(function: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
         try:
             (new,) = function((grad,), done)
         except Exception as error:
-            return _unchanged_after(error)
+            return unchanged_after(error)
         return None if new is grad else new
 
     return hook
@@ -51,7 +52,7 @@ def view_prehook(
             part = region.read(grads[0])
             (new,) = function((part,))
         except Exception as error:
-            return _unchanged_after(error)
+            return unchanged_after(error)
         return None if new is part else (region.write(grads[0], new), *grads[1:])
 
     return hook
@@ -67,7 +68,7 @@ def outputs_prehook(
         try:
             new = function(given)
         except Exception as error:
-            return _unchanged_after(error)
+            return unchanged_after(error)
         if all(after is before for before, after in zip(given, new, strict=True)):
             return None
         changed = list(grads)
@@ -102,28 +103,30 @@ def posthook(
         shapes: Sequence[torch.Size],
         done: tuple[Any, ...] = (),
     ) -> Any:
-        with hidden_from_modes(results):
-            grads = [
-                place.given(results[place.number], shape, dtype)
-                if region is None or results[place.number] is None
-                else region.read(results[place.number])
-                for place, shape, region, dtype in zip(places, shapes, regions, dtypes, strict=True)
-            ]
         try:
-            new = function(grads, done)
-        except Exception as error:
-            return _unchanged_after(error)
-        if all(after is before for before, after in zip(grads, new, strict=True)):
-            return None
-        changed = list(results)
-        with hidden_from_modes([*results, *new]):
-            for place, region, before, after in zip(places, regions, grads, new, strict=True):
-                if after is not before:
-                    old = results[place.number]
-                    changed[place.number] = (
-                        place.back(after, old) if region is None else region.write(old, after)
+            with hidden_from_modes(results):
+                grads = [
+                    place.given(results[place.number], shape, dtype)
+                    if region is None or results[place.number] is None
+                    else region.read(results[place.number])
+                    for place, shape, region, dtype in zip(
+                        places, shapes, regions, dtypes, strict=True
                     )
-        return tuple(changed)
+                ]
+            new = function(grads, done)
+            if all(after is before for before, after in zip(grads, new, strict=True)):
+                return None
+            changed = list(results)
+            with hidden_from_modes([*results, *new]):
+                for place, region, before, after in zip(places, regions, grads, new, strict=True):
+                    if after is not before:
+                        old = results[place.number]
+                        changed[place.number] = (
+                            place.back(after, old) if region is None else region.write(old, after)
+                        )
+            return tuple(changed)
+        except Exception as error:
+            return unchanged_after(error)
 
     return hook
 
@@ -191,7 +194,7 @@ def with_shapes(hook: Callable[..., Any], shapes: Sequence[torch.Size]) -> Calla
     return lambda results, grads: hook(results, grads, shapes)
 
 
-def _unchanged_after(error: Exception) -> None:
+def unchanged_after(error: Exception) -> None:
     """Raise an error of the driver, or report it and leave gradients unchanged."""
     attachment = STATE.attachment
     if attachment is None or not attachment.session.failures.is_drivers(error):
