@@ -608,3 +608,12 @@ def test_optimizers_are_watched_while_the_tool_is_applied() -> None:
         assert hooks
         tool.remove()
         assert not hooks
+
+
+@pytest.mark.parametrize("method", ["static", "dynamic"])
+def test_copies_of_parameters_outside_of_modules(method: Any) -> None:
+    model = torch.nn.Linear(4, 4)
+    places, tool = torch.nn.Parameter(torch.ones(2, 4)), Quantize(method)
+    with amanda.apply(tool):
+        (torch.cat([torch.zeros(1, 4), places]).sum() + model(torch.ones(1, 4)).sum()).backward()
+    assert "copied by cat" in {unread.reason for unread in tool.result().unreached}

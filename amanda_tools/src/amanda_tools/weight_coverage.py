@@ -83,7 +83,8 @@ class WeightCoverage:
 
     def read(self, owner: str) -> int:
         """Return how many elements of a parameter were changed where they were read."""
-        shape = self._shapes[owner]
+        if (shape := self._shapes.get(owner)) is None:
+            return 0
         exact = elements_in([*self._regions.get(owner, {}).values()], shape)
         return min(exact + sum(self._parts.get(owner, {}).values()), math.prod(shape))
 
