@@ -29,6 +29,8 @@ __all__ = ["Sensitivity"]
 
 #: How many executions of an operator may await their backward pass.
 _AWAITED = 64
+#: In how many executions the outputs of an operator are compared, which costs two more of them.
+_COMPARED = 8
 
 
 @dataclass
@@ -178,6 +180,8 @@ class Sensitivity(Tool):
         """Execute an operator as it is and with its operands changed, and compare its outputs."""
         import numpy
 
+        if op.compared >= _COMPARED:
+            return
         with self._clock:
             inputs = list(values)
             try:
