@@ -28,6 +28,9 @@ from .tensors import equal, grad_of, leaf
 X = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
 
 
+NUMBERS = torch.ones(2, 3, 4)
+
+
 def written(x: torch.Tensor) -> torch.Tensor:
     x = x * 1
     x[0] = 2.0
@@ -54,6 +57,12 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "structure": lambda x: x.topk(2, dim=2).values,
     "defaults": lambda x: F.avg_pool2d(x[None], 2),
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(3, 3)),
+    "several outputs, several used": lambda x: torch.mul(*x.unbind(0)) + x.max(dim=0).values,
+    "properties": lambda x: x.mT.mT.float() + x.float(),
+    "the same tensor": lambda x: F.dropout(x.contiguous().to(torch.float32), 0.5, False) * 2,
+    "destination": lambda x: x + torch.add(NUMBERS, 1, out=NUMBERS.clone()),
+    "normalization": lambda x: F.batch_norm(x, torch.ones(3), torch.ones(3), training=True),
+    "in place, differentiable": lambda x: (x * 1).add_(x).mul_(2),
     "in place": written,
     "in place in a view": in_view,
 }
@@ -132,13 +141,38 @@ def test_each_execution_shows_what_the_first_one_shows(
     assert len(logs[0]) >= 2
 
 
-class Every(amanda.Tool):
-    """Calls an empty routine before every operator, and before its backward operators."""
+#: Where a tool may insert a routine -> the method of the context, and whether it is that of a
+#: backward operator.
+PLACES: dict[str, tuple[str, bool]] = {
+    "before": ("insert_before_op", False),
+    "after": ("insert_after_op", False),
+    "gradients of outputs": ("insert_before_backward_op", False),
+    "gradients of inputs": ("insert_after_backward_op", False),
+    "before a backward operator": ("insert_before_backward_op", True),
+    "after a backward operator": ("insert_after_backward_op", True),
+}
+#: Programs that Python runs at a place while gradients are recorded -> why.
+IN_PYTHON: dict[tuple[str, str], str] = {
+    ("in place", "after"): "relu_ saves what it writes, which must be copied if it may be edited",
+    ("attention", "gradients of inputs"): "several backward operators compute them together",
+    **dict.fromkeys(
+        [("in place in a view", place) for place in PLACES],
+        "the node of a view that was written is made when it is read, by Python",
+    ),
+    **dict.fromkeys(
+        [("in place", place) for place in PLACES if place.startswith("gradients")],
+        "the view that an assignment made is written",
+    ),
+}
 
-    def __init__(self) -> None:
+
+class Every(amanda.Tool):
+    """Calls an empty routine at one place of every operator."""
+
+    def __init__(self, place: str) -> None:
         super().__init__()
-        self.add_inst_for_op(lambda context: context.insert_before_op(empty))
-        self.add_inst_for_op(lambda c: c.insert_before_backward_op(empty), backward=True)
+        insert, backward = PLACES[place]
+        self.add_inst_for_op(lambda context: getattr(context, insert)(empty), backward=backward)
 
 
 def empty(*values: Any) -> None:
@@ -147,13 +181,16 @@ def empty(*values: Any) -> None:
 
 @pytest.mark.one_interceptor
 @pytest.mark.skipif(native is None, reason="the native interceptor is not available")
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@programs
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_planned_op_runs_no_python_but_its_routine(
-    program: Callable[[torch.Tensor], Any], way: Callable[[], AbstractContextManager[Any]]
+    name: str, way: Callable[[], AbstractContextManager[Any]], place: str
 ) -> None:
-    if program is in_view and way is nullcontext:
-        pytest.skip("the node of a view that was written is made when it is read, by Python")
+    why = IN_PYTHON.get((name, place)) if way is nullcontext else None
+    if why is not None:
+        pytest.skip(why)
+    program = PROGRAMS[name]
     assert interceptor().name == "native"
     calls: list[str] = []
 
@@ -162,7 +199,7 @@ def test_a_planned_op_runs_no_python_but_its_routine(
             calls.append(f"{frame.f_globals['__name__']}.{frame.f_code.co_name}")
 
     x = X.clone().requires_grad_()
-    with amanda.apply(Every()), way():
+    with amanda.apply(Every(place)), way():
         for _ in range(TIMES):
             run(program, x)
         sys.setprofile(profile)

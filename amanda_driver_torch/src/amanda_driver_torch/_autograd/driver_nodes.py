@@ -198,22 +198,27 @@ def run_replaced(
 
 
 @contextmanager
-def keep_saved(memory: set[int]) -> Iterator[None]:
+def keep_saved(memory: set[int]) -> Iterator[list[int] | None]:
     """Save copies of the tensors in `memory` that an op saves for backward during this context.
+
+    Yields the memory of the tensors that were copied so far; None if that is not known.
 
     An in-place op saves the storage that it writes. Editing its result there would change what its
     backward formula reads. Hooks outside of this context (checkpointing) still see every tensor.
     """
     if not (memory and may_hook_saved_tensors()):
-        yield
+        yield None
         return
+    copied: list[int] = []
     around = top_saved_tensor_hooks(True)
     pack_around, unpack_around = around if around is not None else (None, None)
 
     def pack(tensor: torch.Tensor) -> Any:
         # The user's function modes are active here.
         with DisableTorchFunction():
-            if memory_of(tensor) in memory:
+            found = memory_of(tensor)
+            if found in memory:
+                copied.append(found)
                 tensor = tensor.detach().clone()
         return pack_around(tensor) if pack_around is not None else tensor
 
@@ -221,4 +226,4 @@ def keep_saved(memory: set[int]) -> Iterator[None]:
         return unpack_around(saved) if unpack_around is not None else saved
 
     with saved_tensors_hooks(pack, unpack):
-        yield
+        yield copied

@@ -59,14 +59,17 @@ def view_prehook(
 
 
 def outputs_prehook(
-    function: Callable[[Sequence[Any]], Sequence[Any]], numbers: Sequence[int]
-) -> Callable[[Sequence[Any]], Any]:
-    """Return a prehook of the node that made several outputs, which have the given numbers."""
+    function: Callable[..., Sequence[Any]], numbers: Sequence[int]
+) -> Callable[..., Any]:
+    """Return a prehook of the node that made several outputs, which have the given numbers.
 
-    def hook(grads: Sequence[Any]) -> Any:
+    It also accepts results of routines already called.
+    """
+
+    def hook(grads: Sequence[Any], done: tuple[Any, ...] = ()) -> Any:
         given = [grads[number] for number in numbers]
         try:
-            new = function(given)
+            new = function(given, done)
         except Exception as error:
             return unchanged_after(error)
         if all(after is before for before, after in zip(given, new, strict=True)):

@@ -29,6 +29,7 @@ class Call(Protocol):
         made_count: Number of nodes made since then, including the driver's.
         called: Whether the original was called before this execution began.
         tapped: Whether hooks for gradients of inputs were set in that call.
+        saves_nothing_written: Whether it is known that the op saves nothing of what it writes.
     """
 
     session: Session
@@ -41,6 +42,7 @@ class Call(Protocol):
     made_count: int
     called: bool
     tapped: bool
+    saves_nothing_written: bool
 
     def made(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
         """Return the tensors whose nodes this call made."""

@@ -76,15 +76,31 @@ class NodeGradients(NamedTuple):
         hook: Runs all steps on results of the node; see `posthook`.
         steps: The steps that need any of these gradients.
         route: The path to the node; see `nodes.routes`.
-        positions: The inputs.
+        slots: The inputs.
         results: For each input, the result of the node that is its gradient.
+        dtypes: Their dtypes.
     """
 
     hook: Callable[..., Any]
     steps: list[Step]
     route: list[Place]
-    positions: list[int]
+    slots: list[Slot]
     results: list[Result]
+    dtypes: list[torch.dtype]
+
+
+class OutputGradients(NamedTuple):
+    """How to hook the gradients of some outputs.
+
+    Attributes:
+        hook: Runs the steps; of the output's tensor if there is one, else of the node.
+        steps: The steps.
+        numbers: Position of an output -> its number among the results of the node that made it.
+    """
+
+    hook: Callable[..., Any]
+    steps: list[Step]
+    numbers: dict[int, int]
 
 
 class Taps:
@@ -233,9 +249,7 @@ class Taps:
             ]
             dtypes = [self._dtypes[slot] for slot in chosen]
             hook = posthook(function, results, [None] * len(results), dtypes)
-            found.append(
-                NodeGradients(hook, steps, way[0], [position for position, _ in chosen], results)
-            )
+            found.append(NodeGradients(hook, steps, way[0], chosen, results, dtypes))
         return found
 
     def reusable_functions(
@@ -246,9 +260,9 @@ class Taps:
         Returns None if an execution needs more than identities of single inputs.
         """
         values = self._call.bound.values
-        if self._call.operator.aliases or self._call.mutated:
-            return None
         slots = differentiable(values)
+        if self._call.operator.aliases or any(p in self._call.mutated for p, _ in slots):
+            return None
         if any(index is not None or is_nested_strided(t) for (_, index), t in slots.items()):
             return None
         plan, found = self._context.plan(IPoint.AFTER_BACKWARD), []
@@ -259,19 +273,43 @@ class Taps:
             found.append((function, [position for position, _ in chosen]))
         return found
 
-    def reusable_output_hooks(self) -> list[tuple[Callable[..., Any], list[Step]]]:
-        """Return hooks of a single output that further executions can reuse, with the steps of
-        each.
+    def reusable_output_hooks(self, outputs: Sequence[Any]) -> list[OutputGradients] | None:
+        """Return hooks for gradients of outputs that further executions can reuse.
 
-        After the gradient, a hook accepts the results of its first steps' routines.
+        After the gradients, a hook accepts the results of its first steps' routines. Returns None
+        if an execution needs more.
         """
-        plan = self._context.plan(IPoint.BEFORE_BACKWARD)
-        steps = [step for step in plan.steps if 0 in _selected(step, 1)]
-        if not steps:
-            return []
+        plan, count, found = self._context.plan(IPoint.BEFORE_BACKWARD), len(outputs), []
         token = self._backward.keep(plan)
-        function = self._function(token, frozenset({0}), [(0, None)], 1, self._call.values)
-        return [(tensor_hook(function), steps)]
+        for group, chosen in self._output_groups(plan, outputs):
+            function = self._function(token, group, list(chosen), count, outputs)
+            steps = [step for step in plan.steps if not group.isdisjoint(_selected(step, count))]
+            numbers = {position: output_number(t) for (position, _), t in chosen.items()}
+            if len(chosen) == 1:
+                found.append(OutputGradients(tensor_hook(function), steps, numbers))
+            elif len({node_of(tensor) for tensor in chosen.values()}) == 1:
+                hook = outputs_prehook(function, list(numbers.values()))
+                found.append(OutputGradients(hook, steps, numbers))
+            else:
+                return None
+        return found
+
+    def _output_groups(
+        self, plan: Plan, outputs: Sequence[Any]
+    ) -> list[tuple[frozenset[int], dict[Slot, torch.Tensor]]]:
+        """Return the outputs whose gradients are requested together."""
+        inputs = {id(t) for t in tensors_in([*self._call.bound.values, *self._call.values])}
+        slots = {
+            slot: tensor
+            for slot, tensor in differentiable(outputs).items()
+            # An output that is an input has no node of this op, and so no gradient.
+            if self._call.bound.signature.in_place or id(tensor) not in inputs
+        }
+        groups = [
+            (group, {slot: tensor for slot, tensor in slots.items() if slot[0] in group})
+            for group in _groups(plan, {position for position, _ in slots})
+        ]
+        return [(group, chosen) for group, chosen in groups if chosen]
 
     def untap(self, outputs: list[Any]) -> list[Any]:
         """Replace identities among the outputs by the op's inputs, since such an op has done
@@ -382,8 +420,6 @@ class Taps:
         if not plan.steps:
             return outputs
         token = self._backward.keep(plan)
-        inputs = {id(t) for t in tensors_in([*self._call.bound.values, *self._call.values])}
-        in_place = self._call.bound.signature.in_place
         region = self._region()
         if region is not None:
             function = self._function(token, frozenset({0}), [(0, None)], len(outputs), outputs)
@@ -393,16 +429,8 @@ class Taps:
             node_of(base).register_prehook(view_prehook(function, region))
             return outputs
         roots = {_root(t) for t in tensors_in(self._call.values)}
-        slots = {
-            slot: tensor
-            for slot, tensor in differentiable(outputs).items()
-            # An output that is an input has no node of this op, and so no gradient.
-            if in_place or id(tensor) not in inputs
-        }
-        for group in _groups(plan, {position for position, _ in slots}):
-            chosen = [slot for slot in slots if slot[0] in group]
-            if not chosen:
-                continue
+        for group, slots in self._output_groups(plan, outputs):
+            chosen = list(slots)
             function = self._function(token, group, chosen, len(outputs), outputs)
             if len(chosen) == 1:
                 node_of(slots[chosen[0]])  # Protects the node, as `register_hook` reads it, too.

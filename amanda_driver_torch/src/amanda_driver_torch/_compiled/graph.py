@@ -279,8 +279,8 @@ class _Weaving:
             return self.lifted[id(tensor)][2]
 
         # Of what the run writes nothing may remain.
-        args, kwargs = tree_map(_copied, (args, kwargs))
         with torch.set_grad_enabled(_records_gradients(node)):
+            args, kwargs = tree_map(_copied, (args, kwargs))
             woven.run(args, kwargs, Lifted(lift))
         woven.lifted = list(used.values())
 
@@ -347,7 +347,9 @@ def _touches_tensors(*values: Any) -> bool:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, FakeTensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
+        copied = value.detach().clone()
+        # The node may write it, which is an error for a leaf.
+        return copied.requires_grad_().clone() if value.requires_grad else copied
     return value
 
 

@@ -33,7 +33,7 @@ from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of
 from amanda_driver_torch._thread.modes import call_routine, changes_of, resumed_modes
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.internals import next_sequence, version_of
-from amanda_driver_torch._torch.tensor_attributes import is_weight, memory_of, requires_grad
+from amanda_driver_torch._torch.tensor_attributes import base_of, is_weight, memory_of, requires_grad
 
 __all__ = ["Execution", "Run"]
 
@@ -174,6 +174,8 @@ class Execution:
             made_nodes = next_sequence() - start
             if made_nodes != record.idle_nodes and record.context is not None:
                 bound, outputs = bind(operator.func, args, kwargs), outputs_of(result)
+                if result is None and _is_whole(bound):
+                    outputs = bound.values[:1]
                 # The remembered constants are those of another execution.
                 record.context.remember_constants()
                 if self._track(record, record.context, bound, outputs, start):
@@ -235,6 +237,8 @@ class Run:
         self.done_after: tuple[Any, ...] = ()
         # Whether the original was called already, and hooks for gradients of inputs were prepared.
         self.called = self.tapped = False
+        # Whether it is known that the op saves nothing of what it writes for its backward.
+        self.saves_nothing_written = False
 
     def result(self) -> Any:
         session, bound, operator, record = self.session, self.bound, self.operator, self.record
@@ -385,8 +389,10 @@ class Run:
         if replaced is not None and torch.is_grad_enabled():
             return run_with_replaced_backward(self, self.execution.backward, replaced)
         if self._edits_in_place(context):
-            with keep_saved(self._written_memory()):
-                return self.call_original(self.values)
+            with keep_saved(self._written_memory()) as copied:
+                returned = self.call_original(self.values)
+            self.saves_nothing_written = copied == []
+            return returned
         return self.call_original(self.values)
 
     def _replace(self, step: Step) -> Any:
@@ -544,6 +550,12 @@ class Run:
             # The graph stays valid: the op's saved tensors are no longer in this storage, and
             # others' saved tensors in it are outdated since the op wrote it.
             _overwrite(old, new)
+
+
+def _is_whole(bound: BoundCall) -> bool:
+    """Return True if a call writes its first argument, which is no view."""
+    written = bound.values[0] if bound.signature.in_place else None
+    return type(written) is torch.Tensor and base_of(written) is None
 
 
 def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:

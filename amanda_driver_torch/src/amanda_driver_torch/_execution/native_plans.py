@@ -7,7 +7,7 @@ and after its backward (as a whole, or at one node), without autodiff. All other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ from amanda_driver_torch._autograd.nodes import BackwardOp, new_nodes, routes, t
 from amanda_driver_torch._autograd.operator_call import Call
 from amanda_driver_torch._autograd.records import NodeRecord, OpRecord
 from amanda_driver_torch._autograd.taps import Taps, has_gradient_plan
+from amanda_driver_torch._operators.bindings import FACTORIES, IN_PLACE_METADATA
 from amanda_driver_torch._operators.overloads import KINDS
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.extension import native
 from amanda_driver_torch._torch.internals import autocast_enabled, next_sequence
-from amanda_driver_torch._torch.tensor_attributes import PLAIN, is_strided
+from amanda_driver_torch._torch.tensor_attributes import PLAIN, base_of, is_strided
 
 __all__ = ["compiled", "node_plans"]
 
@@ -66,15 +67,18 @@ def compiled(
         or before.replacement is not None
         or context.plan(IPoint.BEFORE_BACKWARD).replacement is not None
         or context.plan(IPoint.AFTER_BACKWARD).replacement is not None
-        or layout.outs
         or len(layout.sources) > _MANY
         or session.due(context, IPoint.BEFORE_FORWARD)
         or session.due(context, IPoint.AFTER_FORWARD)
     ):
         return None
     assigns = call.operator.op_type == "__setitem__"
-    writes = bound.signature.in_place or not layout.bound  # perhaps
-    if writes and (has_gradient_plan(context) or (returned is None and not assigns)):
+    in_place = bound.signature.in_place
+    unknown = not (layout.bound or call.operator.op_type in FACTORIES)
+    writes = in_place or unknown  # perhaps
+    if returned is None and in_place and not assigns:
+        return None
+    if writes and taps is not None and has_gradient_plan(context) and not _is_written_whole(call):
         # The gradient of what it writes is not that of a new value.
         return None
     # Without gradients there is nothing to differentiate.
@@ -107,36 +111,32 @@ def compiled(
     fixed = [(len(args) + names.index(name), kwargs[name]) for name in layout.attrs]
     tapped: list[Any] = []
     node_hooks: Any = None
-    required: tuple[int, ...] = ()
-    if context.plan(IPoint.AFTER_BACKWARD):
-        given = taps.reusable_functions() if taps is not None else []
-        if given is None:
-            return None
-        required = tuple(
-            int(value.requires_grad) if isinstance(value, torch.Tensor) else -1
-            for value in operands
-        )
-        for function, positions in given:
-            arguments = tuple(sources[position] for position in positions)
-            if -1 in arguments:
-                return None
-            tapped.append((function, arguments))
+    required: list[tuple[int, int, bool]] = []
+    # An op saves the same for backward if the same inputs require gradients.
+    saves_nothing = call.saves_nothing_written and (bound.signature.whole or assigns)
+    if context.plan(IPoint.AFTER_BACKWARD) or (writes and after.edits):
+        required = [
+            (argument, item, tensor.requires_grad) for argument, item, tensor in _tensors(operands)
+        ]
+    if context.plan(IPoint.AFTER_BACKWARD) and taps is not None:
         node_hooks = _node_hooks(call, sources, operands, taps, returned)
-        if taps is not None and taps.readable and node_hooks is None:
-            return None
         if node_hooks is not None:
-            assert taps is not None
             # Without identities, there are fewer nodes.
-            tapped, nodes = [], nodes - (taps.begin - call.start) if nodes >= 0 else nodes
-    arrivals: list[Any] = []
-    if context.plan(IPoint.BEFORE_BACKWARD) and taps is not None:
-        if not isinstance(returned, torch.Tensor):
-            return None
-        for hook, hooked in taps.reusable_output_hooks():
-            parts = [_parts(step, 1) for step in hooked]
-            if None in parts:
+            nodes = nodes - (taps.begin - call.start) if nodes >= 0 else nodes
+        else:
+            given = None if taps.readable else taps.reusable_functions()
+            if given is None:
                 return None
-            arrivals.append((hook, parts))
+            for function, positions in given:
+                arguments = tuple(sources[position] for position in positions)
+                if -1 in arguments:
+                    return None
+                tapped.append((function, arguments))
+    arrivals: Any = None
+    if context.plan(IPoint.BEFORE_BACKWARD) and taps is not None:
+        arrivals = _arrivals(call, taps, call.outputs_of(returned))
+        if arrivals is None:
+            return None
     return native.Program(
         session.epoch,
         tuple(type(value) for value in operands),
@@ -153,7 +153,7 @@ def compiled(
         # argument must save copies before it runs, if its result may be edited.
         not differentiated
         and (taps is not None or not has_gradient_plan(context))
-        and not (writes and after.edits),
+        and not (writes and after.edits and not saves_nothing),
         watch,
         arrivals,
         node_hooks,
@@ -163,49 +163,103 @@ def compiled(
         -1 if layout.spread is None else layout.spread,
         fixed,
         len(returned) if isinstance(returned, (tuple, list)) else 1,
+        tuple(len(args) + names.index(name) for name in layout.outs),
+        in_place and has_gradient_plan(context),
     )
+
+
+def _is_written_whole(call: Call) -> bool:
+    """Return True if a call writes its first argument, which is no view and keeps its shape."""
+    written = call.values[0] if call.bound.signature.in_place and call.bound.bound else None
+    return (
+        type(written) is torch.Tensor
+        and base_of(written) is None
+        and call.operator.op_type not in IN_PLACE_METADATA
+    )
+
+
+def _tensors(operands: Sequence[Any]) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yield the tensors among arguments, with the argument's number and the one in a list, or
+    -1.
+    """
+    for argument, value in enumerate(operands):
+        if isinstance(value, torch.Tensor):
+            yield argument, -1, value
+        elif isinstance(value, (list, tuple)):
+            for item, one in enumerate(value):
+                if isinstance(one, torch.Tensor):
+                    yield argument, item, one
+
+
+def _arrivals(call: Call, taps: Taps, outputs: Sequence[Any]) -> Any:
+    """Return how to hook gradients of outputs; None if it is not possible."""
+    found = taps.reusable_output_hooks(outputs)
+    if found is None or not all(type(output) is torch.Tensor for output in outputs):
+        return None
+    hooks = []
+    for hook, steps, numbers in found:
+        parts = [_parts(step, len(outputs)) for step in steps]
+        # Routines at the node itself run after those, and so must be hooked after them.
+        if None in parts or (len(numbers) > 1 and call.session.wants_backward):
+            return None
+        ways = [(position, -1, number, "", None) for position, number in numbers.items()]
+        hooks.append((hook, parts, len(outputs), ways))
+    made = {id(tensor) for tensor in call.made(outputs)}
+    return [id(output) in made for output in outputs], hooks
 
 
 def _node_hooks(
     call: Call,
     sources: tuple[int, ...],
     operands: tuple[Any, ...],
-    taps: Taps | None,
+    taps: Taps,
     returned: Any,
 ) -> Any:
     """Return how to hook gradients of inputs at the nodes that compute them; None if identities are
     needed.
     """
-    output = returned[0] if isinstance(returned, tuple) and returned else returned
-    if taps is None or type(output) is not torch.Tensor or autocast_enabled():
+    outputs = call.outputs_of(returned)
+    if not outputs or any(type(output) is not torch.Tensor for output in outputs):
         return None
-    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-    if not all(map(is_strided, tensors)):
+    placed = list(_tensors(operands))
+    if autocast_enabled() or not all(is_strided(tensor) for _, _, tensor in placed):
         return None
-    if any(t.requires_grad and t.dtype != output.dtype for t in tensors):
-        # The engine may convert the op's gradients.
-        return None
-    gradient_nodes = taps.gradient_nodes(output)
-    if not gradient_nodes:
+    gradient_nodes = taps.gradient_nodes(outputs[0])
+    if gradient_nodes is None:
         return None
     hooks = []
     for one in gradient_nodes:
         steps = [_parts(step, len(sources)) for step in one.steps]
-        if None in steps:
+        arguments = [
+            (sources[position], -1)
+            if item is None
+            else (sources[position] + item, -1)
+            if position == call.bound.layout.spread
+            else (sources[position], item)
+            for position, item in one.slots
+        ]
+        if None in steps or any(argument < 0 for argument, _ in arguments):
             return None
         ways = [
-            (position, result.number, result.way)
-            for position, result in zip(one.positions, one.results, strict=True)
+            (position, -1 if item is None else item, result.number, result.way, dtype)
+            for (position, item), result, dtype in zip(
+                one.slots, one.results, one.dtypes, strict=True
+            )
         ]
-        hook = (one.hook, steps, one.route, len(sources), ways)
-        hooks.append((hook, tuple(sources[position] for position in one.positions)))
-    # The nodes that an op makes depend on more than the types of its arguments.
+        lengths = {p: len(call.values[p]) for p, item in one.slots if item is not None}
+        hook = (one.hook, steps, one.route, len(sources), ways, list(lengths.items()))
+        hooks.append((hook, arguments))
+    # The nodes that an op makes depend on more than the types of its arguments. The engine may
+    # convert the op's gradients.
+    is_mixed = len({tensor.dtype for _, _, tensor in placed}) > 1
     laid = [
-        (index, value.ndim, value.is_contiguous(), value.dtype)
-        for index, value in enumerate(operands)
-        if type(value) is torch.Tensor
+        (argument, item, value.ndim, value.is_contiguous(), value.dtype)
+        for argument, item, value in placed
+        if is_mixed or type(value) is torch.Tensor
     ]
-    return (call.made_count - (taps.begin - call.start), autocast_enabled, laid, hooks)
+    lengths_given = [(i, len(v)) for i, v in enumerate(operands) if isinstance(v, (list, tuple))]
+    made = call.made_count - (taps.begin - call.start)
+    return (made, autocast_enabled, laid, hooks, lengths_given)
 
 
 def node_plans(

@@ -17,7 +17,14 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from amanda_driver_torch._operators.bindings import is_binding, operator_of, schemas_of, type_name
+from amanda_driver_torch._operators.bindings import (
+    CONVERSIONS,
+    GETTERS,
+    is_binding,
+    operator_of,
+    schemas_of,
+    type_name,
+)
 from amanda_driver_torch._torch.internals import (
     Argument,
     FunctionSchema,
@@ -60,6 +67,7 @@ _HAND_WRITTEN: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _GETTER = ("(Tensor(a) self) -> Tensor(a)",)
+_CONVERSION = ("(Tensor(a) self, *, MemoryFormat? memory_format=None) -> Tensor(a)",)
 
 # Ops that update their running statistics although their schema has no `!`. (`max_norm` needs no
 # entry: embedding and embedding_bag renormalize by a separate op, `embedding_renorm_`.)
@@ -84,6 +92,8 @@ class Signature:
         names: A name for each position; `input` for the `self` of schemas.
         mutated: The positions that the op may write, without `out=`.
         in_place: Whether the op writes its position 0 (`add_`, `__setitem__`).
+        whole: Whether torch's generated autograd code differentiates the op as a whole. A composite
+            op is differentiated through the ops that it calls.
         one_node: Whether the op makes one backward node, which computes the gradients of all
             inputs.
     """
@@ -91,6 +101,7 @@ class Signature:
     names: tuple[str, ...]
     mutated: frozenset[int]
     in_place: bool
+    whole: bool = False
     one_node: bool = False
 
 
@@ -224,11 +235,13 @@ def _overloads_of(schema: FunctionSchema, is_method: bool) -> Iterator[_Overload
     names = [a.name for a in shown]
     hidden = _STATISTICS if schema.name.removeprefix("aten::") in _UPDATES_STATISTICS else ()
     mutated = frozenset(j for j, a in enumerate(shown) if a.is_write or a.name in hidden)
+    whole = _is_whole(schema)
     signature = Signature(
         names=tuple("input" if name == "self" else name for name in names),
         mutated=mutated,
         in_place=0 in mutated,
-        one_node=_makes_one_node(schema),
+        whole=whole,
+        one_node=whole and all(result.alias_info is None for result in schema.returns),
     )
     parameters = tuple(
         _Parameter(
@@ -248,17 +261,10 @@ def _overloads_of(schema: FunctionSchema, is_method: bool) -> Iterator[_Overload
         yield _Overload(signature, parameters, tuple(variant), attributes, outs, cost)
 
 
-def _makes_one_node(schema: FunctionSchema) -> bool:
-    """Return True if torch's generated autograd code differentiates an op of this schema as a
-    whole.
-
-    A composite op is differentiated through the ops that it calls.
-    """
+def _is_whole(schema: FunctionSchema) -> bool:
     if not schema.name.startswith("aten::") or schema.name.startswith("aten::_foreach_"):
         return False
     name = f"{schema.name}.{schema.overload_name}".removesuffix(".")
-    if any(result.alias_info is not None for result in schema.returns):
-        return False
     try:
         return not has_kernel_for(name, "CompositeImplicitAutograd")
     except RuntimeError:
@@ -290,7 +296,9 @@ def _overloads(func: object) -> tuple[_Overload, ...]:
     if raw is not func:
         written = _GETTER
     elif not isinstance(func, (OpOverload, OpOverloadPacket)):
-        written = _HAND_WRITTEN.get(type_name(func), ())
+        name = type_name(func)
+        other = _GETTER if name in GETTERS else _CONVERSION if name in CONVERSIONS else ()
+        written = _HAND_WRITTEN.get(name, other)
     schemas = schemas_of(func)
     if written:
         schemas = tuple(parse_schema(f"aten::written{text}") for text in written)

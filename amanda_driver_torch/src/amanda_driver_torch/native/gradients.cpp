@@ -12,7 +12,7 @@ namespace {
 
 PyTypeObject* hook_type = nullptr;
 PyObject *backward_hooks, *grad_fn, *register_hook, *register_prehook, *register_hook_dict;
-PyObject *reshape, *transpose, *shape_name, *sum_to_size, *open_name, *op_name,
+PyObject *reshape, *transpose, *convert, *dtype_name, *shape_name, *sum_to_size, *open_name, *op_name,
     *grad_outputs, *grad_inputs;
 
 struct GradientHook {
@@ -89,13 +89,24 @@ Owned changed(PyObject* result, GradientSteps::Change change, PyObject* shape, b
     return Owned(PyObject_CallMethodOneArg(result, sum_to_size, shape));
 }
 
+// Returns a list that contains None only.
+Owned nothing(Py_ssize_t count) {
+    Owned values(PyList_New(count));
+    for (Py_ssize_t i = 0; values && i < count; ++i) {
+        PyList_SET_ITEM(values.get(), i, Py_NewRef(Py_None));
+    }
+    return values;
+}
+
 // Returns the gradients of inputs, made of a node's results. Also returns the results with sums
 // that the engine would otherwise compute again; null without an exception if nothing was summed.
 Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes, Owned* sums) {
-    Owned values(PyList_New(steps.count));
+    Owned values = nothing(steps.count);
     if (!values) return values;
-    for (Py_ssize_t i = 0; i < steps.count; ++i) {
-        PyList_SET_ITEM(values.get(), i, Py_NewRef(Py_None));
+    for (const auto& [position, length] : steps.lengths) {
+        Owned list = nothing(length);
+        if (!list) return list;
+        PyList_SetItem(values.get(), position, list.release());
     }
     for (size_t i = 0; i < steps.ways.size(); ++i) {
         const GradientSteps::Way& way = steps.ways[i];
@@ -109,12 +120,23 @@ Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes, Own
         Owned value =
             changed(result, way.change, PyTuple_GET_ITEM(shapes, Py_ssize_t(i)), &summed);
         if (!value) return value;
+        Owned dtype(PyObject_GetAttr(value.get(), dtype_name));
+        if (dtype.get() != way.dtype.get()) {
+            // A node may leave the conversion to the engine.
+            value = Owned(dtype ? PyObject_CallMethodOneArg(value.get(), convert, way.dtype.get())
+                                : nullptr);
+            if (!value) return value;
+        }
         if (summed) {
             if (!*sums) *sums = Owned(PySequence_List(results));
             if (!*sums) return Owned();
             PyList_SetItem(sums->get(), way.index, Py_NewRef(value.get()));
         }
-        PyList_SetItem(values.get(), way.position, value.release());
+        if (way.item < 0) {
+            PyList_SetItem(values.get(), way.position, value.release());
+        } else {
+            PyList_SetItem(PyList_GET_ITEM(values.get(), way.position), way.item, value.release());
+        }
     }
     return values;
 }
@@ -123,9 +145,19 @@ Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes, Own
 Owned seen_by(const GradientSteps& steps, PyObject* args, PyObject* shapes, Open* open,
               Owned* sums) {
     PyObject* first = PyTuple_GET_ITEM(args, 0);
-    if (steps.seen == Seen::ARRIVING) {
-        Owned values(PyList_New(1));
-        if (values) PyList_SET_ITEM(values.get(), 0, Py_NewRef(first));
+    if (steps.seen == Seen::ARRIVING || steps.seen == Seen::TOGETHER) {
+        Owned values = nothing(steps.count);
+        for (const GradientSteps::Way& way : steps.ways) {
+            PyObject* gradient = first;
+            if (steps.seen == Seen::TOGETHER) {
+                if (way.index >= PyTuple_GET_SIZE(first)) {
+                    PyErr_SetString(PyExc_SystemError, "a node has fewer gradients than it had");
+                    return Owned();
+                }
+                gradient = PyTuple_GET_ITEM(first, way.index);
+            }
+            if (values) PyList_SetItem(values.get(), way.position, Py_NewRef(gradient));
+        }
         return values;
     }
     if (steps.seen == Seen::GIVEN) return given(steps, first, shapes, sums);
@@ -144,7 +176,7 @@ Owned seen_by(const GradientSteps& steps, PyObject* args, PyObject* shapes, Open
 PyObject* hook_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     auto* hook = reinterpret_cast<GradientHook*>(self);
     Shared<GradientSteps> steps = hook->steps;
-    Py_ssize_t count = steps->seen == Seen::ARRIVING || steps->seen == Seen::BEFORE ? 1 : 2;
+    Py_ssize_t count = steps->seen == Seen::AFTER || steps->seen == Seen::GIVEN ? 2 : 1;
     if (PyTuple_GET_SIZE(args) != count || kwargs != nullptr) {
         PyErr_SetString(PyExc_TypeError, "a hook takes gradients");
         return nullptr;
@@ -195,17 +227,20 @@ bool read_ways(PyObject* list, GradientSteps* steps) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
         GradientSteps::Way way;
         const char* change;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "iis", &way.position, &way.index, &change)) {
+        PyObject* dtype;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "iiisO", &way.position, &way.item,
+                              &way.index, &change, &dtype)) {
             return false;
         }
+        way.dtype = Owned::share(dtype);
         way.change = *change == 'r'   ? GradientSteps::Change::RESHAPE
                      : *change == 't' ? GradientSteps::Change::TRANSPOSE
                                       : GradientSteps::Change::NONE;
         if (way.position < 0 || way.position >= steps->count || way.index < 0) {
-            PyErr_SetString(PyExc_ValueError, "no such input");
+            PyErr_SetString(PyExc_ValueError, "no such input or output");
             return false;
         }
-        steps->ways.push_back(way);
+        steps->ways.push_back(std::move(way));
     }
     return true;
 }
@@ -235,13 +270,13 @@ int GradientSteps::traverse(visitproc visit, void* arg) const {
 }
 
 bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch, PyObject* watch) {
-    PyObject *given_function, *given_steps, *where = nullptr, *one = nullptr, *two = nullptr;
-    if (!PyArg_ParseTuple(parts, "OO!|OOO", &given_function, &PyList_Type, &given_steps, &where,
-                          &one, &two)) {
+    PyObject *given_function, *given_steps, *where, *one, *two = nullptr, *three = nullptr;
+    if (!PyArg_ParseTuple(parts, "OO!OO|OO", &given_function, &PyList_Type, &given_steps, &where,
+                          &one, &two, &three)) {
         return false;
     }
-    if ((seen == Seen::ARRIVING) != (two == nullptr)) {
-        PyErr_SetString(PyExc_TypeError, "a hook on a node needs a route, one on a tensor none");
+    if ((seen == Seen::ARRIVING) != (two == nullptr) || (seen == Seen::GIVEN) != (three != nullptr)) {
+        PyErr_SetString(PyExc_TypeError, "a hook needs other parts");
         return false;
     }
     function = Owned::share(given_function);
@@ -253,7 +288,18 @@ bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch,
         if (!PyList_Check(where) || !route.read(where)) return false;
         made->count = int(PyLong_AsLong(one));
         if (PyErr_Occurred() || !PyList_Check(two) || !read_ways(two, made)) return false;
-    } else if (seen != Seen::ARRIVING) {
+        if (!PyList_Check(three)) return false;
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(three); ++i) {
+            int position;
+            Py_ssize_t length;
+            if (!PyArg_ParseTuple(PyList_GET_ITEM(three, i), "in", &position, &length)) return false;
+            made->lengths.emplace_back(position, length);
+        }
+    } else if (seen == Seen::ARRIVING) {
+        made->count = int(PyLong_AsLong(where));
+        if (PyErr_Occurred() || !PyList_Check(one) || !read_ways(one, made)) return false;
+        if (made->ways.size() != 1) made->seen = Seen::TOGETHER;
+    } else {
         place = int(PyLong_AsLong(where));
         if (PyErr_Occurred()) return false;
         if (!PyDict_Check(one)) {
@@ -297,6 +343,11 @@ bool hook_tensor(PyObject* tensor, PyObject* hook) {
     return protect(node.get()) && bool(Owned(PyObject_CallMethodOneArg(node.get(), register_hook_dict, tensor)));
 }
 
+bool hook_node_of(PyObject* output, PyObject* hook) {
+    Owned node(PyObject_GetAttr(output, grad_fn));
+    return node && protect(node.get()) && hook_node(node.get(), hook, Seen::BEFORE);
+}
+
 bool hook_node(PyObject* node, PyObject* hook, Seen seen) {
     PyObject* name = seen == Seen::BEFORE ? register_prehook : register_hook;
     return bool(Owned(PyObject_CallMethodOneArg(node, name, hook)));
@@ -312,6 +363,7 @@ int add_gradients(PyObject* module) {
                              Name{&register_prehook, "register_prehook"},
                              Name{&register_hook_dict, kRegisterHookDict},
                              Name{&reshape, "reshape"}, Name{&transpose, "t"},
+                             Name{&convert, "to"}, Name{&dtype_name, "dtype"},
                              Name{&shape_name, "shape"}, Name{&sum_to_size, "sum_to_size"},
                              Name{&open_name, "open"}, Name{&op_name, "op"},
                              Name{&grad_outputs, "grad_outputs"},

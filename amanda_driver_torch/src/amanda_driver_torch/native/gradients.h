@@ -9,7 +9,8 @@ namespace amanda {
 
 // The arguments of a hook, and the values that its routines get.
 enum class Seen {
-    ARRIVING,  // (gradient of a tensor): the gradient
+    ARRIVING,  // (gradient of a tensor): the gradient, at the position of the op's output
+    TOGETHER,  // (gradients before a node): those of the op's outputs
     BEFORE,    // (gradients before a node): all of them
     AFTER,     // (results of a node, gradients before it): the results
     GIVEN,     // like AFTER: the gradients of an op's inputs, made of the results
@@ -22,8 +23,11 @@ struct GradientSteps {
     // How to make the gradient of an input from a node's result.
     enum class Change { NONE, RESHAPE, TRANSPOSE };
     struct Way {
-        int position, index;
+        int position;
+        int item;  // in a list; -1 if it is the input itself
+        int index;
         Change change;
+        Owned dtype;  // GIVEN: of the input
     };
 
     long references = 0;
@@ -32,9 +36,11 @@ struct GradientSteps {
     std::vector<ProgramStep> steps;
     Owned epoch;  // in which they are valid
     Owned watch;
-    // GIVEN: the number of inputs, and how to make some of their gradients.
+    // GIVEN: the number of inputs, and how to make some of their gradients. ARRIVING, TOGETHER: the
+    // number of outputs, and which of the gradients is of which.
     int count = 0;
     std::vector<Way> ways;
+    std::vector<std::pair<int, Py_ssize_t>> lengths;  // of the inputs that are lists
     // BEFORE, AFTER: the context's data of an execution, and its op.
     Owned execution, op;
 
@@ -50,8 +56,9 @@ struct Hooking {
     Route route;      // GIVEN: to the node
     int place = 0;    // BEFORE, AFTER: of the node in the route of its op
 
-    // Reads (function, steps), for GIVEN also (route, count, ways), and for BEFORE and AFTER
-    // (place, execution, op). False with an exception.
+    // Reads (function, steps, count, ways) for ARRIVING, or TOGETHER if there are several ways;
+    // (function, steps, route, count, ways, lengths) for GIVEN; (function, steps, place, execution,
+    // op) for BEFORE and AFTER. False with an exception.
     bool read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch, PyObject* watch);
     // The hook of one execution, which holds `own`. GIVEN: the shapes of the inputs in `ways`.
     Owned make(PyObject* own) const;
@@ -59,6 +66,8 @@ struct Hooking {
 
 // Hooks the gradient that arrives at `tensor`. False with an exception.
 bool hook_tensor(PyObject* tensor, PyObject* hook);
+// Hooks the node that made `output`, before it. False with an exception.
+bool hook_node_of(PyObject* output, PyObject* hook);
 // Hooks a node, before or after it. False with an exception.
 bool hook_node(PyObject* node, PyObject* hook, Seen seen);
 

@@ -12,7 +12,8 @@ namespace amanda {
 
 namespace {
 
-PyObject *open_name, *inputs_name, *outputs_name, *writes_name, *remembered_name;
+PyObject *open_name, *inputs_name, *outputs_name, *writes_name, *destinations_name,
+    *remembered_name;
 
 PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& call,
                 const Owned& before, const Owned& after, PyObject* returned, uint64_t start,
@@ -34,6 +35,21 @@ PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& ca
 
 bool lend(ProgramParts* parts, PyObject* name, PyObject* value) {
     return PyDict_SetItem(parts->execution.get(), name, value) == 0;
+}
+
+bool lend_destinations(ProgramParts* parts, const Call& call) {
+    PyObject* values[MOST_OPERANDS];
+    flatten(call.operands(), values);
+    Owned list(PyList_New(0));
+    for (int argument : parts->outs) {
+        PyObject* value = values[argument];
+        bool many = PyTuple_Check(value) || PyList_Check(value);
+        if (!list || (many ? PyList_SetSlice(list.get(), PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, value)
+                           : PyList_Append(list.get(), value)) < 0) {
+            return false;
+        }
+    }
+    return lend(parts, destinations_name, list.get());
 }
 
 // Returns the form of a value that keeps no value alive, as `amanda_core.weak.weakly` does.
@@ -120,7 +136,7 @@ Owned call_edited(const ProgramParts& parts, Call& call, PyObject* inputs) {
 // Returns true if edits can be applied here. Python does so if the op's gradients are hooked, or if
 // the user's modes would see it.
 bool may_edit(const ProgramParts& parts, const Watch* watch, bool gradients) {
-    return !parts.writes && !(gradients && parts.hooks_gradients()) && watch->edit != nullptr &&
+    return !parts.writes && parts.outs.empty() && !(gradients && parts.hooks_gradients()) && watch->edit != nullptr &&
            !in_function_modes();
 }
 
@@ -245,10 +261,10 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
             if (values[argument] != value.get()) return false;
         }
     }
-    if (gradients && !parts.required.empty()) {
+    if (gradients && (!parts.required.empty() || parts.in_place || parts.meets)) {
         flatten(operands, values);
         if (!requires_the_same(parts, values)) return false;
-        if (!parts.gradient_nodes.empty() && !laid_the_same(parts, values)) return false;
+        if (parts.meets && !laid_the_same(parts, values)) return false;
     }
     return !in_stand_ins();
 }
@@ -301,6 +317,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     }
     if (!lend(parts, inputs_name, inputs.get()) ||
         (parts->writes && !lend(parts, writes_name, parts->writes.get())) ||
+        (!parts->outs.empty() && !lend_destinations(parts, call)) ||
         PyDict_SetItem(parts->execution.get(), open_name, Py_True) < 0) {
         return nullptr;
     }
@@ -338,16 +355,15 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     PyObject* unhooked = nullptr;  // the record, if nodes of this execution need hooks
     if (gradients) {
         // Python does the rest: everything, or everything except the gradients of inputs.
-        int met = parts->gradient_nodes.empty()
-                      ? 1
-                      : hook_meetings(*parts, call, returned.get(), start);
+        int met = arrives_the_same(*parts, call, returned.get());
+        if (met == 1 && parts->meets) met = hook_meetings(*parts, call, returned.get(), start);
         if (met < 0) return nullptr;
         if (watch->wants_backward && next_sequence_number() - start != uint64_t(parts->nodes)) {
             unhooked = record;
         }
-        if (met == 0 || !(tensor || parts->arrivals.empty())) {
+        if (met == 0) {
             return go_on_from(before.so_far(all), after.so_far(0), returned.get(), start,
-                              met == 1);
+                              !parts->taps.empty());
         }
     }
     auto finish = [&]() -> PyObject* {
@@ -359,7 +375,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
                                   returned.get(), start);
             }
         }
-        if (gradients && !hook_arrivals(*parts, call, returned.get())) return nullptr;
+        if (gradients && !hook_arrivals(*parts, returned.get())) return nullptr;
         return returned.release();
     };
     if (parts->after.empty()) return finish();
@@ -396,6 +412,7 @@ void name_strings() {
     inputs_name = PyUnicode_InternFromString("inputs");
     outputs_name = PyUnicode_InternFromString("outputs");
     writes_name = PyUnicode_InternFromString("writes");
+    destinations_name = PyUnicode_InternFromString("destinations");
     remembered_name = PyUnicode_InternFromString("remembered");
     name_gradient_strings();
 }

@@ -10,13 +10,44 @@ namespace amanda {
 
 namespace {
 
-PyObject *requires_grad, *is_leaf, *ndim, *dtype_name, *is_contiguous, *shape_name;
+PyObject *requires_grad, *is_leaf, *ndim, *dtype_name, *is_contiguous, *shape_name, *base_name;
 
-// Returns true if `value` is an argument of the call.
+// Returns true if `value` is an argument of the call, or in a list among these.
 bool is_operand(const Operands& operands, PyObject* value) {
     PyObject* values[MOST_OPERANDS];
     size_t count = flatten(operands, values);
-    return std::find(values, values + count, value) != values + count;
+    return std::any_of(values, values + count, [&](PyObject* one) {
+        if (!PyTuple_Check(one) && !PyList_Check(one)) return one == value;
+        PyObject** items = PySequence_Fast_ITEMS(one);
+        return std::find(items, items + PySequence_Fast_GET_SIZE(one), value) !=
+               items + PySequence_Fast_GET_SIZE(one);
+    });
+}
+
+// Returns a tensor among the arguments; null if a list is too short.
+PyObject* at(At place, PyObject* const* values) {
+    PyObject* value = values[place.argument];
+    if (place.item < 0) return value;
+    return place.item < PySequence_Fast_GET_SIZE(value)
+               ? PySequence_Fast_GET_ITEM(value, place.item)
+               : nullptr;
+}
+
+// Returns true if an attribute of an object is `expected`; false, too, if it cannot be read.
+bool has(PyObject* object, PyObject* name, PyObject* expected) {
+    Owned found(object != nullptr ? PyObject_GetAttr(object, name) : nullptr);
+    if (!found) PyErr_Clear();
+    return found.get() == expected;
+}
+
+// Returns an output; null if there are fewer.
+PyObject* output_of(PyObject* returned, size_t number) {
+    if (!PyTuple_Check(returned) && !PyList_Check(returned)) {
+        return number == 0 ? returned : nullptr;
+    }
+    return Py_ssize_t(number) < PySequence_Fast_GET_SIZE(returned)
+               ? PySequence_Fast_GET_ITEM(returned, Py_ssize_t(number))
+               : nullptr;
 }
 
 }  // namespace
@@ -38,11 +69,9 @@ size_t flatten(const Operands& operands, PyObject** values) {
 }
 
 bool requires_the_same(const ProgramParts& parts, PyObject* const* values) {
-    for (size_t i = 0; i < parts.required.size(); ++i) {
-        if (parts.required[i] < 0) continue;
-        Owned answer(PyObject_GetAttr(values[i], requires_grad));
-        if (!answer) PyErr_Clear();
-        if (answer.get() != (parts.required[i] ? Py_True : Py_False)) return false;
+    if (parts.in_place && !has(values[0], base_name, Py_None)) return false;
+    for (const auto& [place, answer] : parts.required) {
+        if (!has(at(place, values), requires_grad, answer ? Py_True : Py_False)) return false;
     }
     return true;
 }
@@ -90,8 +119,12 @@ bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
         PyErr_Clear();
         return false;
     }
+    for (const auto& [argument, length] : parts.lengths) {
+        if (PySequence_Fast_GET_SIZE(values[argument]) != length) return false;
+    }
     for (const ProgramParts::Laid& laid : parts.laid) {
-        PyObject* value = values[laid.argument];
+        PyObject* value = at(laid.at, values);
+        if (value == nullptr) return false;
         Owned dimensions(PyObject_GetAttr(value, ndim)), dtype(PyObject_GetAttr(value, dtype_name)),
             contiguous(PyObject_CallMethodNoArgs(value, is_contiguous));
         if (!dimensions || !dtype || !contiguous ||
@@ -117,11 +150,11 @@ int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returne
     PyObject* values[MOST_OPERANDS];
     flatten(call.operands(), values);
     for (size_t i = 0; i < nodes.size(); ++i) {
-        const std::vector<int>& arguments = parts.shaped[i];
+        const std::vector<At>& arguments = parts.shaped[i];
         Owned shapes(PyTuple_New(Py_ssize_t(arguments.size())));
         if (!shapes) return -1;
         for (size_t k = 0; k < arguments.size(); ++k) {
-            PyObject* shape = PyObject_GetAttr(values[arguments[k]], shape_name);
+            PyObject* shape = PyObject_GetAttr(at(arguments[k], values), shape_name);
             if (shape == nullptr) return -1;
             PyTuple_SET_ITEM(shapes.get(), Py_ssize_t(k), shape);
         }
@@ -131,14 +164,28 @@ int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returne
     return 1;
 }
 
-bool hook_arrivals(const ProgramParts& parts, const Call& call, PyObject* returned) {
-    if (parts.arrivals.empty()) return true;
-    Owned required(PyObject_GetAttr(returned, requires_grad));
-    if (!required) return false;
-    // An op that returns its own input made no node.
-    if (required.get() != Py_True || is_operand(call.operands(), returned)) return true;
+bool arrives_the_same(const ProgramParts& parts, const Call& call, PyObject* returned) {
+    if (!parts.arrives) return true;
+    size_t count = parts.made_outputs.size();
+    if (output_of(returned, count) != nullptr) return false;
+    for (size_t i = 0; i < count; ++i) {
+        PyObject* output = output_of(returned, i);
+        if (output == nullptr) return false;
+        // An op that returns its own input made no node.
+        bool made = has(output, requires_grad, Py_True) &&
+                    (parts.in_place || !is_operand(call.operands(), output));
+        if (made != parts.made_outputs[i]) return false;
+    }
+    return true;
+}
+
+bool hook_arrivals(const ProgramParts& parts, PyObject* returned) {
     for (const Hooking& arrival : parts.arrivals) {
-        if (!hook_tensor(returned, arrival.hook.get())) return false;
+        PyObject* output = output_of(returned, size_t(arrival.steps->ways[0].position));
+        bool hooked = arrival.steps->seen == Seen::ARRIVING
+                          ? hook_tensor(output, arrival.hook.get())
+                          : hook_node_of(output, arrival.hook.get());
+        if (!hooked) return false;
     }
     return true;
 }
@@ -157,6 +204,7 @@ void name_gradient_strings() {
     dtype_name = PyUnicode_InternFromString("dtype");
     is_contiguous = PyUnicode_InternFromString("is_contiguous");
     shape_name = PyUnicode_InternFromString("shape");
+    base_name = PyUnicode_InternFromString("_base");
 }
 
 }  // namespace amanda

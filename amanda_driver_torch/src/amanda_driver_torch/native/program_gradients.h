@@ -22,8 +22,11 @@ Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call);
 // -1 with an exception.
 int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returned, uint64_t start);
 
-// Hooks the gradient of the op's output. False with an exception.
-bool hook_arrivals(const ProgramParts& parts, const Call& call, PyObject* returned);
+// Returns true if the op has made nodes of the same outputs as in the program.
+bool arrives_the_same(const ProgramParts& parts, const Call& call, PyObject* returned);
+
+// Hooks the gradients of the op's outputs. False with an exception.
+bool hook_arrivals(const ProgramParts& parts, PyObject* returned);
 
 // Returns true if a tensor is a leaf that accumulates its gradient.
 bool collects(PyObject* tensor);

@@ -9,6 +9,12 @@
 
 namespace amanda {
 
+// The place of a tensor among the arguments of a call.
+struct At {
+    int argument;
+    int item;  // in a list; -1 if it is the argument itself
+};
+
 struct ProgramParts {
     ~ProgramParts();
 
@@ -38,14 +44,20 @@ struct ProgramParts {
         std::vector<int> arguments;  // by number
     };
     std::vector<Tap> taps;
-    std::vector<Hooking> arrivals;  // gradients of the output, in the order of their hooks
+    std::vector<Hooking> arrivals;  // gradients of outputs, in the order of their hooks
+    // Whether gradients of outputs are requested; and by output, whether the op makes a node of it.
+    bool arrives = false;
+    std::vector<bool> made_outputs;
     // Gradients of inputs at the nodes that compute them, instead of identities.
+    bool meets = false;
     std::vector<Hooking> gradient_nodes;
-    std::vector<std::vector<int>> shaped;  // per node: the arguments whose shapes it needs
+    std::vector<std::vector<At>> shaped;  // per node: the arguments whose shapes it needs
+    std::vector<std::pair<int, Py_ssize_t>> lengths;  // of the arguments that are lists
     long long made = 0;                    // number of nodes of an execution without identities
     // By argument, what the nodes depend on: number of dimensions, whether contiguous.
     struct Laid {
-        int argument, dimensions;
+        At at;
+        int dimensions;
         bool contiguous;
         Owned dtype;
     };
@@ -54,7 +66,9 @@ struct ProgramParts {
     bool with_gradients = true;  // whether it also fits calls with gradients
     Owned writes;                // positions that the op writes; null if it writes none
     bool assigns = false;        // whether it is `x[i] = v`, which returns nothing
-    std::vector<int> required;  // by argument: whether it requires a gradient; -1 for no tensor
+    std::vector<int> outs;       // the arguments that are destinations (`out=`)
+    bool in_place = false;       // whether the gradient of what it writes is that of no view
+    std::vector<std::pair<At, bool>> required;  // which tensors require a gradient
 };
 
 // Interns the names by which a context is filled.

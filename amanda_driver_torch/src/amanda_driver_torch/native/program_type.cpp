@@ -7,21 +7,54 @@ namespace {
 
 PyTypeObject* program_type = nullptr;
 
-// (made, autocast, laid, hooks), each hook with the arguments whose shapes it needs.
+// Reads a list of pairs of numbers.
+template <class Number>
+bool read_pairs(PyObject* list, std::vector<std::pair<int, Number>>* pairs) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+        int first;
+        Py_ssize_t second;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "in", &first, &second)) return false;
+        pairs->emplace_back(first, Number(second));
+    }
+    return true;
+}
+
+// (which outputs have nodes, hooks).
+bool read_arrivals(PyObject* given, PyObject* program, PyObject* epoch, PyObject* watch) {
+    ProgramParts* parts = reinterpret_cast<Program*>(program)->parts;
+    PyObject *made, *hooks;
+    if (!PyArg_ParseTuple(given, "O!O!", &PyList_Type, &made, &PyList_Type, &hooks)) return false;
+    parts->arrives = true;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(made); ++i) {
+        parts->made_outputs.push_back(PyList_GET_ITEM(made, i) == Py_True);
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(hooks); ++i) {
+        Hooking arrival;
+        if (!arrival.read(Seen::ARRIVING, PyList_GET_ITEM(hooks, i), program, epoch, watch)) {
+            return false;
+        }
+        parts->arrivals.push_back(std::move(arrival));
+    }
+    return true;
+}
+
+// (made, autocast, laid, hooks, lengths), each hook with the arguments whose shapes it needs.
 bool read_gradient_nodes(PyObject* given, PyObject* program, PyObject* epoch, PyObject* watch) {
     ProgramParts* parts = reinterpret_cast<Program*>(program)->parts;
-    PyObject *autocast, *laid, *hooks;
-    if (!PyArg_ParseTuple(given, "LOO!O!", &parts->made, &autocast, &PyList_Type, &laid,
-                          &PyList_Type, &hooks)) {
+    PyObject *autocast, *laid, *hooks, *lengths;
+    if (!PyArg_ParseTuple(given, "LOO!O!O!", &parts->made, &autocast, &PyList_Type, &laid,
+                          &PyList_Type, &hooks, &PyList_Type, &lengths) ||
+        !read_pairs(lengths, &parts->lengths)) {
         return false;
     }
+    parts->meets = true;
     parts->autocast = Owned::share(autocast);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(laid); ++i) {
         ProgramParts::Laid one;
         int contiguous;
         PyObject* dtype;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(laid, i), "iipO", &one.argument, &one.dimensions,
-                              &contiguous, &dtype)) {
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(laid, i), "iiipO", &one.at.argument, &one.at.item,
+                              &one.dimensions, &contiguous, &dtype)) {
             return false;
         }
         one.contiguous = contiguous != 0;
@@ -30,16 +63,19 @@ bool read_gradient_nodes(PyObject* given, PyObject* program, PyObject* epoch, Py
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(hooks); ++i) {
         PyObject *hook, *arguments;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(hooks, i), "OO!", &hook, &PyTuple_Type, &arguments)) {
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(hooks, i), "OO!", &hook, &PyList_Type, &arguments)) {
             return false;
         }
         Hooking hooking;
         if (!hooking.read(Seen::GIVEN, hook, program, epoch, watch)) return false;
-        std::vector<int> shaped;
-        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(arguments); ++k) {
-            shaped.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(arguments, k))));
+        std::vector<At> shaped;
+        for (Py_ssize_t k = 0; k < PyList_GET_SIZE(arguments); ++k) {
+            At at;
+            if (!PyArg_ParseTuple(PyList_GET_ITEM(arguments, k), "ii", &at.argument, &at.item)) {
+                return false;
+            }
+            shaped.push_back(at);
         }
-        if (PyErr_Occurred()) return false;
         parts->gradient_nodes.push_back(std::move(hooking));
         parts->shaped.push_back(std::move(shaped));
     }
@@ -48,16 +84,16 @@ bool read_gradient_nodes(PyObject* given, PyObject* program, PyObject* epoch, Py
 
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *execution,
-        *taps, *required, *watch, *arrivals, *gradient_nodes, *context, *writes, *fixed;
+        *taps, *required, *watch, *arrivals, *gradient_nodes, *context, *writes, *fixed, *outs;
     long nodes, outputs;
-    int with_gradients, assigns, spread;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!pOO!OOOpiO!l", &epoch, &PyTuple_Type, &types,
+    int with_gradients, assigns, spread, in_place;
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!pOOOOOpiO!lO!p", &epoch, &PyTuple_Type, &types,
                           &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
                           &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
                           &execution, &nodes, &PyList_Type, &taps,
-                          &PyTuple_Type, &required, &with_gradients, &watch, &PyList_Type,
-                          &arrivals, &gradient_nodes, &context, &writes, &assigns, &spread,
-                          &PyList_Type, &fixed, &outputs)) {
+                          &PyList_Type, &required, &with_gradients, &watch, &arrivals,
+                          &gradient_nodes, &context, &writes, &assigns, &spread, &PyList_Type,
+                          &fixed, &outputs, &PyTuple_Type, &outs, &in_place)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -104,17 +140,24 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
         }
         parts->taps.push_back(std::move(tap));
     }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(required); ++i) {
-        parts->required.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(required, i))));
-    }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arrivals); ++i) {
-        Hooking arrival;
-        if (!arrival.read(Seen::ARRIVING, PyList_GET_ITEM(arrivals, i), self.get(), epoch, watch)) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(required); ++i) {
+        At at;
+        int requires_one;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(required, i), "iip", &at.argument, &at.item,
+                              &requires_one)) {
             return nullptr;
         }
-        parts->arrivals.push_back(std::move(arrival));
+        parts->required.emplace_back(at, requires_one != 0);
     }
-    if (gradient_nodes != Py_None && !read_gradient_nodes(gradient_nodes, self.get(), epoch, watch)) return nullptr;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outs); ++i) {
+        parts->outs.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(outs, i))));
+    }
+    parts->in_place = in_place != 0;
+    if (arrivals != Py_None && !read_arrivals(arrivals, self.get(), epoch, watch)) return nullptr;
+    if (gradient_nodes != Py_None &&
+        !read_gradient_nodes(gradient_nodes, self.get(), epoch, watch)) {
+        return nullptr;
+    }
     if (parts->types.size() > MOST_OPERANDS) {
         PyErr_SetString(PyExc_OverflowError, "too many operands");
         return nullptr;

@@ -91,13 +91,27 @@ bool may_hook(const Watch* watch, PyObject* record) {
 
 namespace {
 
+// Returns true for a plain tensor that is no view.
+bool is_no_view(const Watch* watch, PyObject* value) {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != watch->identity->tensor) return false;
+    Owned base(PyObject_GetAttrString(value, "_base"));
+    if (!base) PyErr_Clear();
+    return base.get() == Py_None;
+}
+
 // For an idle op that made other nodes than before, or whose nodes are not known yet.
 PyObject* settle(Watch* watch, PyObject* record, Definition* definition, Call& call,
                  PyObject* result, uint64_t start) {
     if (watch->settle == nullptr) return result;  // `apply` ended inside the operator.
+    // `x[i] = v` returns nothing; it has made the node of `x`, unless that is a view.
+    Operands operands = call.operands();
+    PyObject* first = operands.first != nullptr ? operands.first
+                      : operands.count > 0      ? operands.items[0]
+                                                : nullptr;
+    bool wrote = result == Py_None && first != nullptr && is_no_view(watch, first);
     // The user's modes must not see the hooks.
-    int hooked = in_function_modes() ? 0
-                                                      : hook_record(watch, record, result, start);
+    int hooked =
+        in_function_modes() ? 0 : hook_record(watch, record, wrote ? first : result, start);
     if (hooked != 0) {
         if (hooked < 0) Py_CLEAR(result);
         return result;
