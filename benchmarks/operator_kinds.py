@@ -26,8 +26,6 @@ class Kind(NamedTuple):
     call: Callable[[Any], Any]
 
 
-
-
 #: By name.
 KINDS: dict[str, Kind] = {
     "linear": Kind("linear", lambda m: F.linear(m.x, m.w, m.b)),
@@ -48,9 +46,7 @@ KINDS: dict[str, Kind] = {
         lambda m: F.scaled_dot_product_attention(m.heads, m.heads, m.heads, scale=0.3),
     ),
     "max_pool2d": Kind("max_pool2d", lambda m: F.max_pool2d(m.image, 2)),
-    "adaptive_avg_pool2d": Kind(
-        "adaptive_avg_pool2d", lambda m: F.adaptive_avg_pool2d(m.image, 1)
-    ),
+    "adaptive_avg_pool2d": Kind("adaptive_avg_pool2d", lambda m: F.adaptive_avg_pool2d(m.image, 1)),
     "dropout": Kind("dropout", lambda m: F.dropout(m.x, 0.1, m.training)),
     "relu": Kind("relu", lambda m: F.relu(m.x)),
     "gelu, keyword": Kind("gelu", lambda m: F.gelu(m.x, approximate="tanh")),

@@ -33,7 +33,12 @@ from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of
 from amanda_driver_torch._thread.modes import call_routine, changes_of, resumed_modes
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.internals import next_sequence, version_of
-from amanda_driver_torch._torch.tensor_attributes import base_of, is_weight, memory_of, requires_grad
+from amanda_driver_torch._torch.tensor_attributes import (
+    base_of,
+    is_weight,
+    memory_of,
+    requires_grad,
+)
 
 __all__ = ["Execution", "Run"]
 
