@@ -212,6 +212,46 @@ def test_a_planned_op_runs_no_python_but_its_routine(
     assert [call for call in calls if any(part in call for part in slow)] == []
 
 
+def scaled(gradient: Any, factor: float) -> Any:
+    if isinstance(gradient, (list, tuple)):
+        return [scaled(one, factor) for one in gradient]
+    return None if gradient is None else gradient * factor
+
+
+class Scaling(amanda.Tool):
+    """Scales the gradients of every operator at one place."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        getattr(context, PLACES[self.place][0])(self.scale)
+
+    def scale(self, *gradients: Any) -> Any:
+        return [scaled(gradient, 1.5) for gradient in gradients]
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place.startswith("gradients")])
+@programs
+def test_each_execution_edits_gradients_as_the_first_one_does(
+    program: Callable[[torch.Tensor], Any], place: str
+) -> None:
+    found = []
+    with amanda.apply(Scaling(place)):
+        for _ in range(TIMES):
+            x = X.clone().requires_grad_()
+            run(program, x * 1)
+            found.append(grad_of(x))
+    for gradient in found[1:]:
+        equal(gradient, found[0])
+    x = X.clone().requires_grad_()
+    run(program, x * 1)
+    plain = grad_of(x)
+    assert not plain.any() or not torch.equal(plain, found[0])
+
+
 def test_attributes_are_those_of_the_execution() -> None:
     found: list[Any] = []
 

@@ -308,10 +308,16 @@ class Odd:
     def __call__(self, *args: Any) -> None: ...
 
 
+@pytest.mark.parametrize("func", [T.float, T.half, T.long, T.cpu, T.T, T.real])
+def test_conversions_and_properties_write_nothing(func: object) -> None:
+    bound = bind(func, (x,))
+    assert bound.bound
+    assert (bound.signature.names, bound.signature.mutated) == (("input",), frozenset())
+
+
 @pytest.mark.parametrize(
     ("func", "args", "names"),
     [
-        (T.float, (x,), ("input",)),
         (T.type, (x, "torch.FloatTensor"), ("input", "arg1")),
         (torch.tensor, ([1.0],), ("input",)),
         (Double.apply, (x,), ("arg0",)),

@@ -1,0 +1,258 @@
+"""Models that stay compiled under tools: Inductor's programs against plain ones."""
+
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+
+import amanda
+
+pytestmark = [
+    pytest.mark.one_interceptor,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only"
+    ),
+]
+
+STEPS = 5
+IDS = torch.arange(8)[None]
+
+
+def bert() -> nn.Module:
+    from transformers import BertConfig, BertModel
+
+    size: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 64}
+    config = BertConfig(**size, num_hidden_layers=1, num_attention_heads=2)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    return BertModel(config)
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2Model
+
+    none: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2Model(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, **none))
+
+
+def resnet() -> nn.Module:
+    from transformers import ResNetConfig, ResNetModel
+
+    size: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+    return ResNetModel(ResNetConfig(**size, layer_type="basic"))
+
+
+def mixtral(experts: str) -> nn.Module:
+    from transformers import MixtralConfig, MixtralModel
+
+    size: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "vocab_size": 64}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    config = MixtralConfig(**size, **heads, num_hidden_layers=1, num_local_experts=4)
+    config._experts_implementation = experts
+    return MixtralModel(config)
+
+
+#: Name -> the model, whether plain torch compiles it as one graph, and operators that only eager
+#: mode has: Dynamo leaves out what nothing uses, here the numbers of heads in a mask.
+MODELS: dict[str, tuple[Callable[[], nn.Module], bool, Counter[str]]] = {
+    "bert": (bert, True, Counter()),
+    "gpt2": (gpt2, True, Counter({"__getitem__": STEPS})),
+    "resnet": (resnet, True, Counter()),
+    "mixtral, batched experts": (
+        lambda: mixtral("batched_mm"),
+        True,
+        Counter({"__getitem__": STEPS}),
+    ),
+    "mixtral, experts in a loop": (
+        lambda: mixtral("eager"),
+        False,
+        Counter({"__getitem__": STEPS}),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("AMANDA_TORCH_COMPILED", "graph")
+    # Models of transformers choose another way to make masks while they are compiled.
+    monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: True)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+class Counting(amanda.Tool):
+    """Counts the runs of a routine on the host at every operator, and at the gradient of products.
+
+    Attributes:
+        forward: Type of an operator -> how often routines ran before it.
+        backward: The same for the gradients of its outputs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward: Counter[str] = Counter()
+        self.backward: Counter[str] = Counter()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        kind = context.op_type
+        context.insert_before_op(lambda *_: self.forward.update([kind]), observe=True)
+        if kind in ("linear", "addmm", "conv2d", "matmul"):
+            context.insert_before_backward_op(lambda *_: self.backward.update([kind]))
+
+
+def feed(model: nn.Module) -> torch.Tensor:
+    is_image = "ResNet" in type(model).__name__
+    return torch.linspace(-1, 1, 3 * 16 * 16).reshape(1, 3, 16, 16) if is_image else IDS
+
+
+def step(model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """Return the output and the gradients of a training step."""
+    model.zero_grad()
+    output = call(feed(model))
+    output.square().mean().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [output.detach().clone(), *(gradient.clone() for gradient in gradients)]
+
+
+def graphs() -> int:
+    return int(counters["stats"]["unique_graphs"])
+
+
+def breaks() -> int:
+    return sum(counters["graph_break"].values())
+
+
+def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
+    assert len(one) == len(other)
+    return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, after a graph break.
+@pytest.mark.parametrize("name", MODELS)
+def test_models_stay_compiled(name: str) -> None:
+    make, is_whole, only_eager = MODELS[name]
+    model = make()
+    state = copy.deepcopy(model.state_dict())
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = model(x).last_hidden_state
+        return output
+
+    def fresh(call: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        with amanda.disabled():
+            model.load_state_dict(state)  # Statistics of normalization change in each step.
+        return step(model, call)
+
+    compiled = torch.compile(run, fullgraph=is_whole)
+    before = graphs(), breaks()
+    eager, plain = fresh(run), fresh(compiled)
+    made, broken = graphs() - before[0], breaks() - before[1]
+    assert made >= 1
+    assert (broken == 0) == is_whole
+    tool, reference = Counting(), Counting()
+    with amanda.apply(tool) as handle:
+        woven = fresh(compiled)
+        assert (graphs() - before[0] - made, breaks() - before[1] - broken) == (made, broken)
+        for _ in range(STEPS - 1):
+            step(model, compiled)
+        gaps = [gap.what for gap in handle.coverage()["pytorch"]]
+    assert not any(gap.startswith("compiled callable") for gap in gaps)
+    with amanda.apply(reference):
+        for _ in range(STEPS):
+            step(model, run)
+    assert reference.forward - tool.forward == only_eager
+    assert tool.forward - reference.forward == Counter()
+    assert tool.backward == reference.backward
+    assert sum(tool.backward.values()) >= STEPS
+    assert distance(woven, eager) <= 2 * distance(plain, eager) + 1e-6
+    count = graphs()
+    left = fresh(compiled)
+    with amanda.apply(tool):
+        again = fresh(compiled)
+    assert graphs() == count
+    assert all(map(torch.equal, left, plain))
+    assert all(map(torch.equal, again, woven))
+
+
+class Masks(amanda.Tool):
+    """Prunes the weights of `linear` by a staged routine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: dict[str, torch.Tensor] = {}
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.op_type == "linear":
+            weight = context.get_inputs()[1]
+            mask = self.masks[context.name] = (weight.abs() > weight.abs().median()).float()
+            context.insert_before_op(self.prune, inputs=[1], mask=mask)
+
+    @staticmethod
+    @amanda.staged
+    def prune(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return weight * mask
+
+
+class Straight(torch.autograd.Function):
+    """A masked weight, whose gradient passes straight through."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return weight * mask
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+class Masked(nn.Linear):
+    """The same pruning, written into the model."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, Straight.apply(self.weight, self.mask), self.bias)
+
+
+# Dynamo's own, of a function written by hand.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_staged_pruning_has_the_bits_of_the_model_written_by_hand(training: bool) -> None:
+    model = bert().train(training)
+    written = copy.deepcopy(model)
+    for module in written.modules():
+        if isinstance(module, nn.Linear):
+            module.__class__ = Masked
+            mask = (module.weight.abs() > module.weight.abs().median()).float()
+            module.register_buffer("mask", mask)
+
+    def called(one: nn.Module) -> list[torch.Tensor]:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = one(x).last_hidden_state
+            return output
+
+        call = torch.compile(run, fullgraph=True)
+        if training:
+            return step(one, call)
+        with torch.no_grad():
+            return [call(feed(one))]
+
+    expected = called(written)
+    with amanda.apply(tool := Masks()):
+        found = called(model)
+    assert tool.masks
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, found, expected))
