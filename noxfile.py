@@ -264,6 +264,7 @@ def bench(session: nox.Session) -> None:
         "start_bench",
         "bench",
         "instructions_bench",
+        "operators_bench",
         "tensorflow_bench",
         "profilers_bench",
     ):

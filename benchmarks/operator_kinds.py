@@ -131,6 +131,10 @@ class Repeated(nn.Module):
         times: The number of calls.
     """
 
+    x: torch.Tensor
+    #: Those of the results, once they are known.
+    gradients: list[torch.Tensor] | None = None
+
     def __init__(self, kind: Kind, times: int) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -161,7 +165,7 @@ class Repeated(nn.Module):
     @property
     def fresh(self) -> torch.Tensor:
         """A tensor that may be written."""
-        return self.x * 1  # type: ignore[has-type]
+        return self.x * 1
 
     def forward(self) -> list[Any]:
         """Return the results of the calls."""

@@ -47,13 +47,11 @@ INTRODUCTION = """\
 # What an empty routine costs at one operator
 
 `nox -s bench` writes this page. The figures are instructions for one operator, counted by
-Valgrind's callgrind on one thread from the {warm}th run with the tool on, beyond those of plain
-torch. About {micro:,} of them take a microsecond. Budgets: a microsecond before and after an
-operator, two for each gradient, and {first:,} (60 microseconds) for an operator's first execution,
-in which it is analysed.
+Valgrind's callgrind on one thread from the {warm}th run with the tool on, beyond those of a tool
+that inserts nothing ([instructions.md](instructions.md) has its costs). About {micro:,} of them
+take a microsecond. Budgets: a microsecond before and after an operator, two for each gradient, and
+{first:,} (60 microseconds) for an operator's first execution, in which it is analysed.
 
-- The operators that prepare an argument (`x * 1` before an operator that writes it) are watched,
-  too, and count.
 - A dash: the operator has no gradient, or does not record one.
 - Routines that edit cost what they compute, and the check of what they return.
 - Routines for gradients are called once for an operator that has one backward operator. For
@@ -123,12 +121,20 @@ def run_inside(library: Path) -> None:
     gc.disable()
     for name, kind in KINDS.items():
         print(name, file=sys.stderr, flush=True)
-        for run in ((FORWARD, False), (FORWARD, True), (STEP, True)):
-            repeat(short, kind, f"{name}; {'; '.join(map(str, run))}", *run, nullcontext())
+        for part, grad, where in dict.fromkeys(map(baseline, COLUMNS.values())):
+            idle = amanda.apply(One("", where))
+            repeat(short, kind, f"{name}; {part}; {grad}; {where}", part, grad, idle)
+        repeat(short, kind, f"{name}; plain", FORWARD, False, nullcontext())
         for column, (part, grad, where) in COLUMNS.items():
             tool = amanda.apply(One(kind.op_type, where))
             repeat(short, kind, f"{name}; {column}", part, grad, tool)
         gc.collect()
+
+
+def baseline(column: tuple[str, bool, str]) -> tuple[str, bool, str]:
+    """Return the run with which a column is compared: of a tool with the same analysis routines."""
+    part, grad, where = column
+    return part, grad, "raw before" if where.startswith("raw") else "before"
 
 
 def repeat(
@@ -171,10 +177,11 @@ def forward(repeated: Repeated) -> Any:
 def train(repeated: Repeated) -> None:
     """Run the calls and their backward."""
     results = repeated.differentiable(repeated())
-    if results:
+    if repeated.gradients is None:
         with amanda.disabled():
-            ones = [torch.ones_like(result) for result in results]
-        torch.autograd.backward(results, ones)
+            repeated.gradients = [torch.ones_like(result) for result in results]
+    if results:
+        torch.autograd.backward(results, repeated.gradients)
 
 
 def costs(counts: dict[str, int]) -> dict[str, dict[str, int]]:
@@ -182,15 +189,13 @@ def costs(counts: dict[str, int]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for name in KINDS:
         row = found[name] = {}
-        recorded = later(counts, f"{name}; {STEP}; True") > 1.02 * later(
-            counts, f"{name}; {FORWARD}; True"
-        )
-        for column, (part, grad, _) in COLUMNS.items():
-            if part == STEP and not recorded:
+        step, forward = (later(counts, f"{name}; {part}; True; before") for part in (STEP, FORWARD))
+        for column, way in COLUMNS.items():
+            if way[0] == STEP and step < 1.02 * forward:
                 continue
-            plain = later(counts, f"{name}; {part}; {grad}")
-            row[column] = round((later(counts, f"{name}; {column}") - plain) / CALLS)
-        first = f"{name}; before; {FIRST}", f"{name}; {FORWARD}; False; {FIRST}"
+            idle = later(counts, "; ".join(map(str, (name, *baseline(way)))))
+            row[column] = round((later(counts, f"{name}; {column}") - idle) / CALLS)
+        first = f"{name}; before; {FIRST}", f"{name}; plain; {FIRST}"
         row[FIRST] = round((counts[first[0]] - counts[first[1]]) / CALLS)
     return found
 

@@ -10,6 +10,7 @@ import pytest
 import bench
 import bench_callgrind
 import instructions_bench
+import operators_bench
 from bench_models import SUBJECTS, small_program
 from bench_timing import Way, interleaved
 from bench_tools import INTERCEPTORS, KINDS, Count, applied, unavailable
@@ -78,3 +79,29 @@ def test_instructions_are_read_from_callgrinds_dumps(tmp_path: Path) -> None:
     page = instructions_bench.report(counts)
     assert "|  | forward (2.00 million) |" in page
     assert "| a tool | 1.050 |" in page
+
+
+def test_costs_of_an_operator_are_those_beyond_a_tool_that_inserts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds = {"relu": operators_bench.KINDS["relu"], "arange": operators_bench.KINDS["arange"]}
+    monkeypatch.setattr(operators_bench, "KINDS", kinds)
+    calls, counts = operators_bench.CALLS, {}
+    idle = {f"{part}; {grad}; {where}" for part in ("forward", "step") for grad in (True, False)
+            for where in ("before", "raw before")}  # fmt: skip
+    for kind in kinds:
+        for way in (*idle, *operators_bench.COLUMNS):
+            for run in range(operators_bench.COUNTED):
+                is_step = kind == "relu" and way.startswith("step")
+                inserted = 0 if way in idle else 7 * calls
+                counts[f"{kind}; {way}; run {run}"] = 1000 + 500 * is_step + inserted
+        counts[f"{kind}; before; first execution"] = 1000 + 90 * calls
+        counts[f"{kind}; plain; first execution"] = 1000
+
+    found = operators_bench.costs(counts)
+
+    assert found["arange"] == dict.fromkeys(
+        [name for name, way in operators_bench.COLUMNS.items() if way[0] == "forward"], 7
+    ) | {"first execution": 90}
+    assert found["relu"]["before"] == 7
+    assert "| arange | 7 | 7 | 7 | 7 | — | — | — | — | 90 |" in operators_bench.report(found)
