@@ -67,31 +67,31 @@ def empty(*values: object) -> None:
 class One(amanda.Tool):
     """Inserts an empty routine at the operators of one type."""
 
-    def __init__(self, op_type: str, where: str) -> None:
+    def __init__(self, op_type: str, place: str) -> None:
         super().__init__()
-        self.op_type, self.where = op_type, where
+        self.op_type, self.place = op_type, place
         self.add_inst_for_op(self.select)
-        if where.startswith("raw"):
+        if place.startswith("raw"):
             self.add_inst_for_op(self.select_backward, backward=True)
 
     def select(self, context: amanda.OpContext) -> None:
         """Instrument a forward operator."""
         if context.op_type != self.op_type:
             return
-        if self.where == "before":
+        if self.place == "before":
             context.insert_before_op(empty)
-        elif self.where == "after":
+        elif self.place == "after":
             context.insert_after_op(empty)
-        elif self.where == "arriving":
+        elif self.place == "arriving":
             context.insert_before_backward_op(empty)
-        elif self.where == "leaving":
+        elif self.place == "leaving":
             context.insert_after_backward_op(empty)
 
     def select_backward(self, context: amanda.OpContext) -> None:
         """Instrument a backward operator."""
         if context.get_op().__name__ != self.op_type:
             return
-        if self.where == "raw before":
+        if self.place == "raw before":
             context.insert_before_backward_op(empty)
         else:
             context.insert_after_backward_op(empty)

@@ -10,6 +10,7 @@ import pytest
 import bench
 import bench_callgrind
 import instructions_bench
+import operator_kinds
 import operators_bench
 from bench_models import SUBJECTS, small_program
 from bench_timing import Way, interleaved
@@ -84,7 +85,7 @@ def test_instructions_are_read_from_callgrinds_dumps(tmp_path: Path) -> None:
 def test_costs_of_an_operator_are_those_beyond_a_tool_that_inserts_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kinds = {"relu": operators_bench.KINDS["relu"], "arange": operators_bench.KINDS["arange"]}
+    kinds = {"relu": operator_kinds.KINDS["relu"], "arange": operator_kinds.KINDS["arange"]}
     monkeypatch.setattr(operators_bench, "KINDS", kinds)
     calls, counts = operators_bench.CALLS, {}
     idle = {f"{part}; {grad}; {where}" for part in ("forward", "step") for grad in (True, False)
