@@ -39,13 +39,6 @@ def bert() -> nn.Module:
     return BertModel(config)
 
 
-def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2Model
-
-    none: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2Model(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, **none))
-
-
 def resnet() -> nn.Module:
     from transformers import ResNetConfig, ResNetModel
 
@@ -53,40 +46,12 @@ def resnet() -> nn.Module:
     return ResNetModel(ResNetConfig(**size, layer_type="basic"))
 
 
-def mixtral(experts: str) -> nn.Module:
-    from transformers import MixtralConfig, MixtralModel
-
-    size: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "vocab_size": 64}
-    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
-    config = MixtralConfig(**size, **heads, num_hidden_layers=1, num_local_experts=4)
-    config._experts_implementation = experts
-    return MixtralModel(config)
-
-
-#: Name -> the model, whether plain torch compiles it as one graph, and operators that only eager
-#: mode has: Dynamo leaves out what nothing uses, here the numbers of heads in a mask.
-MODELS: dict[str, tuple[Callable[[], nn.Module], bool, Counter[str]]] = {
-    "bert": (bert, True, Counter()),
-    "gpt2": (gpt2, True, Counter({"__getitem__": STEPS})),
-    "resnet": (resnet, True, Counter()),
-    "mixtral, batched experts": (
-        lambda: mixtral("batched_mm"),
-        True,
-        Counter({"__getitem__": STEPS}),
-    ),
-    "mixtral, experts in a loop": (
-        lambda: mixtral("eager"),
-        False,
-        Counter({"__getitem__": STEPS}),
-    ),
-}
+MODELS: dict[str, Callable[[], nn.Module]] = {"bert": bert, "resnet": resnet}
 
 
 @pytest.fixture(autouse=True)
 def _graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AMANDA_TORCH_COMPILED", "graph")
-    # Models of transformers choose another way to make masks while they are compiled.
-    monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: True)
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
@@ -144,8 +109,7 @@ def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, after a graph break.
 @pytest.mark.parametrize("name", MODELS)
 def test_models_stay_compiled(name: str) -> None:
-    make, is_whole, only_eager = MODELS[name]
-    model = make()
+    model = MODELS[name]()
     state = copy.deepcopy(model.state_dict())
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -157,12 +121,12 @@ def test_models_stay_compiled(name: str) -> None:
             model.load_state_dict(state)  # Statistics of normalization change in each step.
         return step(model, call)
 
-    compiled = torch.compile(run, fullgraph=is_whole)
+    compiled = torch.compile(run, fullgraph=True)
     before = graphs(), breaks()
     eager, plain = fresh(run), fresh(compiled)
     made, broken = graphs() - before[0], breaks() - before[1]
     assert made >= 1
-    assert (broken == 0) == is_whole
+    assert broken == 0
     tool, reference = Counting(), Counting()
     with amanda.apply(tool) as handle:
         woven = fresh(compiled)
@@ -174,8 +138,7 @@ def test_models_stay_compiled(name: str) -> None:
     with amanda.apply(reference):
         for _ in range(STEPS):
             step(model, run)
-    assert reference.forward - tool.forward == only_eager
-    assert tool.forward - reference.forward == Counter()
+    assert tool.forward == reference.forward
     assert tool.backward == reference.backward
     assert sum(tool.backward.values()) >= STEPS
     assert distance(woven, eager) <= 2 * distance(plain, eager) + 1e-6
