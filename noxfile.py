@@ -120,6 +120,11 @@ COVERAGE = ["coverage", "pytest-cov"]
 OTHERS = ["keras", "parameterized", "peft", "timeout-decorator"]
 #: A library whose weights and optimizers the sweep uses.
 TORCHAO = "torchao==0.18.0"
+#: Libraries of which the sweep runs programs, at any release.
+LIBRARIES = [
+    *("botorch", "captum", "diffusers", "e3nn", "gpytorch", "monai", "opacus", "pyro-ppl"),
+    *("stable-baselines3", "torch_geometric", "torchdiffeq", "x-transformers"),
+]
 #: Libraries that the tools are compared with, which do not go with the shared environment.
 REFERENCES = [
     *("setuptools==80.*", "torch==2.13.0", "numpy", TORCHAO, "brevitas==0.13.4"),
@@ -294,7 +299,7 @@ def sweep(session: nox.Session) -> None:
     Everything takes hours. Run parts or samples with `-- operators --sample 40`; the page is made
     from all results in sweep_results/.
     """
-    environment(session, *FURTHER, TORCHAO)
+    environment(session, *FURTHER, TORCHAO, *LIBRARIES)
     parts = [
         ["operators"],
         ["models"],

@@ -3,7 +3,7 @@
 There is one module for each theme. Its programs register themselves in `catalog`.
 """
 
-from . import compilers, control, distributed, layouts, loops, tensors, watchers
+from . import compilers, control, distributed, layouts, libraries, loops, tensors, watchers
 from .catalog import PROGRAMS
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "control",
     "distributed",
     "layouts",
+    "libraries",
     "loops",
     "tensors",
     "watchers",
