@@ -121,7 +121,7 @@ def graph_convolutions(note: Note) -> None:
 
 @program("torchdiffeq: an ODE by its adjoint", needs=("torchdiffeq",))
 def adjoint(note: Note) -> None:
-    """Pass parameters to a function for their gradients only; a module inside computes with them."""
+    """Pass parameters to a function for their gradients; a module inside computes with them."""
     from torchdiffeq import odeint, odeint_adjoint
 
     class Field(nn.Module):
@@ -156,7 +156,7 @@ def diffusion(note: Note) -> None:
     """Use a scheduler that computes with numbers in one step and with tensors in another."""
     from diffusers import DDPMScheduler, UNet2DModel
 
-    model = UNet2DModel(
+    model: Any = UNet2DModel(
         sample_size=8,
         in_channels=1,
         out_channels=1,
