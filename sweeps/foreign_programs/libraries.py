@@ -119,7 +119,14 @@ def graph_convolutions(note: Note) -> None:
     steps(note, model, loss)
 
 
-@program("torchdiffeq: an ODE by its adjoint", needs=("torchdiffeq",))
+@program(
+    "torchdiffeq: an ODE by its adjoint",
+    needs=("torchdiffeq",),
+    left_alone={
+        "OdeintAdjointMethod": "it asks for gradients by the parameters that it was given, and a "
+        "copy is not one that the module computes with"
+    },
+)
 def adjoint(note: Note) -> None:
     """Pass parameters to a function for their gradients; a module inside computes with them."""
     from torchdiffeq import odeint, odeint_adjoint
