@@ -112,7 +112,7 @@ OF_OTHERS = {
     ("objects", "_name"): "TensorFlow",
     ("tapes", "context._context"): "TensorFlow",
     ("eager_checks", "_context"): "TensorFlow",
-    ("internals", "module._parameters"): "PyTorch",
+    ("internals", "_parameters"): "PyTorch",
     ("bindings", "_backward"): "PyTorch",
 }
 #: Methods of named tuples.

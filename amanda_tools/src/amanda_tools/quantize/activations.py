@@ -24,6 +24,7 @@ from amanda_tools.quantize.result import QuantizedActivation
 from amanda_tools.quantize.rounds import Rounds
 from amanda_tools.quantize.steps import Steps
 from amanda_tools.tensors.arithmetic import ARITHMETIC, Arithmetic
+from amanda_tools.tensors.types import is_real
 from amanda_tools.tensors.values import host, numbers
 
 __all__ = ["Activation", "Activations"]
@@ -204,7 +205,7 @@ class Activations:
     ) -> Any:
         """Note the range of a value during the calibration, and quantize it afterwards."""
         part = value if operand.item is None else value[operand.item]
-        if not arithmetic.is_floating(part):
+        if not is_real(facts, part):
             return None
         if one.grid is None:
             if self.frozen or one.op in self._masks:

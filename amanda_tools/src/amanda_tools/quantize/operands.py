@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from amanda_core import OpContext
 from amanda_core.facts import Facts
 from amanda_core.weights.reads import Weight
+from amanda_tools.tensors.types import is_real
 
 __all__ = [
     "PRODUCTS",
@@ -80,7 +81,7 @@ def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
         role = roles[position] if position < len(roles) else None
         if role in _BIASES:
             weight = reads.get(position)
-            if facts.is_tensor(value) and _is_real(facts, value):
+            if is_real(facts, value):
                 found.append(Operand(position, None, role or "", weight, True))
             continue
         if roles and role not in _FACTORS and kind != "add":
@@ -91,7 +92,7 @@ def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
         elif not roles and kind not in ("add", "einsum") and position > 1:
             continue
         for item, one in items:
-            if facts.is_tensor(one) and _is_real(facts, one):
+            if is_real(facts, one):
                 weight = reads.get(position if item is None else (position, item))
                 name = role or str(position if item is None else item)
                 found.append(Operand(position, item, name, weight))
@@ -110,14 +111,14 @@ def _recurrent_operands(context: OpContext, facts: Facts) -> list[Operand]:
     for place, weight in context.weights.items():
         position, item = place if isinstance(place, tuple) else (place, None)
         value = inputs[position] if item is None else inputs[position][item]
-        if len(weight.axes) == 2 and _is_real(facts, value):
+        if len(weight.axes) == 2 and is_real(facts, value):
             matrices.append(Operand(position, item, "weight", weight))
     found = []
-    if matrices and facts.is_tensor(inputs[0]) and _is_real(facts, inputs[0]):
+    if matrices and is_real(facts, inputs[0]):
         found.append(Operand(0, None, "input", None))
         single = all(one.item is None for one in matrices)
         states = inputs[1] if isinstance(inputs[1], (list, tuple)) else [inputs[1]]
-        if single and facts.is_tensor(states[0]) and _is_real(facts, states[0]):
+        if single and is_real(facts, states[0]):
             item = 0 if isinstance(inputs[1], (list, tuple)) else None
             found.append(Operand(1, item, "state", None))
     return [*found, *matrices]
@@ -158,11 +159,6 @@ def with_item(whole: Any, item: int | None, new: Any) -> Any:
     if item is None:
         return new
     return type(whole)(new if index == item else one for index, one in enumerate(whole))
-
-
-def _is_real(facts: Facts, tensor: Any) -> bool:
-    # Grids are of real numbers.
-    return "float" in facts.dtype(tensor)
 
 
 def _is_residual(operands: Sequence[Operand], inputs: Sequence[Any], facts: Facts) -> bool:

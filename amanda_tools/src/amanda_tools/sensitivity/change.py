@@ -13,6 +13,7 @@ from amanda_tools.quantize.fake import quantize_now
 from amanda_tools.quantize.formats import Format, format_named
 from amanda_tools.quantize.operands import Operand, operands_of, shared_axes
 from amanda_tools.tensors.arithmetic import NOT_ARRAYS, Arithmetic
+from amanda_tools.tensors.types import is_real
 from amanda_tools.tensors.values import host, numbers
 
 __all__ = ["Axes", "Change"]
@@ -75,7 +76,7 @@ class Change:
         """
         import numpy
 
-        if not arithmetic.is_floating(value):
+        if not is_real(facts, value):
             raise NotReadableError("a value is no tensor of real floating-point numbers")
         if self._sparsity is None:
             if not arithmetic.suits(value):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from amanda_core import OpContext
-from amanda_core.facts import Facts, NotReadableError
+from amanda_core.facts import NotReadableError
 from amanda_tools.flops.formulas import FREE, MATMUL, Formula, formula_of
 from amanda_tools.operators.entries import OpFacts
 from amanda_tools.operators.tool import OperatorTool, is_eager
@@ -29,7 +29,7 @@ from amanda_tools.sparsity.zeros import (
     order_of_weight,
     readable,
 )
-from amanda_tools.tensors.types import dtype_of, size_of
+from amanda_tools.tensors.types import is_real, size_of
 from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Sparsity"]
@@ -93,7 +93,7 @@ class Sparsity(OperatorTool["_Op"]):
             op = self.account_of(context, lambda: _Op(context, self.channels))
             op.weights.follow(context)
             values = context.get_inputs() or ()
-            positions = [p for p, value in enumerate(values) if _is_real(op.facts, value)]
+            positions = [p for p, value in enumerate(values) if is_real(op.facts, value)]
             if positions:
                 context.insert_before_op(
                     self.enter, observe=True, inputs=positions, op=op, positions=positions
@@ -106,7 +106,7 @@ class Sparsity(OperatorTool["_Op"]):
         if op is None:
             return
         for position, value in enumerate(context.get_outputs() or ()):
-            if _is_real(op.facts, value):
+            if is_real(op.facts, value):
                 # One routine for each, because gradients need not arrive together. Outputs that
                 # are not real numbers have no gradient.
                 context.insert_before_backward_op(
@@ -346,9 +346,3 @@ class _Op:
             multiplies = self._is_weight or (weight is not None and self.about.word in _PRODUCTS)
             kind = "weight" if multiplies else kind
         return MeasuredTensor(**vars(self.about), kind=kind, tensor=name, shape=[], weight=weight)
-
-
-def _is_real(facts: Facts, value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_is_real(facts, item) for item in value)
-    return "float" in dtype_of(facts, value)

@@ -32,11 +32,11 @@ class Arithmetic:
         return isinstance(value, numpy.ndarray)
 
     def is_floating(self, value: Any) -> bool:
-        """Return True for a tensor of real floating-point numbers.
-
-        Ask in routines: an op may get a number or another type than when it was analysed.
-        """
-        return "float" in str(getattr(value, "dtype", ""))
+        """Return True for a tensor of real floating-point numbers, in routines of graphs."""
+        try:
+            return "float" in str(value.dtype)
+        except AttributeError:  # It was a tensor when the op was analysed.
+            return False
 
     def wide(self, value: Any) -> Any:
         """Return a value with at least 32 bits an element."""

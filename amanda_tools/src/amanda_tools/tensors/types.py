@@ -19,6 +19,7 @@ __all__ = [
     "describe_tensors",
     "dtype_of",
     "is_floating",
+    "is_real",
     "position_of",
     "size_of",
     "text_of",
@@ -88,6 +89,16 @@ def size_of(facts: Facts, value: Any) -> Any:
 def dtype_of(facts: Facts, value: Any) -> str:
     """Return the dtype of a tensor, or an empty string if the value is not a tensor."""
     return facts.dtype(value) if facts.is_tensor(value) else ""
+
+
+def is_real(facts: Facts, value: Any) -> bool:
+    """Return True for a tensor of real floating-point numbers, or a list that contains one.
+
+    Ask in routines, too: an op may get a number or another type than when it was analysed.
+    """
+    if isinstance(value, (list, tuple)):
+        return any(is_real(facts, item) for item in value)
+    return "float" in dtype_of(facts, value)
 
 
 def is_floating(facts: Facts, value: Any) -> bool:
