@@ -58,7 +58,7 @@ def test_what_they_need_of_one_another_is_declared(member: str) -> None:
 
 @pytest.mark.parametrize(
     "driver",
-    ["amanda_driver_jax", "amanda_driver_tf", "amanda_driver_torch", "examples/driver_numpy"],
+    ["amanda_driver_tf", "amanda_driver_torch", "examples/driver_numpy"],
 )
 def test_a_driver_writes_down_the_interface_that_it_is_made_for(driver: str) -> None:
     calls = [
@@ -71,6 +71,13 @@ def test_a_driver_writes_down_the_interface_that_it_is_made_for(driver: str) -> 
     # A constant of the installed core would agree with every core.
     assert isinstance(api, ast.Constant)
     assert isinstance(api.value, int)
+
+
+@pytest.mark.parametrize("driver", ["amanda_driver_jax", "amanda_driver_mxnet"])
+def test_so_does_one_with_a_table(driver: str) -> None:
+    (table,) = (ROOT / driver / "src").rglob("driver.toml")
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
+    assert isinstance(tomllib.loads(table.read_text())["driver"]["api"], int)
 
 
 def test_entry_points_are_found() -> None:

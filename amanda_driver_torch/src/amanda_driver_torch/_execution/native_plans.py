@@ -97,7 +97,7 @@ def compiled(
     else:
         steps = _memoized(steps, before.steps, bound.values)
     args, kwargs = bound.given
-    if has_gradient_plan(context) and not all(
+    if (has_gradient_plan(context) or (writes and after.edits)) and not all(
         type(value) in PLAIN for value in (*tensors_in(args), *tensors_in(kwargs.values()))
     ):
         # A subclass may override attributes that C would read.

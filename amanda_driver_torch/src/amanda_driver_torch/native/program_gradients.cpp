@@ -204,7 +204,7 @@ void name_gradient_strings() {
     dtype_name = PyUnicode_InternFromString("dtype");
     is_contiguous = PyUnicode_InternFromString("is_contiguous");
     shape_name = PyUnicode_InternFromString("shape");
-    base_name = PyUnicode_InternFromString("_base");
+    base_name = PyUnicode_InternFromString(kBase);
 }
 
 }  // namespace amanda

@@ -94,7 +94,7 @@ namespace {
 // Returns true for a plain tensor that is no view.
 bool is_no_view(const Watch* watch, PyObject* value) {
     if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != watch->identity->tensor) return false;
-    Owned base(PyObject_GetAttrString(value, "_base"));
+    Owned base(PyObject_GetAttrString(value, kBase));
     if (!base) PyErr_Clear();
     return base.get() == Py_None;
 }
