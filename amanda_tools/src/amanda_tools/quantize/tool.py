@@ -294,6 +294,8 @@ class Quantize(WeightTool):
         for place, weight in reads.items():
             if context["type"] in COPYING:
                 self._copied.setdefault(weight.owner, (weight, f"copied by {context.op_type}"))
+                if self.method == "static":
+                    self._experts.insert_gather(context, facts, weight)
             elif place not in known:
                 at = place if isinstance(place, int) else place[0]
                 why = why_unreached(context, facts, operands, at)
