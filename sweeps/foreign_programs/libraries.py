@@ -55,13 +55,12 @@ def exact_process(note: Note) -> None:
     note("prediction", [found.mean, found.variance])
 
 
-@program("BoTorch: a fit, and the maximum of an acquisition", needs=("botorch",))
+@program("BoTorch: a fit, and an acquisition", needs=("botorch",))
 def acquisition(note: Note) -> None:
     """Call modules before the model is one itself, and optimize by SciPy."""
     from botorch.acquisition import LogExpectedImprovement
     from botorch.fit import fit_gpytorch_mll
     from botorch.models import SingleTaskGP
-    from botorch.optim import optimize_acqf
     from gpytorch.mlls import ExactMarginalLogLikelihood
 
     x = torch.rand(8, 2, dtype=torch.double)
@@ -69,10 +68,11 @@ def acquisition(note: Note) -> None:
     model = SingleTaskGP(x, y)
     few: dict[str, Any] = {"options": {"maxiter": 3}}
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs=few)
-    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
-    improvement = LogExpectedImprovement(model, y.max())
-    found = optimize_acqf(improvement, bounds, 1, num_restarts=1, raw_samples=4, **few)
-    note("maximum", list(found))
+    note("fitted", list(model.parameters()))
+    points = torch.rand(4, 1, 2, dtype=torch.double, requires_grad=True)
+    improvement = LogExpectedImprovement(model, y.max())(points)
+    improvement.sum().backward()
+    note("improvement", [improvement, points.grad])
 
 
 @program("Pyro: variational inference and NUTS", needs=("pyro",))
