@@ -17,6 +17,8 @@ Fingerprint = dict[str, Any]
 
 _BINDERS = (staticmethod, classmethod, types.MethodType)
 _BUILT_IN = frozenset(type.__dict__) | {"__dict__", "__weakref__", "__doc__", "__module__"}
+#: Python keeps there which warnings it has shown.
+_BOOKKEEPING = _BUILT_IN | {"__warningregistry__"}
 
 
 def named(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
@@ -48,7 +50,7 @@ def fingerprint(names: Iterable[str], more: Callable[[], Fingerprint]) -> Finger
 def _attributes(found: Fingerprint, name: str, owner: Any) -> None:
     for key, value in list(vars(owner).items()):
         # A submodule becomes an attribute of its parent once something imports it.
-        if key in _BUILT_IN or isinstance(value, types.ModuleType):
+        if key in _BOOKKEEPING or isinstance(value, types.ModuleType):
             continue
         found[f"{name}.{key}"] = id(value)
         function = value.__func__ if isinstance(value, _BINDERS) else value

@@ -207,6 +207,17 @@ def test_the_program_runs_as_without_it(program: str, name: str) -> None:
     checked(name, tool)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("method", ["dynamic", "lsq"])
+def test_programs_run_in_few_bits(program: str, method: Any) -> None:
+    tool = Quantize(method)
+    with amanda.apply(tool), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of prototypes in PyTorch.
+        run(PROGRAMS[program])
+    checked("quantize", tool)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -16,6 +16,7 @@ from amanda_tools.tensors.types import is_real
 __all__ = [
     "PRODUCTS",
     "Operand",
+    "is_quantizable",
     "operands_of",
     "scale_part",
     "shared_axes",
@@ -40,6 +41,8 @@ PRODUCTS = (
 #: Roles of the operands of a product. A bias is quantized apart.
 _FACTORS = frozenset({"input", "weight", "left", "right", "query", "key", "value"})
 _BIASES = frozenset({"bias", "addend"})
+#: Layouts of tensors that have only a part of their elements, or none.
+_ELSEWHERE = frozenset({"sparse", "nested", "quantized", "without data", "without a storage"})
 
 
 class Operand(NamedTuple):
@@ -67,6 +70,15 @@ class Operand(NamedTuple):
         return self.position if self.item is None else (self.position, self.item)
 
 
+def is_quantizable(facts: Facts, value: Any) -> bool:
+    """Return True for a tensor of real floating-point numbers that has them all in memory, or a
+    list that contains one.
+    """
+    if isinstance(value, (list, tuple)):
+        return any(is_quantizable(facts, item) for item in value)
+    return is_real(facts, value) and facts.layout(value) not in _ELSEWHERE
+
+
 def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
     """Return the operands of an op that are quantized; none if it is not such an operator."""
     kind, inputs = context["type"], context.get_inputs()
@@ -81,7 +93,7 @@ def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
         role = roles[position] if position < len(roles) else None
         if role in _BIASES:
             weight = reads.get(position)
-            if is_real(facts, value):
+            if is_quantizable(facts, value):
                 found.append(Operand(position, None, role or "", weight, True))
             continue
         if roles and role not in _FACTORS and kind != "add":
@@ -92,7 +104,7 @@ def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
         elif not roles and kind not in ("add", "einsum") and position > 1:
             continue
         for item, one in items:
-            if is_real(facts, one):
+            if is_quantizable(facts, one):
                 weight = reads.get(position if item is None else (position, item))
                 name = role or str(position if item is None else item)
                 found.append(Operand(position, item, name, weight))
@@ -111,14 +123,14 @@ def _recurrent_operands(context: OpContext, facts: Facts) -> list[Operand]:
     for place, weight in context.weights.items():
         position, item = place if isinstance(place, tuple) else (place, None)
         value = inputs[position] if item is None else inputs[position][item]
-        if len(weight.axes) == 2 and is_real(facts, value):
+        if len(weight.axes) == 2 and is_quantizable(facts, value):
             matrices.append(Operand(position, item, "weight", weight))
     found = []
-    if matrices and is_real(facts, inputs[0]):
+    if matrices and is_quantizable(facts, inputs[0]):
         found.append(Operand(0, None, "input", None))
         single = all(one.item is None for one in matrices)
         states = inputs[1] if isinstance(inputs[1], (list, tuple)) else [inputs[1]]
-        if single and is_real(facts, states[0]):
+        if single and is_quantizable(facts, states[0]):
             item = 0 if isinstance(inputs[1], (list, tuple)) else None
             found.append(Operand(1, item, "state", None))
     return [*found, *matrices]
@@ -139,6 +151,7 @@ def why_unreached(context: OpContext, facts: Facts, operands: Sequence[Operand],
     how = f"read by {context.op_type}"
     if context["type"] in PRODUCTS and facts.is_tensor(inputs[at]):
         how += f" as {facts.dtype(inputs[at])}"
+        how += f", {layout}" if (layout := facts.layout(inputs[at])) in _ELSEWHERE else ""
     return how
 
 

@@ -19,7 +19,14 @@ from amanda_tools.operators.clock import Clock
 from amanda_tools.quantize.activations import Activations
 from amanda_tools.quantize.experts import Experts
 from amanda_tools.quantize.observers import Observer
-from amanda_tools.quantize.operands import Operand, operands_of, value_at, why_unreached
+from amanda_tools.quantize.operands import (
+    PRODUCTS,
+    Operand,
+    is_quantizable,
+    operands_of,
+    value_at,
+    why_unreached,
+)
 from amanda_tools.quantize.options import Method, checked
 from amanda_tools.quantize.present import insert_present
 from amanda_tools.quantize.result import QuantizeResult
@@ -27,6 +34,7 @@ from amanda_tools.quantize.rounds import Rounds
 from amanda_tools.quantize.steps import Steps
 from amanda_tools.quantize.weights import Weights
 from amanda_tools.tensors.arithmetic import ARITHMETIC, NOT_ARRAYS, RULES, Arithmetic
+from amanda_tools.tensors.types import is_real
 from amanda_tools.tensors.values import facts_of, need_numpy
 from amanda_tools.weight_copies import COPYING, Copies
 from amanda_tools.weight_coverage import UnreachedWeight, WeightCoverage
@@ -224,6 +232,12 @@ class Quantize(WeightTool):
             self._notes[f"not supported on {context.namespace}: {NOT_ARRAYS}"] = None
             return
         self._note_unreached(context, facts, operands)
+        if context["type"] in PRODUCTS and not all(
+            is_quantizable(facts, one) for one in context.get_inputs() or () if is_real(facts, one)
+        ):
+            self._notes[f"{context.name} has operands that are not dense, and stay as they are"] = (
+                None
+            )
         if self.method == "dynamic":
             self._insert_present(context, facts, operands)
             return

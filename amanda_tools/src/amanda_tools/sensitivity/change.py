@@ -78,13 +78,13 @@ class Change:
 
         if not is_real(facts, value):
             raise NotReadableError("a value is no tensor of real floating-point numbers")
+        tensor = host(facts, value)
         if self._sparsity is None:
             if not arithmetic.suits(value):
                 raise NotReadableError(NOT_ARRAYS)
             form = self._formats[operand.weight is None]
             assert isinstance(form, Format)
             return quantize_now(value, arithmetic=arithmetic, axes=axes, form=form)[0]
-        tensor = host(facts, value)
         kept = numpy.array(numbers(tensor.array, tensor.dtype))
         order = numpy.argsort(abs(kept), axis=None, kind="stable")
         kept.reshape(-1)[order[: round(self._sparsity * kept.size)]] = 0
