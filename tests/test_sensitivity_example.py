@@ -12,7 +12,7 @@ from amanda_tools.sensitivity import Sensitivity, measure_damage
 
 from .example_scripts import load_example
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.one_interceptor]  # Minutes each.
+pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
 
 
 def test_operators_of_an_image_classifier_rank_as_measuring_does() -> None:
