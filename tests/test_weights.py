@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -866,6 +867,18 @@ def test_each_write_of_a_loop_over_all_tensors_counts(update: str, first: int) -
     for tool in (Prune(0.0), PruneNM(4, 4)):
         with amanda.apply(tool):
             assert all(map(torch.equal, averages(), plain))
+
+
+def test_watching_writes_keeps_no_session() -> None:
+    tool, layer, stores = Prune(0.5), nn.Linear(4, 4), []
+    for _ in range(6):
+        with amanda.apply(tool, amanda.Tool()) as handle:
+            layer(torch.ones(1, 4))
+            layer.weight.data.mul_(0.5)
+            assert handle.session is not None
+            stores.append(weakref.ref(handle.session._store))
+    gc.collect()
+    assert sum(store() is not None for store in stores) <= 1
 
 
 class Adjoint(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""What an action requires of the driver beyond calling a routine before or after an op."""
+"""Capabilities that an action requires of the driver, such as gradients or replacement."""
 
 from __future__ import annotations
 

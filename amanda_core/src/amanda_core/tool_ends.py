@@ -1,4 +1,4 @@
-"""What tools do once they are no longer applied; see `Tool.add_inst_for_end`."""
+"""Calls of the functions that tools registered by `Tool.add_inst_for_end`."""
 
 from __future__ import annotations
 

@@ -185,10 +185,12 @@ class WeightState(Generic[T]):
         writes = execution.get("writes") or execution.get("destinations")
         # Outside of modules, an op of a loop may write one tensor now and another one later.
         if reads.uncounted or (writes and not reads.root and context.zone == "model"):
-            context.insert_after_op(self._written, observe=True, outputs=[], context=context)
+            # Weakly: the tool keeps the action, and must not keep the session's contexts.
+            held = weakref.ref(context)
+            context.insert_after_op(self._written, observe=True, outputs=[], context=held)
 
-    def _written(self, context: OpContext) -> None:
-        for owner in context.weights.uncounted:
+    def _written(self, context: Callable[[], Any]) -> None:
+        for owner in context().weights.uncounted:
             self._edited.pop(owner, None)
             self._stamp[0] = object()
 
