@@ -181,12 +181,11 @@ class WeightState(Generic[T]):
 
         A tool that uses `edited` must call this in its analysis routine, for every op.
         """
-        reads, execution = context.weights, context.execution
+        reads, execution, held = context.weights, context.execution, weakref.ref(context)
         writes = execution.get("writes") or execution.get("destinations")
         # Outside of modules, an op of a loop may write one tensor now and another one later.
         if reads.uncounted or (writes and not reads.root and context.zone == "model"):
             # Weakly: the tool keeps the action, and must not keep the session's contexts.
-            held = weakref.ref(context)
             context.insert_after_op(self._written, observe=True, outputs=[], context=held)
 
     def _written(self, context: Callable[[], Any]) -> None:
