@@ -98,17 +98,27 @@ def main() -> None:
     parser.add_argument("framework", nargs="?", choices=RELEASES, help="only this one")
     parser.add_argument("versions", nargs="*", help="only these releases")
     parser.add_argument("--python", help="use this environment's interpreter, and leave it there")
+    parser.add_argument("--interceptor", help="only this one")
+    parser.add_argument("--group", help="only this group of tests")
     parser.add_argument("--page", action="store_true", help="only write the page")
     arguments = parser.parse_args()
     frameworks = [arguments.framework] if arguments.framework else list(RELEASES)
     for framework in () if arguments.page else frameworks:
         for version in arguments.versions or RELEASES[framework]:
-            run_version(framework, version, arguments.python)
+            run_version(
+                framework, version, arguments.python, arguments.interceptor, arguments.group
+            )
             PAGE.write_text(page(), "utf-8")
     PAGE.write_text(page(), "utf-8")
 
 
-def run_version(framework: str, version: str, python: str | None) -> None:
+def run_version(
+    framework: str,
+    version: str,
+    python: str | None,
+    only_interceptor: str | None = None,
+    only_group: str | None = None,
+) -> None:
     """Run the tests with one release and record the outcomes."""
     with tempfile.TemporaryDirectory() as folder:
         if python is None:
@@ -123,8 +133,12 @@ def run_version(framework: str, version: str, python: str | None) -> None:
         ).stdout.strip()
         variable, interceptors = INTERCEPTORS[framework]
         for interceptor in interceptors:
+            if only_interceptor not in (None, interceptor):
+                continue
             marks = FAST if interceptor == "native" else f"{FAST} and not one_interceptor"
             for group, files in GROUPS[framework].items():
+                if only_group not in (None, group):
+                    continue
                 print(f"{framework} {version}, Python {found}: {group}, {interceptor}", flush=True)
                 count, failures = run_tests(
                     python, files, {variable: interceptor}, marks, Path(folder, "results.xml")
