@@ -1,4 +1,4 @@
-"""Private names of JAX are used in one module of the driver only."""
+"""Private names and releases of JAX stand in one module of the driver only."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ def test_private_names_stand_in_their_owner_only() -> None:
     found = [line for name in others for line in sources().mentions(name)]
     # The suffix of the driver's own backward operators is also that of something in JAX.
     assert [line for line in found if not line.endswith(": _vjp")] == []
+
+
+def test_releases_stand_in_their_owners_only() -> None:
+    numbers = r"\b0\.\d\d\b"
+    # The plugin says which releases were tried.
+    others = [name for name in sources().texts if name not in (OWNER, "plugin.py")]
+    assert [line for name in others for line in sources().releases(name, numbers)] == []
+    assert sources().releases(OWNER, numbers)
+    planted = "\nNEW = jax.__version__ > '0.10'\n"
+    assert len(sources().releases("facts.py", numbers, sources().texts["facts.py"] + planted)) == 2
 
 
 def test_the_owner_is_searched_as_all_else() -> None:

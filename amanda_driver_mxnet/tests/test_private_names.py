@@ -1,4 +1,4 @@
-"""Private names of MXNet are used in one module of the driver only."""
+"""Private names and releases of MXNet stand in one package of the driver only."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ def test_private_names_stand_in_their_owner_only() -> None:
     others = [name for name in sources().texts if name != OPERATORS and not name.startswith(OWNER)]
     assert [line for name in others for line in sources().mentions(name)] == []
     assert all(sources().mentions(f"{OWNER}{name}.py") for name in ("arrays", "graphs"))
+
+
+def test_releases_stand_in_their_owners_only() -> None:
+    numbers = r"\b1\.\d\b"
+    # The plugin says which releases were tried.
+    others = [name for name in sources().texts if not name.startswith((OWNER, "plugin.py"))]
+    assert [line for name in others for line in sources().releases(name, numbers)] == []
+    planted = "\nNEW = mxnet.__version__ > '1.8'\n"
+    assert len(sources().releases("facts.py", numbers, sources().texts["facts.py"] + planted)) == 2
 
 
 def test_one_that_is_planted_is_found() -> None:

@@ -1,4 +1,4 @@
-"""Private names of TensorFlow are used in one package of the driver only."""
+"""Private names and releases of TensorFlow stand in one package of the driver only."""
 
 # mypy: allow-untyped-calls
 # TensorFlow has no types.
@@ -44,6 +44,18 @@ def sources() -> DriverSources:
 def test_private_names_stand_in_their_owner_only() -> None:
     others = [name for name in sources().texts if not name.startswith(OWNER)]
     assert [line for name in others for line in sources().mentions(name)] == []
+
+
+#: TensorFlow's releases.
+RELEASES = r"\b2\.\d\d\b"
+
+
+def test_releases_stand_in_their_owners_only() -> None:
+    others = [name for name in sources().texts if not name.startswith((OWNER, "_versions.py"))]
+    assert [line for name in others for line in sources().releases(name, RELEASES)] == []
+    name = "_rewriting/body_rewriting.py"
+    planted = "\nif tf.__version__ > '2.18': pass  # Not before 2.19.\n"
+    assert len(sources().releases(name, RELEASES, sources().texts[name] + planted)) == 3
 
 
 def test_no_function_of_the_c_bindings_is_named_elsewhere() -> None:

@@ -1,4 +1,4 @@
-"""Private names of PyTorch are used in one Python module and one C++ file only."""
+"""Private names and releases of PyTorch stand in one Python package and one C++ file only."""
 
 from __future__ import annotations
 
@@ -44,6 +44,25 @@ def sources() -> DriverSources:
 def test_private_names_stand_in_their_owners_only() -> None:
     others = [name for name in sources().texts if name not in OWNERS]
     assert [line for name in others for line in sources().mentions(name)] == []
+
+
+#: PyTorch's releases.
+RELEASES = r"\b2\.\d\d\b"
+
+
+def test_releases_stand_in_their_owners_only() -> None:
+    owners = {*OWNERS, "_torch/versions.py"}
+    others = [name for name in sources().texts if name not in owners]
+    assert [line for name in others for line in sources().releases(name, RELEASES)] == []
+    for name in ("_torch/internals.py", "_torch/versions.py"):
+        assert sources().releases(name, RELEASES)
+
+
+def test_a_release_that_is_planted_is_found() -> None:
+    planted = "\nif torch.__version__ >= '2.14': pass  # PyTorch 2.13 has none.\n"
+    for name, count in (("_compiled/choice.py", 3), ("native/watch.cpp", 2)):
+        text = sources().texts[name] + planted
+        assert len(sources().releases(name, RELEASES, text)) == count
 
 
 def test_in_tables_of_operators_only_names_of_operators_are_private() -> None:

@@ -95,7 +95,7 @@ class FrameworkVersions:
             raise DriverError(
                 f"{self.framework} {self.installed()} is not known: {error}",
                 where=self.driver,
-                fix=f"pip install '{self.distributions[0]}>={self.oldest},<={self.newest}'",
+                fix=self.install_tried,
             ) from error
 
     def is_tried(self) -> bool:
@@ -170,6 +170,11 @@ class FrameworkVersions:
                 else newest,
             )
         ]
+
+    @property
+    def install_tried(self) -> str:
+        """The command that installs a release that was tried."""
+        return f"pip install '{self.distributions[0]}>={self.oldest},<={self.newest}'"
 
     @property
     def _tried(self) -> str:

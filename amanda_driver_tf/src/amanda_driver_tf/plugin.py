@@ -78,7 +78,9 @@ def amanda_preflight() -> Sequence[Finding]:
 
         findings += [
             Finding(
-                "error", f"TensorFlow {VERSIONS.installed()} is not known: {problem}", "Use 2.21"
+                "error",
+                f"TensorFlow {VERSIONS.installed()} is not known: {problem}",
+                VERSIONS.install_tried,
             )
             for problem in graph_checks.problems()
         ]

@@ -45,7 +45,7 @@ from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._thread.modes import in_users_modes, suspended_modes
 from amanda_driver_torch._thread.state import STATE, opaquely, quietly
 from amanda_driver_torch._torch.facts import FACTS
-from amanda_driver_torch._torch.internals import TENSOR_METHODS, TRACING_MACHINERY
+from amanda_driver_torch._torch.internals import RELEASE, TENSOR_METHODS, TRACING_MACHINERY
 from amanda_driver_torch._torch.tensor_attributes import is_weight
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMESPACE", "TorchAttachment"]
 
-_VERSION = torch.__version__.partition("+")[0]
-NAMESPACE = f"pytorch/{_VERSION}/eager"
+NAMESPACE = f"pytorch/{RELEASE}/eager"
 
 # These operators represent the values of modules. They have one input and return it.
 _INPUT = Operator(unchanged, unchanged, MODULE_INPUT)
@@ -204,7 +203,7 @@ class TorchAttachment:
                 self.scopes,
                 self._labels,
                 session.persistent("pytorch.names", dict),
-                f"pytorch/{_VERSION}/compiled",
+                f"pytorch/{RELEASE}/compiled",
                 lambda site, caller: site,
                 lambda site: None,
                 self._parameters,

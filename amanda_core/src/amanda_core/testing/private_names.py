@@ -1,8 +1,9 @@
-"""Private names of a framework in the sources of its driver.
+"""Private names and releases of a framework in the sources of its driver.
 
 A private name may be gone in the next release of the framework. So a driver names all of them in
 one module, which its author checks against each release. A test of the driver searches its other
-`DriverSources` and expects to find none. Owns the search; the caller defines what is private.
+`DriverSources` and expects to find none, nor what holds for some releases only. Owns the search;
+the caller defines what is private, and how numbers of releases look.
 """
 
 from __future__ import annotations
@@ -123,6 +124,37 @@ class DriverSources:
         else:
             found = mentions_in_c(text, self._framework, self._own)
         return [f"{name}:{line}: {private}" for line, private in found]
+
+    def releases(self, name: str, numbers: str, text: str | None = None) -> list[str]:
+        """Return where a source names a release, also in comments, or reads ``__version__``.
+
+        A version that is only put into an f-string is shown, and decides nothing.
+
+        Args:
+            name: The path of the source below the driver's package.
+            numbers: A regular expression that finds numbers of releases.
+            text: Searched in its place, if it is given.
+
+        Returns:
+            The places as ``path:line: what``.
+        """
+        text = self.texts[name] if text is None else text
+        found = [
+            Mention(number, match.group())
+            for number, line in enumerate(text.splitlines(), 1)
+            for match in re.finditer(numbers, line)
+        ]
+        tree = ast.parse(text if name.endswith(".py") else "")
+        texts = (node for node in ast.walk(tree) if isinstance(node, ast.FormattedValue))
+        shown = {id(node.value) for node in texts}
+        found += [
+            Mention(node.lineno, ast.unparse(node))
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and node.attr == "__version__"
+            and id(node) not in shown
+        ]
+        return [f"{name}:{line}: {what}" for line, what in sorted(found)]
 
 
 class _Search:

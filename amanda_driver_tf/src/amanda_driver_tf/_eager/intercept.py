@@ -27,7 +27,7 @@ from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.tokens import TOKENS
 from amanda_driver_tf._interceptor_choice import INTERCEPTORS
 from amanda_driver_tf._shared.state import STATE
-from amanda_driver_tf._tensorflow_internals.eager_checks import CHECKED, problems
+from amanda_driver_tf._tensorflow_internals.eager_checks import problems
 from amanda_driver_tf._tensorflow_internals.entry_points import (
     EXECUTE,
     FAST_PATH,
@@ -51,6 +51,7 @@ from amanda_driver_tf._tensorflow_internals.tapes import (
     register_gradient_function,
     register_jvp_function,
 )
+from amanda_driver_tf._versions import VERSIONS
 
 __all__ = ["PATCHES"]
 
@@ -75,7 +76,7 @@ class _Patches(Patches):
         if found:
             raise UnsupportedError(
                 f"The eager mode does not know this TensorFlow: {'; '.join(found)}",
-                fix=f"Use TensorFlow {' or '.join(CHECKED)}",
+                fix=VERSIONS.install_tried,
             )
         ORIGINALS.find()
         # A missing attribute would go through `Tensor.__getattr__`, which is slow.

@@ -33,6 +33,7 @@ from amanda_driver_tf._tensorflow_internals.modules import (
 from amanda_driver_tf._tensorflow_internals.modules import tensor as tensor_lib
 from amanda_driver_tf._tensorflow_internals.objects import tensor_of_source
 from amanda_driver_tf._tensorflow_internals.tapes import register_gradient_function
+from amanda_driver_tf._versions import VERSIONS
 
 __all__ = ["WRAPPED", "install", "is_installed"]
 
@@ -63,7 +64,7 @@ def install() -> None:
     missing = problems()
     if missing:
         raise UnsupportedError(
-            f"This TensorFlow is not known: {'; '.join(missing)}", fix="Use TensorFlow 2.21"
+            f"This TensorFlow is not known: {'; '.join(missing)}", fix=VERSIONS.install_tried
         )
     for entry_point, wrap in (
         (GRADIENTS_HELPER, _run_of_gradients),

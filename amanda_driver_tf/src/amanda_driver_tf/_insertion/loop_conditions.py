@@ -1,6 +1,6 @@
 """Works around a crash of TensorFlow's loop optimizer in loop conditions.
 
-The optimizer of 2.21 looks up the node that a condition's comparison reads by the name of the
+The optimizer looks up the node that a condition's comparison reads by the name of the
 tensor. For an output other than the first (``node:1``) it finds no node and crashes. Host nodes
 have as many outputs as inputs, so a comparison may read such an output.
 """

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
+from amanda_driver_tf._tensorflow_internals.objects import RELEASE
 
 __all__ = ["EAGER", "FUNCTION", "GRAPH"]
 
-_VERSION = tf.__version__.partition("+")[0]
-
 #: Operators executed one by one.
-EAGER = f"tensorflow/{_VERSION}/eager"
+EAGER = f"tensorflow/{RELEASE}/eager"
 #: Nodes of a `tf.function`.
-FUNCTION = f"tensorflow/{_VERSION}/function"
+FUNCTION = f"tensorflow/{RELEASE}/function"
 #: Nodes of a graph that a `tf.compat.v1.Session` runs.
-GRAPH = f"tensorflow/{_VERSION}/graph"
+GRAPH = f"tensorflow/{RELEASE}/graph"

@@ -34,10 +34,7 @@ from amanda_driver_tf._tensorflow_internals.tapes import (
     is_initialized,
 )
 
-__all__ = ["CHECKED", "problems"]
-
-#: Versions of TensorFlow, ``major.minor``, for which these checks were written.
-CHECKED = ("2.21",)
+__all__ = ["problems"]
 
 #: Owner -> attributes that are replaced or called.
 _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from amanda_driver_tf._tensorflow_internals.modules import (
     dtypes,
     ops,
@@ -18,6 +20,7 @@ __all__ = [
     "AS_GRAPH_DEF",
     "NAME_STACK",
     "OPERATION_BY_NAME",
+    "RELEASE",
     "SCOPE_MAPS",
     "add_control_inputs",
     "as_graph_def",
@@ -52,6 +55,9 @@ __all__ = [
     "tensor_of_source",
     "variable_handle",
 ]
+
+#: The installed release, without the suffix of its build.
+RELEASE = str(tf.__version__).partition("+")[0]
 
 # Graphs.
 

@@ -1,8 +1,7 @@
 """Replaces `autograd.Function.apply` while any session is attached.
 
-Owns torch's two forms of it. Up to torch 2.13 it is a Python function, whose code is exchanged.
-Later it is a class method in C, which the extension redirects. Without the extension, an attribute
-shadows it.
+Owns what is done about torch's two forms of it. The code of a Python function is exchanged. The
+extension redirects a class method in C, or without the extension an attribute shadows it.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ from torch.autograd import Function
 from amanda_core.patching import Patch
 from amanda_driver_torch._thread.state import STATE, quietly
 from amanda_driver_torch._torch.extension import native
-from amanda_driver_torch._torch.internals import BackwardHookFunction
+from amanda_driver_torch._torch.internals import APPLY, APPLY_IS_PYTHON, BackwardHookFunction
 
 __all__ = ["HIDES_ONLY", "apply_function", "apply_unseen", "replace"]
 
-_FOUND = Function.__dict__["apply"]
-_IN_PYTHON = isinstance(_FOUND, classmethod)
 #: Whether calls through a reference to `apply` taken before a session attached are missed.
-HIDES_ONLY = not _IN_PYTHON and native is None
+HIDES_ONLY = not APPLY_IS_PYTHON and native is None
 
 _original: Callable[..., Any] | None = None
 _redirected = False
@@ -35,8 +32,8 @@ _redirected = False
 def replace() -> Callable[[], object]:
     """Replace `Function.apply` by `apply_function`; return a function that undoes this."""
     global _original, _redirected
-    if _IN_PYTHON:
-        function = _FOUND.__func__
+    if APPLY_IS_PYTHON:
+        function = APPLY.__func__
         _original = types.FunctionType(
             function.__code__,
             function.__globals__,
@@ -51,7 +48,7 @@ def replace() -> Callable[[], object]:
         return functools.partial(setattr, function, "__code__", code)
     if native is not None:
         folder = str(Path(torch.__file__).parent)
-        if native.redirect_class_method(_FOUND, apply_function, folder) is None:
+        if native.redirect_class_method(APPLY, apply_function, folder) is None:
             _original, _redirected = native.call_class_method, True
             return native.restore_class_method  # type: ignore[no-any-return]
     _original = _call_class_method
@@ -84,7 +81,7 @@ def apply_unseen(function: type[Function], *args: Any) -> Any:
     """Run `function.apply` for a function of the driver itself, which is not an operator."""
     if _redirected:
         return native.call_class_method(function, *args)
-    # Up to torch 2.13 `Function.apply` is Python over this class method in C (3.3 against 2.2 us).
+    # One in Python is itself over this class method in C (3.3 against 2.2 us).
     return super(Function, function).apply(*args)  # type: ignore[misc]
 
 
@@ -103,4 +100,4 @@ def _apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_class_method(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-    return _FOUND.__get__(None, cls)(*args, **kwargs)
+    return APPLY.__get__(None, cls)(*args, **kwargs)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 
-import torch
-
 from amanda_core.interceptors import NATIVE
+from amanda_driver_torch._torch.internals import RELEASE
+from amanda_driver_torch._torch.versions import GRAPHS_TRIED
 
 __all__ = ["why_eager"]
 
 _SETTING = "AMANDA_TORCH_COMPILED"
-# The parts of Dynamo that are used are private. Each release must be tried.
-_TRIED = ("2.13",)
 
 
 def why_eager(interceptor: str) -> str:
@@ -26,7 +24,8 @@ def why_eager(interceptor: str) -> str:
         return f"set {_SETTING}=graph to keep them compiled"
     if interceptor != NATIVE:
         return f"Dynamo cannot trace under the interceptor {interceptor}"
-    version = ".".join(torch.__version__.split(".")[:2])
-    if version not in _TRIED:
-        return f"graphs of PyTorch {version} were not tried, only those of {', '.join(_TRIED)}"
+    release = ".".join(RELEASE.split(".")[:2])
+    if release not in GRAPHS_TRIED:
+        tried = ", ".join(GRAPHS_TRIED)
+        return f"graphs of PyTorch {release} were not tried, only those of {tried}"
     return ""

@@ -103,7 +103,7 @@ _AUTOGRAD = frozenset({"_backward", "detach_", "requires_grad_", "retain_grad"})
 _STORAGE = frozenset(
     {"_fix_weakref", "const_data_ptr", "data_ptr", "record_stream", "set_", "untyped_storage"}
 )
-# Names of dimensions (torch < 2.13): metadata, although these return the tensor.
+# Names of dimensions (older releases have them): metadata, although these return the tensor.
 _DIMENSION_NAMES = frozenset({"rename", "rename_"})
 # Internals of subclasses and view replay, which torch calls and models do not.
 _SUBCLASSES = frozenset(

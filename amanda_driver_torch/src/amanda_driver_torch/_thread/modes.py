@@ -147,6 +147,6 @@ def _push(modes: list[Any]) -> None:
 
 
 def _switch_gradients(enabled: bool) -> None:
-    # torch 2.13 reports this call to function modes, too.
+    # Some releases report this call to function modes, too.
     with DisableTorchFunction():
         set_grad_enabled(enabled)

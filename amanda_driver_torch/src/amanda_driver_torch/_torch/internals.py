@@ -38,6 +38,8 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._pytree import tree_map_only
 
 __all__ = [
+    "APPLY",
+    "APPLY_IS_PYTHON",
     "BINDING_OWNERS",
     "BUILDING_METHODS",
     "CHECKPOINT_FIRST_RUNS",
@@ -51,6 +53,7 @@ __all__ = [
     "GLOBAL_MODULE_HOOKS",
     "GRADIENT_SEEDS",
     "LOOKED_AWAY",
+    "RELEASE",
     "SCRIPT_TRACING",
     "SYMBOLIC_TRACING",
     "TENSOR_METHODS",
@@ -129,6 +132,9 @@ __all__ = [
 
 _C: Any = torch._C
 _AUTOGRAD: Any = torch._C._autograd
+
+#: The installed release, without the suffix of its build.
+RELEASE = torch.__version__.partition("+")[0]
 
 # Modes.
 
@@ -280,6 +286,11 @@ def backward_class(function: type[Function]) -> type:
     """Return the type of the nodes of a custom function."""
     kind: type = function._backward_cls
     return kind
+
+
+#: `Function.apply`: a Python function up to PyTorch 2.13, and a class method in C from 2.14 on.
+APPLY: Any = vars(Function)["apply"]
+APPLY_IS_PYTHON = isinstance(APPLY, classmethod)
 
 
 def forward_ad_level() -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from amanda_core.framework_versions import FrameworkVersions
 
-__all__ = ["VARIABLE", "VERSIONS"]
+__all__ = ["GRAPHS_TRIED", "VARIABLE", "VERSIONS"]
 
 #: Environment variable that selects an interceptor.
 VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
@@ -22,3 +22,6 @@ VERSIONS = FrameworkVersions(
     variable=VARIABLE,
     self_test="amanda_driver_torch.self_test",
 )
+
+#: Releases, ``major.minor``, whose compiled callables were tried: private parts of Dynamo are used.
+GRAPHS_TRIED = ("2.13",)

@@ -1,4 +1,4 @@
-// `autograd.Function.apply` where torch implements it in C (2.14). All methods bound from the class
+// `autograd.Function.apply` where torch implements it in C. All methods bound from the class
 // method share it, so that `f = MyFunction.apply` is redirected even if it was bound earlier.
 #include "class_method.h"
 

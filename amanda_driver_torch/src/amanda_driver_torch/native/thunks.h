@@ -12,7 +12,7 @@ namespace amanda {
 
 namespace {
 
-// torch 2.13 has about 600 methods and 900 functions that are operators.
+// torch has about 600 methods and 900 functions that are operators.
 constexpr size_t MOST_METHODS = 1024, MOST_FUNCTIONS = 1536;
 constexpr size_t MOST_GETTERS = 16;
 
