@@ -337,7 +337,7 @@ def test_model_calls_no_function_of_ours_once_left() -> None:
 
     def profile(frame: Any, event: str, argument: Any) -> None:
         if event == "call" and frame.f_globals.get("__name__", "").startswith("amanda"):
-            ours.append(frame.f_code.co_qualname)
+            ours.append(frame.f_code.co_name)
 
     sys.setprofile(profile)
     try:

@@ -253,9 +253,20 @@ def page() -> str:
     ]
     for framework, title in (("torch", "PyTorch"), ("tensorflow-cpu", "TensorFlow")):
         lines += _table(framework, title, [r for r in found if r["framework"] == framework])
-    tried = {".".join(str(r["python"]).split(".")[:2]) for r in found}
-    lines += ["## Python", "", "| Python | |", "|---|---|"]
-    lines += [f"| {name} | {'run' if name in tried else 'not tried'} |" for name in PYTHONS]
+    lines += [
+        "## Python",
+        "",
+        "The releases that were run with each Python. No other pair of releases was tried. Those",
+        "of JAX 0.10 and MXNet 1.9 are tested by `nox -s jax` and `nox -s mxnet`, with the one",
+        "Python that runs them.",
+        "",
+        "| Python | PyTorch | TensorFlow |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {' | '.join(_run_with(name, framework, found) for framework in RELEASES)} |"
+        for name in PYTHONS
+    ]
     failing = [r for r in found if r["failures"]]
     if failing:
         lines += ["", "## Failures", ""]
@@ -263,6 +274,15 @@ def page() -> str:
             lines.append(f"- {r['framework']} {r['version']}, {r['interceptor']}, {r['group']}:")
             lines += [f"    - `{failure}`" for failure in r["failures"]]
     return "\n".join(lines) + "\n"
+
+
+def _run_with(python: str, framework: str, results: list[dict[str, Any]]) -> str:
+    tried = {
+        r["version"]
+        for r in results
+        if r["framework"] == framework and str(r["python"]).startswith(f"{python}.")
+    }
+    return ", ".join(v for v in RELEASES[framework] if v in tried) or "not tried"
 
 
 def _table(framework: str, title: str, results: list[dict[str, Any]]) -> list[str]:

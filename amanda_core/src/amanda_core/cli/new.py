@@ -117,7 +117,7 @@ def _words(kind: str, name: str) -> dict[str, str]:
 def _filled(kind: str, words: dict[str, str]) -> Iterator[tuple[Path, str]]:
     """Yield the path within the distribution and the content of each file."""
     waiting: list[tuple[Path, Any]] = [
-        (Path(), resources.files("amanda_core.cli").joinpath("templates", kind))
+        (Path(), resources.files("amanda_core.cli") / "templates" / kind)
     ]
     while waiting:
         path, found = waiting.pop()

@@ -191,7 +191,7 @@ class _Callback:
             if failure is None:
                 raise
             self._eager.add(code)
-            owner.note_eager(code.co_qualname, str(failure))
+            owner.note_eager(getattr(code, "co_qualname", code.co_name), str(failure))
             return self._run_eagerly()
         finally:
             self._backend.failure = before
