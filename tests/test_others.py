@@ -11,8 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = """
-import os, pathlib, sys, time
+import gc, multiprocessing, os, pathlib, sys, time
 import pytest
+import amanda
 
 @pytest.fixture
 def applied(request):
@@ -42,6 +43,12 @@ def broken(applied):
     assert applied in ("plain", "eager")
 def test_fails_in_teardown(broken): pass
 def test_fails_eagerly_too(applied): assert applied == "plain"
+def child(): sys.exit(any(isinstance(each, amanda.Handle) for each in gc.get_objects()))
+def test_fails_under_a_tool_in_a_process():
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 def test_is_the_last(): pass
 """
 CODE = """
@@ -63,7 +70,7 @@ def test_what_fails_under_a_tool_is_found(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["plain"] == {"passed": 8, "failed": 1, "skipped": 1, "expected": 1}
+    assert found["plain"] == {"passed": 9, "failed": 1, "skipped": 1, "expected": 1}
 
     watch, none = found["tools"]["watch"], found["tools"]["none"]
     assert {failure["test"]: failure["outcome"] for failure in watch["failures"]} == {
@@ -71,11 +78,13 @@ def test_what_fails_under_a_tool_is_found(tmp_path: Path) -> None:
         "test_it.py::test_crashes_under_watch": "crashed",
         "test_it.py::test_fails_in_teardown": "failed",
         "test_it.py::test_fails_eagerly_too": "failed",
+        "test_it.py::test_fails_under_a_tool_in_a_process": "failed",
     }
     assert {failure["test"]: failure["outcome"] for failure in none["failures"]} == {
         "test_it.py::test_hangs_under_none": "hung",
         "test_it.py::test_fails_in_teardown": "failed",
         "test_it.py::test_fails_eagerly_too": "failed",
+        "test_it.py::test_fails_under_a_tool_in_a_process": "failed",
     }
     for compared in (watch, none):
         eager = [failure["test"] for failure in compared["failures"] if failure["eager"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -127,9 +128,48 @@ TORCH = Suite(
     },
     package="torch",
     folder="test",
-    variables={"PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
+    # Some files use the substitute for the other device without importing it.
+    variables={"PYTORCH_PRINT_REPRO_ON_FAILURE": "0", "PYTEST_ADDOPTS": "-p torch_npu"},
     about="copies of PyTorch's tests, made for another device, in `Ascend/pytorch`; what in them "
     "needs that device or another release of PyTorch fails plain",
+)
+#: What the other copies lack. `distributed_test`, which `test_distributed_spawn` runs in several
+#: processes, is that of the installed package.
+TORCH_2_1 = Suite(
+    {
+        "distributed/test_distributed_spawn.py": 12,
+        "distributed/test_c10d_gloo.py": 12,
+        "distributed/test_c10d_spawn_gloo.py": 4,
+        "distributed/test_functional_api.py": 2,
+        "distributed/test_multi_threaded_pg.py": 2,
+        "inductor/test_cpu_repro.py": 4,
+        "inductor/test_torchinductor.py": 40,
+        "inductor/test_pattern_matcher.py": 4,
+        "inductor/test_fused_attention.py": 2,
+        "jit/*.py": 12,
+        "test_transformers.py": 200,
+        "functorch/test_vmap.py": 120,
+        "functorch/test_ops.py": 2000,
+        "functorch/test_control_flow.py": 4,
+        "functorch/test_functionalize.py": 40,
+        "export/test_export.py": 1,
+        "dynamo/test_export.py": 12,
+        "dynamo/test_repros.py": 20,
+        "dynamo/test_functions.py": 40,
+        "dynamo/test_modules.py": 20,
+        "dynamo/test_ctx_manager.py": 4,
+    },
+    package="torch",
+    folder="test",
+    variables={
+        "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
+        "PYTEST_ADDOPTS": "--noconftest",
+        "BACKEND": "gloo",
+        "WORLD_SIZE": "2",
+        "TEMP_DIR": tempfile.gettempdir(),
+    },
+    about="a copy of PyTorch's repository of April 2023, `yakov-helm/pytorch_exp`; what in it "
+    "needs that release of PyTorch fails plain",
 )
 #: Further files, among them those of the compiler; what is for the other device is skipped.
 TORCH_XPU = Suite(
@@ -156,7 +196,21 @@ TORCH_XPU = Suite(
     "them needs another release of PyTorch fails plain",
 )
 KERAS = Suite(
-    {"keras/src/**/*_test.py": 1},
+    {
+        # Folders, whose tests run in one process, since to import Keras takes longer than most.
+        **{f"keras/src/layers/{name}": 8 for name in ("attention", "convolutional", "rnn")},
+        **{f"keras/src/layers/{name}": 12 for name in ("core", "normalization", "regularization")},
+        **{f"keras/src/layers/{name}": 40 for name in ("merging", "pooling", "reshaping")},
+        "keras/src/layers/activations": 4,
+        "keras/src/layers/preprocessing": 60,
+        "keras/src/layers/layer_test.py": 4,
+        **{f"keras/src/{name}": 6 for name in ("callbacks", "models", "saving", "trainers")},
+        **{f"keras/src/{name}": 12 for name in ("losses", "metrics", "optimizers", "utils")},
+        "keras/src/ops": 200,
+        "keras/src/backend/common": 12,
+        "keras/src/backend/tensorflow": 4,
+        "keras/src/initializers": 12,
+    },
     package="keras",
     shipped=True,
     variables={"KERAS_BACKEND": "tensorflow"},
@@ -203,10 +257,15 @@ PEFT = Suite(
 SUITES: dict[str, Suite] = {
     "torch": TORCH,
     "torch-xpu": TORCH_XPU,
+    "torch-2.1": TORCH_2_1,
     "tensorflow": TENSORFLOW,
     "transformers": TRANSFORMERS,
     "accelerate": ACCELERATE,
     "peft": PEFT,
     "keras": KERAS,
-    "keras-on-torch": dataclasses.replace(KERAS, variables={"KERAS_BACKEND": "torch"}),
+    "keras-on-torch": dataclasses.replace(
+        KERAS,
+        variables={"KERAS_BACKEND": "torch"},
+        left_out={"keras/src/backend/tensorflow": "is of the other backend"},
+    ),
 }

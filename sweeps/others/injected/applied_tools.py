@@ -7,6 +7,7 @@ on `PYTHONPATH`, so it imports nothing of this repository except `amanda`.
 from __future__ import annotations
 
 import json
+import multiprocessing.context
 import sys
 import time
 import unittest
@@ -63,9 +64,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin that applies the tool and writes the outcomes."""
-    if config.getoption("--applied") == "eager":
+    applied = config.getoption("--applied")
+    if applied == "eager":
         compile_nothing()
+    if applied in TOOLS:
+        # Processes that are forked have the tool already.
+        Spawned.applied = applied
+        multiprocessing.context.SpawnContext.Process = Spawned
     config.pluginmanager.register(Applied(config))
+
+
+class Spawned(multiprocessing.context.SpawnProcess):
+    """A process that a test spawns: it runs under the tool, too."""
+
+    #: Name of the tool; set in the process of the tests, and passed on to each spawned one.
+    applied = ""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tool = self.applied
+
+    def run(self) -> None:
+        """Run what the test gave the process."""
+        with amanda.apply(TOOLS[self.tool]()):
+            super().run()
 
 
 def compile_nothing() -> None:

@@ -61,7 +61,29 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Do nothing."""
 
 
+class _Uncopied(_Finder):
+    """Finds modules of tests that a test imports and that were not copied: they have no tests."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        inside = fullname.startswith("jit.test_")
+        return importlib.machinery.ModuleSpec(fullname, self) if inside else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Uncopied.Module(spec.name)
+
+    class Module(types.ModuleType):
+        """A module; any name in it is a class without tests."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (), {})
+
+
 sys.meta_path.insert(0, _Finder())
+sys.meta_path.append(_Uncopied())
 torch.npu = importlib.import_module(f"{__name__}.npu")  # type: ignore[attr-defined]
 
 _filter: Any = common_device_type.filter_desired_device_types
