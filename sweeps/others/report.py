@@ -82,8 +82,8 @@ def write(folder: Path) -> int:
         "under two tools that change nothing. `watch` has the four analysis routines and inserts "
         "nothing. `none` runs a routine that returns `None` before and after every operator, "
         "forward and backward. A tool is applied around each test, from before its setup until "
-        "after its teardown. A test that passes without Amanda and fails under a tool, twice, is a "
-        "failure. The tests are not part of this repository.",
+        "after its teardown, and in processes that it spawns. A test that passes without Amanda "
+        "and fails under a tool, twice, is a failure. The tests are not part of this repository.",
         "",
         "This page is written by `nox -s others -- report` from the results of "
         "`nox -s others -- SUITE --from FOLDER`; do not edit it. The result of a file is kept "
