@@ -163,7 +163,7 @@ TORCH_2_1 = Suite(
     folder="test",
     variables={
         "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
-        "PYTEST_ADDOPTS": "--noconftest",
+        "PYTEST_ADDOPTS": "--noconftest -p older_torch",
         "BACKEND": "gloo",
         "WORLD_SIZE": "2",
         "TEMP_DIR": tempfile.gettempdir(),
