@@ -271,7 +271,8 @@ def page() -> str:
     if failing:
         lines += ["", "## Failures", ""]
         for r in failing:
-            lines.append(f"- {r['framework']} {r['version']}, {r['interceptor']}, {r['group']}:")
+            where = f"{r['framework']} {r['version']}, Python {r['python']}, {r['interceptor']}"
+            lines.append(f"- {where}, {r['group']}:")
             lines += [f"    - `{failure}`" for failure in r["failures"]]
     return "\n".join(lines) + "\n"
 
