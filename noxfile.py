@@ -74,8 +74,8 @@ MODELS = [
     "scikit-image",
     "torch",
 ]
-# The smaller build; `tensorflow` is the same package.
-TENSORFLOW = ["tensorflow-cpu"]
+# The smaller build; `tensorflow` is the same package. There is none for newer Pythons.
+TENSORFLOW = ["tensorflow-cpu"] if sys.version_info < (3, 14) else []
 # What the benchmark measures Amanda beside, and what draws its figure.
 PEERS = ["matplotlib", "nnsight", "torchlens"]
 #: What `nox -s tests` needs: who has just cloned the repository waits for all of it.
@@ -483,6 +483,9 @@ def test(
     """
     statuses = set()
     for shard in shards:
+        if shard.tensorflow and not TENSORFLOW:
+            session.warn("Tests on TensorFlow are left out: there is no build for this Python")
+            continue
         interceptor = shard.env.get("AMANDA_TORCH_INTERCEPTOR")
         command = [
             str(programs_of(shard.apart) / "pytest"),
@@ -507,7 +510,7 @@ def test(
         statuses.add(subprocess.call(command, cwd=ROOT, env={**os.environ, **settings}))
     if statuses - {0, NO_TESTS}:
         session.error("Tests failed")
-    if statuses == {NO_TESTS}:
+    if statuses <= {NO_TESTS}:
         session.error("No test was found for these arguments")
 
 
