@@ -33,6 +33,7 @@ from amanda_core.weights.geometry import Memory, place_in
 from amanda_core.weights.reads import Weight
 from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
 from amanda_tools.prune import Prune, PruneNM, masks
+from amanda_tools.steer import Steer
 from amanda_tools.weight_copies import Copies
 from amanda_tools.weight_coverage import elements_in
 from amanda_tools.weight_files import load_weights, save_weights
@@ -877,6 +878,21 @@ def test_watching_writes_keeps_no_session() -> None:
             layer.weight.data.mul_(0.5)
             assert handle.session is not None
             stores.append(weakref.ref(handle.session._store))
+    gc.collect()
+    assert sum(store() is not None for store in stores) <= 1
+
+
+def test_steering_weights_that_vary_keeps_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "LIMIT", 2)
+    tool = Steer("scale", factor=1.0, ops=["linear"], value="inputs", operand=1)
+    model, stores = Mixed(), []
+    for _ in range(4):
+        with amanda.apply(tool, newest := Reads()) as handle:
+            model(torch.ones(1, 2), [0, 1, 2, 3])
+            assert handle.session is not None
+            stores.append(weakref.ref(handle.session._store))
+        assert any(varies for *_, varies in newest.seen)
+        del newest
     gc.collect()
     assert sum(store() is not None for store in stores) <= 1
 

@@ -186,12 +186,14 @@ def test_invalidate_inside_the_own_analysis_keeps_what_it_asks_for() -> None:
 
 
 class Heavy(Tool):
-    """A tool whose plans refer to it."""
+    """A tool whose plans refer to it, and whose actions refer to the context."""
 
     def __init__(self) -> None:
-        self.add_inst_for_op(lambda context: context.insert_before_op(self.routine))
+        self.add_inst_for_op(
+            lambda context: context.insert_before_op(self.routine, context=context)
+        )
 
-    def routine(self, *values: Any) -> None:
+    def routine(self, *values: Any, context: OpContext) -> None:
         pass
 
 
@@ -233,7 +235,7 @@ def test_a_tool_keeps_a_bounded_number_of_sessions() -> None:
     gc.collect()
     kept = [index for index, store in enumerate(stores) if store() is not None]
     assert kept == [16, 17, 18, 19]
-    assert len(newest._amanda.logs) == 4
+    assert len(newest._amanda.stores_with_actions) == 4
 
 
 # Ids.

@@ -318,7 +318,7 @@ class Session:
     def analyse_again(self, context: OpContext, i_point: IPoint) -> None:
         """Drop what the analysis of `context` at `i_point` requested, so that it runs again."""
         for tool in self.tools:
-            tool._amanda.logs.get(self._store, {}).pop((context._key, i_point), None)
+            self._store.log_of(tool).pop((context._key, i_point), None)
         context._analysed.pop(i_point, None)
         context._plans = None
 
@@ -363,7 +363,7 @@ class Session:
             except BaseException:
                 # The rules belong to the analysis of all tools, so none of it is cached.
                 for tool in due.values():
-                    tool._amanda.logs.get(self._store, {}).pop((context._key, i_point), None)
+                    self._store.log_of(tool).pop((context._key, i_point), None)
                 raise
 
     def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
@@ -376,11 +376,11 @@ class Session:
         if not self.control.caching:
             return tools
         key = (context._key, i_point)
-        return [tool for tool in tools if key not in tool._amanda.logs.get(self._store, ())]
+        return [tool for tool in tools if key not in self._store.log_of(tool)]
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
         key = (context._key, i_point)
-        old = tool._amanda.logs.get(self._store, {}).pop(key, ())
+        old = self._store.log_of(tool).pop(key, ())
         actions: list[Action] = []
         context._recorder = (tool, i_point, actions)
         tool._amanda.analysed = True
@@ -390,7 +390,7 @@ class Session:
         finally:
             context._recorder = None
         # Looked up now: the routine may have invalidated its tool.
-        tool._amanda.logs.setdefault(self._store, {})[key] = tuple(actions)
+        self._store.log_of(tool)[key] = tuple(actions)
         if not self.control.caching and (old or actions):
             # Plans that were cached before this analysis are no longer valid.
             tool._amanda.changed()
@@ -415,7 +415,7 @@ class Session:
     def actions_of(self, context: OpContext) -> Iterator[Action]:
         """Yield the logged actions of the applied tools for an op, in tool order."""
         for tool in self.tools:
-            log = tool._amanda.logs.get(self._store)
+            log = self._store.log_of(tool)
             if not log or not self._selects(tool, context):
                 continue
             for point in IPoint:

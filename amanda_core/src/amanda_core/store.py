@@ -6,7 +6,6 @@ Owns who holds contexts and for how long. It does not read them.
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,26 +28,31 @@ Stage = tuple[tuple[int, int, tuple[bool, ...]], ...]
 class Store:
     """Keeps contexts and plans after a session, so that the same tools can resume.
 
-    Only the newest tool holds it. That tool is likely to be deleted first, and the plans hold all
-    tools.
+    Only the newest tool holds it, since that tool is likely to be deleted first. It holds all of
+    them: actions and plans do, and an action may also hold the contexts.
 
     Attributes:
+        logs: Registrations of a tool -> {(key of a context, point): its actions}.
         session: The session that uses it, or the last one that did. Contexts and plans find their
             session here, because they live longer than the session that made them.
     """
 
-    __slots__ = ("__weakref__", "contexts", "epochs", "persistent", "places", "session", "tools")
+    __slots__ = (
+        *("__weakref__", "contexts", "epochs", "logs", "persistent", "places", "session"),
+        "tools",
+    )
 
     session: Session  # Set by each session that uses the store.
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        self.tools = tuple(weakref.ref(tool, self._discard) for tool in tools)
+        self.tools = tuple(tools)
         #: (is backward, id) -> context
         self.contexts: dict[tuple[bool, int], OpContext] = {}
         #: Namespace, is backward, id of the forward op and site key -> context
         self.places: dict[tuple[Hashable, ...], OpContext] = {}
         self.epochs: dict[Stage, int] = {}
         self.persistent: dict[str, Any] = {}
+        self.logs: dict[Any, dict[Any, Any]] = {}
 
     @property
     def in_use(self) -> bool:
@@ -56,13 +60,13 @@ class Store:
         session = getattr(self, "session", None)
         return session is not None and not session.closed
 
-    def _discard(self, _: object) -> None:
-        for reference in self.tools:
-            tool = reference()
-            if tool is not None:
-                tool._amanda.logs.pop(self, None)
-                kept = tool._amanda.stores.items()
-                tool._amanda.stores = {key: store for key, store in kept if store is not self}
+    def log_of(self, tool: Tool) -> dict[Any, Any]:
+        """Return the actions of a tool, to be changed."""
+        log = self.logs.get(tool._amanda)
+        if log is None:
+            log = self.logs[tool._amanda] = {}
+            tool._amanda.stores_with_actions.add(self)
+        return log
 
     @classmethod
     def resume(cls, tools: Sequence[Tool]) -> Store:
@@ -77,5 +81,5 @@ class Store:
         stores[key] = store  # At the end: the most recently used.
         for old in list(itertools.islice(stores, max(0, len(stores) - _STORES_KEPT))):
             if not stores[old].in_use:
-                stores[old]._discard(None)
+                del stores[old]
         return store

@@ -59,9 +59,8 @@ class _Registrations:
         self.selection: Selection | None = None
         #: Called when the registrations change or the tool is invalidated.
         self.listeners: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: Store -> {(op id, point): actions}. Actions refer to their tool. They are kept here, so
-        #: that they are deleted with it. The stores are keyed weakly.
-        self.logs: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+        #: The stores that keep actions of the tool. They do not live as long as it.
+        self.stores_with_actions: weakref.WeakSet[Any] = weakref.WeakSet()
         #: Tools of one `apply` (by identity) -> the store to resume. Held by the newest of them.
         self.stores: dict[tuple[int, ...], Any] = {}
 
@@ -118,7 +117,8 @@ class Tool:
         point = IPoint.of(backward, require_outputs)
         self._amanda.routines[point].append(callback)
         # Analyse ops again that were analysed at this point without the new routine.
-        for log in self._amanda.logs.values():
+        for store in tuple(self._amanda.stores_with_actions):
+            log = store.log_of(self)
             for key in [key for key in log if key[1] is point]:
                 del log[key]
         self._amanda.changed()
@@ -250,7 +250,8 @@ class Tool:
 
         A tool with a schedule calls this. Contexts keep what tools wrote into them.
         """
-        self._amanda.logs.clear()
+        for store in tuple(self._amanda.stores_with_actions):
+            store.log_of(self).clear()
         self._amanda.changed()
 
     @property

@@ -181,15 +181,14 @@ class WeightState(Generic[T]):
 
         A tool that uses `edited` must call this in its analysis routine, for every op.
         """
-        reads, execution, held = context.weights, context.execution, weakref.ref(context)
+        reads, execution = context.weights, context.execution
         writes = execution.get("writes") or execution.get("destinations")
         # Outside of modules, an op of a loop may write one tensor now and another one later.
         if reads.uncounted or (writes and not reads.root and context.zone == "model"):
-            # Weakly: the tool keeps the action, and must not keep the session's contexts.
-            context.insert_after_op(self._written, observe=True, outputs=[], context=held)
+            context.insert_after_op(self._written, observe=True, outputs=[], context=context)
 
-    def _written(self, context: Callable[[], Any]) -> None:
-        for owner in context().weights.uncounted:
+    def _written(self, context: OpContext) -> None:
+        for owner in context.weights.uncounted:
             self._edited.pop(owner, None)
             self._stamp[0] = object()
 
