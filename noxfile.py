@@ -339,7 +339,9 @@ def references(session: nox.Session) -> None:
     """
     session.install(*REFERENCES)
     session.install("--no-deps", "pytorchfi==0.6.0")  # It asks for torchvision, and needs none.
-    session.install("./amanda_core", "./amanda_tools", "./amanda_driver_torch")
+    with tempfile.TemporaryDirectory() as temporary:
+        members = ("amanda_core", "amanda_tools", "amanda_driver_torch")
+        session.install(*(str(copy_of(member, temporary)) for member in members))
     session.run("python", "-P", "benchmarks/references.py", *session.posargs)
 
 
@@ -442,12 +444,18 @@ def environment(session: nox.Session, *packages: str, apart: str = "") -> None:
         install = ["install", *([] if new else ["-q"]), "-c", str(constraints)]
         members = []
         for member, extra in chosen.items():
-            # setuptools builds in the source tree and takes what an earlier build left there: a
-            # module deleted since would be in the wheel. A copy is clean, and so is the checkout.
-            copy = shutil.copytree(ROOT / member, Path(temporary, member), ignore=LEFT_BY_BUILDS)
-            members.append(f"{copy}{extra}")
+            members.append(f"{copy_of(member, temporary)}{extra}")
         run(session, "python", "-m", "pip", *install, *members, *packages, apart=apart)
     run(session, "python", "-m", "pip", "check", apart=apart)
+
+
+def copy_of(member: str, folder: str) -> Path:
+    """Copy the sources of a member, to be built in `folder`.
+
+    setuptools builds in the source tree and takes what an earlier build left there: a module
+    deleted since would be in the wheel. A copy is clean, and so is the checkout.
+    """
+    return shutil.copytree(ROOT / member, Path(folder, member), ignore=LEFT_BY_BUILDS)
 
 
 def environment_of(apart: str) -> Path:

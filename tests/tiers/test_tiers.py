@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +47,21 @@ def test_every_file_is_in_one_shard(noxfile: Any) -> None:
     assert sorted(files) == sorted(set(files))
     tests = [*ROOT.glob("amanda_*/tests/**/test_*.py"), *ROOT.glob("tests/**/test_*.py")]
     assert set(files) == {str(path.relative_to(ROOT)) for path in tests}
+
+
+def test_references_installs_copies_of_the_members(noxfile: Any) -> None:
+    installed: list[str] = []
+
+    def install(*arguments: str) -> None:
+        # The copies are there only now.
+        installed.extend(text for text in arguments if Path(text, "pyproject.toml").is_file())
+
+    session = SimpleNamespace(install=install, run=lambda *command: None, posargs=[])
+    noxfile.references.func(session)
+    assert {Path(path).name for path in installed} == {
+        *("amanda_core", "amanda_driver_torch", "amanda_tools")
+    }
+    assert not any(Path(path).resolve().is_relative_to(ROOT) for path in installed)
 
 
 def test_shards_take_at_most_twelve_minutes(noxfile: Any) -> None:
