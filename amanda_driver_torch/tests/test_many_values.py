@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import amanda
+from amanda_core.errors import PositionError
 from amanda_core.testing.tools import Edit, after, at_inputs, at_outputs, before, editing
 
 from .interceptors import under_both_interceptors
@@ -157,3 +159,60 @@ def test_before_and_edits_of_lists() -> None:
     with amanda.apply(editing(edit), before("cat", lambda *values: None)):
         for _ in range(3):
             equal(torch.cat(parts), torch.arange(1.0, 41.0))
+
+
+@pytest.mark.parametrize("observe", [True, False])
+def test_outputs_that_a_later_execution_lacks_are_left_out(observe: bool) -> None:
+    seen: list[tuple[str, list[int], int]] = []
+
+    def note(what: str, positions: list[int], *values: object) -> None:
+        seen.append((what, positions, len(values)))
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type != "split":
+            return
+        for positions in ([2], [0]):
+            context.insert_after_op(
+                functools.partial(note, "output", positions), outputs=positions, observe=observe
+            )
+            context.insert_before_backward_op(
+                functools.partial(note, "gradient", positions),
+                grad_outputs=positions,
+                observe=observe,
+            )
+
+    tool, expected = amanda.Tool(), []
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool):
+        for length in (6, 6, 4, 4, 6, 6):
+            parts: Any = torch.split(torch.ones(length, requires_grad=True), 2)
+            torch.cat(parts).sum().backward()
+            there = [[2], [0]] if len(parts) > 2 else [[0]]
+            expected += [(what, one, 1) for what in ("output", "gradient") for one in there]
+    assert sorted(seen) == sorted(expected)
+
+
+@pytest.mark.parametrize("observe", [True, False])
+def test_an_editor_that_lacks_some_of_its_outputs_is_refused(observe: bool) -> None:
+    seen: list[int] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type == "split":
+            context.insert_after_op(
+                lambda *values: seen.append(len(values)), outputs=[0, 2], observe=observe
+            )
+
+    tool, x = amanda.Tool(), torch.ones(6)
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool):
+        for given in [x, x, x[:4]] if observe else [x, x]:
+            split_in_twos(given)
+        if not observe:
+            with pytest.raises(PositionError, match="Position 2 was requested, but there are 2"):
+                split_in_twos(x[:4])
+        split_in_twos(x)
+    assert seen == [2, 2, 2]
+
+
+def split_in_twos(x: torch.Tensor) -> None:
+    torch.split(x, 2)

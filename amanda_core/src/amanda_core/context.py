@@ -35,7 +35,6 @@ __all__ = ["OpContext"]
 _VALUES = ("inputs", "outputs", "grad_outputs", "grad_inputs")
 #: What `fill` sets beside them; `Session.open` sets all.
 _FACTS = ("op", "attrs", "input_names", "constant", "recomputed")
-_COUNTED = "Positions are those of the op's signature, counted from 0"
 _UNSET: Any = type("_Unset", (), {"__repr__": lambda self: "<unset>"})()
 
 
@@ -79,6 +78,7 @@ class OpContext(dict[str, Any]):
         self._edits: dict[tuple[ActionKind, int], set[int]] = {}
         #: Number of outputs for which the op was analysed.
         self._output_count: int | None = None
+        self._outputs_vary = False
         #: Point -> epoch in which no analysis was due there any more.
         self._analysed: dict[IPoint, int] = {}
         if forward is None:
@@ -244,11 +244,10 @@ class OpContext(dict[str, Any]):
         if inputs is None:
             return None
         if not 0 <= position < len(inputs):
-            raise PositionError(
-                f"The op has no input {position}: it has {len(inputs)}",
-                where=self.where,
-                fix=_COUNTED,
-            )
+            from amanda_core.positions import COUNTED
+
+            wrong = f"The op has no input {position}: it has {len(inputs)}"
+            raise PositionError(wrong, where=self.where, fix=COUNTED)
         constant = self._of_op("constant") or (lambda value: value)
         return constant(inputs[position] if item is None else inputs[position][item])
 
@@ -391,6 +390,7 @@ class OpContext(dict[str, Any]):
             if self._output_count is not None:
                 # An op such as `split` has another number of outputs, so other positions.
                 session.analyse_again(self, i_point)
+                self._outputs_vary = True
             self._output_count = count
         session.analyse(self, i_point)
         if after:
@@ -554,30 +554,19 @@ class OpContext(dict[str, Any]):
         # Convert it once: an iterator would be empty after the check.
         chosen = tuple(positions) if isinstance(positions, Iterable) else (None,)
         count = self._count(kind.selects)
-        if not all(type(position) is int for position in chosen):
-            wrong = f"{kind.selects}={positions!r} is not a list of positions"
-            fix = f"Write {kind.selects}=[0] for the first"
-        elif len(set(chosen)) < len(chosen):
-            wrong = f"{kind.selects}={list(chosen)} names a position twice"
-            fix = "Name each position once"
-        else:
-            missing = [p for p in chosen if p < 0 or (count is not None and p >= count)]
-            if not missing:
-                return chosen
-            known = "" if count is None else f": it has {count} ({self._named(kind)})"
-            wrong, fix = f"The op has no {kind.selects}[{missing[0]}]{known}", _COUNTED
-        raise PositionError(wrong, where=where, fix=fix)
+        known = all(type(one) is int for one in chosen) and len(set(chosen)) == len(chosen)
+        if known and all(one >= 0 and (count is None or one < count) for one in chosen):
+            return chosen
+        from amanda_core.positions import refusal
+
+        raise refusal(self, kind, positions, chosen, count, where)
 
     def _check_aligned_outputs(self) -> None:
         # It was requested before the op had run, when the number of outputs was unknown.
         plan = self.plan(IPoint.BEFORE_BACKWARD)
         for step in (*plan.steps, *filter(None, (plan.replacement,))):
-            self._check_positions(step.action.kind, step.action.positions, step.where)
-
-    def _named(self, kind: ActionKind) -> str:
-        names = self.input_names
-        inputs = kind.selects == "inputs" or (kind.selects == "grad_inputs" and not self._backward)
-        return ", ".join(names) if inputs and names else "numbered from 0"
+            if not step.is_left_out(self._output_count or 0):
+                self._check_positions(step.action.kind, step.action.positions, step.where)
 
     def _count(self, what: str) -> int | None:
         if not self._backward:

@@ -64,6 +64,8 @@ class Step:
         positions, selected = self._select(values)
         if self._skip_none and selected and all(value is None for value in selected):
             return []
+        if not selected and self.action.positions:
+            return []  # This execution has no such outputs.
         return self._changes(positions, selected, self._call(selected))
 
     def changes(self, values: Sequence[Any], result: Any) -> list[tuple[int, Any]]:
@@ -119,12 +121,24 @@ class Step:
         try:
             return positions, [values[position] for position in positions]
         except IndexError:
+            if self.is_left_out(len(values)):
+                return (), []
             raise PositionError(
                 f"Position {max(positions)} was requested, but there are {len(values)} "
                 f"{self.action.kind.selects}, counted from 0",
                 where=self.where,
                 fix="Request existing positions, or leave them out to request all",
             ) from None
+
+    def is_left_out(self, count: int) -> bool:
+        """Return True if an execution of an op such as `split` has too few outputs, namely `count`.
+
+        An editor that has some of its positions gets an error instead.
+        """
+        if not self._context._outputs_vary or "outputs" not in self.action.kind.selects:
+            return False
+        missing = [position >= count for position in self.action.positions or ()]
+        return any(missing) if self.action.observe else bool(missing) and all(missing)
 
     def _call(self, selected: list[Any]) -> Any:
         # Faster than `with inside_routine()`: this runs at every execution of an op.
