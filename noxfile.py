@@ -124,6 +124,8 @@ TORCHAO = "torchao==0.18.0"
 LIBRARIES = [
     *("botorch", "captum", "diffusers", "e3nn", "gpytorch", "monai", "opacus", "pyro-ppl"),
     *("stable-baselines3", "torch_geometric", "torchdiffeq", "x-transformers"),
+    *("fastai", "kornia", "neuraloperator", "pytorch-ignite", "pytorch-metric-learning", "sbi"),
+    *("tianshou", "torchrl", "trl"),
 ]
 #: Libraries that the tools are compared with, which do not go with the shared environment.
 REFERENCES = [

@@ -3,7 +3,17 @@
 There is one module for each theme. Its programs register themselves in `catalog`.
 """
 
-from . import compilers, control, distributed, layouts, libraries, loops, tensors, watchers
+from . import (
+    compilers,
+    control,
+    distributed,
+    layouts,
+    libraries,
+    loops,
+    tensors,
+    trainers,
+    watchers,
+)
 from .catalog import PROGRAMS
 
 __all__ = [
@@ -15,5 +25,6 @@ __all__ = [
     "libraries",
     "loops",
     "tensors",
+    "trainers",
     "watchers",
 ]

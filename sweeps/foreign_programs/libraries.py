@@ -14,7 +14,7 @@ from torch import nn
 
 from sweeps.foreign import Note
 
-from .catalog import program
+from .catalog import WRITTEN, program
 
 
 def steps(note: Note, model: nn.Module, loss_of: Any, count: int = 3) -> None:
@@ -55,12 +55,17 @@ def exact_process(note: Note) -> None:
     note("prediction", [found.mean, found.variance])
 
 
-@program("BoTorch: a fit, and an acquisition", needs=("botorch",))
-def acquisition(note: Note) -> None:
+@program(
+    "BoTorch: a fit, and the maximum of an acquisition",
+    needs=("botorch",),
+    left_alone={"diagonal": WRITTEN},
+)
+def bayesian(note: Note) -> None:
     """Call modules before the model is one itself, and optimize by SciPy."""
     from botorch.acquisition import LogExpectedImprovement
     from botorch.fit import fit_gpytorch_mll
     from botorch.models import SingleTaskGP
+    from botorch.optim import optimize_acqf
     from gpytorch.mlls import ExactMarginalLogLikelihood
 
     x = torch.rand(8, 2, dtype=torch.double)
@@ -70,9 +75,12 @@ def acquisition(note: Note) -> None:
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs=few)
     note("fitted", list(model.parameters()))
     points = torch.rand(4, 1, 2, dtype=torch.double, requires_grad=True)
-    improvement = LogExpectedImprovement(model, y.max())(points)
+    acquisition = LogExpectedImprovement(model, y.max())
+    improvement = acquisition(points)
     improvement.sum().backward()
     note("improvement", [improvement, points.grad])
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
+    note("maximum", list(optimize_acqf(acquisition, bounds, 1, 1, 4, **few)))
 
 
 @program("Pyro: variational inference and NUTS", needs=("pyro",))

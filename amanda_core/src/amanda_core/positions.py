@@ -43,7 +43,7 @@ def refusal(
     else:
         missing = next(p for p in chosen if p < 0 or (count is not None and p >= count))
         names = context.input_names
-        gradients = kind.selects == "grad_inputs" and not context.is_backward
+        gradients = kind.selects == "grad_inputs" and not context.is_backward()
         inputs = kind.selects == "inputs" or gradients
         listed = ", ".join(names) if inputs and names else "numbered from 0"
         known = "" if count is None else f": it has {count} ({listed})"
