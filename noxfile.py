@@ -566,7 +566,8 @@ def run(
 def matrix(session: nox.Session) -> None:
     """Test the drivers over the versions of their frameworks; writes docs/support.md; hours.
 
-    One release: `-- torch 2.15.0`; the page is made of all results in tests/packages/matrix.json.
+    One release: `-- torch 2.15.0`; a part: `--interceptor native --group driver`. It uses the
+    Python that runs nox. The page is made of all results in tests/packages/matrix.json.
     """
     environment(session)
     run(session, "python", "tests/packages/matrix.py", *session.posargs)
