@@ -144,6 +144,8 @@ def _process(
     command = [sys.executable, "-P", "-m", "pytest", path, "-q", "--tb=short"]
     command += ["-c", str(settings), "--rootdir", str(root), "-p", "no:cacheprovider"]
     command += ["-p", "applied_tools", "--applied", applied, "--outcomes", str(noted)]
+    # Of a folder, run what can be imported.
+    command += ["--continue-on-collection-errors"]
     command += ["--leave-out", str(_write(folder / "done", ran.outcomes))]
     if only is None:
         command += ["--every", str(file.every)]
