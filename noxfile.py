@@ -117,7 +117,7 @@ FURTHER = [
 ]
 COVERAGE = ["coverage", "pytest-cov"]
 # What tests of others import, beside what the checks do.
-OTHERS = ["keras", "parameterized", "peft", "timeout-decorator"]
+OTHERS = ["datasets", "keras", "parameterized", "peft", "timeout-decorator"]
 #: A library whose weights and optimizers the sweep uses.
 TORCHAO = "torchao==0.18.0"
 #: Libraries of which the sweep runs programs, at any release.
