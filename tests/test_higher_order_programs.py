@@ -10,11 +10,11 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
+from every_tool import EDITING, TOOLS, checked
 from torch.utils._pytree import tree_leaves
 
 import amanda
 
-from .every_tool import EDITING, TOOLS, checked
 from .higher_order_torch import PROGRAMS
 
 #: Run with the fast tests; the others with the slow ones.

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from every_tool import TOOLS
 from torch import nn
 
 import amanda
 from amanda_core.cli.reports import MARK
 from amanda_tools.report import report
-
-from .every_tool import TOOLS
 
 #: What a page may have beside its data, in bytes.
 LARGEST = 5_000_000

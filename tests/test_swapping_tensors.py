@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from every_tool import EDITING, TOOLS
 from torch import nn
 
 import amanda
-
-from .every_tool import EDITING, TOOLS
 
 X = torch.randn(4, 2, 8, 8)
 

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from every_tool import EDITING, TOOLS, checked
 from torch import nn
 
 import amanda
 from amanda_tools.quantize import Quantize
-
-from .every_tool import EDITING, TOOLS, checked
 
 Hidden = Callable[[torch.Tensor, nn.Module], Any]
 

@@ -101,6 +101,25 @@ def test_the_value_of_an_argument_is_known_while_tracing() -> None:
     assert np.array_equal(found[1], weight)
 
 
+@pytest.mark.parametrize("copied", [lax.stop_gradient, jnp.asarray, lambda x: x.astype(x.dtype)])
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_the_value_of_a_copy_is_known(jitted: bool, copied: Callable[[Any], Any]) -> None:
+    found: list[Any] = []
+    tool = amanda.Tool()
+
+    def analyse(context: amanda.OpContext) -> None:
+        value = context.value(0)
+        if context["type"] == "sin":
+            found.append(value)
+
+    tool.add_inst_for_op(analyse)
+    gradient = jax.grad(lambda x: jnp.sin(copied(x)).sum())
+    with amanda.apply(tool):
+        (jax.jit(gradient) if jitted else gradient)(X)
+    (value,) = found
+    assert np.array_equal(value, X)
+
+
 @pytest.mark.parametrize("common_type", sorted(set(DECLARATIONS.values())))
 def test_the_types_are_common_ones(common_type: str) -> None:
     assert common_type in COMMON_TYPES

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from tests.every_tool import EDITING, TOOLS, checked
+from every_tool import EDITING, TOOLS, checked
 
 import amanda
 from amanda_core.errors import UnsupportedError

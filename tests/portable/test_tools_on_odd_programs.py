@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.every_tool import EDITING, TOOLS, checked
+from every_tool import EDITING, TOOLS, checked
 
 import amanda
 from amanda_core.testing.tools import around

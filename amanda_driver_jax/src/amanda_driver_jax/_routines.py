@@ -40,24 +40,24 @@ def shown(values: Sequence[Any], staging: bool) -> list[Any]:
 
 
 #: Trace -> copies that were made in it of a value, with the same shape and dtype: the id of each,
-#: and the copy and its original.
+#: and the copy and its first original.
 _COPIES: weakref.WeakKeyDictionary[Any, dict[int, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
 
 
 def note_copy(new: Any, old: Any) -> None:
     """Note that an operator has copied a value, as JAX does to convert it to its own dtype."""
-    new, old = _values.concrete(new), _values.concrete(old)
-    if not internals.is_top_level() and _values.shape_of(new) == _values.shape_of(old):
-        _COPIES.setdefault(LOCAL.trace, {})[id(new)] = new, old
+    new, old = _values.concrete(new), original(old)
+    # JAX gives the value itself where there is nothing to convert.
+    if new is old or internals.is_top_level() or _values.shape_of(new) != _values.shape_of(old):
+        return
+    _COPIES.setdefault(LOCAL.trace, {})[id(new)] = new, old
 
 
 def original(value: Any) -> Any:
     """Return the value of which a value is a copy, or itself."""
     value = _values.concrete(value)
     copies = _COPIES.get(LOCAL.trace, {}) if LOCAL.trace is not None else {}
-    while id(value) in copies:
-        value = copies[id(value)][1]
-    return value
+    return copies[id(value)][1] if id(value) in copies else value
 
 
 def known(value: Any) -> Any:

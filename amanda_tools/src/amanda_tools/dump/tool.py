@@ -243,6 +243,8 @@ class Dump(OperatorTool["_Op"]):
         context.insert_before_op(
             self.enter, observe=True, inputs=[p for p, _ in wanted], op=op, wanted=wanted
         )
+        if "gradients" in self.values and not context.supports("late_gradients"):
+            context.insert_before_backward_op(self.take_all, observe=True, op=op)
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Insert routines that dump the outputs of an operator and the gradients arriving there."""
@@ -253,7 +255,7 @@ class Dump(OperatorTool["_Op"]):
         if "outputs" in self.values:
             wanted = [(position, "output") for position in range(len(outputs))]
             context.insert_after_op(self.leave, observe=True, op=op, wanted=wanted)
-        if "gradients" in self.values:
+        if "gradients" in self.values and context.supports("late_gradients"):
             for position, value in enumerate(outputs):
                 if is_floating(op.tensors, value):
                     context.insert_before_backward_op(
@@ -287,6 +289,12 @@ class Dump(OperatorTool["_Op"]):
             number = op.gradients.get(kind, 0)
             op.gradients[kind] = number + 1
             self._take([gradient], op, wanted, number)
+
+    def take_all(self, *gradients: Any, op: _Op) -> None:
+        """Dump the gradients of all outputs, where they arrive together."""
+        for position, gradient in enumerate(gradients):
+            if is_floating(op.tensors, gradient):
+                self.take(gradient, op, [(position, "grad_output")])
 
     def result(self) -> DumpResult:
         """Return what has been dumped so far."""

@@ -15,15 +15,24 @@ from amanda_tools.effective_path.slices import per_head, repeated, tensorflow_sl
 from amanda_tools.flops.formulas import words
 from amanda_tools.mapping import MappingTool
 
-__all__ = ["LAYER", "rules"]
+__all__ = ["BACKENDS", "LAYER", "rules"]
 
 #: Key of a context: the `LayerRule` of an operator through which paths go.
 LAYER = "effective_path.layer"
 
 
+#: The first parts of the namespaces that have rules.
+BACKENDS = ("pytorch", "tensorflow")
+
+
 def rules() -> MappingTool:
-    """Return the mapping rules for PyTorch and TensorFlow."""
-    return MappingTool([["pytorch", _by(_TORCH)], ["tensorflow", _by(_TENSORFLOW)]])
+    """Return the mapping rules for each of `BACKENDS`."""
+    return MappingTool(
+        [
+            [backend, _by(known)]
+            for backend, known in zip(BACKENDS, (_TORCH, _TENSORFLOW), strict=True)
+        ]
+    )
 
 
 def _by(known: Mapping[str, Callable[[OpContext], LayerRule | None]]) -> Callable[..., None]:

@@ -20,7 +20,7 @@ from amanda_core.results import load
 from amanda_tools.effective_path.budget import Budget
 from amanda_tools.effective_path.calls import Calls
 from amanda_tools.effective_path.gathering import Gathered
-from amanda_tools.effective_path.layers import LAYER, rules
+from amanda_tools.effective_path.layers import BACKENDS, LAYER, rules
 from amanda_tools.effective_path.model import Extraction, LayerRule, PathEnd, Variant
 from amanda_tools.effective_path.paths import extract
 from amanda_tools.effective_path.result import EffectivePathResult, Thresholds
@@ -214,7 +214,10 @@ class EffectivePath(OperatorTool["_Op"]):
         """Return why paths cannot be followed in the namespace of this context, or None if they
         can.
         """
-        known = is_eager(context.namespace) or context.namespace.startswith("tensorflow/")
+        backend = context.namespace.partition("/")[0]
+        if backend not in BACKENDS:
+            return "there are no rules for its operators"
+        known = is_eager(context.namespace) or backend == "tensorflow"
         return super().why_unsupported(context) if known else "its graphs cannot be read"
 
     def _note(

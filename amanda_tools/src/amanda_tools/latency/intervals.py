@@ -56,6 +56,10 @@ class Stack(Generic[T]):
         self._open: list[Interval[T]] = []
         self._given_up: list[Interval[T]] = []
 
+    def __contains__(self, what: T) -> bool:
+        """Return True if an execution of this is in progress."""
+        return any(interval.what is what for interval in self._open)
+
     @property
     def innermost(self) -> Interval[T] | None:
         """Return the innermost execution in progress, or None."""
@@ -79,7 +83,7 @@ class Stack(Generic[T]):
         Executions that started since and have not ended are dropped; their time counts for this
         one.
         """
-        if not any(interval.what is what for interval in self._open):
+        if what not in self:
             return None
         while True:
             interval = self._open.pop()

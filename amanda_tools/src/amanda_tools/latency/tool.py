@@ -155,6 +155,10 @@ class Latency(OperatorTool["_Op"]):
             if op.is_graph:
                 interval = self._graph.leave(op, end)
             else:
+                if op not in thread.stack and op.facts.phase == "backward":
+                    # A framework's workers may begin it in one thread and end it in another.
+                    others = self._threads.values()
+                    thread = next((other for other in others if op in other.stack), thread)
                 interval = thread.stack.leave(op, end)
                 self._give_up(thread)
             if interval is not None:

@@ -99,11 +99,13 @@ class Sparsity(OperatorTool["_Op"]):
                     self.enter, observe=True, inputs=positions, op=op, positions=positions
                 )
             context.insert_after_op(self.leave, observe=True, op=op)
+            if self.gradients and not context.supports("late_gradients"):
+                context.insert_before_backward_op(self.measure_gradients, observe=True, op=op)
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Measure the gradients of an op's outputs."""
         op = self.known(context)
-        if op is None:
+        if op is None or not context.supports("late_gradients"):
             return
         for position, value in enumerate(context.get_outputs() or ()):
             if is_real(op.facts, value):
@@ -141,6 +143,12 @@ class Sparsity(OperatorTool["_Op"]):
         """Measure the gradient of an output of one execution."""
         with self._clock, self._lock:
             self._measure(op, ("gradient", position), gradient)
+
+    def measure_gradients(self, *gradients: Any, op: _Op) -> None:
+        """Measure the gradients of all outputs of one execution, where they arrive together."""
+        for position, gradient in enumerate(gradients):
+            if is_real(op.facts, gradient):
+                self.measure_gradient(gradient, op, position)
 
     def result(self) -> SparsityResult:
         """Return what was measured so far."""
