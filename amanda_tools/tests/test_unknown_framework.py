@@ -64,12 +64,14 @@ print(json.dumps(found))
 """
 
 _NOT_ARRAYS = "its tensors are not NumPy's arrays"
+_NO_RULES = "there are no rules for its operators"
 _OF_PYTORCH = "only what PyTorch's autograd saves in eager mode can be evicted"
 #: What is known of the driver -> tool -> what its result says.
 _SAID: dict[str, dict[str, str]] = {
     "facts": {
         "quantize": f"not supported on toy/1.2.3/eager: {_NOT_ARRAYS}",
         "rematerialize": f"not supported on toy/1.2.3/eager: {_OF_PYTORCH}",
+        "effective_path": f"not supported on toy/1.2.3/eager: {_NO_RULES}",
         "sensitivity": f"was not measured: {_NOT_ARRAYS}",
     },
     "no facts": dict.fromkeys(
@@ -82,6 +84,7 @@ _SAID: dict[str, dict[str, str]] = {
     "fewest facts": {
         "quantize": f"not supported on toy/1.2.3/eager: {_NOT_ARRAYS}",
         "rematerialize": f"not supported on toy/1.2.3/eager: {_OF_PYTORCH}",
+        "effective_path": f"not supported on toy/1.2.3/eager: {_NO_RULES}",
         "memory": "not counted: its driver does not report where tensors lie in memory",
         "sparsity": "not measured: its driver does not read values",
         "dump": "its driver does not read values",
@@ -94,10 +97,8 @@ _SAID: dict[str, dict[str, str]] = {
             ("memory", "latency"),
             "not supported on toy/1.2.3/jit: routines do not run there when their operator does",
         ),
-        **dict.fromkeys(
-            ("graph", "effective_path"),
-            "not supported on toy/1.2.3/jit: its graphs cannot be read",
-        ),
+        "graph": "not supported on toy/1.2.3/jit: its graphs cannot be read",
+        "effective_path": f"not supported on toy/1.2.3/jit: {_NO_RULES}",
     },
 }
 

@@ -214,11 +214,14 @@ class EffectivePath(OperatorTool["_Op"]):
         """Return why paths cannot be followed in the namespace of this context, or None if they
         can.
         """
+        why = super().why_unsupported(context)
+        if why is not None:
+            return why
         backend = context.namespace.partition("/")[0]
         if backend not in BACKENDS:
             return "there are no rules for its operators"
         known = is_eager(context.namespace) or backend == "tensorflow"
-        return super().why_unsupported(context) if known else "its graphs cannot be read"
+        return None if known else "its graphs cannot be read"
 
     def _note(
         self, execution: Execution, inputs: Sequence[Any], listed: Sequence[list[Any]], op: _Op
