@@ -256,9 +256,9 @@ def page() -> str:
     lines += [
         "## Python",
         "",
-        "The releases that were run with each Python. No other pair of releases was tried. Those",
-        "of JAX 0.10 and MXNet 1.9 are tested by `nox -s jax` and `nox -s mxnet`, with the one",
-        "Python that runs them.",
+        "The releases that were run with each Python. No other pair was tried. TensorFlow has no",
+        "build for Python 3.14. JAX 0.10 and MXNet 1.9 have no rows: `nox -s jax` and `nox -s",
+        "mxnet` test them with the Python that runs nox.",
         "",
         "| Python | PyTorch | TensorFlow |",
         "|---|---|---|",
