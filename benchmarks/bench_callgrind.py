@@ -5,6 +5,7 @@ A small library, compiled on the fly, starts and stops the counting.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import os
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-__all__ = ["Short", "collected", "count", "counted", "missing"]
+__all__ = ["Switch", "collected", "count", "counted", "missing", "run"]
 
 SWITCH = """\
 #include <valgrind/callgrind.h>
@@ -33,12 +34,35 @@ def missing() -> list[str]:
     return [program for program in ("valgrind", "cc") if shutil.which(program) is None]
 
 
-def count(script: str) -> dict[str, int]:
+def run(
+    parser: argparse.ArgumentParser,
+    inside: Callable[[Path, list[str]], None],
+    outside: Callable[[argparse.Namespace], None],
+) -> None:
+    """Run a benchmark: `outside` calls `count`, which runs the script again for `inside`.
+
+    Args:
+        parser: The parser of the benchmark's arguments.
+        inside: Called inside valgrind with the library and the names that `count` was given.
+        outside: Called with the arguments, unless a required program is missing.
+    """
+    parser.add_argument("--inside", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside is not None:
+        inside(Path(options.inside[0]), options.inside[1:])
+    elif absent := missing():
+        print(f"No instructions are counted: no {' and no '.join(absent)}.", file=sys.stderr)
+    else:
+        outside(options)
+
+
+def count(script: str, *names: str) -> dict[str, int]:
     """Return the number of instructions for each name passed to `counted`, in the order of
     counting.
 
     Args:
-        script: The benchmark. It is called with ``--inside`` and the path of a library.
+        script: The benchmark, which calls `run`.
+        *names: What it has to count.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -48,7 +72,7 @@ def count(script: str) -> dict[str, int]:
         command = [
             *("valgrind", "--tool=callgrind", "--instr-atstart=no"),
             f"--callgrind-out-file={folder / 'counts'}",
-            *(sys.executable, script, "--inside", str(library)),
+            *(sys.executable, script, "--inside", str(library), *names),
         ]
         # The same hashes of strings in each run.
         subprocess.run(command, check=True, env=os.environ | {"PYTHONHASHSEED": "0"})
@@ -102,10 +126,8 @@ def counted(
             gc.enable()
 
 
-class Short:
-    """Counts many short parts of one program, all of which runs slowly from now on.
-
-    `counted` stops the counting in between, which makes valgrind translate the program again.
+class Switch:
+    """Counts short parts of one program.
 
     Args:
         library: The library that `count` has compiled.
@@ -113,11 +135,17 @@ class Short:
 
     def __init__(self, library: Path) -> None:
         self._switch = ctypes.CDLL(str(library))
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Run what is inside `with` slowly, so that parts of it can be counted."""
         self._switch.start()
+        yield
+        self._switch.stop(b"")
 
     @contextmanager
     def count(self, name: str) -> Iterator[None]:
-        """Count the instructions of what runs inside `with`."""
+        """Count the instructions of what runs inside `with`, inside of `counting`."""
         self._switch.zero()
         yield
         self._switch.dump(name.encode())

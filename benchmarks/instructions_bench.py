@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import torch
 
-from bench_callgrind import count, counted, missing
+from bench_callgrind import count, counted, run
 from bench_growth import PLAIN
 from bench_machine import machine, versions
 from bench_models import SUBJECTS
@@ -49,21 +49,15 @@ more than an idle tool costs. `nox -s bench` writes this page.
 
 
 def main() -> None:
-    """Count and write the table; inside valgrind, only count."""
+    """Count and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the same: it is short")
-    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.inside is not None:
-        run_inside(options.inside)
-        return
-    absent = missing()
-    if absent:
-        print(f"No instructions are counted: no {' and no '.join(absent)}.", file=sys.stderr)
-        return
-    counts = by_way(count(__file__))
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    OUTPUT.write_text(report(counts))
+    run(parser, run_inside, write)
+
+
+def write(_: argparse.Namespace) -> None:
+    """Count in valgrind and write the table."""
+    OUTPUT.write_text(report(by_way(count(__file__))))
     print(f"Written to {OUTPUT}", file=sys.stderr)
 
 
@@ -71,23 +65,23 @@ def by_way(dumps: dict[str, int]) -> Counts:
     """Return the instructions of one run for each way, from the counts by name."""
     counts = {}
     for name, instructions in dumps.items():
-        subject, run, way = name.split("; ")
-        counts[subject, run, way] = instructions // COUNTED
+        subject, kind, way = name.split("; ")
+        counts[subject, kind, way] = instructions // COUNTED
     return counts
 
 
-def run_inside(library: Path) -> None:
+def run_inside(library: Path, _: list[str]) -> None:
     """Run the model in each way, and tell callgrind which part to count."""
     torch.set_num_threads(1)
     subject = SUBJECTS[0]
-    for run, training in (("forward", False), ("training step", True)):
+    for kind, training in (("forward", False), ("training step", True)):
         program = subject.program(training)
         for way in [
             Way(PLAIN, program),
             *ways(INTERCEPTOR, program, subject.counted),
             Way(f"{PLAIN}, after `apply`", program),
         ]:
-            name = f"{subject.name}; {run}; {way.name}"
+            name = f"{subject.name}; {kind}; {way.name}"
             counted(library, name, way.run, way.enter(), WARM, COUNTED)
 
 
@@ -99,14 +93,14 @@ def report(counts: Counts) -> str:
         table(["machine and versions", ""], [[k, str(v)] for k, v in facts.items()]),
     ]
     for subject in dict.fromkeys(subject for subject, _, _ in counts):
-        runs = [run for name, run, way in counts if name == subject and way == PLAIN]
-        plain = {run: counts[subject, run, PLAIN] for run in runs}
+        kinds = [kind for name, kind, way in counts if name == subject and way == PLAIN]
+        plain = {kind: counts[subject, kind, PLAIN] for kind in kinds}
         rows = []
         for way in dict.fromkeys(way for name, _, way in counts if name == subject):
-            seen = [counts[subject, run, way] for run in runs]
-            ratios = [f"{n / plain[run]:.3f}" for n, run in zip(seen, runs, strict=True)]
+            seen = [counts[subject, kind, way] for kind in kinds]
+            ratios = [f"{n / plain[kind]:.3f}" for n, kind in zip(seen, kinds, strict=True)]
             rows.append([way, *ratios])
-        columns = [f"{run} ({plain[run] / 1e6:.2f} million)" for run in runs]
+        columns = [f"{kind} ({plain[kind] / 1e6:.2f} million)" for kind in kinds]
         parts += [f"## {subject}", table(["", *columns], rows)]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 

@@ -118,6 +118,21 @@ KINDS: dict[str, Kind] = {
     "nonzero": Kind("nonzero", lambda m: m.mask.nonzero()),
     "clone": Kind("clone", lambda m: m.x.clone()),
     "detach": Kind("detach", lambda m: m.x.detach()),
+    "pad": Kind("pad", lambda m: F.pad(m.x, (0, 1), value=0.0)),
+    "any": Kind("any", lambda m: m.mask.any()),
+    "&": Kind("bitwise_and", lambda m: m.mask & m.mask),
+    "~": Kind("bitwise_not", lambda m: ~m.mask),
+    "number -": Kind("rsub", lambda m: 1.0 - m.x),
+    "//": Kind("floor_divide", lambda m: m.ids // 2),
+    "/=": Kind("div_", lambda m: m.fresh.__itruediv__(m.positive)),
+    "isin": Kind("isin", lambda m: torch.isin(m.ids, m.places)),
+    "sort": Kind("sort", lambda m: torch.sort(m.rows, dim=-1)),
+    "histc": Kind("histc", lambda m: torch.histc(m.rows, bins=4, min=0, max=3)),
+    "grouped_mm": Kind(
+        "_grouped_mm", lambda m: torch._grouped_mm(m.rows, m.square, offs=m.offsets)
+    ),
+    "tensor": Kind("tensor", lambda m: torch.tensor(1.0)),
+    "empty_like": Kind("empty_like", lambda m: torch.empty_like(m.x)),
     "cos": Kind("cos", lambda m: m.x.cos()),
     "logsumexp": Kind("logsumexp", lambda m: torch.logsumexp(m.x, -1)),
 }
@@ -145,6 +160,7 @@ class Repeated(nn.Module):
         self.table = nn.Parameter(torch.randn(32, 16))
         self.mean, self.var = torch.zeros(4), torch.ones(4)
         self.ids, self.classes = torch.arange(8)[None], torch.zeros(16).long()
+        self.offsets = torch.tensor([8, 16], dtype=torch.int32)
         self.places = torch.zeros(2, 8, 1).long()
         self.leaves = {
             "x": torch.randn(2, 8, 16),

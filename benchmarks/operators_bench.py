@@ -1,28 +1,34 @@
 """Count the instructions that an empty routine costs at one operator of each kind.
 
-Uses `bench_callgrind` for the calls of `operator_kinds`. Writes docs/benchmarks/operators.md.
-Without valgrind or a C compiler it says so and writes nothing.
+Uses `bench_callgrind` for the calls of `operator_kinds`. Writes docs/benchmarks/operators.md and
+operators.json, from which `--missing` and `--only` continue. Without valgrind or a C compiler it
+says so and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import amanda
-from bench_callgrind import Short, count, missing
+from bench_callgrind import Switch, count, run
 from bench_machine import machine, versions
 from bench_report import table
-from operator_kinds import KINDS, Kind, Repeated
+from operator_kinds import KINDS, Repeated
 
 OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "operators.md"
+FIGURES = OUTPUT.with_suffix(".json")
+
+#: Kinds that are counted in one process.
+PART = 33
 
 #: Calls in one run; runs before counting, and while counting.
 CALLS, WARM, COUNTED = 4, 6, 2
@@ -67,9 +73,12 @@ def empty(*values: object) -> None:
 class One(amanda.Tool):
     """Inserts an empty routine at the operators of one type."""
 
-    def __init__(self, op_type: str, place: str) -> None:
+    #: The type; set before the operator is analysed.
+    op_type = ""
+
+    def __init__(self, place: str) -> None:
         super().__init__()
-        self.op_type, self.place = op_type, place
+        self.place = place
         self.add_inst_for_op(self.select)
         if place.startswith("raw"):
             self.add_inst_for_op(self.select_backward, backward=True)
@@ -98,37 +107,48 @@ class One(amanda.Tool):
 
 
 def main() -> None:
-    """Count and write the table; inside valgrind, only count."""
+    """Count and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the same: it is short")
-    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.inside is not None:
-        run_inside(options.inside)
-        return
-    absent = missing()
-    if absent:
-        print(f"No instructions are counted: no {' and no '.join(absent)}.", file=sys.stderr)
-        return
-    OUTPUT.write_text(report(costs(count(__file__))))
-    print(f"Written to {OUTPUT}", file=sys.stderr)
+    parser.add_argument("--quick", action="store_true", help=f"only the first {PART} kinds")
+    parser.add_argument("--missing", action="store_true", help="keep the kinds counted so far")
+    parser.add_argument("--only", nargs="+", choices=KINDS, help="count these, keep the others")
+    run(parser, run_inside, write)
 
 
-def run_inside(library: Path) -> None:
-    """Run every kind in every way, and tell callgrind which part to count."""
+def write(options: argparse.Namespace) -> None:
+    """Count in valgrind, some kinds in each process, and write the table after each."""
+    found: dict[str, dict[str, int]] = {}
+    if (options.missing or options.only) and FIGURES.exists():
+        found = json.loads(FIGURES.read_text())
+    names = options.only or [name for name in KINDS if name not in found]
+    for start in range(0, PART if options.quick else len(names), PART):
+        part = names[start : start + PART]
+        found |= costs(part, count(__file__, *part))
+        found = {name: found[name] for name in KINDS if name in found}
+        FIGURES.write_text(json.dumps(found, indent=1) + "\n")
+        OUTPUT.write_text(report(found))
+        print(f"Written to {OUTPUT}: {len(found)} of {len(KINDS)} kinds", file=sys.stderr)
+
+
+def run_inside(library: Path, names: list[str]) -> None:
+    """Run these kinds in every way, and tell callgrind which part to count."""
     torch.set_num_threads(1)
-    short = Short(library)
     gc.disable()
-    for name, kind in KINDS.items():
-        print(name, file=sys.stderr, flush=True)
-        for part, grad, where in dict.fromkeys(map(baseline, COLUMNS.values())):
-            idle = amanda.apply(One("", where))
-            repeat(short, kind, f"{name}; {part}; {grad}; {where}", part, grad, idle)
-        repeat(short, kind, f"{name}; plain", FORWARD, False, nullcontext())
-        for column, (part, grad, where) in COLUMNS.items():
-            tool = amanda.apply(One(kind.op_type, where))
-            repeat(short, kind, f"{name}; {column}", part, grad, tool)
-        gc.collect()
+    switch = Switch(library)
+    baselines = dict.fromkeys(map(baseline, COLUMNS.values()))
+    for way, (part, grad, where) in {str(idle): idle for idle in baselines}.items():
+        repeat(switch, names, way, part, grad, One(where), "")
+    for column, (part, grad, where) in COLUMNS.items():
+        repeat(switch, names, column, part, grad, One(where))
+    first = [Repeated(KINDS[name], CALLS) for name in names]
+    with torch.no_grad(), switch.counting():
+        for way, tool in (("plain", None), ("before", One("before"))):
+            with nullcontext() if tool is None else amanda.apply(tool):
+                for name, repeated in zip(names, first, strict=True):
+                    One.op_type = repeated.kind.op_type
+                    once = prepared(repeated, forward)
+                    with switch.count(f"{name}; {way}; {FIRST}"):
+                        once()
 
 
 def baseline(column: tuple[str, bool, str]) -> tuple[str, bool, str]:
@@ -138,28 +158,34 @@ def baseline(column: tuple[str, bool, str]) -> tuple[str, bool, str]:
 
 
 def repeat(
-    short: Short,
-    kind: Kind,
-    name: str,
+    switch: Switch,
+    names: list[str],
+    way: str,
     part: str,
     grad: bool,
-    extent: AbstractContextManager[object],
+    tool: One,
+    op_type: str | None = None,
 ) -> None:
-    """Count the first and the later runs of one kind in one way."""
-    repeated = Repeated(kind, CALLS)
+    """Count the later runs of all kinds in one way.
+
+    All are warm before any is counted, since valgrind translates the program again whenever the
+    counting begins.
+    """
+    print(way, file=sys.stderr, flush=True)
     step = forward if part == FORWARD else train
-    with torch.set_grad_enabled(grad), extent:
-        for number in range(WARM):
-            run = prepared(repeated, step)
-            if number:
-                run()
-            else:
-                with short.count(f"{name}; {FIRST}"):
-                    run()
-        for number in range(COUNTED):
-            run = prepared(repeated, step)
-            with short.count(f"{name}; run {number}"):
-                run()
+    several = [Repeated(KINDS[name], CALLS) for name in names]
+    with torch.set_grad_enabled(grad), amanda.apply(tool):
+        for repeated in several:
+            One.op_type = repeated.kind.op_type if op_type is None else op_type
+            for _ in range(WARM):
+                prepared(repeated, step)()
+        with switch.counting():
+            for name, repeated in zip(names, several, strict=True):
+                for number in range(COUNTED):
+                    once = prepared(repeated, step)
+                    with switch.count(f"{name}; {way}; run {number}"):
+                        once()
+    gc.collect()
 
 
 def prepared(repeated: Repeated, step: Callable[[Repeated], object]) -> Callable[[], object]:
@@ -184,16 +210,16 @@ def train(repeated: Repeated) -> None:
         torch.autograd.backward(results, repeated.gradients)
 
 
-def costs(counts: dict[str, int]) -> dict[str, dict[str, int]]:
+def costs(names: list[str], counts: dict[str, int]) -> dict[str, dict[str, int]]:
     """Return the instructions of one operator by kind and column."""
     found: dict[str, dict[str, int]] = {}
-    for name in KINDS:
+    for name in names:
         row = found[name] = {}
-        step, forward = (later(counts, f"{name}; {part}; True; before") for part in (STEP, FORWARD))
+        step, forward = (later(counts, f"{name}; {(p, True, 'before')}") for p in (STEP, FORWARD))
         for column, way in COLUMNS.items():
             if way[0] == STEP and step < 1.02 * forward:
                 continue
-            idle = later(counts, "; ".join(map(str, (name, *baseline(way)))))
+            idle = later(counts, f"{name}; {baseline(way)}")
             row[column] = round((later(counts, f"{name}; {column}") - idle) / CALLS)
         first = f"{name}; before; {FIRST}", f"{name}; plain; {FIRST}"
         row[FIRST] = round((counts[first[0]] - counts[first[1]]) / CALLS)
