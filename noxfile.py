@@ -272,6 +272,7 @@ def bench(session: nox.Session) -> None:
         "bench",
         "instructions_bench",
         "operators_bench",
+        "tools_bench",
         "tensorflow_bench",
         "profilers_bench",
     ):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from amanda_core.tool import Tool
 
-__all__ = ["Action", "ActionKind", "IPoint", "Positions", "Routine", "staged"]
+__all__ = ["POINTS", "Action", "ActionKind", "IPoint", "Positions", "Routine", "staged"]
 
 #: An instrumentation routine. It gets the selected values and the keyword arguments of its action.
 Routine = Callable[..., Any]
@@ -51,7 +51,9 @@ class IPoint(Enum):
         return _ORDER[self]
 
 
-_ORDER = {point: rank for rank, point in enumerate(IPoint)}
+#: All points; iterating over the class itself takes much longer.
+POINTS = tuple(IPoint)
+_ORDER = {point: rank for rank, point in enumerate(POINTS)}
 
 
 class ActionKind(Enum):

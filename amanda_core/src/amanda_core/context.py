@@ -79,6 +79,8 @@ class OpContext(dict[str, Any]):
         #: Number of outputs for which the op was analysed.
         self._output_count: int | None = None
         self._outputs_vary = False
+        #: Whether a tool has ever requested an action here; set by the session.
+        self._has_actions = False
         #: Point -> epoch in which no analysis was due there any more.
         self._analysed: dict[IPoint, int] = {}
         if forward is None:
@@ -407,7 +409,7 @@ class OpContext(dict[str, Any]):
         """
         session = self._store.session
         if self._plans is None or self._epoch != session.epoch:
-            self._plans = self._make_plans()
+            self._plans = self._make_plans() if self._has_actions else {}
             self._epoch = session.epoch
         return self._plans.get(i_point, EMPTY)
 

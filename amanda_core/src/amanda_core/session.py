@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from amanda_core.action import Action, IPoint
+from amanda_core.action import POINTS, Action, IPoint
 from amanda_core.containment import without_exit
 from amanda_core.context import OpContext
 from amanda_core.errors import annotate
@@ -80,9 +80,8 @@ class Session:
         #: Called after each change of `epoch`.
         self.listener: Callable[[], None] | None = None
         self._step = 0
-        self.watches_calls = self.watches_values = False
+        self.watches_calls = self.watches_values = self.contended = False
         self.call: int | None = None
-        self.contended = False
         store.session = self
         self.tools_changed()
 
@@ -287,11 +286,12 @@ class Session:
         )
         if new:
             try:
-                with inside_routine(), without_exit("A plugin fails to prepare a context"):
+                with inside_routine():
                     self._hook.amanda_prepare_context(context=context)
             except BaseException:
                 self._drop(context)  # The next call must not take it for a prepared one.
-                raise
+                with without_exit("A plugin fails to prepare a context"):
+                    raise
         return context
 
     def _new(self, backward: bool, site: Site, forward: OpContext | None) -> OpContext:
@@ -325,19 +325,22 @@ class Session:
     def analyse(self, context: OpContext, i_point: IPoint) -> None:
         """Run the analysis that is due for `context` at `i_point`."""
         if self.due(context, i_point):
-            self._hook.amanda_trigger_callback(context=context, i_point=i_point)
+            hook = self._hook.amanda_trigger_callback
+            # Without other plugins it is the core's own; the way through pluggy takes as long.
+            run = hook if len(hook.get_hookimpls()) > 1 else self.run_analysis
+            run(context=context, i_point=i_point)
+            self.due(context, i_point)  # Notes that nothing is.
 
     def due(self, context: OpContext, i_point: IPoint) -> bool:
         """Return True if `analyse` would run the analysis of a tool."""
-        if not self._analysing[i_point]:
+        caching = self.control.caching
+        done = caching and context._analysed.get(i_point) == self.epoch
+        if done or not self._analysing[i_point]:
             return False
-        if self.control.caching and context._analysed.get(i_point) == self.epoch:
-            return False
-        if self._due(context, i_point):
-            return True
-        if self.control.caching:
+        due = bool(self._due(context, i_point))
+        if caching and not due:
             context._analysed[i_point] = self.epoch
-        return False
+        return due
 
     def run_analysis(self, context: OpContext, i_point: IPoint) -> None:
         """Run the rules and analysis routines of the applied tools, in order.
@@ -367,16 +370,14 @@ class Session:
                 raise
 
     def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
-        tools = [
+        caching, key = self.control.caching, (context._key, i_point)
+        return [
             tool
             for tool in self._analysing[i_point]
+            if not (caching and key in self._store.log_of(tool))
             # Rules serve other tools as well, so a selection does not restrict them.
-            if not tool._amanda.routines[i_point] or self._selects(tool, context)
+            and (not tool._amanda.routines[i_point] or self._selects(tool, context))
         ]
-        if not self.control.caching:
-            return tools
-        key = (context._key, i_point)
-        return [tool for tool in tools if key not in self._store.log_of(tool)]
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
         key = (context._key, i_point)
@@ -391,6 +392,7 @@ class Session:
             context._recorder = None
         # Looked up now: the routine may have invalidated its tool.
         self._store.log_of(tool)[key] = tuple(actions)
+        context._has_actions |= bool(actions)
         if not self.control.caching and (old or actions):
             # Plans that were cached before this analysis are no longer valid.
             tool._amanda.changed()
@@ -416,10 +418,9 @@ class Session:
         """Yield the logged actions of the applied tools for an op, in tool order."""
         for tool in self.tools:
             log = self._store.log_of(tool)
-            if not log or not self._selects(tool, context):
-                continue
-            for point in IPoint:
-                yield from log.get((context._key, point), ())
+            if log and self._selects(tool, context):
+                for point in POINTS:
+                    yield from log.get((context._key, point), ())
 
     # For drivers: errors, warnings, steps and scopes.
 

@@ -141,6 +141,8 @@ def _hide_from_modes(function: Callable[..., R]) -> Callable[..., R]:
     """Wrap `function` so that the user's function modes do not see it."""
 
     def run(*arguments: Any) -> R:
+        if not function_mode_count():
+            return function(*arguments)
         with suspended_modes():
             return function(*arguments)
 

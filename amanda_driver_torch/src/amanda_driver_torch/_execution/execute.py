@@ -336,11 +336,13 @@ class Run:
         return None if returned is None else restructure(returned, results)
 
     def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
-        if self.session.due(context, i_point):
-            # Tensors made by analysis are kept, and may be used with gradients later.
-            with torch.inference_mode(False):
-                return call_routine(context.trigger_callback, i_point)
-        return context.trigger_callback(i_point)
+        if not self.session.due(context, i_point):
+            return context.trigger_callback(i_point)
+        if not torch.is_inference_mode_enabled():
+            return call_routine(context.trigger_callback, i_point)
+        # Tensors made by analysis are kept, and may be used with gradients later.
+        with torch.inference_mode(False):
+            return call_routine(context.trigger_callback, i_point)
 
     def passes_weights_on(self) -> bool:
         """Return True if other ops compute with the weights that this one reads."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -49,24 +49,63 @@ def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
 def zone_of() -> str:
     """Return which part of a program runs, by the frames from the call up to the user's first."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code not in BOUNDARY:
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith("torch.optim."):
-            return "optimizer"
-        if module == "torch.nn.init":
-            return "init"
-        name = frame.f_code.co_name
-        if name == "step" or name in BUILDING_METHODS:
+    while frame is not None:
+        role = _ROLES.get(id(frame.f_code)) or _role_of(frame)
+        if role.ends:
+            return "model"
+        if role.zone:
+            return role.zone
+        if role.owned:
             owner = local_of(frame, "self")
-            if isinstance(owner, nn.Module) and name in BUILDING_METHODS:
+            if isinstance(owner, nn.Module) and role.builds:
                 return "init"
             if isinstance(owner, torch.optim.Optimizer):
                 return "optimizer"
-        if not (is_torchs(frame.f_globals) or is_own(frame.f_code)):
+        if role.users:
             # Further out it may be an optimizer that calls the user's closure.
             return "init" if _is_building(frame) else "model"
         frame = frame.f_back
     return "model"
+
+
+class _Role(NamedTuple):
+    """What a code object says about the part of a program that runs.
+
+    Attributes:
+        code: The code, held so that its address is not used again.
+        ends: Whether it is a boundary of call sites.
+        zone: The zone that it is in, whatever calls it; or an empty string.
+        owned: Whether its `self` may decide.
+        builds: Whether it builds, if it is a module's; `runs`: whether it runs one.
+        users: Whether it is the user's.
+    """
+
+    code: CodeType
+    ends: bool
+    zone: str
+    owned: bool
+    builds: bool
+    runs: bool
+    users: bool
+
+
+#: By id of the code object: comparing code objects takes longer than all the rest.
+_ROLES: dict[int, _Role] = {}
+_ROLES_KEPT = 16384
+
+
+def _role_of(frame: FrameType) -> _Role:
+    code, namespace = frame.f_code, frame.f_globals
+    module = str(namespace.get("__name__", ""))
+    zone = "init" * (module == "torch.nn.init") or "optimizer" * module.startswith("torch.optim.")
+    builds = code.co_name in BUILDING_METHODS
+    users = not (is_torchs(namespace) or is_own(code))
+    owned = builds or code.co_name == "step"
+    role = _Role(code, code in BOUNDARY, zone, owned, builds, code.co_name == "forward", users)
+    if len(_ROLES) > _ROLES_KEPT:
+        _ROLES.clear()
+    _ROLES[id(code)] = role
+    return role
 
 
 def _is_building(frame: FrameType | None) -> bool:
@@ -74,13 +113,15 @@ def _is_building(frame: FrameType | None) -> bool:
 
     A library does so in functions of its own, which its models' constructors and loaders call.
     """
-    while frame is not None and frame.f_code not in BOUNDARY:
-        name = frame.f_code.co_name
-        if name in BUILDING_METHODS or name == "forward":
+    while frame is not None:
+        role = _ROLES.get(id(frame.f_code)) or _role_of(frame)
+        if role.ends:
+            return False
+        if role.builds or role.runs:
             owner = local_of(frame, "self" if "self" in frame.f_code.co_varnames else "cls")
             kind = owner if isinstance(owner, type) else type(owner)
             if issubclass(kind, nn.Module):
-                return name in BUILDING_METHODS  # A constructor may run the model.
+                return role.builds  # A constructor may run the model.
         frame = frame.f_back
     return False
 

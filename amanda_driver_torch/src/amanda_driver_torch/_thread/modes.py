@@ -116,6 +116,8 @@ def call_routine(function: Callable[[T], R], argument: T, autodiff: bool = False
     if switch:
         _switch_gradients(False)
     try:
+        if not STATE.suspended:
+            return function(argument)
         with resumed_modes():
             return function(argument)
     finally:
