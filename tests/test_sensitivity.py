@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import amanda
 from amanda_tools.sensitivity import (
@@ -156,6 +157,26 @@ def test_operators_that_write_or_draw_are_not_executed_again() -> None:
     torch.manual_seed(0)
     F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("packed", [False, True])
+def test_dropout_of_recurrent_layers_draws_as_without_the_tool(kind: Any, packed: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = kind(3, 4, 2, dropout=0.5), torch.randn(5, 2, 3)
+    given = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3])) if packed else x
+
+    def values() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        return [layer(given)[0][0], layer(given)[0][0], torch.get_rng_state()]
+
+    plain = values()
+    with amanda.apply(Sensitivity()):
+        assert all(map(torch.equal, values(), plain))
+    tool = Sensitivity()
+    with amanda.apply(tool), torch.no_grad():
+        layer.eval()(given)  # It has no dropout, so it is measured.
+    assert tool.result().to_dataframe().shape[0] > 0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])

@@ -255,7 +255,11 @@ def _is_repeatable(context: OpContext) -> bool:
         return False
     given = dict(zip(context.input_names, inputs, strict=False))
     scaled = given.get("alpha") not in (None, 1)
-    return given.get("out") is None and not given.get("dropout_p") and not scaled
+    # Attention's `dropout_p`, and the `dropout` of recurrent layers, which have `train`, too.
+    rates = [rate for name, rate in given.items() if name.startswith("dropout")]
+    drops = any(isinstance(rate, (int, float)) and rate for rate in rates)
+    draws = drops and given.get("train", True)
+    return given.get("out") is None and not draws and not scaled
 
 
 def _add(first: Any, second: Any, *rest: Any) -> Any:
