@@ -209,6 +209,8 @@ def _runs(program: Program) -> list[Seen]:
     importlib.import_module("torch._dynamo")
     for module in program.needs:
         importlib.import_module(module)
+    # The first run imports, and an import may draw random numbers.
+    run(program, "plain")
     found = []
     before: Fingerprint = {}
     for interceptor, how in RUNS:

@@ -365,3 +365,25 @@ def test_budgets_are_bytes_or_text() -> None:
         Rematerialize("much")
     with pytest.raises(ValueError, match="neighborhood, classes, local"):
         Rematerialize(heuristic="oldest")  # type: ignore[arg-type]
+
+
+class Overriding:
+    """Not a tensor, and overrides PyTorch's functions."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return cls(function([one.values for one in args[0]], *args[1:], **(kwargs or {})))
+
+
+def test_objects_that_override_operators_compute_them() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with amanda.apply(Rematerialize(0, strict=False)):
+        found = torch.stack([Overriding(x * 2), Overriding(x)])  # type: ignore[list-item]
+        found.values.square().sum().backward()  # type: ignore[operator]
+    assert x.grad is not None
+    assert x.grad.tolist() == [10.0] * 3

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sweeps.foreign import Note
 
-from .catalog import program
+from .catalog import WRITTEN, program
+from .compilers import TRANSFORMS
 from .libraries import steps
 
 
@@ -36,7 +37,11 @@ def learner(note: Note) -> None:
     note("parameters", list(model.state_dict().values()))
 
 
-@program("TorchRL: PPO's loss over TensorDicts", needs=("torchrl", "tensordict"))
+@program(
+    "TorchRL: PPO's loss over TensorDicts",
+    needs=("torchrl", "tensordict"),
+    notice=TRANSFORMS,
+)
 def clipped_policy(note: Note) -> None:
     """Pass values between modules by name, and estimate advantages without gradients."""
     from tensordict import TensorDict
@@ -110,7 +115,11 @@ def engine(note: Note) -> None:
     note("parameters", [*model.parameters(), *average.ema_model.parameters()])
 
 
-@program("neuraloperator: a Fourier neural operator", needs=("neuralop",))
+@program(
+    "neuraloperator: a Fourier neural operator",
+    needs=("neuralop",),
+    left_alone={"view_as_real": WRITTEN},
+)
 def fourier_operator(note: Note) -> None:
     """Multiply modes of a spectrum by complex weights."""
     from neuralop.models import FNO

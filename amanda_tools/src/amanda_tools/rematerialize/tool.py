@@ -160,14 +160,22 @@ def _is_suited(namespace: str) -> bool:
 
 
 def _is_pure(context: OpContext) -> bool:
-    """Return True if an operator can be repeated: it writes nothing, and draws from no generator of
-    the program's own.
+    """Return True if an operator can be repeated: it writes nothing, draws from no generator of
+    the program's own, and is PyTorch's.
     """
     name = context.op_type
     in_place = name.endswith("_") and not name.endswith("__")
     in_place = in_place or name in ("__setitem__", "out") or bool(re.match(r"__i\w+__$", name))
     in_place = in_place and name not in ("__invert__", "__index__", "__int__")
-    return not in_place and not context.attrs.keys() & {"out", "generator"}
+    if in_place or context.attrs.keys() & {"out", "generator"}:
+        return False
+    # An object that overrides operators, such as a TensorDict, computes what it likes.
+    facts, values = context.facts, list(context.get_inputs() or ())
+    values += [item for value in values if isinstance(value, (list, tuple)) for item in value]
+    return not any(
+        hasattr(type(value), "__torch_function__") and not (facts and facts.is_tensor(value))
+        for value in values
+    )
 
 
 def _bytes(text: int | str) -> int:
