@@ -12,7 +12,7 @@ from amanda_core import Session, Site
 from amanda_core.contiguous_memory import contiguous
 from amanda_core.execution import OpRecord, deferring, spread
 from amanda_core.module_paths import inside, modules_of
-from amanda_core.path_sites import PathSites
+from amanda_core.path_sites import ModulePlace, PathSites, StructuralLabels
 from amanda_core.sites import USER, Rules
 from amanda_core.weights.geometry import Memory
 from amanda_core.zones import zone_of
@@ -101,12 +101,12 @@ def test_ops_are_told_apart_by_path_line_and_occurrence() -> None:
     rules = Rules(lambda code, namespace: USER, lambda: "model")
     sites = PathSites(rules, "toy/1/eager")
 
-    def call(path: str, counts: dict[Any, int]) -> OpRecord:
-        return sites.locate("relu", sys._getframe(), "Net", path, counts)
+    def call(path: str, part: object) -> OpRecord:
+        return sites.locate("relu", sys._getframe(), ModulePlace("Net", path), part)
 
     def run() -> list[OpRecord]:
-        counts: dict[Any, int] = {}
-        return [call(path, counts) for path in ("a", "a", "b")]
+        part = Rules(lambda code, namespace: USER, lambda: "model")  # It can be held weakly.
+        return [call(path, part) for path in ("a", "a", "b")]
 
     # Both from one line: callers are a part of the identity.
     (one, two, other), again = [run() for _ in range(2)]
@@ -115,13 +115,20 @@ def test_ops_are_told_apart_by_path_line_and_occurrence() -> None:
     assert again == [one, two, other]
 
 
+def test_models_of_one_structure_share_a_label() -> None:
+    labels = StructuralLabels()
+    given = [("Net", [3]), ("Net", [4]), ("Net", [3]), ("Other", [4])]
+    found = [labels.label(name, structure) for name, structure in given]
+    assert found == ["Net", "Net#2", "Net", "Other"]
+
+
 def test_callers_of_a_module_do_not_matter() -> None:
     rules = Rules(lambda code, namespace: USER, lambda: "model")
     sites = PathSites(rules, "toy/1/eager")
 
     def method(around: bool) -> OpRecord:
         frame = sys._getframe()
-        return sites.locate("relu", frame, "Net", "a", {}, frame if around else None)
+        return sites.locate("relu", frame, ModulePlace("Net", "a", frame if around else None))
 
     def callers(around: bool) -> set[OpRecord]:
         first = method(around)

@@ -1,15 +1,16 @@
 """Reads a local variable of a running function and leaves no copy of the variables behind.
 
-Drivers import it; the engine does not.
+Owns also the search for the objects whose methods run. Drivers import it; the engine does not.
 """
 
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["local_of"]
+__all__ = ["local_of", "methods_around"]
 
 #: References to a dictionary that only a frame holds: the frame's, a variable, and an argument.
 _FRAMES_OWN = 3
@@ -26,3 +27,27 @@ def local_of(frame: FrameType, name: str) -> Any:
     if type(values) is dict and sys.getrefcount(values) <= _FRAMES_OWN:
         values.clear()
     return found
+
+
+def methods_around(
+    frame: FrameType | None, counts: Callable[[CodeType], bool] = lambda code: True
+) -> Iterator[tuple[Any, FrameType]]:
+    """Yield the objects whose methods run, innermost first, each with the frame of its method.
+
+    An object may be anything, so nothing but its type should be read before that is known.
+
+    Args:
+        frame: The frame at which the search begins.
+        counts: Returns False for code that is not looked at.
+    """
+    while frame is not None:
+        code = frame.f_code
+        # Before Python 3.13 reading would write into the dictionary that `locals()` returned.
+        if (
+            code.co_varnames[:1] == ("self",)
+            and "locals" not in code.co_names
+            and counts(code)
+            and (owner := local_of(frame, "self")) is not None
+        ):
+            yield owner, frame
+        frame = frame.f_back

@@ -6,14 +6,51 @@ Such as functional frameworks, in which modules are made again at each call. The
 
 from __future__ import annotations
 
+import weakref
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from amanda_core import sites
 from amanda_core.execution import OpRecord
 from amanda_core.scopes import OUTSIDE, Labels, Scope, Scopes
 
-__all__ = ["PathSites"]
+__all__ = ["ModulePlace", "PathSites", "StructuralLabels"]
+
+
+class ModulePlace(NamedTuple):
+    """Where a module that runs is.
+
+    Attributes:
+        root: The label of its model; empty outside of models.
+        path: Its path there.
+        around: The frame of its method, so that callers of it do not matter; None if the path does
+            not tell which module it is.
+    """
+
+    root: str
+    path: str
+    around: FrameType | None = None
+
+
+class StructuralLabels:
+    """Labels of models that programs make again and again: those of one structure share one."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[Any]] = {}
+
+    def label(self, name: str, structure: Any) -> str:
+        """Return the label of a model.
+
+        Args:
+            name: The name of its class.
+            structure: What distinguishes it from others of this name, such as the names and shapes
+                of its parameters. It is compared by value.
+        """
+        same = self._known.setdefault(name, [])
+        if structure not in same:
+            same.append(structure)
+        number = same.index(structure) + 1
+        return name if number == 1 else f"{name}#{number}"
 
 
 class PathSites:
@@ -26,6 +63,7 @@ class PathSites:
 
     def __init__(self, rules: sites.Rules, namespace: str) -> None:
         self._scopes: dict[tuple[str, str], Scope] = {}
+        self._counts: weakref.WeakKeyDictionary[Any, dict[Any, int]] = weakref.WeakKeyDictionary()
         self._sites: sites.Sites[OpRecord] = sites.Sites(
             rules,
             None,
@@ -41,21 +79,20 @@ class PathSites:
         self,
         op_type: str,
         frame: FrameType,
-        root: str,
-        path: str,
-        counts: dict[Any, int],
-        around: FrameType | None = None,
+        place: ModulePlace,
+        part: Any = None,
     ) -> OpRecord:
         """Return the record of the op that is being called, and count this occurrence.
 
         Args:
             op_type: Its type.
             frame: The frame that calls it.
-            root: Label of the model that runs; empty outside of models.
-            path: The path of the module there.
-            counts: How often each op was passed in the part of the program that runs.
-            around: The frame of the module's method, if callers of it do not matter.
+            place: Where the module that runs is.
+            part: The part of the program that runs, in which occurrences are counted; it is held
+                weakly. None if each call is the first one.
         """
+        root, path, around = place
+        counts = {} if part is None else self._counts.setdefault(part, {})
         scope = OUTSIDE
         if root or path:
             number = len(self._scopes) + 1

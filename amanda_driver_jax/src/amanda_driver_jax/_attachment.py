@@ -13,10 +13,11 @@ from jax.extend.core.primitives import jit_p
 
 from amanda_core import CoverageGap, Session
 from amanda_core.execution import OpRecord
-from amanda_driver_jax._call_sites import OpTable, Place, is_traced, is_user_call
+from amanda_core.path_sites import ModulePlace
+from amanda_driver_jax import _jax_internals as internals
+from amanda_driver_jax._call_sites import OpTable, is_user_call
 from amanda_driver_jax._execution import Execution, op_type_of
 from amanda_driver_jax._interception import PATCHES, plain_bind, plain_call
-from amanda_driver_jax._jax_internals import is_top_level
 from amanda_driver_jax._modules import Models
 from amanda_driver_jax._routines import Host
 from amanda_driver_jax._trace_keys import JITTED_CALL, LOCAL, plain, set_key
@@ -25,8 +26,6 @@ from amanda_driver_jax.vocabulary import DECLARATIONS
 
 #: How many programs of one operator are kept, for arguments of different shapes.
 _PROGRAMS = 64
-
-
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 
@@ -120,35 +119,26 @@ class JaxAttachment:
         if op.is_idle(self.session) or not is_user_call(sys._getframe(2)):
             with plain():
                 return plain_call(function, info, args, kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        key = tree, tuple(map(_kind_of, leaves))
+        given = internals.dynamic_arguments(info, args, kwargs)
+        key = given.tree, tuple(map(_type_of, given.vals))
         programs = op.kept = op.kept or {}
-        program, places = programs.get(key, (None, ()))
+        program = programs.get(key)
         if program is None:
-            with plain():
-                program, values = infer(function, info, args, kwargs)
-            places = _places_of(values, leaves)
-            if len(places) < len(values):
-                outputs = self._execute(op, jit_p, values, program.params, True)
-                return jax.tree.unflatten(program.out_tree, outputs)
             if len(programs) == _PROGRAMS:
                 programs.clear()
-            programs[key] = program, places
+            with plain():
+                program = programs[key] = infer(function, info, args, kwargs)[0]
 
         def vanilla(*values: Any) -> tuple[Any, ...]:
-            given = list(leaves)
-            for place, value in zip(places, values, strict=True):
-                given[place] = value
-            args, kwargs = jax.tree.unflatten(tree, given)
+            args, kwargs = given.update(values).unflatten()
             return tuple(jax.tree.leaves(plain_call(function, info, args, kwargs)))
 
-        values = [leaves[place] for place in places]
-        outputs = self._execute(op, jit_p, values, program.params, True, vanilla)
+        outputs = self._execute(op, jit_p, given.vals, program.params, True, vanilla)
         return jax.tree.unflatten(program.out_tree, outputs)
 
     # Operators.
 
-    def _module(self) -> Place | None:
+    def _module(self) -> ModulePlace | None:
         return self._state.models.place(sys._getframe(2))
 
     def bind(self, primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -156,13 +146,13 @@ class JaxAttachment:
         if not is_user_call(sys._getframe(2)):
             return plain_bind(primitive, *values, **params)
         op_type = op_type_of(primitive, params)
-        top = is_top_level()
+        top = internals.is_top_level()
         if op_type is None:
             result = plain_bind(primitive, *values, **params)
             if top:
                 self.finish(result)
             return result
-        table = self._state.jit if is_traced() else self._state.eager
+        table = self._state.jit if internals.is_compiled() else self._state.eager
         op = table.called(op_type, self._module())
         session = self.session
         if top and op.is_idle(session):
@@ -189,18 +179,9 @@ class JaxAttachment:
         return outputs
 
 
-def _kind_of(value: Any) -> Any:
-    """Return what the program of an operator depends on: a static argument, or its type."""
+def _type_of(value: Any) -> Any:
+    """Return what the program of an operator depends on: the type of an argument."""
+    kind = type(value)
     if isinstance(value, _ARRAYS):
-        return type(value), value.shape, value.dtype, getattr(value, "weak_type", False)
-    return type(value), value
-
-
-def _places_of(values: Sequence[Any], leaves: Sequence[Any]) -> list[int]:
-    """Return the positions of values among all arguments, of which others are static.
-
-    It is empty if a static argument is the same object as a value, such as a number.
-    """
-    ids = set(map(id, values))
-    places = [place for place, leaf in enumerate(leaves) if id(leaf) in ids]
-    return places if len(places) == len(values) else []
+        return kind, value.shape, value.dtype, getattr(value, "weak_type", False)
+    return kind

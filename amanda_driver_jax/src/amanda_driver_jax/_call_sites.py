@@ -9,30 +9,35 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import weakref
 from collections.abc import Mapping
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from amanda_core import sites
 from amanda_core.execution import OpRecord
-from amanda_core.path_sites import PathSites
+from amanda_core.path_sites import ModulePlace, PathSites
 from amanda_core.zones import zone_of
 from amanda_driver_jax import _jax_internals as internals
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
-_HERE = os.path.dirname(__file__) + os.sep
-_CORE = os.path.dirname(sys.modules["amanda_core"].__file__ or "") + os.sep
+_OURS = (
+    os.path.dirname(__file__) + os.sep,
+    os.path.dirname(sys.modules["amanda_core"].__file__ or "") + os.sep,
+    contextlib.__file__,
+)
 #: Libraries whose layers call operators for the user.
 _LIBRARIES = frozenset({"equinox", "flax", "haiku", "keras", "optax", "orbax"})
 
 #: The named scope of what was traced with tools. A program that evaluates its jaxpr is done.
 _MARK = "amanda:op"
 
-_OURS, _INSIDE, _API, _FORWARDING, _EVALUATION, _LIBRARY, _USERS = range(7)
+#: Whose a frame is: ours; JAX's, which runs operators of its own, is a transformation that users
+#: call, calls the function that is transformed, evaluates a jaxpr, lies between any operator and
+#: its caller, or is an operator; the user's.
+_OWN, _INSIDE, _API, _FORWARDING, _EVALUATION, _PLUMBING, _LIBRARY, _USERS = range(8)
 _sides: dict[CodeType, int] = {}
 
 
@@ -46,28 +51,30 @@ def is_library_source(source: str) -> bool:
     return _JAX in source
 
 
+def is_users_code(code: CodeType) -> bool:
+    """Return True for code of a program or of a library on JAX."""
+    return _side_of(code) == _USERS
+
+
 def _side_of(code: CodeType) -> int:
     side = _sides.get(code)
     if side is None:
-        file = code.co_filename
-        if file.startswith((_HERE, _CORE, contextlib.__file__)):
-            side = _OURS
-        elif file.startswith(_JAX):
-            side = _INSIDE if file.endswith(internals.INTERNAL_FILES) else _LIBRARY
-            side = (
-                _API if file.endswith(internals.API_FILE) and code.co_name != "device_put" else side
-            )
-            side = _FORWARDING if code.co_name in internals.FORWARDING_FUNCTIONS else side
-            side = _EVALUATION if code.co_name == "eval_jaxpr" else side
-        else:
-            side = _USERS
-        _sides[code] = side
+        side = _sides[code] = _classify(code.co_filename, code.co_name)
     return side
 
 
-def is_users_frame(frame: FrameType) -> bool:
-    """Return True for a frame of a program or of a library on JAX."""
-    return _side_of(frame.f_code) == _USERS
+def _classify(file: str, name: str) -> int:
+    if not file.startswith(_JAX):
+        return _OWN if file.startswith(_OURS) else _USERS
+    if name == "eval_jaxpr":
+        return _EVALUATION
+    if name in internals.FORWARDING_FUNCTIONS:
+        return _FORWARDING
+    if file.endswith(internals.API_FILE) and name != "device_put":
+        return _API
+    if file.endswith(internals.INTERNAL_FILES):
+        return _INSIDE
+    return _PLUMBING if file.endswith(internals.PLUMBING_FILES) else _LIBRARY
 
 
 def is_user_call(frame: FrameType | None) -> bool:
@@ -93,30 +100,13 @@ def marked() -> contextlib.AbstractContextManager[object]:
 
 def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
     side = _side_of(code)
-    if side == _OURS:
+    if side == _OWN:
         # What lies around the call that traces a function differs from call to call.
-        return sites.STOP if code.co_name == "run_traced" else sites.OWN
+        return sites.STOP if code.co_name == "trace_arguments" else sites.OWN
     if side == _USERS:
         library = str(namespace.get("__name__", "")).partition(".")[0] in _LIBRARIES
         return sites.FRAMEWORK if library else sites.USER
-    internal = side != _LIBRARY or code.co_filename.endswith(
-        internals.INTERNAL_FILES + internals.PLUMBING_FILES
-    )
-    return sites.OWN if internal else sites.FRAMEWORK
-
-
-class Place(NamedTuple):
-    """Where a module that runs is.
-
-    Attributes:
-        model: The label of its model.
-        path: Its path there.
-        around: The frame of its method; None if the path does not tell which module it is.
-    """
-
-    model: str
-    path: str
-    around: FrameType | None
+    return sites.FRAMEWORK if side == _LIBRARY else sites.OWN
 
 
 class OpTable(PathSites):
@@ -127,36 +117,19 @@ class OpTable(PathSites):
     """
 
     def __init__(self, namespace: str) -> None:
-        rules = sites.Rules(kind_of=_kind_of, zone_of=partial(zone_of, {"optax": "optimizer"}))
-        super().__init__(rules, namespace)
-        self._counts: weakref.WeakKeyDictionary[Any, dict[Any, int]] = weakref.WeakKeyDictionary()
+        zones = partial(zone_of, {"optax": "optimizer"})
+        super().__init__(sites.Rules(kind_of=_kind_of, zone_of=zones), namespace)
 
-    def called(self, op_type: str, place: Place | None) -> OpRecord:
+    def called(self, op_type: str, place: ModulePlace | None) -> OpRecord:
         """Return the op that is being called.
 
         Args:
             op_type: Its type.
             place: Where the module that runs is; None outside of any.
         """
-        model, path, around = place or ("", _named_scope(), None)
-        counts: dict[Any, int] = {}
-        if not internals.is_top_level():
-            model = model or "traced"
-            counts = self._counts.setdefault(internals.current_trace(), counts)
+        trace = None if internals.is_top_level() else internals.current_trace()
+        if place is None:
+            scopes = "/".join(name for name in internals.named_scopes() if name != _MARK)
+            place = ModulePlace("" if trace is None else "traced", scopes)
         # Where the module is called does not matter, like its caller.
-        return self.locate(op_type, sys._getframe(1), model, path, counts, around)
-
-
-def _named_scope() -> str:
-    """Return the path of the scopes that `jax.named_scope` opened."""
-    return "/".join(name for name in internals.named_scopes() if name != _MARK)
-
-
-def is_traced() -> bool:
-    """Return True inside the trace of a function that JAX compiles."""
-    trace = internals.current_trace()
-    while trace is not None:
-        if type(trace).__name__ == "DynamicJaxprTrace":
-            return True
-        trace = internals.parent_of(trace)
-    return False
+        return self.locate(op_type, sys._getframe(1), place, trace)

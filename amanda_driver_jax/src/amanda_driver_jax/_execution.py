@@ -19,10 +19,10 @@ from amanda_core.errors import UnsupportedError
 from amanda_core.execution import BackwardProgram, OpRecord, Run, backward_plans, several, spread
 from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax import _values
-from amanda_driver_jax._call_sites import is_library_source, is_traced, marked
+from amanda_driver_jax._call_sites import is_library_source, marked
 from amanda_driver_jax._interception import plain_bind
 from amanda_driver_jax._routines import Host, isolated, known, note_copy, shown
-from amanda_driver_jax._trace_keys import LOCAL, busy, plain
+from amanda_driver_jax._trace_keys import LOCAL, plain
 
 Compute = Callable[..., tuple[Any, ...]]
 _Surroundings = Callable[[], AbstractContextManager[object]]
@@ -85,7 +85,7 @@ class Execution:
         if top:  # No operator in here is instrumented, which is faster to say once.
             with plain():
                 return self._run(values, nullcontext, nullcontext)
-        self.staging = is_traced() or not all(map(_values.is_concrete, values))
+        self.staging = internals.is_compiled() or not all(map(_values.is_concrete, values))
         return self._run(values, isolated, marked)
 
     def _run(
@@ -200,8 +200,8 @@ class _Backward(BackwardProgram):
         """Return the gradients of the inputs."""
         if not self.is_active or LOCAL.hold is None:
             return tuple(self.pull(tuple(gradients)))
-        self.staging = is_traced() or not all(map(_values.is_concrete, gradients))
-        with busy(), marked():
+        self.staging = internals.is_compiled() or not all(map(_values.is_concrete, gradients))
+        with plain(), marked():
             arriving = self.enter(_values.without_float0(gradients))
             if self.replacement is not None:
                 return tuple(self.leave(self._replaced(self.replacement, arriving)))

@@ -8,15 +8,12 @@ under another key.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.core import Tracer
 from jax.extend.core import Primitive
 
 from amanda_core.patching import Patches
@@ -58,7 +55,7 @@ def plain_call(
 def _hold() -> Any:
     """Return the attachment of this thread; None if no operator is instrumented now."""
     hold = LOCAL.hold
-    return None if hold is None or LOCAL.busy or not hold.session.enabled else hold
+    return None if hold is None or LOCAL.plain or not hold.session.enabled else hold
 
 
 def _bind(primitive: Any, *values: Any, **params: Any) -> Any:
@@ -84,9 +81,7 @@ class _Done(NamedTuple):
     result: Any
 
 
-class _NoProgram:
-    effects: tuple[Any, ...] = ()
-    consts: tuple[Any, ...] = ()
+_NO_PROGRAM = jax.make_jaxpr(tuple)()
 
 
 def _infer(
@@ -105,8 +100,19 @@ def _infer(
             return PATCHES.infer(function, info, args, kwargs)  # type: ignore[no-any-return]
     if called and LOCAL.jitted is None:
         return _Done(hold.call(function, info, args, kwargs)), ()
-    with _passing(function, args, kwargs):
-        return PATCHES.infer(_traced(function), info, args, kwargs)  # type: ignore[no-any-return]
+    return trace_arguments(function, info, args, kwargs)
+
+
+def trace_arguments(
+    function: Callable[..., Any], info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return the program of a jitted function; during its trace its arguments are known."""
+    before, values = LOCAL.arguments, internals.dynamic_arguments(info, args, kwargs).vals
+    LOCAL.arguments = (*before, (internals.current_trace(), values))
+    try:
+        return PATCHES.infer(function, info, args, kwargs)  # type: ignore[no-any-return]
+    finally:
+        LOCAL.arguments = before
 
 
 def _run(
@@ -114,7 +120,7 @@ def _run(
 ) -> tuple[Any, ...]:
     """Stand in the place of `_run_python_pjit`. Without a program C++ asks again at each call."""
     if type(p) is _Done:
-        return (p.result, (), None, (), _NoProgram, None, None, ())
+        return (p.result, (), None, (), _NO_PROGRAM, None, None, ())
     return PATCHES.run(p, values, function, args, kwargs)  # type: ignore[no-any-return]
 
 
@@ -126,56 +132,3 @@ def _is_library(function: Any) -> bool:
             return False
         function = getattr(function, "__wrapped__", None)
     return True
-
-
-# Tracing.
-
-#: User's function -> the function that JAX traces in its place.
-_TRACED: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
-
-
-def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs another one, always the same, so that JAX finds its traces."""
-    try:
-        found = _TRACED.get(function)
-    except TypeError:  # It cannot be hashed, or not be referred to weakly.
-        return function
-    if found is not None:
-        return found
-    original = weakref.ref(function)
-
-    @functools.wraps(function)
-    def run_traced(*args: Any, **kwargs: Any) -> Any:
-        held = original()
-        assert held is not None
-        with _tracing(held, args, kwargs):
-            return held(*args, **kwargs)
-
-    del run_traced.__wrapped__  # It would keep the function alive.
-    _TRACED[function] = run_traced
-    return run_traced
-
-
-@contextlib.contextmanager
-def _passing(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
-    before, LOCAL.passed = LOCAL.passed, (function, jax.tree.leaves((args, kwargs)))
-    try:
-        yield
-    finally:
-        LOCAL.passed = before
-
-
-@contextlib.contextmanager
-def _tracing(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
-    """Remember inside `with` which argument each tracer stands for."""
-    called, leaves = LOCAL.passed
-    tracers = jax.tree.leaves((args, kwargs))
-    mapping: dict[int, tuple[Any, Any]] = {}
-    if called is function and len(tracers) == len(leaves):
-        pairs = zip(tracers, leaves, strict=True)
-        mapping = {id(tracer): (tracer, v) for tracer, v in pairs if isinstance(tracer, Tracer)}
-    before, LOCAL.arguments = LOCAL.arguments, (*LOCAL.arguments, mapping)
-    try:
-        yield
-    finally:
-        LOCAL.arguments = before

@@ -12,8 +12,11 @@ from typing import Any
 from jax._src import callback as callbacks
 from jax._src import core, dispatch, ffi, pjit
 from jax._src.interpreters import ad, batching, mlir
+from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import lax
+from jax._src.lib.mlir import ir
 from jax._src.source_info_util import Scope, current_name_stack
+from jax._src.tree_util import FlatTree
 from jax.extend.core import Primitive
 
 from amanda_core.errors import UnsupportedError
@@ -60,9 +63,34 @@ def is_forward_mode() -> bool:
     return type(_context.trace) is ad.JVPTrace
 
 
-def parent_of(trace: Any) -> Any:
-    """Return the transformation around another, or None."""
-    return getattr(trace, "parent_trace", None)
+def is_compiled() -> bool:
+    """Return True inside the trace of a function that JAX compiles."""
+    trace: Any = _context.trace
+    while trace is not None and type(trace) is not pe.DynamicJaxprTrace:
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
+def argument_of(tracer: Any, parent: Any) -> int | None:
+    """Return which argument a value is of the function that is being traced, or None.
+
+    Args:
+        tracer: The value.
+        parent: The transformation around the trace.
+    """
+    trace = getattr(tracer, "_trace", None)
+    if type(trace) is not pe.DynamicJaxprTrace or trace.parent_trace is not parent:
+        return None
+    return next((n for n, var in enumerate(trace.frame.invars) if var is tracer.val), None)
+
+
+def dynamic_arguments(info: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments of a jitted function that are no constants of its program.
+
+    The result has them as `vals`, `update` replaces them, and `unflatten` returns all arguments.
+    """
+    names = info.static_argnums, info.static_argnames
+    return FlatTree.flatten_static_argnums_argnames(args, kwargs, *names)
 
 
 def primal_of(tracer: Any) -> Any:
@@ -136,28 +164,10 @@ def _refuse(*_: Any, **__: Any) -> Any:
 ad.primitive_jvps[_callback] = _refuse
 
 
-def _lower(context: Any, *args: Any, function: Callable[..., Any], **_: Any) -> Any:
-    def call(*values: Any) -> tuple[Any, ...]:
-        found = callbacks.pure_callback_impl(
-            *values, result_avals=None, callback=function, sharding=None, vmap_method=None
-        )
-        return tuple(found)
-
-    sharding = callbacks._callback_op_sharding(
-        context.module_context.axis_context, None, context.avals_out
-    )
-    result, _, _ = callbacks.emit_python_callback(
-        context,
-        call,
-        None,
-        list(args),
-        context.avals_in,
-        context.avals_out,
-        has_side_effect=True,
-        returns_token=False,
-        sharding=sharding,
-    )
-    return result
+def _lower(context: Any, *args: Any, **params: Any) -> Any:
+    found = callbacks.pure_callback_lowering(context, *args, **params)
+    found[0].owner.attributes["has_side_effect"] = ir.BoolAttr.get(True)
+    return found
 
 
 mlir.register_lowering(_callback, _lower, cacheable=False)
@@ -168,7 +178,6 @@ def call_host(
 ) -> Sequence[Any]:
     """Call a function of arrays on the host, once each time that the program comes by."""
     avals = tuple(core.ShapedArray(shape.shape, shape.dtype) for shape in shapes)
-    found: Sequence[Any] = _callback.bind(
-        *values, function=function, result_avals=avals, vmap_method="sequential"
-    )
+    params = {"callback": function, "result_avals": avals, "sharding": None}
+    found: Sequence[Any] = _callback.bind(*values, **params, vmap_method="sequential")
     return found

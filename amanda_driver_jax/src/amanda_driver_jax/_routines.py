@@ -20,7 +20,7 @@ from amanda_core.errors import RoutineResultError
 from amanda_core.execution import Run, at, deferring, spread
 from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax import _values
-from amanda_driver_jax._trace_keys import LOCAL, busy, plain
+from amanda_driver_jax._trace_keys import LOCAL, plain
 
 
 def isolated() -> contextlib.AbstractContextManager[object]:
@@ -63,9 +63,10 @@ def original(value: Any) -> Any:
 def known(value: Any) -> Any:
     """Return the array that a value is, or that was passed for it to the traced function."""
     value = original(value)
-    for arguments in reversed(LOCAL.arguments):
-        if id(value) in arguments:
-            value = _values.concrete(arguments[id(value)][1])
+    for around, arguments in reversed(LOCAL.arguments):
+        place = internals.argument_of(value, around)
+        if place is not None:
+            value = _values.concrete(arguments[place])
     return value if _values.is_concrete(value) else None
 
 
@@ -127,7 +128,7 @@ class Host:
             self._guarded(run, _as_values(numbers, impls))
 
         self.is_used = True
-        with busy():
+        with plain():
             jax.debug.callback(call, *numbers)
 
     def call(
@@ -165,7 +166,7 @@ class Host:
 
         differentiated: Any = jax.custom_vjp(forward)
         differentiated.defvjp(lambda *values: (forward(*values), values), pull)
-        with busy():
+        with plain():
             return differentiated(*values)  # type: ignore[no-any-return]
 
     def constant(
@@ -177,7 +178,7 @@ class Host:
         keeps: bool = False,
     ) -> list[Any]:
         """Call a function on the host, which is not differentiated. Arguments are as in `call`."""
-        with busy():
+        with plain():
             given, impls = _as_numbers(values)
             wanted = [
                 jax.eval_shape(jax.random.key_data, shape) if _values.is_key(shape) else shape
@@ -207,12 +208,12 @@ class Host:
 
 def _stopped(values: Sequence[Any]) -> list[Any]:
     """Return values without their derivatives."""
-    with busy():
+    with plain():
         return [None if value is None else jax.lax.stop_gradient(value) for value in values]
 
 
 def _edited(old: Any, new: Any, autodiff: bool) -> Any:
-    with busy():
+    with plain():
         new = _values.cast_like(new, old)
         if autodiff or not isinstance(old, jax.core.Tracer) or not _values.is_differentiable(old):
             return new
@@ -240,7 +241,7 @@ def _impl_of(value: Any) -> Any:
 
 def _as_numbers(values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return what a callback gets for values, and the generators of those that are keys."""
-    with busy():
+    with plain():
         numbers = [jax.random.key_data(v) if _values.is_key(v) else v for v in values]
         return numbers, [_impl_of(value) for value in values]
 

@@ -7,9 +7,8 @@ this module is imported with JAX.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -22,23 +21,20 @@ class _Local(threading.local):
 
     Attributes:
         hold: The attachment of the thread's session.
-        busy: Depth of operators inside which none is instrumented.
         key: The key of the session's state; None if nothing is instrumented.
         jitted: The key inside a jitted call; None outside of all.
-        plain: Depth of code that uses the plain programs.
-        passed: The function that is looked up in JAX's cache, and its arguments.
+        plain: Depth of code in which no operator is instrumented.
         trace: The transformation in which an operator is analysed.
-        arguments: For each function that is being traced: its tracers and their arguments.
+        arguments: For each function that is being traced: the transformation around it, and its
+            arguments.
     """
 
     hold: Any = None
-    busy = 0
     key: Hashable = None
     jitted: Hashable = None
     plain = 0
-    passed: tuple[Any, Sequence[Any]] = (None, ())
     trace: Any = None
-    arguments: tuple[dict[int, tuple[Any, Any]], ...] = ()
+    arguments: tuple[tuple[Any, Sequence[Any]], ...] = ()
 
 
 LOCAL = _Local()
@@ -56,25 +52,13 @@ def _refresh() -> None:
     _KEY(None if LOCAL.plain else key).__enter__()
 
 
-@contextlib.contextmanager
-def busy() -> Iterator[None]:
-    """Instrument no operator inside `with`."""
-    LOCAL.busy += 1
-    try:
-        yield
-    finally:
-        LOCAL.busy -= 1
-
-
 class _Plain:
     def __enter__(self) -> None:
-        LOCAL.busy += 1
         LOCAL.plain += 1
         if LOCAL.plain == 1:
             _refresh()
 
     def __exit__(self, *_: object) -> None:
-        LOCAL.busy -= 1
         LOCAL.plain -= 1
         if not LOCAL.plain:
             _refresh()

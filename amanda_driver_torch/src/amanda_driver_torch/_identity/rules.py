@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from amanda_core.frame_locals import local_of
+from amanda_core.frame_locals import local_of, methods_around
 from amanda_core.scopes import Labels, Scopes
 from amanda_core.sites import FRAMEWORK, OWN, QUIET, STOP, USER, Rules
 from amanda_core.weights.parameters import Layouts, Parameters
@@ -142,21 +142,14 @@ def new_scopes() -> Scopes:
 
 def _holder_of(module: nn.Module) -> nn.Module | None:
     """Return the outermost module of which a method is running and which holds this one."""
-    frame: FrameType | None = sys._getframe(1)
     found: nn.Module | None = None
     holds: dict[int, bool] = {}
-    while frame is not None:
-        owner: Any = None
-        code = frame.f_code
-        # Before Python 3.13 reading would write into the dictionary that `locals()` returned.
-        if code.co_varnames[:1] == ("self",) and "locals" not in code.co_names:
-            owner = local_of(frame, "self")
+    for owner, _ in methods_around(sys._getframe(1)):
         # Its type alone is read: the object may be anything.
         if issubclass(type(owner), nn.Module) and owner is not module:
             if id(owner) not in holds:
                 holds[id(owner)] = any(part is module for _, part in modules_in(owner))
             found = owner if holds[id(owner)] else found
-        frame = frame.f_back
     return found
 
 
