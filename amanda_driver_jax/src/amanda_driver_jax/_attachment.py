@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -119,8 +120,8 @@ class JaxAttachment:
         if op.is_idle(self.session) or not is_user_call(sys._getframe(2)):
             with plain():
                 return plain_call(function, info, args, kwargs)
-        given = internals.dynamic_arguments(info, args, kwargs)
-        key = given.tree, tuple(map(_type_of, given.vals))
+        signature, given = internals.parsed(info, args, kwargs)
+        key = signature, tuple(map(_type_of, given))
         programs = op.kept = op.kept or {}
         program = programs.get(key)
         if program is None:
@@ -130,10 +131,12 @@ class JaxAttachment:
                 program = programs[key] = infer(function, info, args, kwargs)[0]
 
         def vanilla(*values: Any) -> tuple[Any, ...]:
-            args, kwargs = given.update(values).unflatten()
-            return tuple(jax.tree.leaves(plain_call(function, info, args, kwargs)))
+            new = args, kwargs
+            if not all(map(operator.is_, values, given)):
+                new = internals.replaced(info, args, kwargs, values)
+            return tuple(jax.tree.leaves(plain_call(function, info, *new)))
 
-        outputs = self._execute(op, jit_p, given.vals, program.params, True, vanilla)
+        outputs = self._execute(op, jit_p, given, program.params, True, vanilla)
         return jax.tree.unflatten(program.out_tree, outputs)
 
     # Operators.
@@ -171,8 +174,8 @@ class JaxAttachment:
         vanilla: Callable[..., tuple[Any, ...]] | None = None,
     ) -> list[Any]:
         session, host = self.session, self._state.host
-        execution = Execution(session, host, primitive, params, op, vanilla)
-        outputs = execution.run(values, top)
+        execution = Execution(session, host, primitive, params, op, top, vanilla)
+        outputs = execution.run(values)
         if top:
             self.finish(outputs)
             op.note(session, session.epoch, execution.has_plan)

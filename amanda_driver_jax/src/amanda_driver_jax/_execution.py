@@ -7,16 +7,15 @@ backward program is one raw backward operator inside the aligned view.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core.primitives import jit_p
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
 from amanda_core.errors import UnsupportedError
-from amanda_core.execution import BackwardProgram, OpRecord, Run, backward_plans, several, spread
+from amanda_core.execution import BackwardProgram, OpRecord, backward_plans, several
 from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax import _values
 from amanda_driver_jax._call_sites import is_library_source, marked
@@ -25,7 +24,6 @@ from amanda_driver_jax._routines import Host, isolated, known, note_copy, shown
 from amanda_driver_jax._trace_keys import LOCAL, plain
 
 Compute = Callable[..., tuple[Any, ...]]
-_Surroundings = Callable[[], AbstractContextManager[object]]
 
 #: Primitives that only hold other operators, which are seen where these are traced or run.
 _HOLDING = """
@@ -58,6 +56,7 @@ class Execution:
         primitive: The operator.
         params: Its parameters.
         op: Its record.
+        top: Whether it is outside of all transformations.
         vanilla: Computes it as JAX does; None to bind the primitive.
     """
 
@@ -68,56 +67,56 @@ class Execution:
         primitive: Any,
         params: dict[str, Any],
         op: OpRecord,
+        top: bool,
         vanilla: Compute | None = None,
     ) -> None:
         self.session, self.host, self.op = session, host, op
-        self.primitive, self.params = primitive, params
+        self.primitive, self.params, self._top = primitive, params, top
         self._vanilla = vanilla or self._bound
         self.staging = self.has_plan = False
 
-    def run(self, values: Sequence[Any], top: bool) -> list[Any]:
-        """Run the operator under its plans and return its outputs.
-
-        Args:
-            values: Its inputs.
-            top: Whether it is outside of all transformations.
-        """
-        if top:  # No operator in here is instrumented, which is faster to say once.
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Run the operator under its plans on its inputs, and return its outputs."""
+        if self._top:  # No operator in here is instrumented, which is faster to say once.
             with plain():
-                return self._run(values, nullcontext, nullcontext)
+                return self._run(values)
         self.staging = internals.is_compiled() or not all(map(_values.is_concrete, values))
-        return self._run(values, isolated, marked)
+        with marked():
+            return self._run(values)
 
-    def _run(
-        self, values: Sequence[Any], isolated: _Surroundings, marked: _Surroundings
-    ) -> list[Any]:
+    def _run(self, values: Sequence[Any]) -> list[Any]:
         LOCAL.trace = internals.current_trace()
         context = self.session.open(
             self.op.site,
             self.primitive,
-            inputs=shown(values, self.staging),
+            inputs=self._shown(values),
             attrs=self.params,
             constant=known,
         )
         try:
-            with isolated():
-                before = context.trigger_callback(IPoint.BEFORE_FORWARD)
-            with marked():
-                new = self.host.fold(before, values, self.staging)
-                compute = self._computation(context, before.replacement, new)
-                with plain():
-                    outputs = list(compute(*new))
-            context.fill(outputs=shown(outputs, self.staging))
+            before = self._analysed(context, IPoint.BEFORE_FORWARD)
+            new = self.host.fold(before, values, self.staging)
+            compute = self._computation(context, before.replacement, new)
+            with plain():
+                outputs = list(compute(*new))
+            context.fill(outputs=self._shown(outputs))
             if context["type"] in ("cast", "identity") and values:
                 note_copy(outputs[0], values[0])
-            with isolated():
-                after = context.trigger_callback(IPoint.AFTER_FORWARD)
+            after = self._analysed(context, IPoint.AFTER_FORWARD)
             self.has_plan = bool(before) or bool(after)
-            with marked():
-                return self.host.fold(after, outputs, self.staging)
+            return self.host.fold(after, outputs, self.staging)
         finally:
             LOCAL.trace = None
             context.release()
+
+    def _shown(self, values: Sequence[Any]) -> list[Any]:
+        return shown(values, self.staging or self._top)
+
+    def _analysed(self, context: OpContext, point: IPoint) -> Plan:
+        if self._top:
+            return context.trigger_callback(point)
+        with isolated():
+            return context.trigger_callback(point)
 
     def _computation(
         self, context: OpContext, replacement: Step | None, values: Sequence[Any]
@@ -127,7 +126,7 @@ class Execution:
             # Once, and always: JAX finds the tree of a custom_jvp's results by it.
             shapes = list(jax.eval_shape(self._vanilla, *values))
             compute = self._replacement(replacement, shapes)
-        if internals.is_top_level():  # Nothing is differentiated.
+        if self._top:  # Nothing is differentiated.
             return compute
         if not (self.session.wants_backward or any(backward_plans(context))):
             return compute
@@ -224,13 +223,11 @@ class _Backward(BackwardProgram):
 
     def _replaced(self, step: Step, gradients: list[Any]) -> list[Any]:
         """Run a routine instead of the backward operator; return the gradients of the inputs."""
-        count = len(self.values)
-        wanted = [n for n, value in enumerate(self.values) if _values.is_differentiable(value)]
+        shapes = _values.shapes_of(self.values, _values.is_differentiable)
 
         def run(gradients: list[Any]) -> list[Any]:
             found = several(step.replace(gradients))
-            found += [None] * (count - len(found))
-            return [found[place] for place in wanted]
+            return found + [None] * (len(shapes) - len(found))
 
         if not self.staging:
             with isolated():
@@ -238,20 +235,8 @@ class _Backward(BackwardProgram):
         elif step.action.staged:
             found = run(gradients)
         else:
-            found = self._on_host(step, run, gradients, [self.values[n] for n in wanted])
-        pairs = zip(found, wanted, strict=True)
-        cast = [g if g is None else _values.cast_like(g, self.values[n]) for g, n in pairs]
-        return spread(wanted, count, cast)
-
-    def _on_host(
-        self, step: Step, run: Run, gradients: list[Any], like: Sequence[Any]
-    ) -> Sequence[Any]:
-        shapes = [_values.shape_of(value) for value in like]
-        given = [place for place, gradient in enumerate(gradients) if gradient is not None]
-
-        def compute(selected: Sequence[Any]) -> list[Any]:
-            found = run(spread(given, len(gradients), selected))
-            pairs = zip(found, shapes, strict=True)
-            return [jnp.zeros(s.shape, s.dtype) if g is None else g for g, s in pairs]
-
-        return self.host.constant(step, compute, shapes, [gradients[place] for place in given])
+            found = self.host.constant(step, run, shapes, gradients)
+        return [
+            None if gradient is None or shape is None else _values.cast_like(gradient, value)
+            for gradient, shape, value in zip(found, shapes, self.values, strict=False)
+        ]

@@ -107,7 +107,7 @@ def trace_arguments(
     function: Callable[..., Any], info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Return the program of a jitted function; during its trace its arguments are known."""
-    before, values = LOCAL.arguments, internals.dynamic_arguments(info, args, kwargs).vals
+    before, (_, values) = LOCAL.arguments, internals.parsed(info, args, kwargs)
     LOCAL.arguments = (*before, (internals.current_trace(), values))
     try:
         return PATCHES.infer(function, info, args, kwargs)  # type: ignore[no-any-return]

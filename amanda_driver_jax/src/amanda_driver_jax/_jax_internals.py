@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax._src import callback as callbacks
-from jax._src import core, dispatch, ffi, pjit
+from jax._src import core, dispatch, ffi, pjit, tree_util
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import lax
+from jax._src.lib import jax_jit
 from jax._src.lib.mlir import ir
 from jax._src.source_info_util import Scope, current_name_stack
-from jax._src.tree_util import FlatTree
 from jax.extend.core import Primitive
 
 from amanda_core.errors import UnsupportedError
@@ -52,10 +52,8 @@ def current_trace() -> Any:
     return _context.trace
 
 
-def is_top_level() -> bool:
-    """Return True if operators are executed now, and neither traced nor transformed."""
-    found: bool = _context.is_top_level()
-    return found
+#: Returns True if operators are executed now, and neither traced nor transformed.
+is_top_level: Callable[[], bool] = _context.is_top_level
 
 
 def is_forward_mode() -> bool:
@@ -84,13 +82,22 @@ def argument_of(tracer: Any, parent: Any) -> int | None:
     return next((n for n, var in enumerate(trace.frame.invars) if var is tracer.val), None)
 
 
-def dynamic_arguments(info: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the arguments of a jitted function that are no constants of its program.
+def parsed(info: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """Return what tells the calls of a jitted function apart, and its arguments.
 
-    The result has them as `vals`, `update` replaces them, and `unflatten` returns all arguments.
+    Arguments that are constants of the program belong to the former.
     """
+    names, registry = (info.static_argnums, info.static_argnames), tree_util.tracing_registry
+    given = args, tuple(kwargs.values()), tuple(kwargs)
+    found: tuple[Any, list[Any]] = jax_jit.parse_arguments(*given, *names, registry)
+    return found
+
+
+def replaced(info: Any, args: Any, kwargs: dict[str, Any], values: Sequence[Any]) -> Any:
+    """Return all arguments of a jitted function, with other values for what `parsed` returned."""
     names = info.static_argnums, info.static_argnames
-    return FlatTree.flatten_static_argnums_argnames(args, kwargs, *names)
+    flat = tree_util.FlatTree.flatten_static_argnums_argnames(args, kwargs, *names)
+    return flat.update(values).unflatten()
 
 
 def primal_of(tracer: Any) -> Any:
@@ -166,7 +173,8 @@ ad.primitive_jvps[_callback] = _refuse
 
 def _lower(context: Any, *args: Any, **params: Any) -> Any:
     found = callbacks.pure_callback_lowering(context, *args, **params)
-    found[0].owner.attributes["has_side_effect"] = ir.BoolAttr.get(True)
+    for result in found[:1]:  # Of one operation, as all are.
+        result.owner.attributes["has_side_effect"] = ir.BoolAttr.get(True)
     return found
 
 

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from amanda_core import Plan, Session, Step
 from amanda_core.errors import RoutineResultError
-from amanda_core.execution import Run, at, deferring, spread
+from amanda_core.execution import Run, deferring
 from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax import _values
 from amanda_driver_jax._trace_keys import LOCAL, plain
@@ -108,28 +107,26 @@ class Host:
     def _on_host(self, step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
         """Let the program call a routine; return the positions and values that it edits."""
         action = step.action
-        places = _places(step, values)
-        selected = [values[place] for place in places]
-        selected = selected if action.autodiff else _stopped(selected)
-        run = at(places, len(values), Plan((step,)))
-        if action.observe or action.positions == ():
-            if places or action.positions == ():
-                self._observe(run, selected)
-            return []
-        shapes = [_values.shape_of(value) for value in selected]
-        found = self.call(step, run, shapes, selected, keeps=True) if places else ()
-        return list(zip(places, found, strict=True))
+        given = _selected(step, values)
+        given = given if action.autodiff else _stopped(given)
+        is_empty = all(value is None for value in given)
+        if action.positions == () or (action.observe and not is_empty):
+            self._observe(Plan((step,)), given)
+        elif not is_empty:
+            found = self.call(step, Plan((step,)), _values.shapes_of(given), given, keeps=True)
+            return [(place, value) for place, value in enumerate(found) if value is not None]
+        return []
 
     def _observe(self, run: Run, values: Sequence[Any]) -> None:
         """Let the program call a function that only reads values."""
-        numbers, impls = _as_numbers(values)
+        shapes = _values.shapes_of(values)
 
         def call(*numbers: Any) -> None:
-            self._guarded(run, _as_values(numbers, impls))
+            self._guarded(run, _values.from_numbers(numbers, shapes))
 
         self.is_used = True
         with plain():
-            jax.debug.callback(call, *numbers)
+            jax.debug.callback(call, *_values.as_numbers(values))
 
     def call(
         self,
@@ -144,30 +141,27 @@ class Host:
         Args:
             step: The step that it executes.
             run: The function.
-            shapes: Those of its results.
-            values: Its arguments.
+            shapes: Those of its results; None for one that does not exist.
+            values: Its arguments, likewise.
             keeps: Whether the arguments are the results if the function fails; else zeros are.
         """
 
-        def forward(*values: Any) -> Sequence[Any]:
+        def forward(values: Sequence[Any]) -> Sequence[Any]:
             return self.constant(step, run, shapes, values, keeps)
 
-        def pull(kept: Sequence[Any], gradients: Any) -> tuple[Any, ...]:
-            places = [n for n, value in enumerate(kept) if _values.is_differentiable(value)]
+        def pull(kept: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
+            def differentiate(given: list[Any]) -> Sequence[Any]:
+                _, pulled = jax.vjp(run, given[: len(kept)])
+                (found,) = pulled(given[len(kept) :])
+                return found  # type: ignore[no-any-return]
 
-            def differentiate(given: Sequence[Any]) -> list[Any]:
-                _, pulled = jax.vjp(lambda *v: tuple(run(list(v))), *given[: len(kept)])
-                found = pulled(tuple(given[len(kept) :]))
-                return [found[place] for place in places]
-
-            wanted = [_values.shape_of(kept[place]) for place in places]
-            results = self.constant(step, differentiate, wanted, (*kept, *gradients))
-            return tuple(spread(places, len(kept), results))
+            wanted = _values.shapes_of(kept, _values.is_differentiable)
+            return (self.constant(step, differentiate, wanted, [*kept, *gradients]),)
 
         differentiated: Any = jax.custom_vjp(forward)
-        differentiated.defvjp(lambda *values: (forward(*values), values), pull)
+        differentiated.defvjp(lambda values: (forward(values), values), pull)
         with plain():
-            return differentiated(*values)  # type: ignore[no-any-return]
+            return differentiated(list(values))  # type: ignore[no-any-return]
 
     def constant(
         self,
@@ -178,25 +172,22 @@ class Host:
         keeps: bool = False,
     ) -> list[Any]:
         """Call a function on the host, which is not differentiated. Arguments are as in `call`."""
+        given = _values.shapes_of(values)
+        wanted = jax.eval_shape(_values.as_numbers, shapes)
+
+        def checked(values: list[Any]) -> list[Any]:
+            return _checked(step, run(values), shapes, wanted)
+
+        def call(*numbers: Any) -> Sequence[Any]:
+            found = self._guarded(checked, _values.from_numbers(numbers, given))
+            if found is not None:
+                return found
+            return numbers if keeps else [np.zeros(w.shape, w.dtype) for w in wanted]
+
+        self.is_used = True
         with plain():
-            given, impls = _as_numbers(values)
-            wanted = [
-                jax.eval_shape(jax.random.key_data, shape) if _values.is_key(shape) else shape
-                for shape in shapes
-            ]
-
-            def checked(values: list[Any]) -> list[Any]:
-                return _checked(step, run(values), wanted)
-
-            def call(*numbers: Any) -> Sequence[Any]:
-                found = self._guarded(checked, _as_values(numbers, impls))
-                if found is not None:
-                    return found
-                return numbers if keeps else [np.zeros(w.shape, w.dtype) for w in wanted]
-
-            self.is_used = True
-            results = internals.call_host(call, wanted, given)
-            return _as_values(results, [_impl_of(shape) for shape in shapes])
+            results = internals.call_host(call, wanted, _values.as_numbers(values))
+            return _values.from_numbers(results, shapes)  # type: ignore[no-any-return]
 
     def _guarded(self, run: Run, values: list[Any]) -> Sequence[Any] | None:
         """Run a routine; return None if it fails or if no routine runs now."""
@@ -220,48 +211,27 @@ def _edited(old: Any, new: Any, autodiff: bool) -> Any:
         return _values.straight_through(old, new)
 
 
-def _places(step: Step, values: Sequence[Any]) -> list[int]:
-    """Return the positions that a routine gets and that have values."""
+def _selected(step: Step, values: Sequence[Any]) -> list[Any]:
+    """Return the values that a routine gets, and None in the place of others."""
     wanted = step.action.positions
     if wanted is not None and any(position >= len(values) for position in wanted):
         step(values)  # Raises the error that names the position.
-    return [p for p in (range(len(values)) if wanted is None else wanted) if values[p] is not None]
+    return [v if wanted is None or n in wanted else None for n, v in enumerate(values)]
 
 
-# Callbacks take numbers only, and random keys are none.
-
-
-def _impl_of(value: Any) -> Any:
-    """Return the generator of random keys; None for other values, and shapes of them."""
-    found: list[Any] = [None]
-    if _values.is_key(value):
-        jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), value)
-    return found[-1]
-
-
-def _as_numbers(values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return what a callback gets for values, and the generators of those that are keys."""
-    with plain():
-        numbers = [jax.random.key_data(v) if _values.is_key(v) else v for v in values]
-        return numbers, [_impl_of(value) for value in values]
-
-
-def _as_values(numbers: Sequence[Any], impls: Sequence[Any]) -> list[Any]:
-    """Return the values that stand for what a callback got."""
-    return [
-        jnp.asarray(value) if impl is None else jax.random.wrap_key_data(value, impl=impl)
-        for value, impl in zip(numbers, impls, strict=True)
-    ]
-
-
-def _checked(step: Step, found: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
-    """Return a routine's results in the dtypes that the program has there."""
-    results = [np.asarray(jax.random.key_data(v) if _values.is_key(v) else v) for v in found]
-    shapes = [result.shape for result in results], [shape.shape for shape in wanted]
-    if shapes[0] != shapes[1]:
+def _checked(
+    step: Step, found: Sequence[Any], shapes: Sequence[Any], wanted: Sequence[Any]
+) -> list[Any]:
+    """Return a routine's results as the program has them: numbers in its dtypes, zeros for None."""
+    if len(found) == len(shapes):
+        pairs = zip(found, shapes, strict=True)
+        found = [np.zeros(s.shape, s.dtype) if f is None else f for f, s in pairs if s is not None]
+    results = [np.asarray(number) for number in _values.as_numbers(found)]
+    given, expected = [each.shape for each in results], [each.shape for each in wanted]
+    if given != expected:
         raise RoutineResultError(
-            f"A routine returned values of the shapes {shapes[0]}, but the compiled program has "
-            f"{shapes[1]} there",
+            f"A routine returned values of the shapes {given}, but the compiled program has "
+            f"{expected} there",
             where=step.where,
             fix="Return the same shapes, or mark the routine with amanda.staged",
         )

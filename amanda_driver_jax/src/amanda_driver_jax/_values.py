@@ -6,7 +6,7 @@ through to the old value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -43,9 +43,24 @@ def is_differentiable(value: Any) -> bool:
     return bool(jnp.issubdtype(dtype_of(value), np.inexact))
 
 
-def is_key(value: Any) -> bool:
-    """Return True for random keys, which are not arrays of numbers."""
-    return bool(jax.dtypes.issubdtype(dtype_of(value), jax.dtypes.extended))
+def _is_key(dtype: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
+
+
+def as_numbers(values: Any) -> list[Any]:
+    """Return values without those that are None, and random keys as their numbers."""
+    leaves = jax.tree.leaves(values)
+    return [jax.random.key_data(leaf) if _is_key(dtype_of(leaf)) else leaf for leaf in leaves]
+
+
+def from_numbers(numbers: Sequence[Any], shapes: Any) -> Any:
+    """Return the values of these shapes, of which `as_numbers` returned the numbers."""
+    leaves, tree = jax.tree.flatten(shapes)
+    found = [
+        jax.random.wrap_key_data(n, dtype=leaf.dtype) if _is_key(leaf.dtype) else jnp.asarray(n)
+        for n, leaf in zip(numbers, leaves, strict=True)
+    ]
+    return tree.unflatten(found)
 
 
 def shape_of(value: Any) -> jax.ShapeDtypeStruct:
@@ -54,13 +69,18 @@ def shape_of(value: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
+def shapes_of(values: Sequence[Any], keep: Callable[[Any], bool] = lambda _: True) -> list[Any]:
+    """Return the shape and dtype of each value; None for None and for what `keep` leaves out."""
+    return [None if v is None or not keep(v) else shape_of(v) for v in values]
+
+
 def cast_like(new: Any, old: Any) -> Any:
     """Return a new value in the dtype of the one that it replaces.
 
     Inside a `jax.shard_map` it also varies along the same axes of the mesh, which what came from
     the host does not.
     """
-    if is_key(old):
+    if _is_key(dtype_of(old)):
         return new
     new = jnp.asarray(new, dtype_of(old))
     axes = _varying_axes(old) - _varying_axes(new)
