@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,8 @@ from amanda_core import Session, Site
 from amanda_core.contiguous_memory import contiguous
 from amanda_core.execution import OpRecord, deferring, spread
 from amanda_core.module_paths import inside, modules_of
-from amanda_core.path_sites import ModulePlace, PathSites, StructuralLabels
+from amanda_core.path_modules import ModulePlace, PathModels
+from amanda_core.path_sites import PathSites
 from amanda_core.sites import USER, Rules
 from amanda_core.weights.geometry import Memory
 from amanda_core.zones import zone_of
@@ -115,13 +117,6 @@ def test_ops_are_told_apart_by_path_line_and_occurrence() -> None:
     assert again == [one, two, other]
 
 
-def test_models_of_one_structure_share_a_label() -> None:
-    labels = StructuralLabels()
-    given = [("Net", [3]), ("Net", [4]), ("Net", [3]), ("Other", [4])]
-    found = [labels.label(name, structure) for name, structure in given]
-    assert found == ["Net", "Net#2", "Net", "Other"]
-
-
 def test_callers_of_a_module_do_not_matter() -> None:
     rules = Rules(lambda code, namespace: USER, lambda: "model")
     sites = PathSites(rules, "toy/1/eager")
@@ -136,3 +131,57 @@ def test_callers_of_a_module_do_not_matter() -> None:
 
     assert len(callers(around=True)) == 1
     assert len(callers(around=False)) == 2
+
+
+class Toy:
+    """A module: it holds others, and a parameter."""
+
+    def __init__(self, size: int = 0, **inner: Toy) -> None:
+        self.weight, self.inner = SimpleNamespace(shape=(size,)), inner
+
+    def run(self, act: Callable[[], Any], *path: str) -> Any:
+        return self.inner[path[0]].run(act, *path[1:]) if path else act()
+
+
+class ToyModels(PathModels):
+    def __init__(self) -> None:
+        super().__init__(lambda value: value, lambda value: value, lambda code: True)
+
+    def library_of(self, owner: Any, name: str) -> str:
+        return "toys" if type(owner) is Toy and name == "run" else ""
+
+    def contents_of(self, root: Any) -> tuple[dict[str, Any], dict[int, str]]:
+        modules = dict(modules_of(root, lambda module: module.inner))
+        weights = {inside(path, "weight"): module.weight for path, module in modules.items()}
+        return weights, {id(module): path for path, module in modules.items()}
+
+
+def test_where_modules_run_is_seen_by_their_methods() -> None:
+    models = ToyModels()
+
+    def place() -> Any:
+        return models.place(sys._getframe())
+
+    assert place() is None
+    model = Toy(3, a=Toy(4, b=Toy(5)))
+    assert model.run(place)[:2] == ("Toy", "")
+    assert model.run(place, "a", "b")[:2] == ("Toy", "a.b")
+    assert model.inner["a"].run(place, "b")[:2] == ("Toy#2", "b")
+    # One that is made again has the same label.
+    assert Toy(3, a=Toy(4, b=Toy(5))).run(place, "a")[:2] == ("Toy", "a")
+    outside = Toy(6)
+    assert model.run(lambda: outside.run(place)) == ("Toy", "<Toy>", None)
+
+
+def test_parameters_are_found_by_identity() -> None:
+    models, model = ToyModels(), Toy(3, a=Toy(4))
+
+    class Context(SimpleNamespace):
+        def __getitem__(self, key: str) -> str:
+            return "matmul"
+
+    inputs = [object(), model.inner["a"].weight]
+    context: Any = Context(get=lambda key, default: default, get_inputs=lambda: inputs)
+    reads = model.run(lambda: models(context), "a")
+    assert [(place, weight.key) for place, weight in reads.items()] == [(1, "Toy:a.weight")]
+    assert not models(context)

@@ -61,6 +61,8 @@ that have what several drivers had written of their own; only drivers that need 
 - `execution` has the backward program of an op that has one backward op, and the record of an op.
 - `zones`, `module_paths` and `path_sites` find the part of a program that runs, the paths of
   modules, and the op that is called where modules are known by paths.
+- `path_modules` finds the module that runs, and its parameters, where programs make modules again
+  at each call; `frame_locals` finds the methods that run, for PyTorch's driver as well.
 - `immutable_parameters` finds weights where arrays are never written, and `contiguous_memory` where
   tensors without strides lie.
 

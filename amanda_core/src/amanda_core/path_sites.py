@@ -8,49 +8,14 @@ from __future__ import annotations
 
 import weakref
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from amanda_core import sites
 from amanda_core.execution import OpRecord
+from amanda_core.path_modules import ModulePlace
 from amanda_core.scopes import OUTSIDE, Labels, Scope, Scopes
 
-__all__ = ["ModulePlace", "PathSites", "StructuralLabels"]
-
-
-class ModulePlace(NamedTuple):
-    """Where a module that runs is.
-
-    Attributes:
-        root: The label of its model; empty outside of models.
-        path: Its path there.
-        around: The frame of its method, so that callers of it do not matter; None if the path does
-            not tell which module it is.
-    """
-
-    root: str
-    path: str
-    around: FrameType | None = None
-
-
-class StructuralLabels:
-    """Labels of models that programs make again and again: those of one structure share one."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, list[Any]] = {}
-
-    def label(self, name: str, structure: Any) -> str:
-        """Return the label of a model.
-
-        Args:
-            name: The name of its class.
-            structure: What distinguishes it from others of this name, such as the names and shapes
-                of its parameters. It is compared by value.
-        """
-        same = self._known.setdefault(name, [])
-        if structure not in same:
-            same.append(structure)
-        number = same.index(structure) + 1
-        return name if number == 1 else f"{name}#{number}"
+__all__ = ["PathSites"]
 
 
 class PathSites:
@@ -97,9 +62,9 @@ class PathSites:
         if root or path:
             number = len(self._scopes) + 1
             scope = self._scopes.setdefault((root, path), Scope(number, root, path))
-        levels: list[sites.Level] = []
+        levels: list[sites.Level] | None = None if around is None else []
         found = self._sites.walk(frame, sites.FRAMES if root else 1, levels)
-        if around is not None:
+        if levels is not None and around is not None:
             depth = _distance(frame, around)
             found = [one for one, level in zip(found, levels, strict=False) if level[0] <= depth]
         return self._sites.passed(sites.Origin(op_type, scope, found), (), counts)[0]

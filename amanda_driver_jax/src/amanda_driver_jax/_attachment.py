@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend.core.primitives import jit_p
 
 from amanda_core import CoverageGap, Session
 from amanda_core.execution import OpRecord
-from amanda_core.path_sites import ModulePlace
+from amanda_core.path_modules import ModulePlace
 from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax._call_sites import OpTable, is_user_call
 from amanda_driver_jax._execution import Execution, op_type_of
@@ -27,7 +26,6 @@ from amanda_driver_jax.vocabulary import DECLARATIONS
 
 #: How many programs of one operator are kept, for arguments of different shapes.
 _PROGRAMS = 64
-_ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 
 class _State:
@@ -121,7 +119,7 @@ class JaxAttachment:
             with plain():
                 return plain_call(function, info, args, kwargs)
         signature, given = internals.parsed(info, args, kwargs)
-        key = signature, tuple(map(_type_of, given))
+        key = signature, tuple(map(jax.typeof, given))
         programs = op.kept = op.kept or {}
         program = programs.get(key)
         if program is None:
@@ -180,11 +178,3 @@ class JaxAttachment:
             self.finish(outputs)
             op.note(session, session.epoch, execution.has_plan)
         return outputs
-
-
-def _type_of(value: Any) -> Any:
-    """Return what the program of an operator depends on: the type of an argument."""
-    kind = type(value)
-    if isinstance(value, _ARRAYS):
-        return kind, value.shape, value.dtype, getattr(value, "weak_type", False)
-    return kind

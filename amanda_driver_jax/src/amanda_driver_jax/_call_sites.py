@@ -18,7 +18,8 @@ import jax
 
 from amanda_core import sites
 from amanda_core.execution import OpRecord
-from amanda_core.path_sites import ModulePlace, PathSites
+from amanda_core.path_modules import ModulePlace
+from amanda_core.path_sites import PathSites
 from amanda_core.zones import zone_of
 from amanda_driver_jax import _jax_internals as internals
 
@@ -129,7 +130,7 @@ class OpTable(PathSites):
         """
         trace = None if internals.is_top_level() else internals.current_trace()
         if place is None:
-            scopes = "/".join(name for name in internals.named_scopes() if name != _MARK)
+            scopes = "/".join([name for name in internals.named_scopes() if name != _MARK])
             place = ModulePlace("" if trace is None else "traced", scopes)
         # Where the module is called does not matter, like its caller.
         return self.locate(op_type, sys._getframe(1), place, trace)

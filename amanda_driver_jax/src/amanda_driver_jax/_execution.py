@@ -110,7 +110,7 @@ class Execution:
             context.release()
 
     def _shown(self, values: Sequence[Any]) -> list[Any]:
-        return shown(values, self.staging or self._top)
+        return list(values) if self._top else shown(values, self.staging)
 
     def _analysed(self, context: OpContext, point: IPoint) -> Plan:
         if self._top:

@@ -76,7 +76,7 @@ def argument_of(tracer: Any, parent: Any) -> int | None:
         tracer: The value.
         parent: The transformation around the trace.
     """
-    trace = getattr(tracer, "_trace", None)
+    trace: Any = getattr(tracer, "_trace", None)
     if type(trace) is not pe.DynamicJaxprTrace or trace.parent_trace is not parent:
         return None
     return next((n for n, var in enumerate(trace.frame.invars) if var is tracer.val), None)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 _KEY: Any = jax.make_user_context(None)
+_PLAIN_KEY: Any = _KEY(None)
 
 
 class _Local(threading.local):
@@ -23,6 +24,7 @@ class _Local(threading.local):
         hold: The attachment of the thread's session.
         key: The key of the session's state; None if nothing is instrumented.
         jitted: The key inside a jitted call; None outside of all.
+        context: Sets the key that is used where operators are instrumented.
         plain: Depth of code in which no operator is instrumented.
         trace: The transformation in which an operator is analysed.
         arguments: For each function that is being traced: the transformation around it, and its
@@ -32,12 +34,16 @@ class _Local(threading.local):
     hold: Any = None
     key: Hashable = None
     jitted: Hashable = None
+    context = _PLAIN_KEY
     plain = 0
     trace: Any = None
     arguments: tuple[tuple[Any, Sequence[Any]], ...] = ()
 
 
 LOCAL = _Local()
+
+
+# Contexts are only entered: a tool may change the state before they would be left.
 
 
 def set_key(key: Hashable) -> None:
@@ -47,21 +53,21 @@ def set_key(key: Hashable) -> None:
 
 
 def _refresh() -> None:
-    # Not used as a context manager: a tool may change the state between entering and leaving.
-    key = LOCAL.key if LOCAL.jitted is None else LOCAL.jitted
-    _KEY(None if LOCAL.plain else key).__enter__()
+    LOCAL.context = _KEY(LOCAL.key if LOCAL.jitted is None else LOCAL.jitted)
+    if not LOCAL.plain:
+        LOCAL.context.__enter__()
 
 
 class _Plain:
     def __enter__(self) -> None:
         LOCAL.plain += 1
         if LOCAL.plain == 1:
-            _refresh()
+            _PLAIN_KEY.__enter__()
 
     def __exit__(self, *_: object) -> None:
         LOCAL.plain -= 1
         if not LOCAL.plain:
-            _refresh()
+            LOCAL.context.__enter__()
 
 
 _PLAIN = _Plain()

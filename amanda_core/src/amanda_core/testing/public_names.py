@@ -30,6 +30,7 @@ PUBLIC_MODULES: Mapping[str, str] = {
     "amanda_core.immutable_parameters": "weights of frameworks whose arrays are never written",
     "amanda_core.module_paths": "paths of the modules inside a module",
     "amanda_core.contiguous_memory": "where tensors without strides lie",
+    "amanda_core.path_modules": "where modules run that programs make again at each call",
     "amanda_core.path_sites": "the rule of identity for modules that are known by their paths",
     "amanda_core.patching": "attributes replaced while a session needs it",
     "amanda_core.imports": "callbacks for a framework that is imported later",
