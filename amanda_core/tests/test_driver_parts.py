@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from amanda_core import Session, Site
+from amanda_core import IPoint, Session, Site
 from amanda_core.contiguous_memory import contiguous
-from amanda_core.execution import OpRecord, deferring, spread
+from amanda_core.execution import ForwardProgram, OpRecord, deferring, spread
 from amanda_core.module_paths import inside, modules_of
 from amanda_core.path_modules import ModulePlace, PathModels
 from amanda_core.path_sites import PathSites
@@ -185,3 +185,42 @@ def test_parameters_are_found_by_identity() -> None:
     reads = model.run(lambda: models(context), "a")
     assert [(place, weight.key) for place, weight in reads.items()] == [(1, "Toy:a.weight")]
     assert not models(context)
+
+
+class Edit:
+    """A plan that computes with each value."""
+
+    replacement = None
+
+    def __init__(self, edit: Callable[[int], int]) -> None:
+        self.edit = edit
+
+    def __call__(self, values: list[int]) -> list[int]:
+        return [self.edit(value) for value in values]
+
+
+def test_an_op_is_edited_before_and_after_it_is_computed() -> None:
+    plans = {
+        IPoint.BEFORE_FORWARD: Edit(lambda value: value + 10),
+        IPoint.AFTER_FORWARD: Edit(lambda value: -value),
+    }
+    seen: list[Any] = []
+    context = SimpleNamespace(
+        trigger_callback=plans.get,
+        fill=lambda outputs: seen.append(outputs),
+        release=lambda: seen.append("released"),
+    )
+    session: Any = SimpleNamespace(epoch=1, caching=True, open=lambda *_, **given: context)
+
+    class Sum(ForwardProgram):
+        def compute(self, context: Any, replacement: Any, values: list[Any]) -> list[Any]:
+            seen.append(values)
+            return [sum(values)]
+
+        def leaving(self, outputs: list[Any]) -> list[Any]:
+            return [value * 2 for value in outputs]
+
+    record = OpRecord(Site("key", "add", "toy/1/eager", "add"))
+    assert Sum(session, record, "add").run([1, 2]) == [-46]
+    assert seen == [[11, 12], [23], "released"]
+    assert not record.is_idle(session)

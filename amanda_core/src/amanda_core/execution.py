@@ -1,13 +1,13 @@
 """Parts of the execution of one op that drivers of different frameworks share.
 
-Owns the backward program of frameworks in which each op has a single backward op, the record of an
-op, and how results and selected values become lists. Drivers import it; the engine does not.
+Owns the order in which an op is analysed, edited and computed, the backward program of frameworks
+in which each op has a single backward op, the record of an op, and how results and selected values
+become lists. Drivers import it; the engine does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from amanda_core.action import IPoint
@@ -18,6 +18,7 @@ from amanda_core.session import Session
 
 __all__ = [
     "BackwardProgram",
+    "ForwardProgram",
     "OpRecord",
     "Run",
     "at",
@@ -65,7 +66,72 @@ def backward_plans(forward: OpContext) -> tuple[Plan, Plan]:
     return forward.plan(IPoint.BEFORE_BACKWARD), forward.plan(IPoint.AFTER_BACKWARD)
 
 
-class BackwardProgram:
+class _Program:
+    """How a driver executes the plans of an op. A subclass may say so."""
+
+    def execute(self, plan: Plan, values: list[Any]) -> list[Any]:
+        """Return values, such as gradients, as the steps of a plan edit them."""
+        return plan(values) if plan else values
+
+    def shown(self, values: list[Any]) -> list[Any]:
+        """Return values as contexts show them."""
+        return values
+
+    def analysed(self, context: OpContext, point: IPoint) -> Plan:
+        """Return the plan of an op at a point, after its analysis if it is new."""
+        return context.trigger_callback(point)
+
+
+class ForwardProgram(_Program):
+    """One execution of an op: its analysis, the plans around it, and the op or its replacement.
+
+    A subclass implements `compute`, and may say how plans are executed.
+
+    Attributes:
+        session: The session that runs now.
+        record: What the op is.
+        raw: The framework's operator.
+
+    Args:
+        session: The session.
+        record: The record. It notes whether a tool acts at the op.
+        raw: The operator.
+        opened: Further arguments of `Session.open`, but for the inputs.
+    """
+
+    def __init__(self, session: Session, record: OpRecord, raw: Any, **opened: Any) -> None:
+        self.session, self.record, self.raw, self._opened = session, record, raw, opened
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Execute the op on its inputs as planned, and return its outputs."""
+        session, epoch = self.session, self.session.epoch
+        given = list(values)
+        opened = self._opened
+        context = session.open(self.record.site, self.raw, inputs=self.shown(given), **opened)
+        try:
+            before = self.analysed(context, IPoint.BEFORE_FORWARD)
+            new = self.execute(before, given) if before else given
+            outputs = self.compute(context, before.replacement, new)
+            context.fill(outputs=self.shown(outputs))
+            after = self.analysed(context, IPoint.AFTER_FORWARD)
+            outputs = self.leaving(outputs)
+            outputs = self.execute(after, outputs) if after else outputs
+            acts = bool(before or after or any(backward_plans(context)))
+        finally:
+            context.release()
+        self.record.note(session, epoch, acts)
+        return outputs
+
+    def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
+        """Return the outputs of the op, or of its replacement."""
+        raise NotImplementedError
+
+    def leaving(self, outputs: list[Any]) -> list[Any]:
+        """Return the outputs as the plan after the op gets them."""
+        return outputs
+
+
+class BackwardProgram(_Program):
     """One execution of the backward program of an op, which is a single backward op.
 
     The aligned view, planned on the forward context, directly surrounds the raw backward op. A
@@ -107,7 +173,7 @@ class BackwardProgram:
             return arriving
         context = self._open(grad_outputs=self.shown(arriving))
         try:
-            plan = self._analysed(context, IPoint.BEFORE_BACKWARD)
+            plan = self.analysed(context, IPoint.BEFORE_BACKWARD)
             self.replacement = plan.replacement
             self._arriving = self.execute(plan, arriving)
             return self._arriving
@@ -122,28 +188,10 @@ class BackwardProgram:
             self._arriving = None
             context = self._open(grad_outputs=self.shown(arriving), grad_inputs=self.shown(leaving))
             try:
-                leaving = self.execute(self._analysed(context, IPoint.AFTER_BACKWARD), leaving)
+                leaving = self.execute(self.analysed(context, IPoint.AFTER_BACKWARD), leaving)
             finally:
                 context.release()
         return self.execute(self.forward.plan(IPoint.AFTER_BACKWARD), leaving)
-
-    # For subclasses.
-
-    def execute(self, plan: Plan, gradients: list[Any]) -> list[Any]:
-        """Return gradients as the steps of a plan edit them."""
-        return plan(gradients) if plan else gradients
-
-    def shown(self, gradients: list[Any]) -> list[Any]:
-        """Return gradients as contexts show them."""
-        return gradients
-
-    def isolated(self) -> AbstractContextManager[object]:
-        """Return a context manager for analysis routines."""
-        return nullcontext()
-
-    def _analysed(self, context: OpContext, point: IPoint) -> Plan:
-        with self.isolated():
-            return context.trigger_callback(point)
 
     def _open(self, **values: Any) -> OpContext:
         forward, name = self.forward, self._op_type

@@ -172,9 +172,7 @@ class JaxAttachment:
         vanilla: Callable[..., tuple[Any, ...]] | None = None,
     ) -> list[Any]:
         session, host = self.session, self._state.host
-        execution = Execution(session, host, primitive, params, op, top, vanilla)
-        outputs = execution.run(values)
+        outputs = Execution(session, host, primitive, params, op, top, vanilla).run(values)
         if top:
             self.finish(outputs)
-            op.note(session, session.epoch, execution.has_plan)
         return outputs

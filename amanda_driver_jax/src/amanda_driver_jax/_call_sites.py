@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any
@@ -22,6 +22,7 @@ from amanda_core.path_modules import ModulePlace
 from amanda_core.path_sites import PathSites
 from amanda_core.zones import zone_of
 from amanda_driver_jax import _jax_internals as internals
+from amanda_driver_jax._trace_keys import LOCAL
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _OURS = (
@@ -94,9 +95,15 @@ def is_user_call(frame: FrameType | None) -> bool:
     return False
 
 
-def marked() -> contextlib.AbstractContextManager[object]:
-    """Mark what is traced inside `with` as a part of an instrumented operator."""
-    return contextlib.nullcontext() if internals.is_top_level() else jax.named_scope(_MARK)
+@contextlib.contextmanager
+def marked() -> Iterator[None]:
+    """Mark what is traced inside `with` as a part of an operator that is analysed there."""
+    before, LOCAL.trace = LOCAL.trace, internals.current_trace()
+    try:
+        with jax.named_scope(_MARK):
+            yield
+    finally:
+        LOCAL.trace = before
 
 
 def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:

@@ -7,7 +7,6 @@ backward program is one raw backward operator inside the aligned view.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -15,12 +14,18 @@ from jax.extend.core.primitives import jit_p
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
 from amanda_core.errors import UnsupportedError
-from amanda_core.execution import BackwardProgram, OpRecord, backward_plans, several
+from amanda_core.execution import (
+    BackwardProgram,
+    ForwardProgram,
+    OpRecord,
+    backward_plans,
+    several,
+)
 from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax import _values
 from amanda_driver_jax._call_sites import is_library_source, marked
 from amanda_driver_jax._interception import plain_bind
-from amanda_driver_jax._routines import Host, isolated, known, note_copy, shown
+from amanda_driver_jax._routines import Host, evaluated, known, note_copy, shown
 from amanda_driver_jax._trace_keys import LOCAL, plain
 
 Compute = Callable[..., tuple[Any, ...]]
@@ -44,11 +49,32 @@ def op_type_of(primitive: Any, params: dict[str, Any]) -> str | None:
     return None if primitive.name in _HOLDERS else str(primitive.name)
 
 
-class Execution:
-    """One execution of an operator.
+class _Hosted:
+    """How plans are executed.
 
     Attributes:
-        has_plan: Whether a tool does something at it.
+        host: Executes routines.
+        staging: Whether a program is traced, so that there are no concrete values.
+    """
+
+    host: Host
+    staging = False
+
+    def execute(self, plan: Plan, values: list[Any]) -> list[Any]:
+        """Return values as the steps of a plan edit them."""
+        return self.host.fold(plan, values, self.staging)
+
+    def shown(self, values: list[Any]) -> list[Any]:
+        """Return values as contexts show them."""
+        return shown(values, self.staging)
+
+    def analysed(self, context: OpContext, point: IPoint) -> Plan:
+        """Return the plan of an op at a point, after its analysis if it is new."""
+        return evaluated(context.trigger_callback, point)  # type: ignore[no-any-return]
+
+
+class Execution(_Hosted, ForwardProgram):
+    """One execution of an operator.
 
     Args:
         session: The session.
@@ -70,53 +96,27 @@ class Execution:
         top: bool,
         vanilla: Compute | None = None,
     ) -> None:
-        self.session, self.host, self.op = session, host, op
-        self.primitive, self.params, self._top = primitive, params, top
+        super().__init__(session, op, primitive, attrs=params, constant=known)
+        self.host, self.params, self._top = host, params, top
         self._vanilla = vanilla or self._bound
-        self.staging = self.has_plan = False
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Run the operator under its plans on its inputs, and return its outputs."""
-        if self._top:  # No operator in here is instrumented, which is faster to say once.
+        if self._top:  # No operator in here is instrumented: faster to say once.
             with plain():
-                return self._run(values)
+                return super().run(values)
         self.staging = internals.is_compiled() or not all(map(_values.is_concrete, values))
         with marked():
-            return self._run(values)
+            return super().run(values)
 
-    def _run(self, values: Sequence[Any]) -> list[Any]:
-        LOCAL.trace = internals.current_trace()
-        context = self.session.open(
-            self.op.site,
-            self.primitive,
-            inputs=self._shown(values),
-            attrs=self.params,
-            constant=known,
-        )
-        try:
-            before = self._analysed(context, IPoint.BEFORE_FORWARD)
-            new = self.host.fold(before, values, self.staging)
-            compute = self._computation(context, before.replacement, new)
-            with plain():
-                outputs = list(compute(*new))
-            context.fill(outputs=self._shown(outputs))
-            if context["type"] in ("cast", "identity") and values:
-                note_copy(outputs[0], values[0])
-            after = self._analysed(context, IPoint.AFTER_FORWARD)
-            self.has_plan = bool(before) or bool(after)
-            return self.host.fold(after, outputs, self.staging)
-        finally:
-            LOCAL.trace = None
-            context.release()
-
-    def _shown(self, values: Sequence[Any]) -> list[Any]:
-        return list(values) if self._top else shown(values, self.staging)
-
-    def _analysed(self, context: OpContext, point: IPoint) -> Plan:
-        if self._top:
-            return context.trigger_callback(point)
-        with isolated():
-            return context.trigger_callback(point)
+    def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
+        """Return the outputs of the operator, or of its replacement."""
+        compute = self._computation(context, replacement, values)
+        with plain():
+            outputs = list(compute(*values))
+        if context["type"] in ("cast", "identity") and values:
+            note_copy(outputs[0], values[0])
+        return outputs
 
     def _computation(
         self, context: OpContext, replacement: Step | None, values: Sequence[Any]
@@ -140,8 +140,8 @@ class Execution:
 
     def _bound(self, *values: Any) -> tuple[Any, ...]:
         with plain():
-            found = plain_bind(self.primitive, *values, **self.params)
-        return tuple(found) if self.primitive.multiple_results else (found,)
+            found = plain_bind(self.raw, *values, **self.params)
+        return tuple(found) if self.raw.multiple_results else (found,)
 
     def _replacement(self, step: Step, shapes: Sequence[Any]) -> Compute:
         def run(values: Sequence[Any]) -> list[Any]:
@@ -179,7 +179,7 @@ def _refuse_forward_mode(where: str = "amanda-driver-jax") -> None:
 internals.refuse_forward_mode(__file__, _refuse_forward_mode)
 
 
-class _Backward(BackwardProgram):
+class _Backward(_Hosted, BackwardProgram):
     """One execution of a backward program.
 
     Args:
@@ -193,7 +193,7 @@ class _Backward(BackwardProgram):
         self, host: Host, forward: OpContext, pull: Compute, values: Sequence[Any]
     ) -> None:
         super().__init__(host.session, forward, f"{forward.op_type}_vjp", pull)
-        self.host, self.pull, self.values, self.staging = host, pull, values, False
+        self.host, self.pull, self.values = host, pull, values
 
     def run(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
         """Return the gradients of the inputs."""
@@ -209,18 +209,6 @@ class _Backward(BackwardProgram):
             found = self.pull(tuple(old if new is None else new for new, old in pairs))
             return tuple(self.leave(_values.without_float0(found)))
 
-    def execute(self, plan: Plan, gradients: list[Any]) -> list[Any]:
-        """Return gradients as the steps of a plan edit them."""
-        return self.host.fold(plan, gradients, self.staging)
-
-    def shown(self, gradients: list[Any]) -> list[Any]:
-        """Return gradients as contexts show them."""
-        return shown(gradients, self.staging)
-
-    def isolated(self) -> AbstractContextManager[object]:
-        """Return a context manager for analysis routines."""
-        return isolated()
-
     def _replaced(self, step: Step, gradients: list[Any]) -> list[Any]:
         """Run a routine instead of the backward operator; return the gradients of the inputs."""
         shapes = _values.shapes_of(self.values, _values.is_differentiable)
@@ -230,8 +218,7 @@ class _Backward(BackwardProgram):
             return found + [None] * (len(shapes) - len(found))
 
         if not self.staging:
-            with isolated():
-                found: Sequence[Any] = run(shown(gradients, False))
+            found: Sequence[Any] = evaluated(run, shown(gradients, False))
         elif step.action.staged:
             found = run(gradients)
         else:

@@ -6,9 +6,8 @@ get lost in it, so it is deferred, and the values stay as they were.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,20 +21,19 @@ from amanda_driver_jax import _values
 from amanda_driver_jax._trace_keys import LOCAL, plain
 
 
-def isolated() -> contextlib.AbstractContextManager[object]:
-    """Compute inside `with` for real, whatever is being traced or differentiated."""
-    return plain() if internals.is_top_level() else _evaluated()
-
-
-@contextlib.contextmanager
-def _evaluated() -> Iterator[None]:
+def evaluated(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that computes for real, whatever is being traced or differentiated."""
+    if LOCAL.trace is None:  # Nothing is, and contexts would only cost time.
+        return function(*args)
     with plain(), jax.core.eval_context():
-        yield
+        return function(*args)
 
 
 def shown(values: Sequence[Any], staging: bool) -> list[Any]:
     """Return the values that a tool sees: tracers in a program, else the arrays under them."""
-    return list(values) if staging else [_values.concrete(value) for value in values]
+    if staging or LOCAL.trace is None:
+        return list(values)
+    return [_values.concrete(value) for value in values]
 
 
 #: Trace -> copies that were made in it of a value, with the same shape and dtype: the id of each,
@@ -47,7 +45,7 @@ def note_copy(new: Any, old: Any) -> None:
     """Note that an operator has copied a value, as JAX does to convert it to its own dtype."""
     new, old = _values.concrete(new), original(old)
     # JAX gives the value itself where there is nothing to convert.
-    if new is old or internals.is_top_level() or _values.shape_of(new) != _values.shape_of(old):
+    if new is old or LOCAL.trace is None or _values.shape_of(new) != _values.shape_of(old):
         return
     _COPIES.setdefault(LOCAL.trace, {})[id(new)] = new, old
 
@@ -55,7 +53,7 @@ def note_copy(new: Any, old: Any) -> None:
 def original(value: Any) -> Any:
     """Return the value of which a value is a copy, or itself."""
     value = _values.concrete(value)
-    copies = _COPIES.get(LOCAL.trace, {}) if LOCAL.trace is not None else {}
+    copies = {} if LOCAL.trace is None else _COPIES.get(LOCAL.trace, {})
     return copies[id(value)][1] if id(value) in copies else value
 
 
@@ -94,8 +92,7 @@ class Host:
         for step in plan:
             action = step.action
             if not staging and not action.autodiff:
-                with isolated():
-                    changes = step(shown(new, staging))
+                changes = evaluated(step, shown(new, staging))
             elif not staging or action.staged:
                 changes = step(new if action.autodiff else _stopped(new))
             else:

@@ -26,7 +26,7 @@ class _Local(threading.local):
         jitted: The key inside a jitted call; None outside of all.
         context: Sets the key that is used where operators are instrumented.
         plain: Depth of code in which no operator is instrumented.
-        trace: The transformation in which an operator is analysed.
+        trace: The transformation in which an operator is analysed; None outside of all.
         arguments: For each function that is being traced: the transformation around it, and its
             arguments.
     """

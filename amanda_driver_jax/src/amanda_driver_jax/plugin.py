@@ -6,16 +6,11 @@ Owns the driver's description and its hooks. Uses JAX only if it is imported alr
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, hookimpl
+from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, Session, hookimpl
 from amanda_core.framework_versions import FrameworkVersions
 from amanda_driver_jax.vocabulary import DECLARATIONS, describe
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from amanda_core import Session
 
 __all__ = [
     "amanda_attach",
