@@ -147,6 +147,30 @@ def test_names_of_equinox(how: str) -> None:
     }
 
 
+class NotATree(nnx.Module, pytree=False):  # type: ignore[call-arg]
+    def __init__(self, rngs: Any) -> None:
+        self.inner = nnx.Linear(3, 2, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+class Cyclic(nnx.Module):
+    def __init__(self, rngs: Any) -> None:
+        self.inner = nnx.Linear(3, 2, rngs=rngs)
+        self.own = self
+
+    def __call__(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("kind", [NotATree, Cyclic])
+def test_modules_that_are_no_trees(kind: Any) -> None:
+    model = kind(nnx.Rngs(0))
+    found = by_name(lambda: model(jnp.ones((1, 3))), "matmul")
+    assert found == {"inner/dot_general": ("inner", [f"{kind.__name__}:inner.kernel"])}
+
+
 def test_two_models_of_one_class_have_names_of_their_own() -> None:
     small = eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
     large = eqx.nn.MLP(3, 2, 5, 1, key=jax.random.key(0))

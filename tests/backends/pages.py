@@ -58,7 +58,8 @@ that have what several drivers had written of their own; only drivers that need 
 - `declarations` reads the table `driver.toml` of a driver: its description, the common types of its
   operators, the roles of their inputs, and what it does not instrument. These lines are counted by
   themselves.
-- `execution` has the backward program of an op that has one backward op, and the record of an op.
+- `execution` has the order in which an op is analysed, edited and computed, the backward program of
+  an op that has one backward op, and the record of an op.
 - `zones`, `module_paths` and `path_sites` find the part of a program that runs, the paths of
   modules, and the op that is called where modules are known by paths.
 - `path_modules` finds the module that runs, and its parameters, where programs make modules again
@@ -69,8 +70,8 @@ that have what several drivers had written of their own; only drivers that need 
 {drivers}
 
 The aim is at most 900 lines of Python. JAX's driver needs more. JAX does not tell which operators
-the user called and which one of its transformations did, which argument a traced value stands for,
-and whether a compiled program has the tools of now; and one call of an operator may be traced,
+the user called and which one of its transformations did, and whether a compiled program has the
+tools of now; and one call of an operator may be traced,
 differentiated, mapped and compiled in any nesting. Its lines, by what they buy:
 
 {parts}
@@ -81,8 +82,7 @@ Instructions of one call, in thousands, counted by `benchmarks/jax_bench.py`; in
 multiple of *trace alone*. JAX runs a jitted function such as `jnp.add` in C++. Whoever intercepts
 operators sends it through JAX's Python path, which is what *trace alone* does without Amanda. The
 aim is at most 1.3 times that, or 40 µs over plain. `lax.sin` runs in JAX's Python path anyway, and
-an observer adds about 35 µs to it. `jnp.sum` (static arguments) and `jax.nn.relu` (a `custom_jvp`)
-are above the aim.
+an observer adds about 35 µs to it.
 
 {costs}
 """
@@ -91,8 +91,8 @@ PARTS = {
     "_attachment": "operators one by one, in C++ where JAX would run them there; outermost calls",
     "_execution": "analysis, edits and backward program of an operator, in every transformation",
     "_routines": "routines in compiled programs: staged, observing, editing, random keys, errors",
-    "_interception": "operators that JAX runs in C++; which argument a traced value stands for",
-    "_modules": "paths and parameters of Flax (NNX, Linen) and Equinox",
+    "_interception": "operators that JAX runs in C++; the arguments of what is being traced",
+    "_modules": "what is a module of Flax (NNX, Linen) and Equinox, and what it holds",
     "_jax_internals": "private names; a callback that no transformation drops or repeats",
     "_call_sites": "which frames are JAX's transformations, its operators, and the user's",
     "facts": "facts about arrays and tracers",

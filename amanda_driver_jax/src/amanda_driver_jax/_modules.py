@@ -47,20 +47,26 @@ class Models(PathModels):
         parameters: dict[str, Any] = {}
         paths: dict[int, str] = {}
 
-        def note(path: Any, value: Any) -> bool:
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            if _library_of(value):
-                paths.setdefault(id(value), name)
-            # A variable of NNX is a parameter, or a statistic or the like.
-            is_variable = hasattr(value, "get_raw_value")
-            if is_variable and any(cls.__name__ == "Param" for cls in type(value).__mro__):
-                parameters[name] = value.get_raw_value()
-            elif isinstance(value, jax.Array):
-                parameters[name] = value
-            return is_variable
+        def visit(tree: Any, around: tuple[Any, ...]) -> None:
+            def note(path: tuple[Any, ...], value: Any) -> bool:
+                name = jax.tree_util.keystr((*around, *path), simple=True, separator=".")
+                if _library_of(value):
+                    if id(value) in paths:  # A module may hold one that holds it.
+                        return True
+                    paths[id(value)] = name
+                    if jax.tree_util.all_leaves([value]):  # NNX has modules that are not trees.
+                        visit(vars(value), (*around, *path))
+                # A variable of NNX is a parameter, or a statistic or the like.
+                is_variable = hasattr(value, "get_raw_value")
+                if is_variable and any(cls.__name__ == "Param" for cls in type(value).__mro__):
+                    parameters[name] = value.get_raw_value()
+                elif isinstance(value, jax.Array):
+                    parameters[name] = value
+                return is_variable
 
-        tree = root.variables.get("params", {}) if _library_of(root) == _LINEN else root
-        jax.tree_util.tree_leaves_with_path(tree, is_leaf=note, is_leaf_takes_path=True)
+            jax.tree_util.tree_leaves_with_path(tree, is_leaf=note, is_leaf_takes_path=True)
+
+        visit(root.variables.get("params", {}) if _library_of(root) == _LINEN else root, ())
         return parameters, paths
 
 
