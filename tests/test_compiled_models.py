@@ -51,7 +51,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"bert": bert, "resnet": resnet}
 
 @pytest.fixture(autouse=True)
 def _graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("AMANDA_TORCH_COMPILED", "graph")
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield

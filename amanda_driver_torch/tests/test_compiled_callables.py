@@ -1,4 +1,4 @@
-"""Callables under torch.compile, which run eagerly while tools are applied."""
+"""Callables under torch.compile that run eagerly while tools are applied, as requested here."""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
 # torch leaves Tensor.backward and its like untyped.
@@ -35,7 +35,8 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
+def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("AMANDA_TORCH_COMPILED", "eager")
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -85,6 +86,7 @@ def test_module_compiled_in_place_runs_eagerly() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_fresh_compiler")
 def test_compiler_imported_while_applied_is_covered() -> None:
     program = """
 import sys, warnings, torch, amanda
@@ -289,7 +291,11 @@ def mapped() -> Any:
     ],
     ids=["attention", "masked attention", "cond", "while", "scan", "associative scan", "map"],
 )
-def test_higher_order_operators(program: Callable[[], Any], op: str) -> None:
+@pytest.mark.parametrize("setting", ["eager", "graph"])
+def test_higher_order_operators(
+    program: Callable[[], Any], op: str, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_COMPILED", setting)
     expected = program()
     seen, watch = watching()
     with amanda.apply(watch):

@@ -21,6 +21,7 @@ import amanda
 from amanda_core.testing.tools import watching
 
 from .tensors import equal
+from .test_compiled_callables import WHOLE
 
 pytestmark = [
     pytest.mark.one_interceptor,
@@ -34,7 +35,6 @@ X = torch.linspace(-1, 1, 40).reshape(5, 8)
 
 @pytest.fixture(autouse=True)
 def _graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("AMANDA_TORCH_COMPILED", "graph")
     monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -289,24 +289,45 @@ def test_errors_keep_their_type(raising: str) -> None:
 
 
 def test_what_cannot_be_woven_runs_eagerly_with_the_reason() -> None:
-    """Here an operator that writes its argument."""
-    called = torch.compile(lambda x: (x * 2).relu_() + 1, backend="aot_eager", fullgraph=True)
+    """Here an operator that changes the shape of its argument."""
+    called = torch.compile(lambda x: (x * 2).t_() + 1, backend="aot_eager", fullgraph=True)
     plain = called(X)
 
     def analyse(context: amanda.OpContext) -> None:
-        if context.op_type == "relu_":
+        if context.op_type == "t_":
             context.insert_before_op(lambda v: v - 1)
 
     tool = amanda.Tool()
     tool.add_inst_for_op(analyse)
     with amanda.apply(tool) as handle:
-        with pytest.warns(amanda.AmandaWarning, match="writes an argument"):
+        with pytest.warns(amanda.AmandaWarning, match="changes the shape of an argument"):
             got = [called(X)]
         got.append(called(X))
         gaps = [gap.what for gap in handle.coverage()["pytorch"]]
-    equal(got, [(X * 2 - 1).relu() + 1] * 2)
+    equal(got, [(X * 2 - 1).t() + 1] * 2)
     assert any("compiled callable" in what for what in gaps)
     equal(called(X), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warm", [True, False], ids=["compiled-before", "first-called-inside"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_graphs(name: str, warm: bool) -> None:
+    make, ops = WHOLE[name]
+    called, x = make(), torch.ones(2, 3)
+    if warm:
+        called(x)
+    seen, watch = watching()
+    with amanda.apply(watch):
+        got = [called(x)]
+        with amanda.disabled():
+            got.append(called(x))
+        got.append(called(x))
+        count = graphs()
+        got.append(called(x))
+    assert seen == ops * 3
+    equal(got, [called(x)] * 4)
+    assert graphs() == count
 
 
 @pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")

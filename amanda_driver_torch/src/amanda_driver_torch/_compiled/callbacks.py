@@ -27,6 +27,7 @@ from amanda_driver_torch._torch.dynamo import (
     ConvertFrameReturn,
     guard_state,
     is_dynamos,
+    is_wrapper,
     new_recompile_region,
     set_frame_count,
     set_recompile_region,
@@ -175,7 +176,7 @@ class _Callback:
             or attachment.session.epoch != self._epoch
         ):
             return skipped(below=True)
-        if code in self._eager:
+        if code in self._eager or is_wrapper(frame.f_globals):
             return self._run_eagerly()
         if code in self._skipped:
             return self._skipped[code]

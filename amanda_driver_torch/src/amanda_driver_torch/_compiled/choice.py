@@ -19,9 +19,8 @@ def why_eager(interceptor: str) -> str:
     Args:
         interceptor: Name of the interceptor of the eager operators around them.
     """
-    chosen = os.environ.get(_SETTING, "eager")
-    if chosen == "eager":
-        return f"set {_SETTING}=graph to keep them compiled"
+    if os.environ.get(_SETTING, "graph") == "eager":
+        return f"{_SETTING}=eager is set"
     if interceptor != NATIVE:
         return f"Dynamo cannot trace under the interceptor {interceptor}"
     release = ".".join(RELEASE.split(".")[:2])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-__all__ = ["pass_straight", "replaced_backward", "tapped"]
+__all__ = ["pass_straight", "recorded", "replaced_backward", "tapped"]
 
 Gradients = Callable[[list[Any]], Sequence[Any]]
 
@@ -77,4 +77,38 @@ def replaced_backward(
 ) -> Sequence[torch.Tensor]:
     """Return the results of `compute`, differentiated by `backward`."""
     found: Sequence[torch.Tensor] = _Replaced.apply(compute, backward, *tensors)
+    return found
+
+
+class _Recorded(Function):
+    """A computation that leaves its autograd graph at its last result."""
+
+    @staticmethod
+    def forward(ctx: Any, record: Any, derive: Any, wanted: Any, *tensors: Any) -> Any:
+        *results, graph = record(tensors)
+        ctx.save_for_backward(graph)
+        ctx.derive, ctx.wanted, ctx.count = derive, wanted, len(tensors)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        found: list[Any] = [None] * ctx.count
+        derived = ctx.derive([*ctx.saved_tensors, *gradients])
+        for place, gradient in zip(ctx.wanted, derived, strict=True):
+            found[place] = gradient
+        return (None, None, None, *found)
+
+
+def recorded(
+    record: Gradients, derive: Gradients, wanted: Sequence[int], tensors: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """Return the results of `record`, differentiated by `derive`.
+
+    Args:
+        record: Returns the results, and behind them a tensor for `derive`.
+        derive: Gets that tensor and the gradients of the results; returns those of the tensors.
+        wanted: The numbers of the tensors that get gradients.
+        tensors: The tensors.
+    """
+    found: Sequence[torch.Tensor] = _Recorded.apply(record, derive, wanted, *tensors)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, cast
 
@@ -22,13 +22,16 @@ from amanda_core.sites import OCCURRENCES, Origin, Sites
 from amanda_driver_torch._autograd.nodes import tensors_in
 from amanda_driver_torch._compiled.call_sites import Called, Places, called_of
 from amanda_driver_torch._compiled.host import Host
-from amanda_driver_torch._compiled.operators import Lifted, OperatorMode, OpPlan, Woven
+from amanda_driver_torch._compiled.execution import OpPlan
+from amanda_driver_torch._compiled.operators import Lifted, OperatorMode, Woven
 from amanda_driver_torch._execution.viewing import passes_weights_on
 from amanda_driver_torch._identity.frames import is_own, is_torchs
+from amanda_driver_torch._operators.bindings import IN_PLACE_METADATA
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of
 from amanda_driver_torch._thread.modes import call_routine
 from amanda_driver_torch._torch.dynamo import (
+    CHECKPOINT,
     STATE_CHANGES,
     FakeTensor,
     HigherOrderOperator,
@@ -102,37 +105,48 @@ class _Weaving:
         self.real: dict[int, torch.Tensor] = {}
         #: ids of these.
         self.weights: set[int] = set()
-        #: id of a tensor that routines refer to -> the tensor, the node of its value, a fake.
-        self.lifted: dict[int, tuple[torch.Tensor, fx.Node | None, Any]] = {}
+        #: id of a tensor that routines refer to -> the tensor, and a fake one.
+        self.lifted: dict[int, tuple[torch.Tensor, Any]] = {}
+        #: Graph of a checkpointed function -> the node that runs it.
+        self.runs: dict[fx.Graph, fx.Node] = {}
+        self.woven: list[tuple[fx.Node, Woven]] = []
 
     def weave(self) -> bool:
-        woven: list[tuple[fx.Node, Woven]] = []
         grad = torch.is_grad_enabled()
-        states: dict[fx.Node, Any] = {}
         try:
             with self.fake_mode or contextlib.nullcontext():
-                for node in tuple(self.gm.graph.nodes):
-                    if node.op == "placeholder":
-                        self._note_parameter(node)
-                    elif node.target in STATE_CHANGES:
-                        given = fx.node.map_arg(node.args, states.__getitem__)
-                        states[node] = cast("Any", node.target)(*given)
-                    elif node.op == "call_module":
-                        raise CannotWeave(f"the graph calls the module {node.target}")
-                    elif node.op in ("call_function", "call_method"):
-                        found = self._analyse(node)
-                        if found is not None:
-                            woven.append((node, found))
-                for node, found in woven:
+                self._analyse_graph(self.gm)
+                for node, found in self.woven:
                     self._find_lifted(node, found)
         finally:
             torch.set_grad_enabled(grad)
-        for node, found in woven:
+        for node, found in self.woven:
             self._write(node, found)
-        if woven:
-            self.gm.graph.lint()
-            self.gm.recompile()
-        return bool(woven)
+        for graph in dict.fromkeys(node.graph for node, _ in self.woven):
+            graph.lint()
+        for module in self.gm.modules():
+            if isinstance(module, fx.GraphModule) and self.woven:
+                module.recompile()
+        return bool(self.woven)
+
+    def _analyse_graph(self, gm: fx.GraphModule) -> None:
+        states: dict[fx.Node, Any] = {}
+        for node in tuple(gm.graph.nodes):
+            if node.op == "placeholder":
+                self._note_parameter(node)
+            elif node.target in STATE_CHANGES:
+                given = fx.node.map_arg(node.args, states.__getitem__)
+                states[node] = cast("Any", node.target)(*given)
+            elif node.op == "call_module":
+                raise CannotWeave(f"the graph calls the module {node.target}")
+            elif node.target is CHECKPOINT:
+                body = getattr(gm, node.args[0].target)
+                self.runs[body.graph] = node
+                self._analyse_graph(body)
+            elif node.op in ("call_function", "call_method"):
+                found = self._analyse(node)
+                if found is not None:
+                    self.woven.append((node, found))
 
     def _note_parameter(self, node: fx.Node) -> None:
         argument = node.meta.get("grapharg")
@@ -157,22 +171,29 @@ class _Weaving:
                 return None
         if isinstance(target, HigherOrderOperator):
             raise CannotWeave(f"the graph has the higher-order operator {target}")
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._fake)
+        args, kwargs = self._given(node)
         called = called_of(node)
         operator = OperatorMode.operator(target)
         if operator is not None:
-            plan = self._operator(operator, target, args, kwargs, called, None, _example(node))
-            return Woven(target, [plan], True) if plan else None
-        if not _touches_tensors(args, kwargs):
+            plans = [self._operator(operator, target, args, kwargs, called, None, _example(node))]
+        elif _touches_tensors(args, kwargs):
+            with (mode := _Analysing(self, called)):
+                target(*args, **kwargs)
+            plans = mode.plans
+        else:
             return None
-        mode = _Analysing(self, called)
-        with mode:
-            target(*args, **kwargs)
-        return Woven(target, mode.plans, False) if any(mode.plans) else None
+        if not any(plans):
+            return None
+        if node.graph in self.runs and any(plan is not None and plan.on_host for plan in plans):
+            raise CannotWeave("a routine on the host is inside activation checkpointing")
+        return Woven(target, plans, operator is not None)
+
+    def _given(self, node: fx.Node) -> Any:
+        return fx.node.map_arg((node.args, node.kwargs), self._fake)
 
     def _fake(self, node: fx.Node) -> Any:
         if node.op == "get_attr" and "example_value" not in node.meta:
-            owner: Any = self.gm
+            owner: Any = node.graph.owning_module
             for name in str(node.target).split("."):
                 owner = getattr(owner, name)
             if isinstance(owner, torch.Tensor) and self.fake_mode is not None:
@@ -217,14 +238,10 @@ class _Weaving:
             before = self._trigger(context, IPoint.BEFORE_FORWARD)
             context.fill(outputs=outputs)
             after = self._trigger(context, IPoint.AFTER_FORWARD)
-            plan = OpPlan(
-                self.tools.host,
-                before,
-                after,
-                context.plan(IPoint.BEFORE_BACKWARD),
-                context.plan(IPoint.AFTER_BACKWARD),
-                _likes(outputs),
-            )
+            arriving, leaving = map(context.plan, (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD))
+            if not arriving.replacement and _does_nothing(operator, func, bound, outputs):
+                arriving = leaving = Plan()  # In eager mode it has no node, and so no gradients.
+            plan = OpPlan(self.tools.host, before, after, arriving, leaving, _likes(outputs))
             if plan:
                 _check(context, plan, bound, outputs, self._gradients(bound))
                 return plan
@@ -266,7 +283,7 @@ class _Weaving:
         fake_mode = self.fake_mode
         if fake_mode is None:
             return
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._fake)
+        args, kwargs = self._given(node)
         used: dict[int, torch.Tensor] = {}
 
         def lift(tensor: torch.Tensor) -> Any:
@@ -274,33 +291,48 @@ class _Weaving:
                 return None
             if id(tensor) not in self.lifted:
                 fake = fake_mode.from_tensor(tensor, static_shapes=True)
-                self.lifted[id(tensor)] = tensor, None, fake
+                self.lifted[id(tensor)] = tensor, fake
             used[id(tensor)] = tensor
-            return self.lifted[id(tensor)][2]
+            return self.lifted[id(tensor)][1]
 
         # Of what the run writes nothing may remain.
         with torch.set_grad_enabled(_records_gradients(node)):
             args, kwargs = tree_map(_copied, (args, kwargs))
-            woven.run(args, kwargs, Lifted(lift))
+            found = woven.run(args, kwargs, lifted := Lifted(lift))
+            sources, results = map(_differentiable, ((args, kwargs), found))
+            if sources and results and woven.stages_gradients:
+                seeds = [torch.ones_like(result) for result in results]
+                torch.autograd.grad(results, sources, seeds, allow_unused=True)
+        lifted.end()
         woven.lifted = list(used.values())
 
     # Writing.
 
     def _write(self, node: fx.Node, woven: Woven) -> None:
-        graph = self.gm.graph
-        with graph.inserting_before(node):
-            lifted = [self._buffer(tensor, node) for tensor in woven.lifted]
+        lifted = [self._value(tensor, node) for tensor in woven.lifted]
         args, kwargs = tuple(node.args), dict(node.kwargs)
         self.tools.host.held.append(woven)
         node.op, node.target = "call_function", woven.function()
         node.args, node.kwargs = (args, kwargs, lifted), {}
 
-    def _buffer(self, tensor: torch.Tensor, node: fx.Node) -> fx.Node:
-        name = f"_amanda_{list(self.lifted).index(id(tensor))}"
-        if not hasattr(self.gm, name):
-            add_buffer(self.gm, name, tensor)
-        found = self.gm.graph.get_attr(name)
-        found.meta["example_value"] = self.lifted[id(tensor)][2]
+    def _value(self, tensor: torch.Tensor, node: fx.Node) -> fx.Node:
+        """Return the value of a tensor in the graph of a node, to be used there."""
+        name, graph = f"_amanda_{list(self.lifted).index(id(tensor))}", node.graph
+        call = self.runs.get(graph)
+        if call is None:
+            if not hasattr(self.gm, name):
+                add_buffer(self.gm, name, tensor)
+            with graph.inserting_before(node):
+                found = graph.get_attr(name)
+        else:
+            # Only an argument of the function around may come from outside.
+            inputs = {one.target: one for one in graph.nodes if one.op == "placeholder"}
+            if name in inputs:
+                return inputs[name]
+            call.args = (*call.args, self._value(tensor, call))
+            with graph.inserting_after(list(inputs.values())[-1]):
+                found = graph.placeholder(name)
+        found.meta["example_value"] = self.lifted[id(tensor)][1]
         return found
 
 
@@ -353,9 +385,26 @@ def _copied(value: Any) -> Any:
     return value
 
 
+def _differentiable(values: Any) -> list[torch.Tensor]:
+    found = tree_leaves(values)
+    return [one for one in found if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
 def _records_gradients(node: fx.Node) -> bool:
     found = [v for v in tree_leaves(_example(node)) if isinstance(v, torch.Tensor)]
     return any(value.requires_grad for value in found) or torch.is_grad_enabled()
+
+
+def _does_nothing(operator: Operator, func: Any, bound: BoundCall, outputs: Sequence[Any]) -> bool:
+    """Return True if an operator returns its input, such as `contiguous`."""
+    if bound.signature.mutated or bound.out is not None:
+        return False
+    if "dropout" in operator.op_type:
+        # Dynamo shows a copy where the operator itself, without dropping, makes none.
+        args, kwargs = bound.given
+        outputs = outputs_of(func(*args, **kwargs))
+    inputs = {id(tensor) for tensor in tensors_in(bound.values)}
+    return any(id(tensor) in inputs for tensor in tensors_in(outputs))
 
 
 def _likes(outputs: Sequence[Any]) -> list[Any]:
@@ -367,7 +416,7 @@ def _likes(outputs: Sequence[Any]) -> list[Any]:
 
 
 def _check(
-    context: OpContext, plan: OpPlan, bound: BoundCall, outputs: Iterable[Any], has_gradient: bool
+    context: OpContext, plan: OpPlan, bound: BoundCall, outputs: Sequence[Any], has_gradient: bool
 ) -> None:
     """Raise `CannotWeave` for what a compiled graph cannot have."""
     where = context.name
@@ -375,23 +424,53 @@ def _check(
     def refuse(what: str) -> None:
         raise CannotWeave(f"{what} ({where})")
 
-    edits = any(found.edits for found in plan.plans)
     gradients = has_gradient and (plan.arriving or plan.leaving)
-    if (bound.signature.mutated or bound.out is not None) and (edits or gradients):
-        refuse("a tool edits an operator that writes an argument, or requests its gradients")
-    if gradients:
-        if any(isinstance(v, (list, tuple)) and tensors_in([v]) for v in bound.values):
-            refuse("a tool requests gradients of an operator that takes a list of tensors")
-        if plan.arriving.replacement and not all(isinstance(o, torch.Tensor) for o in outputs):
-            refuse("a tool replaces the backward of an operator with outputs that are no tensors")
-    for found in plan.plans:
-        for step in (*found.steps, *filter(None, [found.replacement])):
-            if step.action.staged:
-                continue
-            if has_gradient and step.action.autodiff and not step.action.observe:
-                refuse("a routine on the host is differentiated")
-            if step is plan.before.replacement:
-                if has_gradient:
-                    refuse("a replacement on the host is differentiated")
-                if not plan.outputs:
-                    refuse("a replacement on the host has outputs of unknown shape")
+    replaced = has_gradient and plan.arriving.replacement
+    if plan.changes:
+        _check_written(context, plan, bound, outputs, refuse)
+    if replaced and not all(isinstance(output, torch.Tensor) for output in outputs):
+        refuse("a tool replaces the backward of an operator with outputs that are no tensors")
+    if gradients and any(map(_is_nested, (*bound.values, *outputs))):
+        refuse("a tool requests gradients of an operator with lists of lists of tensors")
+    step = plan.before.replacement
+    if step is not None and not step.action.staged and not plan.outputs:
+        refuse("a replacement on the host has outputs of unknown shape")
+    if has_gradient and not _likes(tensors_in((*bound.values, *outputs))):
+        for one in (*plan.before.steps, *plan.after.steps, *filter(None, [step])):
+            if one.action.autodiff and not one.action.staged and not one.action.observe:
+                refuse("a routine on the host is differentiated, and shapes are dynamic")
+
+
+def _check_written(
+    context: OpContext,
+    plan: OpPlan,
+    bound: BoundCall,
+    outputs: Sequence[Any],
+    refuse: Callable[[str], None],
+) -> None:
+    signature = bound.signature
+    if bound.out is not None:
+        refuse("a tool edits an operator with `out=`, or requests its gradients")
+    others = signature.mutated - {0}
+    for step in plan.before.steps:
+        positions = step.action.positions
+        if not step.action.observe and not others.isdisjoint(
+            range(len(bound.values)) if positions is None else positions
+        ):
+            refuse("a tool edits a tensor that an operator writes beside its result")
+    if not signature.in_place:
+        return
+    written = bound.values[0]
+    replaced = plan.before.replacement or plan.arriving.replacement
+    if (
+        context.op_type in IN_PLACE_METADATA
+        or not isinstance(written, torch.Tensor)
+        or (len(outputs) != 1 or outputs[0] is not written if outputs or replaced else False)
+    ):
+        refuse("a tool edits an operator that changes the shape of an argument, or writes a list")
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(
+        isinstance(one, (list, tuple)) and tensors_in(one) for one in value
+    )

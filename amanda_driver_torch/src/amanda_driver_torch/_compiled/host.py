@@ -1,7 +1,9 @@
 """Routines on the host: custom operators that call Python out of a compiled graph.
 
 Owns the operators and the table of the functions that they call. They are effects: a compiler
-neither drops nor merges nor reorders them, in forward and backward graphs.
+neither drops nor merges nor reorders them, in forward and backward graphs. A routine that is
+differentiated leaves its autograd graph on the host, at a tensor that the compiled program saves
+for its backward program.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 
 from amanda_core import Session, Step
 from amanda_core.errors import RoutineResultError, UnsupportedError
+from amanda_driver_torch._compiled.functions import recorded
 from amanda_driver_torch._thread.modes import call_routine
 from amanda_driver_torch._torch.dynamo import effectful, tree_leaves, tree_map
 
@@ -62,17 +65,25 @@ class Host:
         selection = _Selection(step, values)
         if selection.tensors or not selection.is_empty:
             number = self._add(_Call(lambda *given: self._run(step, selection, given)))
-            _OPS.observe(selection.tensors, selection.numbers, number)
+            _OPS.observe(*selection.take(), number)
 
-    def edit(self, step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
-        """Add a routine whose results the graph uses; return the positions with its results."""
+    def edit(
+        self, step: Step, values: Sequence[Any], autodiff: bool = False
+    ) -> list[tuple[int, Any]]:
+        """Add a routine whose results the graph uses; return the positions with its results.
+
+        Args:
+            step: The routine's step.
+            values: The values that it selects from.
+            autodiff: Whether it is differentiated.
+        """
         selection = _Selection(step, values)
         if not selection.tensors:
             self.observe(step, values)
             return []
 
         def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
-            changes = self._run(step, selection, (tensors, numbers))
+            changes = self._run(step, selection, (tensors, numbers), autodiff)
             results = list(tensors)
             for position, new in changes or ():
                 if position not in selection.places:
@@ -86,17 +97,23 @@ class Host:
             # An operator's results may not be its arguments.
             return [n.clone() if n is o else n for n, o in zip(results, tensors, strict=True)]
 
-        number = self._add(_Call(run))
-        found = _OPS.edit(selection.tensors, selection.numbers, number)
+        if autodiff and selection.wants_gradients:
+            found = self._differentiated(run, selection, [_like(t) for t in selection.tensors])
+        else:
+            number = self._add(_Call(run))
+            found = _OPS.edit(*selection.take(), number)
         return selection.results(values, found)
 
-    def replace(self, step: Step, values: Sequence[Any], likes: Sequence[Like]) -> list[Any]:
+    def replace(
+        self, step: Step, values: Sequence[Any], likes: Sequence[Like], autodiff: bool = False
+    ) -> list[Any]:
         """Add a routine that computes something else; return its results.
 
         Args:
             step: A replacement.
             values: What it gets.
             likes: Those of its results.
+            autodiff: Whether it is differentiated.
         """
         selection = _Selection(step, values)
 
@@ -107,7 +124,7 @@ class Host:
                     where=step.where,
                     fix="Call backward inside `apply`",
                 )
-            found = call_routine(step.replace, selection.whole(tensors, numbers))
+            found = call_routine(step.replace, selection.whole(tensors, numbers), autodiff)
             many = list(found) if isinstance(found, (tuple, list)) else [found]
             many = [value for value in many if value is not None]
             if len(many) != len(likes):
@@ -120,8 +137,59 @@ class Host:
             made = [_fitting(step, v, like) for v, like in zip(many, likes, strict=True)]
             return [n.clone() if any(n is o for o in tensors) else n for n in made]
 
+        if autodiff and selection.wants_gradients:
+            return self._differentiated(run, selection, likes)
         number = self._add(_Call(run, likes))
-        return list(_OPS.compute(selection.tensors, selection.numbers, number))
+        return list(_OPS.compute(*selection.take(), number))
+
+    def _differentiated(
+        self, run: Callable[..., Any], selection: _Selection, likes: Sequence[Like]
+    ) -> list[Any]:
+        """Add a function on the host whose backward is that of the operators that it calls."""
+        wanted = [i for i, tensor in enumerate(selection.sources) if tensor.requires_grad]
+        device = selection.tensors[0].device
+
+        def record(tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+            given = [tensor.detach() for tensor in tensors]
+            leaves = [given[i].requires_grad_() for i in wanted]
+            with torch.enable_grad():
+                results = run(given, numbers)
+            graph = torch.empty(0, device=device)
+            # Of the tensor itself the program may save an alias.
+            graph.untyped_storage().amanda_recorded = leaves, results  # type: ignore[attr-defined]
+            return [*(result.detach() for result in results), graph]
+
+        def derive(tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+            graph, *gradients = tensors
+            found = getattr(graph.untyped_storage(), "amanda_recorded", None)
+            if found is None:
+                raise UnsupportedError(
+                    "The graph of a routine that is differentiated is lost: a hook of saved "
+                    "tensors copies what a compiled program saves",
+                    fix="Mark the routine with amanda.staged",
+                )
+            leaves, results = found
+            chosen = [(r, g) for r, g in zip(results, gradients, strict=True) if r.requires_grad]
+            for leaf in leaves:
+                leaf.grad = None
+            # All leaves get theirs, so those that the routine refers to itself, too.
+            if chosen:
+                torch.autograd.backward(*zip(*chosen, strict=True), retain_graph=True)  # type: ignore[arg-type]
+            return [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves]
+
+        like_graph: Like = ((0,), torch.get_default_dtype(), device)
+        recorder = self._add(_Call(record, [*likes, like_graph]))
+        deriver = self._add(_Call(derive, [_like(selection.tensors[i]) for i in wanted]))
+        sources = selection.sources
+        _, numbers = selection.take()
+        return list(
+            recorded(
+                lambda tensors: _OPS.compute([t.detach() for t in tensors], numbers, recorder),
+                lambda tensors: _OPS.compute([t.detach() for t in tensors], [], deriver),
+                wanted,
+                sources,
+            )
+        )
 
     def _add(self, call: _Call) -> int:
         number = next(_NUMBERS)
@@ -129,21 +197,24 @@ class Host:
         _CALLS[number] = call
         return number
 
-    def _run(self, step: Step, selection: _Selection, given: Any) -> Any:
+    def _run(
+        self, step: Step, selection: _Selection, given: Any, autodiff: bool = False
+    ) -> Any:
         session = self.session
         if session.closed:
             session.warn_once("backward runs after `apply` has ended, so routines do not run")
             return None
         if not session.enabled:
             return None
-        return call_routine(step, selection.whole(*given))
+        return call_routine(step, selection.whole(*given), autodiff)
 
 
 class _Selection:
     """The tensors and symbolic numbers that a routine gets, apart from its constants.
 
     Attributes:
-        tensors: The tensors.
+        sources: The tensors.
+        tensors: The same without their gradients.
         numbers: The symbolic numbers.
         places: Position that holds only tensors -> their indices among `tensors`.
         is_empty: Whether the routine gets none of the values that it selects.
@@ -153,6 +224,7 @@ class _Selection:
         wanted = step.action.positions
         if wanted is not None and any(position >= len(values) for position in wanted):
             step(values)  # Raises the error that names the position.
+        self.sources: list[Any] = []
         self.tensors: list[Any] = []
         self.numbers: list[Any] = []
         self.places: dict[int, list[int]] = {}
@@ -168,6 +240,7 @@ class _Selection:
 
     def _placed(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
+            self.sources.append(value)
             self.tensors.append(value.detach())
             return _Slot(0, len(self.tensors) - 1)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -176,6 +249,17 @@ class _Selection:
             self.numbers.append(value)
             return _Slot(1, len(self.numbers) - 1)
         return value
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether gradients of its tensors are computed."""
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.sources)
+
+    def take(self) -> tuple[list[Any], list[Any]]:
+        """Return the tensors and numbers, and keep only what a routine on the host needs."""
+        given = self.tensors, self.numbers
+        self.sources, self.tensors, self.numbers = [], [], []
+        return given
 
     def whole(self, tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
         """Return the values at all positions; None at those that the routine does not get."""

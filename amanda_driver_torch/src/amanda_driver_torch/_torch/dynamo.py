@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
+    "CHECKPOINT",
     "CREATE_PROXY",
     "MODULE_CALL",
     "STATE_CHANGES",
@@ -40,6 +41,7 @@ __all__ = [
     "guard_identity",
     "guard_state",
     "is_dynamos",
+    "is_wrapper",
     "new_recompile_region",
     "set_frame_count",
     "set_recompile_region",
@@ -52,6 +54,9 @@ __all__ = [
     "with_backend",
 ]
 
+#: Runs a graph that is a checkpointed function.
+CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+_WRAPPERS = ("torch._higher_order_ops.", "torch.nn.attention.flex_attention")
 #: Makes a node of a graph that Dynamo traces.
 CREATE_PROXY = (torch._dynamo.output_graph.SubgraphTracer, "create_proxy")
 #: Notes that Dynamo traces the call of a module.
@@ -74,6 +79,14 @@ def effectful(library: torch.library.Library, name: str) -> None:
 def is_dynamos(namespace: Mapping[str, Any]) -> bool:
     """Return True if code with these globals is of torch's compiler."""
     return str(namespace.get("__name__", "")).startswith("torch._dynamo")
+
+
+def is_wrapper(namespace: Mapping[str, Any]) -> bool:
+    """Return True if code with these globals only wraps a higher-order operator.
+
+    Where a program calls such an operator eagerly, torch compiles the call by itself.
+    """
+    return str(namespace.get("__name__", "")).startswith(_WRAPPERS)
 
 
 def new_recompile_region() -> int:

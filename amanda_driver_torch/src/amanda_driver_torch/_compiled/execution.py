@@ -1,0 +1,265 @@
+"""The execution of one operator of a compiled graph: the steps of its plans, traced around it.
+
+Owns the order of steps, the operator and the taps of gradients, and what an operator writes. A
+backend traces it; `operators` is what calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from amanda_core import Plan, Step
+from amanda_core.errors import RoutineResultError
+from amanda_driver_torch._autograd.edits import check_gradient, check_tensor, check_written
+from amanda_driver_torch._autograd.nodes import Slot, differentiable, placed
+from amanda_driver_torch._compiled.functions import pass_straight, replaced_backward, tapped
+from amanda_driver_torch._compiled.host import Host, Like
+from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of, restructure
+from amanda_driver_torch._thread.modes import call_routine
+
+__all__ = ["OpPlan", "run_operator"]
+
+
+@dataclass
+class OpPlan:
+    """The plans of one operator of a graph.
+
+    Attributes:
+        host: Calls routines on the host.
+        before: Before the operator, with its replacement.
+        after: After it.
+        arriving: For the gradients of its outputs, with the replacement of its backward.
+        leaving: For the gradients of its inputs.
+        outputs: What its outputs are like; empty if that depends on the inputs.
+    """
+
+    host: Host
+    before: Plan
+    after: Plan
+    arriving: Plan
+    leaving: Plan
+    outputs: Sequence[Like] = ()
+
+    def __bool__(self) -> bool:
+        return any((self.before, self.after, self.arriving, self.leaving))
+
+    @property
+    def changes(self) -> bool:
+        """Whether more than routines before and after the operator that only look are planned."""
+        return bool(self.before.edits or self.after.edits or self.arriving or self.leaving)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether any routine runs on the host."""
+        steps = (step for plan in self.plans for step in (*plan.steps, plan.replacement))
+        return any(step is not None and not step.action.staged for step in steps)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans."""
+        return self.before, self.after, self.arriving, self.leaving
+
+
+def run_operator(
+    plan: OpPlan,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    lifted: AbstractContextManager[Any] | None,
+) -> Any:
+    """Run one operator with the steps of its plans.
+
+    Args:
+        plan: The plans.
+        func: The operator.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        lifted: A context for staged routines, or None.
+    """
+    return _Execution(plan, func, bind(func, args, kwargs), lifted).run()
+
+
+class _Execution:
+    def __init__(
+        self,
+        plan: OpPlan,
+        func: Any,
+        bound: BoundCall,
+        lifted: AbstractContextManager[Any] | None,
+    ) -> None:
+        self.plan, self.func, self.lifted = plan, func, lifted
+        self.bound: BoundCall | None = bound
+        self.template: Any = None
+        #: The tensor that the operator writes, if it runs on a copy for the sake of the steps.
+        self.written: torch.Tensor | None = None
+
+    def run(self) -> Any:
+        plan = self.plan
+        assert self.bound is not None
+        values = list(self.bound.values)
+        if self.bound.signature.in_place and plan.changes:
+            self.written = values[0]
+            values[0] = values[0].clone()
+        values = self.fold(plan.before, values)
+        replaced = plan.arriving.replacement if self.sources(values) else None
+        if replaced is not None:
+            outputs = self.with_replaced_backward(replaced, values)
+        else:
+            if plan.leaving:
+                values = self.tap(values, lambda found: self.fold_gradients(plan.leaving, found))
+            outputs = self.compute(values)
+            if plan.arriving:
+                outputs = self.tap(outputs, lambda found: self.fold_gradients(plan.arriving, found))
+        outputs = self.fold(plan.after, outputs)
+        if self.written is not None:
+            # The result, if there is one: `__setitem__` has none.
+            self.written.copy_(outputs[0] if outputs else values[0])
+            outputs = [self.written] if outputs else []
+        # Nodes refer to this object, and may not to a tensor: no collector sees such a cycle.
+        template, self.template, self.bound, self.written = self.template, None, None, None
+        return None if template is None else restructure(template, outputs)
+
+    def compute(self, values: list[Any]) -> list[Any]:
+        """Run the operator or its replacement, and return the outputs."""
+        step = self.plan.before.replacement
+        if step is None:
+            assert self.bound is not None
+            args, kwargs = self.bound.call_args(values)
+            self.bound = None
+            self.template = self.func(*args, **kwargs)
+        elif step.action.staged:
+            self.template = self.staged(step.replace, values, autodiff=True)
+        else:
+            found = self.plan.host.replace(step, values, self.plan.outputs, autodiff=True)
+            self.template = found[0] if len(found) == 1 else tuple(found)
+        return outputs_of(self.template)
+
+    def staged(self, function: Any, values: Any, *, autodiff: bool) -> Any:
+        if self.lifted is None:
+            return call_routine(function, values, autodiff)
+        with self.lifted:
+            return call_routine(function, values, autodiff)
+
+    def fold(self, plan: Plan, values: list[Any]) -> list[Any]:
+        """Apply the steps before or after the operator."""
+        for step in plan.steps:
+            if step.action.staged:
+                changes = self.staged(step, values, autodiff=step.action.autodiff)
+            elif step.action.observe or step.action.positions == ():
+                self.plan.host.observe(step, values)
+                continue
+            else:
+                changes = self.plan.host.edit(step, values, autodiff=step.action.autodiff)
+            for position, new in changes:
+                if position == 0 and self.written is not None:
+                    check_written(values[position], new, step)
+                values[position] = _edited(values[position], new, step)
+        return values
+
+    # Gradients.
+
+    def sources(self, values: Sequence[Any]) -> dict[Slot, torch.Tensor]:
+        """Return the tensors that get a gradient, by their places."""
+        return differentiable(values) if torch.is_grad_enabled() else {}
+
+    def tap(self, values: list[Any], change: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """Let a function change the gradients of values."""
+        sources = self.sources(values)
+        if not sources:
+            return values
+        slots, empty = list(sources), _empty(values)
+
+        def changed(gradients: list[Any]) -> list[Any]:
+            return _at(slots, change(placed(empty, slots, gradients)))
+
+        return placed(values, slots, tapped(changed, list(sources.values())))
+
+    def fold_gradients(self, plan: Plan, gradients: list[Any]) -> list[Any]:
+        """Apply steps to gradients."""
+        for step in plan.steps:
+            if step.action.staged:
+                changes = self.staged(step, gradients, autodiff=False)
+            elif all(g is None for g in _selected(step, gradients)):
+                step(gradients)  # Raises the error of a wrong position.
+                continue
+            elif step.action.observe or step.action.positions == ():
+                self.plan.host.observe(step, gradients)
+                continue
+            else:
+                changes = self.plan.host.edit(step, gradients)
+            for position, new in changes:
+                old = gradients[position]
+                is_list = isinstance(old, list)
+                for o, n in zip(old, new, strict=True) if is_list else [(old, new)]:
+                    check_gradient(o, n, step.where)
+                gradients[position] = list(new) if is_list else new
+        return gradients
+
+    def with_replaced_backward(self, step: Step, values: list[Any]) -> list[Any]:
+        sources = self.sources(values)
+        slots, empty = list(sources), _empty(values)
+        likes = [(tuple(t.shape), t.dtype, t.device) for t in sources.values()]
+
+        def compute(tensors: Sequence[Any]) -> list[Any]:
+            return self.compute(placed(values, slots, tensors))
+
+        def backward(gradients: list[Any]) -> list[Any]:
+            plan = self.plan
+            gradients = self.fold_gradients(Plan(plan.arriving.steps), gradients)
+            if step.action.staged:
+                given = self.staged(step.replace, gradients, autodiff=False)
+                found = list(given) if isinstance(given, (tuple, list)) else [given]
+            else:
+                found = plan.host.replace(step, gradients, likes)
+            last = slots[-1][0]
+            if len(found) > last and not (len(found) == len(slots) and _are_alone(slots)):
+                found = _at(slots, found)
+            elif len(found) != len(slots):
+                raise RoutineResultError(
+                    f"A replacement of a backward op returned {len(found)} gradients",
+                    where=step.where,
+                    fix="Return one gradient for each input up to the last differentiable one",
+                )
+            return _at(slots, self.fold_gradients(plan.leaving, placed(empty, slots, found)))
+
+        return list(replaced_backward(compute, backward, list(sources.values())))
+
+
+def _empty(values: Sequence[Any]) -> list[Any]:
+    """Return a place for the gradient of each value."""
+    return [[None] * len(v) if isinstance(v, (list, tuple)) else None for v in values]
+
+
+def _at(slots: Sequence[Slot], values: Sequence[Any]) -> list[Any]:
+    """Return the values at some places."""
+    found = ((values[position], index) for position, index in slots)
+    return [value if index is None or value is None else value[index] for value, index in found]
+
+
+def _are_alone(slots: Sequence[Slot]) -> bool:
+    return all(index is None for _, index in slots)
+
+
+def _selected(step: Step, values: Sequence[Any]) -> list[Any]:
+    """Return the values that a step selects, and those in lists of them."""
+    positions = step.action.positions
+    chosen = range(len(values)) if positions is None else positions
+    found = [values[position] for position in chosen if position < len(values)]
+    return [one for value in found for one in (value if isinstance(value, list) else [value])]
+
+
+def _edited(old: Any, new: Any, step: Step) -> Any:
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        return type(old)(
+            o if n is o else _edited(o, n, step) for o, n in zip(old, new, strict=True)
+        )
+    if not isinstance(old, torch.Tensor) or step.action.autodiff:
+        return new
+    if old.requires_grad and torch.is_grad_enabled():
+        check_tensor(old, new, step)
+    return pass_straight(old, new) if isinstance(new, torch.Tensor) else new
