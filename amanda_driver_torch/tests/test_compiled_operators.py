@@ -178,7 +178,10 @@ def trained(call: Callable[..., Any], analyse: Callable[..., None]) -> tuple[Log
 
 @pytest.mark.parametrize(
     "name",
-    [name if name == "in place" else pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS],
+    [
+        name if name == "in place" else pytest.param(name, marks=pytest.mark.slow)
+        for name in PROGRAMS
+    ],
 )
 def test_as_in_eager_mode(name: str) -> None:
     program, analyse = PROGRAMS[name]

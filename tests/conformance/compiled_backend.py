@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 

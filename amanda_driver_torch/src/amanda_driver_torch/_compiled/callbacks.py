@@ -17,9 +17,10 @@ from torch import fx, nn
 from amanda_core import Session, Site
 from amanda_core.scopes import Activation
 from amanda_core.sites import FRAMES, FRAMEWORK, Sites
-from amanda_driver_torch._compiled.call_sites import Places, recording, watch_tracing
-from amanda_driver_torch._compiled.graph import AnalysisFailed, CannotWeave, GraphTools, weave
+from amanda_driver_torch._compiled.call_sites import Places, called_of, recording, watch_tracing
+from amanda_driver_torch._compiled.graph import AnalysisFailed, GraphTools, weave
 from amanda_driver_torch._compiled.host import Host
+from amanda_driver_torch._compiled.refusals import CannotWeave
 from amanda_driver_torch._identity.frames import is_own
 from amanda_driver_torch._identity.rules import BOUNDARY
 from amanda_driver_torch._thread.state import STATE
@@ -92,7 +93,7 @@ class CompiledCode:
             return "the cache of analysis is disabled"
         if session.wants_backward:
             return "a tool analyses backward operators, which a compiled graph does not have"
-        if session.watches_scopes or session.watches_values or session.watches_calls:
+        if session.watches_scopes or session.watches_values:
             return "a tool follows the calls of modules, which a compiled graph does not have"
         return ""
 
@@ -117,6 +118,9 @@ class CompiledCode:
         """Weave the applied tools into a graph; return whether they do anything there."""
         assert self._tools is not None
         assert self._enter is not None
+        is_outermost = self.session.watches_calls and not STATE.activations
+        if is_outermost and any(called_of(node).modules for node in gm.graph.nodes):
+            raise CannotWeave("a tool counts calls of outermost modules, which the graph holds")
         # The same code may run in several modules, in which its operators are others.
         guard_state(_scope)
         outer = self._tools.sites.walk(_outside(), FRAMES)

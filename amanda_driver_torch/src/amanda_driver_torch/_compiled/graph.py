@@ -1,7 +1,8 @@
 """Analysis of a graph that Dynamo has traced, and weaving of the plans into it.
 
-Owns which operators a graph has, what tools are shown of them, and what cannot be woven. It runs
-when the graph is compiled; `operators` is what runs afterwards.
+Owns which operators a graph has and what tools are shown of them. It runs when the graph is
+compiled; `operators` is what runs afterwards. The module is a little over 400 lines because it is
+one pass over a graph.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from amanda_core.scopes import Activation
 from amanda_core.sites import OCCURRENCES, Origin, Sites
 from amanda_driver_torch._autograd.nodes import tensors_in
 from amanda_driver_torch._compiled.call_sites import Called, Places, called_of
-from amanda_driver_torch._compiled.host import Host
 from amanda_driver_torch._compiled.execution import OpPlan
+from amanda_driver_torch._compiled.host import Host
 from amanda_driver_torch._compiled.operators import Lifted, OperatorMode, Woven
+from amanda_driver_torch._compiled.refusals import CannotWeave, check, does_nothing, likes
 from amanda_driver_torch._execution.viewing import passes_weights_on
 from amanda_driver_torch._identity.frames import is_own, is_torchs
-from amanda_driver_torch._operators.bindings import IN_PLACE_METADATA
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of
 from amanda_driver_torch._thread.modes import call_routine
@@ -43,11 +44,7 @@ from amanda_driver_torch._torch.dynamo import (
 )
 from amanda_driver_torch._torch.tensor_attributes import is_weight
 
-__all__ = ["CannotWeave", "GraphTools", "weave"]
-
-
-class CannotWeave(Exception):
-    """A reason why a graph cannot be instrumented, so that its frame must run eagerly."""
+__all__ = ["AnalysisFailed", "GraphTools", "weave"]
 
 
 class AnalysisFailed(Exception):
@@ -109,6 +106,8 @@ class _Weaving:
         self.lifted: dict[int, tuple[torch.Tensor, Any]] = {}
         #: Graph of a checkpointed function -> the node that runs it.
         self.runs: dict[fx.Graph, fx.Node] = {}
+        #: id of a value that Dynamo noted -> the value, and the one that analysis was shown.
+        self.again: dict[int, tuple[Any, Any]] = {}
         self.woven: list[tuple[fx.Node, Woven]] = []
 
     def weave(self) -> bool:
@@ -175,10 +174,12 @@ class _Weaving:
         called = called_of(node)
         operator = OperatorMode.operator(target)
         if operator is not None:
+            self._show(node, tree_map(self._again, _example(node)))
             plans = [self._operator(operator, target, args, kwargs, called, None, _example(node))]
         elif _touches_tensors(args, kwargs):
             with (mode := _Analysing(self, called)):
-                target(*args, **kwargs)
+                returned = target(*args, **kwargs)
+            self._show(node, returned)
             plans = mode.plans
         else:
             return None
@@ -201,6 +202,16 @@ class _Weaving:
             else:
                 return owner
         return node.meta["example_value"]
+
+    def _show(self, node: fx.Node, value: Any) -> None:
+        """Let later operators get the value that analysis was shown here."""
+        if _is_static(value):
+            for old, new in zip(tree_leaves(_example(node)), tree_leaves(value), strict=False):
+                self.again[id(old)] = old, new
+            node.meta["example_value"] = value
+
+    def _again(self, value: Any) -> Any:
+        return self.again.get(id(value), (value, value))[1]
 
     def _shown(self, value: Any) -> Any:
         return self.real.get(id(value), value)
@@ -239,11 +250,11 @@ class _Weaving:
             context.fill(outputs=outputs)
             after = self._trigger(context, IPoint.AFTER_FORWARD)
             arriving, leaving = map(context.plan, (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD))
-            if not arriving.replacement and _does_nothing(operator, func, bound, outputs):
+            if not arriving.replacement and does_nothing(operator, func, bound, outputs):
                 arriving = leaving = Plan()  # In eager mode it has no node, and so no gradients.
-            plan = OpPlan(self.tools.host, before, after, arriving, leaving, _likes(outputs))
+            plan = OpPlan(self.tools.host, before, after, arriving, leaving, likes(outputs))
             if plan:
-                _check(context, plan, bound, outputs, self._gradients(bound))
+                check(context, plan, bound, outputs, self._gradients(bound))
                 return plan
             return None
         finally:
@@ -323,10 +334,12 @@ class _Weaving:
             if not hasattr(self.gm, name):
                 add_buffer(self.gm, name, tensor)
             with graph.inserting_before(node):
-                found = graph.get_attr(name)
+                found: fx.Node = graph.get_attr(name)
         else:
             # Only an argument of the function around may come from outside.
-            inputs = {one.target: one for one in graph.nodes if one.op == "placeholder"}
+            inputs: dict[Any, fx.Node] = {
+                one.target: one for one in graph.nodes if one.op == "placeholder"
+            }
             if name in inputs:
                 return inputs[name]
             call.args = (*call.args, self._value(tensor, call))
@@ -373,6 +386,15 @@ def _example(node: fx.Node) -> Any:
     return node.meta.get("example_value")
 
 
+def _is_static(value: Any) -> bool:
+    return all(
+        type(size) is int
+        for one in tree_leaves(value)
+        if isinstance(one, torch.Tensor)
+        for size in one.shape
+    )
+
+
 def _touches_tensors(*values: Any) -> bool:
     return any(isinstance(value, torch.Tensor) for value in tree_leaves(values))
 
@@ -393,84 +415,3 @@ def _differentiable(values: Any) -> list[torch.Tensor]:
 def _records_gradients(node: fx.Node) -> bool:
     found = [v for v in tree_leaves(_example(node)) if isinstance(v, torch.Tensor)]
     return any(value.requires_grad for value in found) or torch.is_grad_enabled()
-
-
-def _does_nothing(operator: Operator, func: Any, bound: BoundCall, outputs: Sequence[Any]) -> bool:
-    """Return True if an operator returns its input, such as `contiguous`."""
-    if bound.signature.mutated or bound.out is not None:
-        return False
-    if "dropout" in operator.op_type:
-        # Dynamo shows a copy where the operator itself, without dropping, makes none.
-        args, kwargs = bound.given
-        outputs = outputs_of(func(*args, **kwargs))
-    inputs = {id(tensor) for tensor in tensors_in(bound.values)}
-    return any(id(tensor) in inputs for tensor in tensors_in(outputs))
-
-
-def _likes(outputs: Sequence[Any]) -> list[Any]:
-    if not all(isinstance(value, torch.Tensor) for value in outputs):
-        return []
-    if any(not all(type(n) is int for n in value.shape) for value in outputs):
-        return []
-    return [(tuple(value.shape), value.dtype, value.device) for value in outputs]
-
-
-def _check(
-    context: OpContext, plan: OpPlan, bound: BoundCall, outputs: Sequence[Any], has_gradient: bool
-) -> None:
-    """Raise `CannotWeave` for what a compiled graph cannot have."""
-    where = context.name
-
-    def refuse(what: str) -> None:
-        raise CannotWeave(f"{what} ({where})")
-
-    gradients = has_gradient and (plan.arriving or plan.leaving)
-    replaced = has_gradient and plan.arriving.replacement
-    if plan.changes:
-        _check_written(context, plan, bound, outputs, refuse)
-    if replaced and not all(isinstance(output, torch.Tensor) for output in outputs):
-        refuse("a tool replaces the backward of an operator with outputs that are no tensors")
-    if gradients and any(map(_is_nested, (*bound.values, *outputs))):
-        refuse("a tool requests gradients of an operator with lists of lists of tensors")
-    step = plan.before.replacement
-    if step is not None and not step.action.staged and not plan.outputs:
-        refuse("a replacement on the host has outputs of unknown shape")
-    if has_gradient and not _likes(tensors_in((*bound.values, *outputs))):
-        for one in (*plan.before.steps, *plan.after.steps, *filter(None, [step])):
-            if one.action.autodiff and not one.action.staged and not one.action.observe:
-                refuse("a routine on the host is differentiated, and shapes are dynamic")
-
-
-def _check_written(
-    context: OpContext,
-    plan: OpPlan,
-    bound: BoundCall,
-    outputs: Sequence[Any],
-    refuse: Callable[[str], None],
-) -> None:
-    signature = bound.signature
-    if bound.out is not None:
-        refuse("a tool edits an operator with `out=`, or requests its gradients")
-    others = signature.mutated - {0}
-    for step in plan.before.steps:
-        positions = step.action.positions
-        if not step.action.observe and not others.isdisjoint(
-            range(len(bound.values)) if positions is None else positions
-        ):
-            refuse("a tool edits a tensor that an operator writes beside its result")
-    if not signature.in_place:
-        return
-    written = bound.values[0]
-    replaced = plan.before.replacement or plan.arriving.replacement
-    if (
-        context.op_type in IN_PLACE_METADATA
-        or not isinstance(written, torch.Tensor)
-        or (len(outputs) != 1 or outputs[0] is not written if outputs or replaced else False)
-    ):
-        refuse("a tool edits an operator that changes the shape of an argument, or writes a list")
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and any(
-        isinstance(one, (list, tuple)) and tensors_in(one) for one in value
-    )

@@ -174,7 +174,8 @@ class Host:
                 leaf.grad = None
             # All leaves get theirs, so those that the routine refers to itself, too.
             if chosen:
-                torch.autograd.backward(*zip(*chosen, strict=True), retain_graph=True)  # type: ignore[arg-type]
+                roots, seeds = zip(*chosen, strict=True)
+                torch.autograd.backward(roots, seeds, retain_graph=True)
             return [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves]
 
         like_graph: Like = ((0,), torch.get_default_dtype(), device)
@@ -197,9 +198,7 @@ class Host:
         _CALLS[number] = call
         return number
 
-    def _run(
-        self, step: Step, selection: _Selection, given: Any, autodiff: bool = False
-    ) -> Any:
+    def _run(self, step: Step, selection: _Selection, given: Any, autodiff: bool = False) -> Any:
         session = self.session
         if session.closed:
             session.warn_once("backward runs after `apply` has ended, so routines do not run")

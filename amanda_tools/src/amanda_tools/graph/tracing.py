@@ -242,7 +242,9 @@ class GraphTracing(OperatorTool["_Traced"]):
         """Return why values cannot be followed in the namespace of this context, or None if they
         can.
         """
-        known = is_eager(context.namespace) or context.namespace.startswith("tensorflow/")
+        known = is_eager(context.namespace) or context.namespace.startswith(
+            ("tensorflow/", "pytorch/")
+        )
         return super().why_unsupported(context) if known else "its graphs cannot be read"
 
     def _graph_of(self, context: OpContext) -> Graph:
@@ -254,7 +256,8 @@ class GraphTracing(OperatorTool["_Traced"]):
     def _values_of(self, traced: _Traced) -> Values:
         values = self._values.get(traced.op.namespace)
         if values is None:
-            values = (EagerValues if traced.is_eager else SymbolicValues)(traced.facts)
+            is_symbolic = traced.op.namespace.startswith("tensorflow/") and not traced.is_eager
+            values = (SymbolicValues if is_symbolic else EagerValues)(traced.facts)
             self._values[traced.op.namespace] = values
         return values
 

@@ -60,6 +60,11 @@ class OperatorTool(Tool, Generic[A]):
             self._notes.setdefault(
                 "compiled callables ran eagerly: these are the operators of the eager program"
             )
+        elif context.namespace.endswith("/compiled"):
+            self._notes.setdefault(
+                "compiled callables: these are the operators that were traced, before the compiler "
+                "fuses them"
+            )
         return self.everything or context.zone == "model"
 
     def why_unsupported(self, context: OpContext) -> str | None:
