@@ -1,8 +1,9 @@
-"""Tools name the compiled callables that ran eagerly while they were applied."""
+"""Tools on compiled callables: the same results as in eager mode, and what they are of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,19 @@ import torch
 from torch import nn
 
 import amanda
+from amanda_tools.dump import Dump
+from amanda_tools.faults import InjectFaults
 from amanda_tools.flops import Flops
+from amanda_tools.gating import PruneChannels
 from amanda_tools.graph import GraphTracing
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
+from amanda_tools.nonfinite import NonFinite
+from amanda_tools.prune import Prune, PruneNM, PruneTiles
+from amanda_tools.quantize import Quantize
+from amanda_tools.sparsity import Sparsity
 
-pytestmark = pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")
+EAGERLY = pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")
 
 NOTE = "compiled callables ran eagerly: these are the operators of the eager program"
 
@@ -33,6 +41,7 @@ def notes(make: Callable[[], Any], *calls: Callable[[torch.Tensor], torch.Tensor
     return found
 
 
+@EAGERLY
 @pytest.mark.parametrize("make", [Latency, Memory, Flops, GraphTracing])
 def test_they_say_that_it_ran_eagerly(make: Callable[[], Any]) -> None:
     compiled = torch.compile(network(), backend="eager")
@@ -41,6 +50,7 @@ def test_they_say_that_it_ran_eagerly(make: Callable[[], Any]) -> None:
     assert NOTE not in notes(make, network())
 
 
+@EAGERLY
 def test_only_operators_of_compiled_callables_are_marked() -> None:
     marked: dict[str, bool] = {}
 
@@ -58,3 +68,107 @@ def test_only_operators_of_compiled_callables_are_marked() -> None:
         x = torch.ones(2).exp()
         torch.sin(compiled(x))
     assert marked == {"exp": False, "tanh": True, "sin": False, "ones": False}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.last(torch.relu(self.first(x)))
+        return output
+
+
+def trained(tool: amanda.Tool, folder: Path, compile_it: bool) -> list[torch.Tensor]:
+    """Return the outputs and parameters of four steps of training."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net = Net()
+    if compile_it:
+        net.compile(backend="aot_eager", fullgraph=True)
+    optimizer, found = torch.optim.SGD(net.parameters(), lr=0.1), []
+    with amanda.apply(tool):
+        for step in range(4):
+            x = torch.linspace(-step, 2, 64).reshape(4, 16)
+            output = net(x)
+            output.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(output.detach())
+    return [*found, *(parameter.detach() for parameter in net.parameters())]
+
+
+#: Tool -> how it is made. What runs eagerly under it, in a compiled callable, is in `EAGER`.
+TOOLS: dict[str, Callable[[Path], amanda.Tool]] = {
+    "flops": lambda folder: Flops(backward=False),
+    "latency": lambda folder: Latency(backward=False),
+    "memory": lambda folder: Memory(backward=False),
+    "graph": lambda folder: GraphTracing(backward=False),
+    "nonfinite": lambda folder: NonFinite(backward=False),
+    "sparsity": lambda folder: Sparsity(),
+    "dump": lambda folder: Dump(folder=folder),
+    "faults": lambda folder: InjectFaults(rate=0.05),
+    "faults in weights": lambda folder: InjectFaults(site="weight", rate=0.05),
+    "prune": lambda folder: Prune(0.5),
+    "prune together": lambda folder: Prune(0.5, scope="global"),
+    "prune in steps": lambda folder: Prune(0.5, steps=2),
+    "prune by Taylor's score": lambda folder: Prune(0.5, score="taylor"),
+    "prune 2:4": lambda folder: PruneNM(),
+    "prune tiles": lambda folder: PruneTiles(0.5),
+    "prune channels": lambda folder: PruneChannels(),
+    "quantize": lambda folder: Quantize(),
+    "quantize dynamically": lambda folder: Quantize("dynamic"),
+    "quantize, learned": lambda folder: Quantize("lsq"),
+}
+EAGER = ("quantize", "quantize dynamically", "quantize, learned")
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only")
+@pytest.mark.filterwarnings("ignore:Quantize")
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=EAGERLY) if n in EAGER else n for n in TOOLS]
+)
+def test_bits_of_eager_mode(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    tools = [TOOLS[name](tmp_path / mode) for mode in ("eager", "compiled")]
+    expected = trained(tools[0], tmp_path, compile_it=False)
+    found = trained(tools[1], tmp_path, compile_it=True)
+    assert all(map(torch.equal, found, expected))
+    assert len(found) == len(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only")
+@pytest.mark.parametrize("make", [Latency, Memory, Flops, GraphTracing])
+def test_they_say_what_they_measured(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    found = notes(lambda: make(backward=False), torch.compile(network(), backend="eager"))
+    assert any("before the compiler fuses" in note for note in found)
+    assert NOTE not in found
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only")
+def test_the_graph_is_that_of_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    graphs = []
+    for compile_it in (False, True):
+        tool = GraphTracing(backward=False)
+        net, x = network(), torch.ones(2, 8)
+        call = torch.compile(lambda v, net=net: net(v), backend="eager", fullgraph=True)
+        with amanda.apply(tool):
+            (call if compile_it else net)(x)
+        (graph,) = tool.result().graphs
+        graphs.append(graph)
+    eager, compiled = graphs
+    assert [op.name for op in compiled.ops] == [op.name for op in eager.ops]
+    assert [(e.producer, e.output, e.consumer, e.input) for e in compiled.edges] == [
+        (e.producer, e.output, e.consumer, e.input) for e in eager.edges
+    ]

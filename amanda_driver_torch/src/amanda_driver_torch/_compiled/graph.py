@@ -337,13 +337,12 @@ class _Weaving:
                 found: fx.Node = graph.get_attr(name)
         else:
             # Only an argument of the function around may come from outside.
-            inputs: dict[Any, fx.Node] = {
-                one.target: one for one in graph.nodes if one.op == "placeholder"
-            }
+            given: list[fx.Node] = [one for one in graph.nodes if one.op == "placeholder"]
+            inputs = {one.target: one for one in given}
             if name in inputs:
                 return inputs[name]
             call.args = (*call.args, self._value(tensor, call))
-            with graph.inserting_after(list(inputs.values())[-1]):
+            with graph.inserting_after(given[-1]):
                 found = graph.placeholder(name)
         found.meta["example_value"] = self.lifted[id(tensor)][1]
         return found
