@@ -19,6 +19,7 @@ X = jax.random.normal(jax.random.key(1), (4, 6, 6, 4))
 #: Tool -> why it does nothing here, as its result says.
 UNSUPPORTED = {
     "effective_path": "there are no rules for its operators",
+    "rewrite": "none of the rules is for jax",
     "rematerialize": "only what PyTorch's autograd saves in eager mode can be evicted",
 }
 

@@ -17,6 +17,7 @@ X = np.random.RandomState(0).standard_normal((4, 2, 8, 8)).astype("float32")
 #: Tool -> why it does nothing here, as its result says.
 UNSUPPORTED = {
     "effective_path": "there are no rules for its operators",
+    "rewrite": "none of the rules is for mxnet",
     "rematerialize": "only what PyTorch's autograd saves in eager mode can be evicted",
 }
 

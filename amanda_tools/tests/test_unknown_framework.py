@@ -53,6 +53,7 @@ needed = {
     "prune_tiles": {"sparsity": 0.5},
     "mapping": {"rules": []},
     "capture": {"ops": ["*"]},
+    "rewrite": {"rules": ["conv_bn"]},
     "steer": {"edit": "scale", "ops": ["nothing"]},
 }
 for name, point in discovery.tools().items():
@@ -63,6 +64,7 @@ for name, point in discovery.tools().items():
 print(json.dumps(found))
 """
 
+_NO_RULE = "none of the rules is for toy"
 _NOT_ARRAYS = "its tensors are not NumPy's arrays"
 _NO_RULES = "there are no rules for its operators"
 _OF_PYTORCH = "only what PyTorch's autograd saves in eager mode can be evicted"
@@ -72,12 +74,13 @@ _SAID: dict[str, dict[str, str]] = {
         "quantize": f"not supported on toy/1.2.3/eager: {_NOT_ARRAYS}",
         "rematerialize": f"not supported on toy/1.2.3/eager: {_OF_PYTORCH}",
         "effective_path": f"not supported on toy/1.2.3/eager: {_NO_RULES}",
+        "rewrite": f"not supported on toy/1.2.3/eager: {_NO_RULE}",
         "sensitivity": f"was not measured: {_NOT_ARRAYS}",
     },
     "no facts": dict.fromkeys(
         (
             *("memory", "flops", "sparsity", "nonfinite", "dump", "graph", "effective_path"),
-            *("capture", "inject_faults", "rematerialize"),
+            *("capture", "inject_faults", "rematerialize", "rewrite"),
         ),
         "not supported on toy/1.2.3/eager: its driver does not tell what tensors are",
     ),
@@ -85,6 +88,7 @@ _SAID: dict[str, dict[str, str]] = {
         "quantize": f"not supported on toy/1.2.3/eager: {_NOT_ARRAYS}",
         "rematerialize": f"not supported on toy/1.2.3/eager: {_OF_PYTORCH}",
         "effective_path": f"not supported on toy/1.2.3/eager: {_NO_RULES}",
+        "rewrite": f"not supported on toy/1.2.3/eager: {_NO_RULE}",
         "memory": "not counted: its driver does not report where tensors lie in memory",
         "sparsity": "not measured: its driver does not read values",
         "dump": "its driver does not read values",
@@ -99,6 +103,7 @@ _SAID: dict[str, dict[str, str]] = {
         ),
         "graph": "not supported on toy/1.2.3/jit: its graphs cannot be read",
         "effective_path": f"not supported on toy/1.2.3/jit: {_NO_RULES}",
+        "rewrite": f"not supported on toy/1.2.3/jit: {_NO_RULE}",
     },
 }
 

@@ -169,7 +169,7 @@ class Capture(SequenceTool["_Op"]):
                 [replace(op.facts) for op in self._ops.values()],
                 [v for v in self._values if writer is None or v.file is not None],
                 [*self._left_out.values(), *lost],
-                self.notes(),
+                self.notes,
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
                 dict(self._held),

@@ -233,7 +233,7 @@ class GraphTracing(OperatorTool["_Traced"]):
                 wall_seconds=self._clock.wall / 1e9,
                 spans=() if timed is None else timed.spans,
                 left_out=0 if timed is None else timed.left_out,
-                notes=list(self._notes),
+                notes=self.notes,
             )
 
     # Inside.

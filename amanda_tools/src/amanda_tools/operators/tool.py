@@ -50,6 +50,11 @@ class OperatorTool(Tool, Generic[A]):
         self._lock = threading.RLock()
         self._clock = Clock()
 
+    @property
+    def notes(self) -> list[str]:
+        """Return what is not observed, and why."""
+        return list(self._notes)
+
     def is_wanted(self, context: OpContext) -> bool:
         """Return True if the tool should look at this operator; add a note if it cannot."""
         why = self.why_unsupported(context)

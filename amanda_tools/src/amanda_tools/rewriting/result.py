@@ -54,12 +54,14 @@ class RewriteResult:
         rules: Names of the rules whose patterns were searched for.
         tool_seconds: The part of `wall_seconds` spent in the tool, without the replacements.
         wall_seconds: Time from the first operator that the tool looked at to the last.
+        notes: Namespaces in which nothing is rewritten, and why.
     """
 
     matches: list[Rewritten] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     @property
     def rewritten(self) -> int:
@@ -102,6 +104,7 @@ class RewriteResult:
             notes.append(f"not rewritten: {', '.join(reasons)}")
         if not self.rules:
             notes.append("NO rules were given, so nothing was looked for: name some as `rules`")
+        notes += self.notes
         notes += describe_overhead("the tool", self.tool_seconds, self.wall_seconds)
         return Table(
             "; ".join(notes), ("op", "rule", "ops", "rewritten", "fell back", "why not"), rows

@@ -156,24 +156,16 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-CONV_BN = Rule(
-    "conv_bn",
-    Operator(
-        ("batch_norm",),
-        {
-            0: Operator(
-                (*_CONVOLUTIONS,),
-                {0: Input("x"), 1: Input("weight")},
-                "conv",
-                where=lambda op: op.type != "DepthwiseConv2dNative",
-            )
-        },
-        "norm",
-    ),
-    _conv_bn,
-    _conv_bn_guard,
-    _tensorflow_conv_bn,
-)
+def _one_norm(framework: str) -> Rule:
+    """Return the rule for normalization in one operator."""
+    weighted = Operator(
+        _CONVOLUTIONS,
+        {0: Input("x"), 1: Input("weight")},
+        "conv",
+        where=lambda op: op.type != "DepthwiseConv2dNative",
+    )
+    norm = Operator(("batch_norm",), {0: weighted}, "norm")
+    return Rule("conv_bn", norm, _conv_bn, _conv_bn_guard, _tensorflow_conv_bn, framework)
 
 
 # The same in TensorFlow and Keras, where normalization in evaluation is a factor and a term.
@@ -295,7 +287,10 @@ SOFTMAX = Rule(
 )
 #: Name -> the rules with this name, one for each form of it in the frameworks.
 RULES: Mapping[str, Sequence[Rule]] = {
-    "conv_bn": (CONV_BN, _written_norm("Conv2D"), _written_norm("DepthwiseConv2dNative")),
+    "conv_bn": (
+        *(_one_norm(framework) for framework in ("pytorch", "tensorflow")),
+        *(_written_norm(kind) for kind in ("Conv2D", "DepthwiseConv2dNative")),
+    ),
     "sdpa": (SDPA,),
     "softmax": (SOFTMAX,),
 }

@@ -83,7 +83,7 @@ class Rewrite(Tool):
         self._matches: dict[tuple[str, str, int], Match] = {}
         #: Namespace and op id -> role of the operator in a match.
         self._roles: dict[tuple[str, int], Role] = {}
-        self._known: set[tuple[str, int]] = set()
+        self._known: dict[tuple[str, int], None] = {}
         #: Operator of a graph -> constant inputs and attributes by name.
         self._constants: dict[tuple[str, int], dict[str, Any]] = {}
         self._met = self._is_tracing = True
@@ -119,7 +119,7 @@ class Rewrite(Tool):
         with self._clock, self._lock:
             key = (context.namespace, context.get_op_id())
             if key not in self._known:
-                self._known.add(key)
+                self._known[key] = None
                 self._met = True
             role = self._roles.get(key)
             if not is_eager(context.namespace):
@@ -191,7 +191,16 @@ class Rewrite(Tool):
                 list(dict.fromkeys(rule.name for rule in self._rules)),
                 tool_seconds=self._clock.spent / 1e9,
                 wall_seconds=self._clock.wall / 1e9,
+                notes=self._notes(),
             )
+
+    def _notes(self) -> list[str]:
+        notes = list(self._tracing.notes)
+        for namespace in dict.fromkeys(namespace for namespace, _ in self._known):
+            backend = namespace.partition("/")[0]
+            if self._rules and all(rule.framework not in (None, backend) for rule in self._rules):
+                notes.append(f"not supported on {namespace}: none of the rules is for {backend}")
+        return notes
 
     # Values inside matches.
 

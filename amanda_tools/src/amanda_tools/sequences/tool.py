@@ -94,6 +94,7 @@ class SequenceTool(OperatorTool[A]):
         """Return the kind of the operator's outputs: ``output``, or the ``input`` of a module."""
         return "input" if context.op_type == MODULE_INPUT else "output"
 
+    @property
     def notes(self) -> list[str]:
         """Return notes about values that are not seen and patterns that chose nothing."""
         idle = [

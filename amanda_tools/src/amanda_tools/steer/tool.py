@@ -179,7 +179,7 @@ class Steer(SequenceTool["_Op"]):
             return SteerResult(
                 self.edit,
                 [replace(op.facts) for op in self._ops.values()],
-                self.notes(),
+                self.notes,
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
                 *self._coverage.figures("not chosen"),
