@@ -88,21 +88,19 @@ def test_costs_of_an_operator_are_those_beyond_a_tool_that_inserts_nothing(
     kinds = {"relu": operator_kinds.KINDS["relu"], "arange": operator_kinds.KINDS["arange"]}
     monkeypatch.setattr(operators_bench, "KINDS", kinds)
     calls, counts = operators_bench.CALLS, {}
-    idle = {f"{part}; {grad}; {where}" for part in ("forward", "step") for grad in (True, False)
-            for where in ("before", "raw before")}  # fmt: skip
+    ways = {str(operators_bench.baseline(way)): way for way in operators_bench.COLUMNS.values()}
     for kind in kinds:
-        for way in (*idle, *operators_bench.COLUMNS):
+        for name, (part, *_) in (ways | operators_bench.COLUMNS).items():
             for run in range(operators_bench.COUNTED):
-                is_step = kind == "relu" and way.startswith("step")
-                inserted = 0 if way in idle else 7 * calls
-                counts[f"{kind}; {way}; run {run}"] = 1000 + 500 * is_step + inserted
+                is_step = kind == "relu" and part == operators_bench.STEP
+                inserted = 0 if name in ways else 7 * calls
+                counts[f"{kind}; {name}; run {run}"] = 1000 + 500 * is_step + inserted
         counts[f"{kind}; before; first execution"] = 1000 + 90 * calls
         counts[f"{kind}; plain; first execution"] = 1000
 
-    found = operators_bench.costs(counts)
+    found = operators_bench.costs(list(kinds), counts)
 
-    assert found["arange"] == dict.fromkeys(
-        [name for name, way in operators_bench.COLUMNS.items() if way[0] == "forward"], 7
-    ) | {"first execution": 90}
-    assert found["relu"]["before"] == 7
+    forward = [n for n, way in operators_bench.COLUMNS.items() if way[0] == operators_bench.FORWARD]
+    assert found["arange"] == dict.fromkeys(forward, 7) | {"first execution": 90}
+    assert found["relu"] == dict.fromkeys(operators_bench.COLUMNS, 7) | {"first execution": 90}
     assert "| arange | 7 | 7 | 7 | 7 | — | — | — | — | 90 |" in operators_bench.report(found)
