@@ -220,30 +220,6 @@ def test_positions_are_those_of_the_algorithm() -> None:
     assert tool.result().macs == sum(total for _, total in costs)
 
 
-def test_each_outermost_module_has_a_first_execution_of_its_own() -> None:
-    x, tool = images(6, size=10), PrunePositions(0.4)
-    encoder, decoder = Basic(3, 3, 1).eval(), Bottleneck(3, 12, 2).eval()
-    other = nn.Sequential(nn.Conv2d(3, 3, 3)).eval()
-    with torch.no_grad():
-        plain = encoder(x), decoder(encoder(x))
-        with amanda.apply(tool):
-            # Neither a call of another module nor its second call ends that of this one.
-            first = encoder(x)
-            assert tool.gates == {}
-            other(x)
-            other(x)
-            assert all(map(torch.equal, (first, decoder(first)), plain))
-            assert tool.gates == {}
-            middle = encoder(x)
-            assert len(tool.gates) == 1
-            out = decoder(middle)
-        first, second = tool.gates.values()
-        expected = F.relu(x + chosen(x, first, 1) * encoder.branch(x))
-        assert torch.equal(middle, expected)
-        masked = chosen(middle, second, 2) * decoder.branch(middle)
-        assert torch.equal(out, F.relu(decoder.down(middle) + masked))
-
-
 def test_training_decides_with_noise_and_the_gradient_of_the_sigmoid() -> None:
     model, twin, x = residual().eval(), residual().eval(), images(3, size=10)
     tool = PrunePositions(0.4, layers=["2"])

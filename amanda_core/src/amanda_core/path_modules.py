@@ -55,7 +55,7 @@ class PathModels(ABC):
         known: Callable[[Any], Any],
         counts: Callable[[CodeType], bool],
     ) -> None:
-        self._source, self._counts = source, counts
+        self._original_of, self._counts = source, counts
         self._finder = ImmutableParameters(source, known)
         #: Outermost module -> its label, and the paths of the modules inside it by their ids.
         self._models: Known[tuple[str, Mapping[int, str]]] = Known()
@@ -102,7 +102,7 @@ class PathModels(ABC):
         if place is None:
             return Reads({}, dict)
         parameters, _ = self.contents_of(self._root)
-        values = {name: self._source(value) for name, value in parameters.items()}
+        values = {name: self._original_of(value) for name, value in parameters.items()}
         return self._finder.reads(context, place.root, values)
 
     def _running(self, frame: FrameType | None) -> Iterator[tuple[Any, FrameType, str]]:

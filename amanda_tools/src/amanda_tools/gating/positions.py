@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from amanda_core import OpContext
 from amanda_core.activation import autodiff_enabled
-from amanda_core.calls import Call
 from amanda_core.weak import Known
 from amanda_tools.gating.gates import Gating
 
@@ -16,17 +15,13 @@ __all__ = ["PrunePositions"]
 
 
 class _Conv(NamedTuple):
-    """A convolution: its op id, weight, multiply-accumulates of one position, kernel and stride.
-
-    And the outermost module that was called; empty outside of modules.
-    """
+    """A convolution: its op id, weight, multiply-accumulates of one position, kernel and stride."""
 
     op_id: int
     name: str
     cost: int
     kernel: int
     stride: int
-    root: str
 
 
 class _Block(NamedTuple):
@@ -46,8 +41,8 @@ class PrunePositions(Gating):
     them, too. While training, the decision has Gumbel noise and the gradient of its sigmoid.
 
     Blocks are found in the first execution, which is therefore dense: additions of two images, one
-    of which passed more convolutions than the other. It ends with the step of the optimizer, with
-    `amanda.step()`, or for the blocks in an outermost module with the next call of that module.
+    of which passed more convolutions than the other. It ends with the step of the optimizer, the
+    next call of the outermost module, or `amanda.step()`.
 
     Args:
         budget: The fraction of the blocks' multiply-accumulates that `loss` allows.
@@ -80,12 +75,11 @@ class PrunePositions(Gating):
         self._first, self._last = {}, {}  # type: dict[int, _Block], dict[int, _Block]
         #: Gate -> where its block is computed in this execution.
         self._hard: dict[str, Any] = {}
-        #: The outermost module that is being called, and those whose blocks are all found.
-        self._root, self._settled = "", set()  # type: str, set[str]
+        self._found = False
         super().__init__(layers, seed, state)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
-        self.add_inst_for_step(end=lambda step: self._settle(self._roots()))
-        self.add_inst_for_call(begin=self._enter, end=self._leave)
+        self.add_inst_for_step(end=lambda step: self._settle())
+        self.add_inst_for_call(begin=lambda call: self._settle())
 
     def analyse(self, context: OpContext) -> None:
         """Give a block that is known a gate, and mask its branch."""
@@ -94,7 +88,7 @@ class PrunePositions(Gating):
         inputs, op_id = context.get_inputs(), context.get_op_id()
         block = self._first.get(op_id)
         with autodiff_enabled():
-            if block is not None and block.convs[0].root in self._settled:
+            if block is not None and self._found:
                 stride = math.prod(conv.stride for conv in block.convs)
                 self.add_gate(block.name, lambda: _gate(inputs[0].shape[1], stride), inputs[0])
                 context.insert_before_op(self.choose, inputs=[0], block=block)
@@ -105,9 +99,7 @@ class PrunePositions(Gating):
     def analyse_outputs(self, context: OpContext) -> None:
         """Follow images through the network, and note residual blocks."""
         outputs = context.get_outputs()
-        if self._root in self._settled or context.zone != "model":
-            return
-        if not (self.meets(context) and outputs):
+        if self._found or context.zone != "model" or not (self.meets(context) and outputs):
             return
         inputs, output = context.get_inputs(), outputs[0]
         passed = [self._passed.get(value) or () for value in inputs]
@@ -117,8 +109,7 @@ class PrunePositions(Gating):
         if context["type"] == "conv2d" and image and known is not None:
             kernel = inputs[1]
             stride, size = round(inputs[0].shape[-1] / output.shape[-1]), max(kernel.shape[2:])
-            op_id, cost = context.get_op_id(), kernel.numel()
-            conv = _Conv(op_id, known.name, cost, size, stride, self._root)
+            conv = _Conv(context.get_op_id(), known.name, kernel.numel(), size, stride)
             path = (*path, conv)
             self.add_row(context, str(conv.op_id), conv.cost * (output.numel() // output.shape[1]))
         elif context["type"] == "add" and image and len(passed) > 1:
@@ -136,19 +127,9 @@ class PrunePositions(Gating):
             block = _Block(branch[0].name, branch, operand)
             self._first[branch[0].op_id] = self._last[context.get_op_id()] = block
 
-    def _enter(self, call: Call) -> None:
-        self._root = call.module
-        self._settle(self._roots() & {call.module})
-
-    def _leave(self, call: Call) -> None:
-        self._root = ""
-
-    def _roots(self) -> set[str]:
-        return {block.convs[0].root for block in self._first.values()}
-
-    def _settle(self, roots: set[str]) -> None:
-        if not roots <= self._settled:
-            self._settled |= roots
+    def _settle(self) -> None:
+        if self._first and not self._found:
+            self._found = True
             self.invalidate()
 
     def choose(self, x: Any, block: _Block) -> None:

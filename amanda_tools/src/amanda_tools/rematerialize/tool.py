@@ -169,12 +169,13 @@ def _is_pure(context: OpContext) -> bool:
     in_place = in_place and name not in ("__invert__", "__index__", "__int__")
     if in_place or context.attrs.keys() & {"out", "generator"}:
         return False
+    from torch.overrides import is_tensor_like
+
     # An object that overrides operators, such as a TensorDict, computes what it likes.
     facts, values = context.facts, list(context.get_inputs() or ())
     values += [item for value in values if isinstance(value, (list, tuple)) for item in value]
     return not any(
-        hasattr(type(value), "__torch_function__") and not (facts and facts.is_tensor(value))
-        for value in values
+        is_tensor_like(value) and not (facts and facts.is_tensor(value)) for value in values
     )
 
 
