@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import amanda
-from amanda_core.scopes import Labels
+from amanda_core import Session
+from amanda_core.calls import Calls
+from amanda_core.scopes import Labels, Scopes
 from amanda_core.sites import Sites
+from amanda_driver_torch import _attachment
 from amanda_driver_torch._autograd import gradient_hooks
 from amanda_driver_torch._autograd.gradient_nodes import Result
 from amanda_driver_torch._autograd.records import NodeRecord
+from amanda_driver_torch._entry import function_mode, native_interceptor
 from amanda_driver_torch._execution import execute
 from amanda_driver_torch._execution.execute import Execution, Run
+from amanda_driver_torch._operators import operator
 
 from .tensors import leaf
 
@@ -39,8 +46,44 @@ class Look(amanda.Tool):
     def look(self, *values: Any) -> None: ...
 
 
+class LookAtModules(Look):
+    """Look at the calls and values of modules, too, which no longer pass the extension then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.show_modules("*", inputs=True, outputs=True)
+        self.add_inst_for_call(lambda call: None)
+
+
 def broken(*_: Any, **__: Any) -> Any:
     raise LookupError("a fault in the driver")
+
+
+def broken_once(original: Any) -> Any:
+    """Return a function that fails at its first call."""
+    failures = iter([broken])
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return next(failures, original)(*args, **kwargs)
+
+    return call
+
+
+class Doubled(torch.autograd.Function):
+    """An operator in Python."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad * 2
+
+
+class Own(torch.Tensor):
+    """A subclass, which the function protocol reports whole functions for."""
 
 
 #: Where the fault lies -> the object and attribute that is replaced.
@@ -56,41 +99,87 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "before a node": (NodeRecord, "before"),
     "after a node": (NodeRecord, "after"),
     "gradients of inputs": (Result, "given"),
+    "facts of an operator": (operator, "schemas_of"),
+    "whether to ignore the op": (_attachment, "reason_to_ignore"),
+    "an operator in Python": (_attachment, "Operator"),
+    "the scope of a module": (Scopes, "enter"),
+    "the end of a step": (Session, "end_step"),
 }
+OF_MODULES: dict[str, tuple[Any, str]] = {
+    "the scope of a watched module": (Scopes, "enter"),
+    "the call of a model": (Calls, "enter"),
+    "a module's input or output": (_attachment, "replace_first"),
+}
+#: The same in what only one interceptor uses.
+OF_ONE: dict[str, dict[str, tuple[Any, str]]] = {
+    "native": {
+        "type of a dispatcher's operator": (native_interceptor, "type_name"),
+        "what a module depends on": (Scopes, "holders"),
+    },
+    "function_mode": {
+        "a function of the protocol": (operator, "type_name"),
+        "a function of a subclass": (function_mode, "is_operator_name"),
+        "overriding types": (function_mode, "has_override"),
+    },
+}
+PAIRS = [(name, one) for one, own in OF_ONE.items() for name in (*FAULTS, *OF_MODULES, *own)]
 
 
 def program() -> list[torch.Tensor]:
-    """Write in place, draw random numbers, and differentiate."""
+    """Write in place, draw random numbers, differentiate, and train."""
     torch.manual_seed(3)
     x = leaf(4, 3)
     total = torch.zeros(4, 3)
     total.add_(1)
     total += torch.rand(4, 3)
-    loss = torch.relu(x * total).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    loss = torch.ops.aten.relu.default(model(Doubled.apply(x)) * total).sum()
+    loss.backward()
+    optimizer.step()
     assert x.grad is not None
-    return [total, loss.detach(), x.grad]
+    parts = torch.functional.split(torch.rand(2, 2).as_subclass(Own), 1)
+    rest = [part.as_subclass(torch.Tensor) for part in parts]
+    weights = [parameter.detach() for parameter in model.parameters()]
+    return [total, loss.detach(), x.grad, *weights, *rest, torch.rand(1)]
 
 
-@pytest.fixture(params=FAULTS)
-def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    owner, name = FAULTS[request.param]
-    return lambda: monkeypatch.setattr(owner, name, broken)
+#: Causes the fault; returns the tool under which it shows.
+Fault = Callable[[], Look]
 
 
-def test_program_goes_on_and_nothing_is_executed_twice(fault: Callable[[], None]) -> None:
+@pytest.fixture(params=[False, True], ids=["always", "once"])
+def once(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(params=PAIRS, ids=" ".join)
+def fault(request: pytest.FixtureRequest, once: bool, monkeypatch: pytest.MonkeyPatch) -> Fault:
+    name, interceptor = request.param
+    owner, attribute = {**FAULTS, **OF_MODULES, **OF_ONE[interceptor]}[name]
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", interceptor)
+    replacement = broken_once(getattr(owner, attribute)) if once else broken
+
+    def cause() -> Look:
+        monkeypatch.setattr(owner, attribute, replacement)
+        return LookAtModules() if name in OF_MODULES else Look()
+
+    return cause
+
+
+def test_program_goes_on_and_nothing_is_executed_twice(fault: Fault) -> None:
     plain = program()
-    fault()
-    with amanda.apply(Look(), on_driver_error="skip") as handle:
+    tool = fault()
+    with amanda.apply(tool, on_driver_error="skip") as handle:
         results = program()
         coverage = handle.coverage()["pytorch"]
     assert all(map(torch.equal, results, plain))
     assert any("a fault in the driver" in left_out.why for left_out in coverage)
 
 
-def test_error_says_that_it_is_the_drivers(fault: Callable[[], None]) -> None:
-    fault()
-    with pytest.raises(LookupError, match="a fault in the driver") as caught, amanda.apply(Look()):
+def test_error_says_that_it_is_the_drivers(fault: Fault) -> None:
+    tool = fault()
+    with pytest.raises(LookupError, match="a fault in the driver") as caught, amanda.apply(tool):
         program()
     (note,) = caught.value.__notes__
     assert "error of Amanda's driver" in note

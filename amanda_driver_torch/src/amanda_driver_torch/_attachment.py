@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from amanda_driver_torch._compiled.callbacks import CompiledCode
 
 __all__ = ["NAMESPACE", "TorchAttachment"]
+
+T = TypeVar("T")
 
 NAMESPACE = f"pytorch/{RELEASE}/eager"
 
@@ -185,11 +187,17 @@ class TorchAttachment:
 
     def why_eager(self) -> str:
         """Return why compiled callables run eagerly now; an empty string if they stay compiled."""
+        failed = "the driver failed there"
+        return self.attempt("compiled callables", failed, self._why_eager)
+
+    def _why_eager(self) -> str:
         return why_eager(self._interceptor.name) or self._compiled_code().why_not()
 
     def compiled_callback(self, original: Any) -> Any:
         """Return what Dynamo must call for a compiled callable; None to run it eagerly."""
-        return self._compiled_code().callback(original)
+        return self.attempt(
+            "compiled callables", None, lambda: self._compiled_code().callback(original)
+        )
 
     def _compiled_code(self) -> CompiledCode:
         if self._compiled is None:
@@ -233,7 +241,7 @@ class TorchAttachment:
         self, operator: Operator, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """Execute one call of an operator."""
-        if self._is_ignored(args, kwargs):
+        if self._is_ignored(operator.op_type, args, kwargs):
             return call(*args, **kwargs)
         try:
             record = self._interceptor.locate(operator.op_type, args, kwargs)
@@ -244,14 +252,32 @@ class TorchAttachment:
             return call(*args, **kwargs)
         return self._run(record, operator, call, args, kwargs)
 
-    def report_failure(self, error: Exception, op_type: str) -> None:
-        """Raise an error of the driver at an operator, or report it so that the operator can run
-        plainly.
+    def report_failure(self, error: Exception, where: str) -> None:
+        """Raise an error of the driver, or list it so that the program can go on.
+
+        Args:
+            error: The error.
+            where: The type of the operator, or what else of the program the driver was at.
         """
         failures = self.session.failures
         if not failures.is_drivers(error):
             raise error
-        failures.note(error, NAMESPACE, op_type)
+        failures.note(error, NAMESPACE, where)
+
+    def attempt(self, where: str, otherwise: T, work: Callable[..., T], *arguments: Any) -> T:
+        """Do work of the driver that runs nothing of the program.
+
+        Args:
+            where: As for `report_failure`.
+            otherwise: What to return if it fails and the program goes on.
+            work: Does the work.
+            arguments: Its arguments.
+        """
+        try:
+            return work(*arguments)
+        except Exception as error:
+            self.report_failure(error, where)
+            return otherwise
 
     def execute_known(
         self,
@@ -262,7 +288,7 @@ class TorchAttachment:
         kwargs: dict[str, Any],
     ) -> Any:
         """Execute one call of an operator whose record the native interceptor has found."""
-        if self._is_ignored(args, kwargs):
+        if self._is_ignored(operator.op_type, args, kwargs):
             return call(*args, **kwargs)
         return self._run(record, operator, call, args, kwargs)
 
@@ -270,7 +296,7 @@ class TorchAttachment:
         """Return the record of an op that the native interceptor does not know; None to ignore the
         op.
         """
-        if self._is_ignored(call[0], call[1]):
+        if self._is_ignored(op_type, call[0], call[1]):
             return None
         try:
             return self._sites.resolve(Origin(op_type, scope or OUTSIDE, frames), *call)
@@ -278,8 +304,12 @@ class TorchAttachment:
             self.report_failure(error, op_type)
             return None
 
-    def _is_ignored(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        reason = reason_to_ignore(args, kwargs)
+    def _is_ignored(self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        try:
+            reason = reason_to_ignore(args, kwargs)
+        except Exception as error:
+            self.report_failure(error, op_type)
+            return True
         if reason:
             self.session.warn_once(reason)
         return reason is not None
@@ -317,9 +347,12 @@ class TorchAttachment:
         kwargs: dict[str, Any],
     ) -> Any:
         """Execute one call of an operator written in Python or as a script."""
+        operator = self.attempt(name, None, Operator, raw, raw, name)
+        if operator is None:
+            return call(*args, **kwargs)
         # A module called in its body ends this: the operator is then treated as a container.
         with opaquely(), suspended_modes():
-            return self.execute(Operator(raw, raw, name), in_users_modes(call), args, kwargs)
+            return self.execute(operator, in_users_modes(call), args, kwargs)
 
     def watch_second_order(self) -> None:
         """Analyse gradients of gradients, too, from now on."""
@@ -338,8 +371,12 @@ class TorchAttachment:
     ) -> Any:
         """Call a module inside its scope."""
         activations = STATE.activations
-        scope = self.enter_module(module, activations[-1] if activations else None)
-        activation = self._interceptor.activation(scope)
+        try:
+            scope = self.enter_module(module, activations[-1] if activations else None)
+            activation = self._interceptor.activation(scope)
+        except Exception as error:
+            self.report_failure(error, f"calls of {type(module).__name__}")
+            return original(module, *args, **kwargs)
         session, path = self.session, activation.scope.path
         if STATE.opaque and STATE.backward and is_foreign_rerun():
             with quietly():
@@ -354,15 +391,19 @@ class TorchAttachment:
         activations.append(activation)
         try:
             if is_call:
-                session.calls.enter(NAMESPACE, activation.scope.root, args, kwargs)
+                root = activation.scope.root
+                self.attempt(path, None, session.calls.enter, NAMESPACE, root, args, kwargs)
             if session.watches_scopes:
                 session.enter_scope(path)
             with self._interceptor.inside() if opaque else nullcontext():
                 if session.watches_values and session.calls.shows(MODULE_INPUT, path):
-                    args, kwargs = replace_first((args, kwargs), self._shown_input)
+                    values = args, kwargs
+                    args, kwargs = self.attempt(
+                        path, values, replace_first, values, self._shown_input
+                    )
                 result = original(module, *args, **kwargs)
                 if session.watches_values and session.calls.shows(MODULE_OUTPUT, path):
-                    result = replace_first(result, self._shown_output)
+                    result = self.attempt(path, result, replace_first, result, self._shown_output)
             session.raise_pending()
             return result
         except BaseException as error:

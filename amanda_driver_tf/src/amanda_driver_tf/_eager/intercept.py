@@ -181,16 +181,21 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
             try:
                 result = ORIGINALS.fast_path(ctx, op_name, name, *args, *pair)
             except FallbackException:
-                _store_fallback(op_type, sys._getframe(1), found, args, idle=True)
+                _store_fallback(place, op_type, sys._getframe(1), found, args, idle=True)
                 raise
             if kind == READ and not found.backward:
                 result._amanda_source = found.token
             return result
         if idle and (kind != PASS or type(args[0]) is _EagerTensor):
             return _tagged(op_type, found, sys._getframe(1), ctx, name, args, pair)
-    if op_type.disagree(args):  # It raises another error than the conversion of `execute`.
+    try:
+        disagree = op_type.disagree(args)
+    except Exception as error:
+        _report_failure(place, error, op_type)
+        disagree = True
+    if disagree:  # It raises another error than the conversion of `execute`.
         return ORIGINALS.fast_path(ctx, op_name, name, *args)
-    _store_fallback(op_type, sys._getframe(1), found, args)
+    _store_fallback(place, op_type, sys._getframe(1), found, args)
     raise FallbackException("to be executed by execute.execute")
 
 
@@ -249,7 +254,7 @@ def _tagged(
             STATE.eager = None
         result = ORIGINALS.fast_path(ctx, op_type.name, name, *args, *pair)
     except FallbackException:
-        _store_fallback(op_type, frame, found, args, idle=True)
+        _store_fallback(place, op_type, frame, found, args, idle=True)
         raise
     finally:
         STATE.eager = place
@@ -259,7 +264,12 @@ def _tagged(
 
 
 def _store_fallback(
-    op_type: OpType, frame: FrameType, found: Record, args: Sequence[Any], idle: bool = False
+    place: Place,
+    op_type: OpType,
+    frame: FrameType,
+    found: Record,
+    args: Sequence[Any],
+    idle: bool = False,
 ) -> None:
     """Store the op for the call of `execute_op` that follows."""
     if execute.execute is not PATCHES.execute:
@@ -270,23 +280,33 @@ def _store_fallback(
             fix="Turn debugging of TensorFlow (op callbacks) on or off outside `apply`",
         )
     fallbacks = STATE.fallbacks
-    if op_type.kind == READ and fallbacks:
-        consumer = fallbacks[-1][2]
-        if found not in consumer.reads:
-            consumer.reads = (*consumer.reads, found)
+    stored: Record | None = found
+    plain: tuple[bool, ...] = ()
+    try:
+        if op_type.kind == READ and fallbacks:
+            consumer = fallbacks[-1][2]
+            if consumer is not None and found not in consumer.reads:
+                consumer.reads = (*consumer.reads, found)
+        if not idle:
+            # Only whether arguments are constants, so that no tensor is kept alive.
+            plain = tuple(is_plain(value) for value in args[: op_type.count])
+    except Exception as error:
+        _report_failure(place, error, op_type)
+        stored = None
     if len(fallbacks) >= _MOST_FALLBACKS:
         del fallbacks[0]
-    # Only whether arguments are constants, so that no tensor is kept alive.
-    plain = () if idle else tuple(is_plain(value) for value in args[: op_type.count])
-    fallbacks.append((op_type.name, id(frame), found, plain))
+    fallbacks.append((op_type.name, id(frame), stored, plain))
 
 
 def _fell_back(op_type: OpType, found: Record) -> None:
     """Store an op without actions for the call of `execute_op` that follows; called from C."""
-    _store_fallback(op_type, sys._getframe(1), found, (), idle=True)
+    _store_fallback(STATE.eager, op_type, sys._getframe(1), found, (), idle=True)
 
 
-def _take_fallback(op_name: str, caller: FrameType) -> tuple[Record, tuple[bool, ...]] | None:
+def _take_fallback(
+    op_name: str, caller: FrameType
+) -> tuple[Record | None, tuple[bool, ...]] | None:
+    """Return the record that was stored, which is None if the driver failed then."""
     fallbacks = STATE.fallbacks
     wrapper = id(caller.f_back)
     for index in range(len(fallbacks) - 1, -1, -1):
@@ -317,15 +337,14 @@ def execute_op(
     if taken is not None:
         found, plain = taken
     else:
-        op_type = op_type_of(decoded)
+        op_type, plain = op_type_of(decoded), ()
         try:
-            located = place.locate(op_type, inputs)
+            found = place.locate(op_type, inputs)
         except Exception as error:
             _report_failure(place, error, op_type)
-            located = None
-        if located is None:
-            return ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
-        found, plain = located, ()
+            found = None
+    if found is None:
+        return ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
     session = place.session
     if found.idle == session.epoch and place.control.caching:
         alone = not session.wants_backward or no_tape()

@@ -134,7 +134,11 @@ class _Mode(TorchFunctionMode):
         except KeyError:
             if not self._attachment.watching():  # Dynamo, which may be tracing this, stops here.
                 return func(*args, **kwargs)
-            operator = self._operators[func] = Operator.of(func)
+            try:
+                operator = self._operators[func] = Operator.of(func)
+            except Exception as error:
+                self._attachment.report_failure(error, str(getattr(func, "__name__", func)))
+                operator = None
         # Metadata first, since it is half of what the protocol reports.
         if operator is None or not self._attachment.watching():
             return func(*args, **kwargs)
@@ -151,18 +155,27 @@ class _Mode(TorchFunctionMode):
 
     def _call_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a Python function of torch so that the operators inside it are seen."""
-        if func.__name__ in LOOKED_AWAY or func.__module__ == _COLLECTIVES:
+        name = func.__name__
+        if name in LOOKED_AWAY or func.__module__ == _COLLECTIVES:
             return func(*args, **kwargs)
-        if has_override(args) or has_override(tuple(kwargs.values())):
-            # The subclass overrides this very function, so the function is the operator.
-            return self._call_opaque(func, args, kwargs)
-        if STATE.transparent and STATE.transparent[-1] is func:
-            # It checks for modes in an unknown way. Treating it as opaque avoids endless recursion.
-            return self._call_opaque(func, args, kwargs)
-        return run_transparently(self, func, args, kwargs)
-
-    def _call_opaque(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func.__module__ == "torch.nn.functional" or is_operator_name(func.__name__):
-            operator = Operator(func, func, func.__name__)
-            return self._execute(operator, func, args, kwargs)
-        return func(*args, **kwargs)
+        operator = None
+        try:
+            # The subclass overrides this very function, so the function is the operator. One that
+            # asks again checks for modes in an unknown way: this avoids endless recursion.
+            opaque = (
+                has_override(args)
+                or has_override(tuple(kwargs.values()))
+                or (STATE.transparent and STATE.transparent[-1] is func)
+            )
+            if not opaque:
+                make_transparent(func.__globals__)
+            elif func.__module__ == "torch.nn.functional" or is_operator_name(name):
+                operator = Operator(func, func, name)
+        except Exception as error:
+            self._attachment.report_failure(error, name)
+            opaque = True
+        if not opaque:
+            return run_transparently(self, func, args, kwargs)
+        if operator is None:
+            return func(*args, **kwargs)
+        return self._execute(operator, func, args, kwargs)

@@ -39,9 +39,6 @@ class Handler(Watcher, Protocol):
     def resolve(self, op_type: str, scope: Scope | None, frames: Any, *call: Any) -> Any:
         """Return the record of an op that is not known yet; None to ignore the op."""
 
-    def report_failure(self, error: Exception, op_type: str) -> None:
-        """Raise an error of the driver at an operator, or list it so that it can run plainly."""
-
     def trace_module(
         self, module: nn.Module, parent: Activation | None
     ) -> tuple[Scope, list[tuple[nn.Module, str]]]:

@@ -240,7 +240,11 @@ def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:
         ):
             return original(self, *args, **kwargs)
         if self not in known:
-            known[self] = Operator(self, self, type_name(self)) if is_operator(self) else None
+            try:
+                known[self] = Operator(self, self, type_name(self)) if is_operator(self) else None
+            except Exception as error:
+                attachment.report_failure(error, str(self))
+                return original(self, *args, **kwargs)
         operator = known[self]
         if operator is None:
             return original(self, *args, **kwargs)

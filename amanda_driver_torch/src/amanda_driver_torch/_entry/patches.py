@@ -217,9 +217,13 @@ class _Engine:
         return getattr(self._engine, name)
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        if compiles_backward():
-            hook_at_once(args[0] if args else kwargs["tensors"])
         attachment = STATE.attachment
+        if compiles_backward():
+            roots = args[0] if args else kwargs["tensors"]
+            if attachment is None:
+                hook_at_once(roots)
+            else:
+                attachment.attempt("compiled backward passes", None, hook_at_once, roots)
         if attachment is None:
             return self._engine.run_backward(*args, **kwargs)
         # tensors, grad_tensors, keep_graph, create_graph, ...
@@ -354,4 +358,4 @@ def _higher_order_call(original: Callable[..., Any]) -> Callable[..., Any]:
 def _step_ended(optimizer: Any, args: Any, kwargs: Any) -> None:
     attachment = STATE.attachment
     if attachment is not None:
-        attachment.session.end_step()
+        attachment.attempt("the end of a step", None, attachment.session.end_step)

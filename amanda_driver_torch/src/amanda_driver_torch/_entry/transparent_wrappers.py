@@ -29,8 +29,9 @@ __all__ = ["has_override", "make_transparent", "run_transparently"]
 def run_transparently(
     mode: TorchFunctionMode, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run a wrapper of torch so that a mode sees the operators inside it."""
-    make_transparent(wrapper.__globals__)
+    """Run a wrapper of torch, whose namespace is transparent, so that a mode sees the operators
+    inside it.
+    """
     STATE.transparent.append(wrapper)
     try:
         with mode:

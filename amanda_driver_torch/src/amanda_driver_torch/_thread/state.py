@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from amanda_core import Session
 from amanda_core.scopes import Activation
@@ -16,6 +16,8 @@ from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._torch import extension
 
 __all__ = ["STATE", "Watcher", "opaquely", "quietly"]
+
+T = TypeVar("T")
 
 
 class Watcher(Protocol):
@@ -50,6 +52,12 @@ class Watcher(Protocol):
         kwargs: dict[str, Any],
     ) -> Any:
         """Execute one call of an operator written in Python or as a script."""
+
+    def report_failure(self, error: Exception, where: str) -> None:
+        """Raise an error of the driver, or list it so that the program can go on."""
+
+    def attempt(self, where: str, otherwise: T, work: Callable[..., T], *arguments: Any) -> T:
+        """Do work of the driver that runs nothing of the program."""
 
     def why_eager(self) -> str:
         """Return why compiled callables run eagerly now; an empty string if they stay compiled."""

@@ -193,6 +193,20 @@ COLD PyObject* settle_call(Watch* watch, PyObject* result) {
 
 }  // namespace
 
+namespace {
+
+// Runs a call in the scope around it where the driver failed to find its own.
+COLD PyObject* skip_module(Watch* watch, PyObject* const* args, size_t count, PyObject* names) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    Owned where(PyUnicode_FromFormat("calls of %s", Py_TYPE(args[0])->tp_name));
+    PyErr_Restore(type, value, trace);
+    if (!where || !is_skipped(watch, where.get())) return nullptr;
+    return PyObject_Vectorcall(module_original, args, count, names);
+}
+
+}  // namespace
+
 HOT PyObject* call_module(PyObject* function, PyObject* const* args, size_t count,
                           PyObject* names) {
     Thread* thread = current;
@@ -217,7 +231,9 @@ HOT PyObject* call_module(PyObject* function, PyObject* const* args, size_t coun
         info = next_child(parent, args[0]);
     }
     Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
-    if (info == nullptr && (info = child_of(watch, parent, args[0])) == nullptr) return nullptr;
+    if (info == nullptr && (info = child_of(watch, parent, args[0])) == nullptr) {
+        return skip_module(watch, args, count, names);
+    }
     const void* caller = amanda_innermost_frame(thread->state);
     Activation* activation = new_activation(info->scope.get(), info, caller);
     if (activation == nullptr) return nullptr;

@@ -119,7 +119,10 @@ PyObject* settle(Watch* watch, PyObject* record, Definition* definition, Call& c
     Owned returned(result), begin(PyLong_FromUnsignedLongLong(start)), args(call.args()),
         kwargs(call.kwargs()), function = Owned::share(watch->settle);
     PyObject* operator_ = definition->get_operator();
-    if (!begin || !args || !kwargs || operator_ == nullptr) return nullptr;
+    if (operator_ == nullptr) {
+        return is_skipped(watch, definition->type.name) ? Py_NewRef(result) : nullptr;
+    }
+    if (!begin || !args || !kwargs) return nullptr;
     return PyObject_CallFunctionObjArgs(function.get(), record, operator_, args.get(),
                                         kwargs.get(), result, begin.get(), nullptr);
 }
@@ -129,19 +132,20 @@ long long nodes_of(PyObject* record) {
     return nodes != nullptr ? PyLong_AsLongLong(nodes) : -1;
 }
 
-// Returns true if the operator may run plainly although the driver failed to find its record; else
-// the error, which the attachment judges, stays set.
-bool is_skipped(Watch* watch, Definition* definition) {
+}  // namespace
+
+bool is_skipped(Watch* watch, PyObject* where) {
     if (watch->failed == nullptr || !PyErr_ExceptionMatches(PyExc_Exception)) return false;
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
     if (trace != nullptr) PyException_SetTraceback(value, trace);
     Owned own_type(type), error(value), own_trace(trace), function = Owned::share(watch->failed);
-    Owned answer(PyObject_CallFunctionObjArgs(function.get(), error.get(), definition->type.name,
-                                              nullptr));
+    Owned answer(PyObject_CallFunctionObjArgs(function.get(), error.get(), where, nullptr));
     return bool(answer);
 }
+
+namespace {
 
 // Handles all ops except idle ones that follow the same op as last time.
 __attribute__((noinline)) PyObject* operate_slowly(Thread* thread, Watch* watch, Step* step,
@@ -153,7 +157,9 @@ __attribute__((noinline)) PyObject* operate_slowly(Thread* thread, Watch* watch,
                                    : watch->identity->locate(thread, definition->type,
                                                              call.operands(), &look_away, &step);
     if (look_away) return call.original();
-    if (entry == nullptr) return is_skipped(watch, definition) ? call.original() : nullptr;
+    if (entry == nullptr) {
+        return is_skipped(watch, definition->type.name) ? call.original() : nullptr;
+    }
     bool caching = watch->switches->caching != 0;
     PyObject* record = entry->record.get();
     Owned kept = Owned::share(record);
@@ -179,7 +185,10 @@ __attribute__((noinline)) PyObject* operate_slowly(Thread* thread, Watch* watch,
     }
     PyObject* operator_ = definition->get_operator();
     Owned args(call.args()), kwargs(call.kwargs()), execute = Owned::share(watch->execute);
-    if (operator_ == nullptr || !args || !kwargs) return nullptr;
+    if (operator_ == nullptr) {
+        return is_skipped(watch, definition->type.name) ? call.original() : nullptr;
+    }
+    if (!args || !kwargs) return nullptr;
     thread->refused = false;
     PyObject* arguments[] = {record, operator_, definition->call, args.get(), kwargs.get()};
     PyObject* result = PyObject_Vectorcall(execute.get(), arguments, 5, nullptr);

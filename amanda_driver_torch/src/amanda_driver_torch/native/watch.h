@@ -70,6 +70,10 @@ struct Watch {
 // Gets the watch of an attachment's interceptor, or null. -1 on error.
 int watch_of(PyObject* attachment, Watch** watch);
 
+// Returns true if the operator or module call at `where` may run plainly although the driver failed
+// before it; else the error, which the attachment judges, stays set.
+bool is_skipped(Watch* watch, PyObject* where);
+
 // Executes one call of an operator by a watched thread.
 PyObject* operate(Thread* thread, Definition* definition, Call& call);
 
