@@ -13,9 +13,11 @@ from torch import nn
 import amanda
 from amanda_core import Session
 from amanda_core.calls import Calls
+from amanda_core.errors import AmandaWarning
 from amanda_core.scopes import Labels, Scopes
 from amanda_core.sites import Sites
 from amanda_driver_torch import _attachment
+from amanda_driver_torch._attachment import TorchAttachment
 from amanda_driver_torch._autograd import gradient_hooks
 from amanda_driver_torch._autograd.gradient_nodes import Result
 from amanda_driver_torch._autograd.records import NodeRecord
@@ -78,7 +80,7 @@ class Doubled(torch.autograd.Function):
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad * 2
 
 
@@ -134,7 +136,8 @@ def program() -> list[torch.Tensor]:
     total += torch.rand(4, 3)
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    loss = torch.ops.aten.relu.default(model(Doubled.apply(x)) * total).sum()
+    doubled = Doubled.apply(x)  # type: ignore[no-untyped-call]
+    loss = torch.ops.aten.relu.default(model(doubled) * total).sum()
     loss.backward()
     optimizer.step()
     assert x.grad is not None
@@ -184,6 +187,29 @@ def test_error_says_that_it_is_the_drivers(fault: Fault) -> None:
     (note,) = caught.value.__notes__
     assert "error of Amanda's driver" in note
     assert "on_driver_error='skip'" in note
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+@pytest.mark.parametrize("interceptor", ["native", "function_mode"])
+def test_compiled_callables_run_eagerly_where_the_choice_fails(
+    interceptor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", interceptor)
+    monkeypatch.setattr(TorchAttachment, "_why_eager", broken)
+    compiled = torch.compile(lambda x: torch.relu(x.add_(torch.rand(3))), backend="eager")
+    torch.manual_seed(3)
+    expected = torch.relu(torch.ones(3).add_(torch.rand(3)))
+    torch.manual_seed(3)
+    with amanda.apply(Look(), on_driver_error="skip") as handle:
+        with pytest.warns(AmandaWarning, match="run eagerly"):
+            result = compiled(torch.ones(3))
+        coverage = handle.coverage()["pytorch"]
+    assert torch.equal(result, expected)
+    assert any("a fault in the driver" in left_out.why for left_out in coverage)
+    with pytest.raises(LookupError, match="a fault in the driver") as caught, amanda.apply(Look()):
+        compiled(torch.ones(3))
+    assert any("error of Amanda's driver" in note for note in caught.value.__notes__)
 
 
 def test_gradients_pass_where_a_hook_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda_driver_tf._eager import intercept
 from amanda_driver_tf._eager.execute import _Run
+from amanda_driver_tf._eager.op_types import OpType
 from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._eager.taped import Taped
 from amanda_driver_tf._functions.mode import FunctionMode
@@ -35,6 +38,17 @@ class Look(amanda.Tool):
 
 def broken(*_: Any, **__: Any) -> Any:
     raise LookupError("a fault in the driver")
+
+
+def broken_once(original: Any) -> Any:
+    """Return a function that fails at its first call."""
+    failures = iter([broken])
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return next(failures, original)(*args, **kwargs)
+
+    return call
 
 
 def eager() -> list[Any]:
@@ -64,6 +78,8 @@ def session() -> list[Any]:
 #: Where the fault lies -> the program, and the object and attribute that is replaced.
 FAULTS: dict[str, tuple[Callable[[], list[Any]], Any, str]] = {
     "eager, finding the site": (eager, Forward, "_look_up"),
+    "eager, dtypes of arguments": (eager, OpType, "disagree"),
+    "eager, falling back": (eager, intercept, "is_plain"),
     "eager, gradients before": (eager, Taped, "_fold"),
     "eager, before the op": (eager, _Run, "_analyse"),
     "eager, after the op": (eager, _Run, "_record_on_tapes"),
@@ -72,13 +88,15 @@ FAULTS: dict[str, tuple[Callable[[], list[Any]], Any, str]] = {
 }
 
 
+@pytest.mark.parametrize("once", [False, True], ids=["always", "once"])
 @pytest.mark.parametrize("name", FAULTS)
 def test_program_goes_on_and_nothing_is_executed_twice(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, owner, attribute = FAULTS[name]
     plain = program()
-    monkeypatch.setattr(owner, attribute, broken)
+    fault = broken_once(getattr(owner, attribute)) if once else broken
+    monkeypatch.setattr(owner, attribute, fault)
     with amanda.apply(Look(), on_driver_error="skip") as handle:
         results = program()
         coverage = handle.coverage()["tensorflow"]

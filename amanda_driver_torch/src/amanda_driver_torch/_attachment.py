@@ -1,7 +1,8 @@
 """`TorchAttachment`: attaches one session to PyTorch.
 
 Owns the start and end of the driver's parts (sites, execution, backward program, interceptor,
-patches), and the calls of modules. `_execution` decides what happens at an operator.
+patches), and the calls of modules. `_execution` decides what happens at an operator. The module is
+over 400 lines because it is the one interface of all entry points.
 """
 
 from __future__ import annotations
