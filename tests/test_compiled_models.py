@@ -92,7 +92,7 @@ MODELS = {
     "mixtral-grouped": Compiled(lambda: mixtral("grouped_mm")),
     "mixtral-loop": Compiled(lambda: mixtral("eager"), is_whole=False),
 }
-#: Minutes of a C++ compiler each.
+#: A minute of a processor each, most of it in a C++ compiler.
 LONG = ("gpt2", "mixtral-batched", "mixtral-grouped", "mixtral-loop")
 EACH = [pytest.param(n, marks=pytest.mark.exhaustive) if n in LONG else n for n in MODELS]
 # Otherwise the models make it, by other operators where `torch.compiler.is_compiling()`.

@@ -65,7 +65,10 @@ class Host:
         selection = _Selection(step, values)
         if selection.tensors or not selection.is_empty:
             number = self._add(_Call(lambda *given: self._run(step, selection, given)))
-            _OPS.observe(*selection.take(), number)
+            tensors, numbers = selection.take()
+            # Inductor writes an operator without a device before kernels that wait to be written,
+            # and frees what these read.
+            _OPS.observe(tensors or [torch.empty(0)], numbers, number)
 
     def edit(
         self, step: Step, values: Sequence[Any], autodiff: bool = False
