@@ -8,7 +8,7 @@ import pytest
 
 import amanda
 from amanda_core import discovery, hookimpl
-from amanda_core.driver import Finding
+from amanda_core.driver import DriverStatus, Finding
 from amanda_core.testing.toy_driver import ToyDriver
 
 from .conftest import Installed
@@ -30,6 +30,16 @@ class Unwell(ToyDriver):
     @hookimpl
     def amanda_preflight(self) -> list[Finding]:
         raise OSError("no such device")
+
+
+class Refusing(ToyDriver):
+    @hookimpl
+    def amanda_driver_status(self) -> DriverStatus:
+        return DriverStatus("9.0", "", "", "No interceptor works with toy 9.0")
+
+    @hookimpl
+    def amanda_preflight(self) -> list[Finding]:
+        return [Finding("error", "Toy 9.0 is new: the self-test failed")]
 
 
 def findings(capsys: pytest.CaptureFixture[str], status: int) -> list[tuple[str, str, str]]:
@@ -91,6 +101,19 @@ def test_what_is_wrong_is_found(
 def test_nothing_installed(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
     message = "No working driver: operators are not instrumented"
     assert findings(capsys, 1) == [("amanda", "error", message)]
+
+
+@pytest.mark.untraced
+def test_a_driver_that_refuses(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
+    installed.points.append(point("toy", Refusing(), discovery.DRIVER_GROUP))
+    assert [message for *_, message in findings(capsys, 1)] == [
+        "No working driver: operators are not instrumented",
+        "Toy 9.0 is new: the self-test failed",
+    ]
+    assert call("drivers", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["status"], found["error"]) == ("refused", "No interceptor works with toy 9.0")
+    assert found["framework_version"] == "9.0"
 
 
 def test_doctor_over_distributions_on_the_path(site: Site) -> None:

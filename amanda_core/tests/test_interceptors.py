@@ -64,6 +64,7 @@ def test_one_that_is_not_there_is_refused(
     monkeypatch.setenv(PLUGGY.variable, asked)
     with pytest.raises(UnsupportedError, match=said):
         NOT_BUILT.choice()
+    assert said in NOT_BUILT.status().refused or "is not the name" in NOT_BUILT.status().refused
     assert [finding.severity for finding in NOT_BUILT.findings()] == ["error"]
 
 
@@ -94,6 +95,7 @@ def test_an_old_version_is_refused_before_anything_is_made() -> None:
     with pytest.raises(DriverError, match=r"is older than 98\.0"):
         OLD.attach(Attachment)
     assert OLD.status().interceptor == ""
+    assert "is older than 98.0" in OLD.status().refused
     assert [finding.severity for finding in OLD.findings()] == ["error"]
 
 
@@ -103,6 +105,10 @@ def test_a_version_with_which_neither_works_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(DriverError, match=r"native is broken.*python is broken"):
         neither.attach(Attachment)
     assert "error" in [finding.severity for finding in neither.findings()]
+    monkeypatch.setattr(FrameworkVersions, "kept_failure", FrameworkVersions.failure)
+    assert "python is broken" in neither.status().refused
+    monkeypatch.setenv(PLUGGY.variable, "python")
+    assert not neither.status().refused
 
 
 def test_status_and_findings_name_the_interceptor() -> None:

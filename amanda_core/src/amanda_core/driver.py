@@ -70,11 +70,13 @@ class DriverStatus:
         version: Version of the installed framework; None if it is not installed.
         interceptor: Name of the implementation that would intercept operators, or an empty string.
         why: A sentence that says why this one is used.
+        refused: The reason for which the driver refuses to attach, or an empty string.
     """
 
     version: str | None
     interceptor: str
     why: str
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from amanda_core.driver import DriverStatus, Finding
-from amanda_core.errors import AmandaError, UnsupportedError
+from amanda_core.errors import AmandaError, DriverError, UnsupportedError
 from amanda_core.framework_versions import FrameworkVersions
 
 __all__ = ["NATIVE", "Choice", "Extension", "Interceptors"]
@@ -100,8 +100,7 @@ class Interceptors:
         chosen = self.choice()
         failure = "" if chosen.name == NATIVE else self.versions.failure(chosen.name)
         if failure:
-            missing = self.extension().missing or ""
-            raise self.versions.untried_refusal([(NATIVE, missing), (chosen.name, failure)])
+            raise self._neither(failure)
 
     def attach(self, make: Callable[[], _A]) -> _A:
         """Make and attach an attachment; if that fails, restore everything.
@@ -136,12 +135,16 @@ class Interceptors:
         if version is None:
             return DriverStatus(None, "", f"{versions.framework} is not installed")
         if refusal is not None:
-            return DriverStatus(version, "", refusal.what)
+            return DriverStatus(version, "", "", refusal.what)
         if not versions.is_tried() and versions.kept_failure(NATIVE) is None:
             return DriverStatus(version, "", versions.note(NATIVE))
-        chosen = self.choice()
-        if versions.kept_failure(chosen.name):
-            return DriverStatus(version, "", versions.note(chosen.name))
+        try:
+            chosen = self.choice()
+        except UnsupportedError as error:
+            return DriverStatus(version, "", "", error.what)
+        failure = versions.kept_failure(chosen.name) if chosen.name != NATIVE else ""
+        if failure and os.environ.get(versions.variable) != chosen.name:
+            return DriverStatus(version, "", "", self._neither(failure).what)
         return DriverStatus(version, chosen.name, chosen.why)
 
     def findings(self) -> list[Finding]:
@@ -165,6 +168,11 @@ class Interceptors:
             return [*findings, Finding("error", error.what, error.fix)]
         said = f"{self.operators} pass through the {name} interceptor. {why}"
         return [Finding("info", said), *findings]
+
+    def _neither(self, failure: str) -> DriverError:
+        """Return the error where no interceptor works, given the failure of that in Python."""
+        missing = self.extension().missing or ""
+        return self.versions.untried_refusal([(NATIVE, missing), (self.python, failure)])
 
     def _choose(self) -> Choice:
         variable, driver = self.versions.variable, self.versions.driver

@@ -43,7 +43,8 @@ def status(answer: Any) -> DriverStatus | None:
     """Return the status of a driver; None if it returned none, or a malformed one."""
     if not isinstance(answer, DriverStatus):
         return None
-    texts = (answer.interceptor, answer.why, "" if answer.version is None else answer.version)
+    version = "" if answer.version is None else answer.version
+    texts = (answer.interceptor, answer.why, answer.refused, version)
     return answer if all(isinstance(text, str) for text in texts) else None
 
 

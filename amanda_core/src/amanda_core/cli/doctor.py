@@ -99,7 +99,7 @@ def _of_drivers(drivers: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
         name = driver["name"]
         if driver["status"] == "broken":
             found.append((name, Finding("error", driver["error"])))
-        if driver["status"] == "ok":
+        if driver["status"] in ("ok", "refused"):  # Its findings say why it refuses.
             findings = preflight(discovery.driver(name))
             found += [(name, finding) for finding in findings]
     return found

@@ -27,8 +27,8 @@ __all__ = ["describe", "drivers"]
 def drivers(as_json: bool) -> None:
     """List the installed drivers, which make Amanda speak to frameworks.
 
-    Broken drivers are listed with what is wrong, and those that are disabled as blocked. No
-    framework is imported.
+    Broken drivers, and those that refuse the installed framework, are listed with what is wrong,
+    and those that are disabled as blocked. No framework is imported.
     """
     found = describe()
     if as_json:
@@ -78,6 +78,8 @@ def _describe(found: Installed) -> dict[str, Any]:
         try:
             driver = _driver_of(found)
             info, now = driver.info, _status(driver)
+            if now is not None and now.refused:
+                status, error = "refused", now.refused
         except AmandaError as broken:
             status, error = "broken", str(broken)
     return {
