@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from amanda_core.declarations import Declarations
+from amanda_core.declared_hooks import DeclaredHooks
+from amanda_core.driver import DriverStatus, Finding
+from amanda_core.errors import DriverError
 
 TABLE = """
 [driver]
@@ -31,6 +35,16 @@ Product = "weight input"
 
 [coverage]
 "old operators" = "they run in C"
+
+[framework]
+name = "Toy"
+oldest = "2.0"
+newest = "2.3.99"
+complete = "nn"
+interception = "Operators pass through toy.call"
+
+[names]
+containers = "loop branch"
 """
 
 
@@ -117,6 +131,64 @@ def test_what_is_not_instrumented_has_a_reason(declared: Declarations) -> None:
     assert [(gap.what, gap.why) for gap in declared.gaps()] == [("old operators", "they run in C")]
 
 
+def test_names_for_the_drivers_own_use(declared: Declarations) -> None:
+    assert declared.names == {"containers": ("loop", "branch")}
+
+
+def test_hooks_of_a_driver_with_a_table(
+    declared: Declarations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Finding] = []
+    hooks: Any = DeclaredHooks(declared, lambda context: context.clear(), lambda: list, found.copy)
+    assert hooks.amanda_driver_info() is declared.info
+    assert hooks.versions.driver == "toy-driver"
+    monkeypatch.delitem(sys.modules, "toy", raising=False)
+    assert hooks.amanda_attach("abc") is None
+    assert hooks.amanda_driver_status() == DriverStatus(None, "", "Toy is not installed")
+
+    toy: Any = ModuleType("toy")
+    toy.__version__ = "2.1"
+    monkeypatch.setitem(sys.modules, "toy", toy)
+    assert hooks.amanda_attach("abc") is None  # Its import is not done.
+    toy.nn = None
+    assert hooks.amanda_attach("abc") == ["a", "b", "c"]
+    why = "Operators pass through toy.call"
+    assert hooks.amanda_driver_status() == DriverStatus("2.1", "python", why)
+
+    found.append(Finding("warning", "slow", "wait"))
+    assert (hooks.amanda_attach("abc"), hooks.amanda_preflight()) == (["a", "b", "c"], found)
+    found.append(Finding("error", "wrong", "turn it off"))
+    with pytest.raises(DriverError, match="wrong"):
+        hooks.amanda_attach("abc")
+    assert hooks.amanda_driver_status() == DriverStatus("2.1", "", "wrong")
+    toy.__version__ = "1.9"
+    with pytest.raises(DriverError, match="Toy 1.9 is older than 2.0"):
+        hooks.amanda_attach("abc")
+
+
+def test_hooks_refuse_a_release_without_what_the_driver_imports(
+    declared: Declarations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy: Any = ModuleType("toy")
+    toy.__version__ = toy.nn = "2.9"
+    monkeypatch.setitem(sys.modules, "toy", toy)
+    hooks: Any = DeclaredHooks(declared, lambda _: None, lambda: toy.missing)
+    assert [finding.severity for finding in hooks.amanda_preflight()] == ["warning"]
+    with pytest.raises(DriverError, match="Toy 2.9 is not known: .*missing"):
+        hooks.amanda_attach("abc")
+
+
+@pytest.mark.parametrize(("namespace", "kept"), [("toy/2/eager", 0), ("toys/2/eager", 1)])
+def test_hooks_describe_their_own_contexts(
+    declared: Declarations, namespace: str, kept: int
+) -> None:
+    context: Any = Context("sub")
+    context.namespace, context["key"] = namespace, True
+    hooks: Any = DeclaredHooks(declared, lambda context: context.clear(), lambda: list)
+    hooks.amanda_prepare_context(context)
+    assert len(context) == kept
+
+
 def test_a_table_without_the_optional_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +198,7 @@ def test_a_table_without_the_optional_parts(
     monkeypatch.syspath_prepend(str(tmp_path))
     short = Declarations("short_driver")
     assert (len(short), short.gaps(), short.get("relu")) == (0, [], "relu")
+    assert (short.framework, short.names) == ({}, {})
     context: Any = Context("sub")
     short.describe(context)
     assert SimpleNamespace(**context) == SimpleNamespace(type="sub")

@@ -1,8 +1,8 @@
 """What a driver declares in a table of its package, ``driver.toml``, and need not compute.
 
-Owns the format of the table: what the driver is, the common operator types of the framework's
-operators, the roles of their inputs, and what the driver does not instrument. Drivers import it;
-the engine does not.
+Owns the format of the table: what the driver is, the releases of its framework, the common
+operator types of the framework's operators, the roles of their inputs, what the driver does not
+instrument, and lists of names. Drivers import it; the engine does not.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _FILE = "driver.toml"
 class Declarations(Mapping[str, str]):
     """The table of a driver; as a mapping, a vocabulary: operator -> common operator type.
 
-    An operator that is not in the table and that has the name of a common type has that type. The
-    last three parts of the table are optional::
+    An operator that is not in the table and that has the name of a common type has that type. Of
+    the table, the first two parts are required::
 
         [driver]
         api = 2
@@ -45,6 +45,13 @@ class Declarations(Mapping[str, str]):
         eager = "eager ordered"
         compiled = "graph"
 
+        [framework]  # for `amanda_core.declared_hooks`
+        name = "MyFramework"
+        oldest = "2.0"  # the oldest release that is supported, the newest one that was tried
+        newest = "2.3.99"
+        complete = "nn"  # what its module has once its import is done
+        interception = "Operators pass through MyFramework.call"
+
         [types]  # common operator type = the framework's operators
         conv2d = "Convolution ConvolutionV1"
         sub = "minus"
@@ -55,8 +62,14 @@ class Declarations(Mapping[str, str]):
         [coverage]  # what is not instrumented = why
         "operators of the old API" = "they run in C"
 
+        [names]  # lists for the driver's own use
+        containers = "loop branch"
+
     Attributes:
+        package: Name of the package that holds the table.
         info: The description of the driver, whose namespaces have the modes of its capabilities.
+        framework: The part of that name.
+        names: The lists of names.
 
     Args:
         package: Name of the package that holds the table.
@@ -67,7 +80,7 @@ class Declarations(Mapping[str, str]):
     def __init__(self, package: str, plain: Callable[[str], str] = str) -> None:
         text = resources.files(package).joinpath(_FILE).read_text("utf-8")
         tables: dict[str, Any] = tomllib.loads(text)
-        self._plain = plain
+        self.package, self._plain = package, plain
         driver: dict[str, Any] = tables["driver"]
         capabilities = {mode: set(own.split()) for mode, own in tables["capabilities"].items()}
         of_all = capabilities.pop("all", set())
@@ -79,6 +92,9 @@ class Declarations(Mapping[str, str]):
             capabilities={mode: frozenset(of_all | own) for mode, own in capabilities.items()},
             vocabulary=self,
         )
+        self.framework: Mapping[str, str] = tables.get("framework", {})
+        lists = tables.get("names", {})
+        self.names = {key: tuple(names.split()) for key, names in lists.items()}
         self._types = _by_name(tables.get("types", {}).items())
         roles = ((roles, names) for names, roles in tables.get("roles", {}).items())
         self._roles = {name: tuple(found.split()) for name, found in _by_name(roles).items()}

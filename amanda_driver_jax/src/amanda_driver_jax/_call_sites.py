@@ -23,6 +23,7 @@ from amanda_core.path_sites import PathSites
 from amanda_core.zones import zone_of
 from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax._trace_keys import LOCAL
+from amanda_driver_jax.vocabulary import DECLARATIONS
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _OURS = (
@@ -30,8 +31,7 @@ _OURS = (
     os.path.dirname(sys.modules["amanda_core"].__file__ or "") + os.sep,
     contextlib.__file__,
 )
-#: Libraries whose layers call operators for the user.
-_LIBRARIES = frozenset({"equinox", "flax", "haiku", "keras", "optax", "orbax"})
+_NAMES = DECLARATIONS.names
 
 #: The named scope of what was traced with tools. A program that evaluates its jaxpr is done.
 _MARK = "amanda:op"
@@ -70,13 +70,14 @@ def _classify(file: str, name: str) -> int:
         return _OWN if file.startswith(_OURS) else _USERS
     if name == "eval_jaxpr":
         return _EVALUATION
-    if name in internals.FORWARDING_FUNCTIONS:
+    if name in _NAMES["forwarding_functions"]:
         return _FORWARDING
-    if file.endswith(internals.API_FILE) and name != "device_put":
+    file = file.replace(os.sep, "/")
+    if file.endswith(_NAMES["api_files"]) and name != "device_put":
         return _API
-    if file.endswith(internals.INTERNAL_FILES):
+    if file.endswith(_NAMES["internal_files"]):
         return _INSIDE
-    return _PLUMBING if file.endswith(internals.PLUMBING_FILES) else _LIBRARY
+    return _PLUMBING if file.endswith(_NAMES["plumbing_files"]) else _LIBRARY
 
 
 def is_user_call(frame: FrameType | None) -> bool:
@@ -112,7 +113,7 @@ def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
         # What lies around the call that traces a function differs from call to call.
         return sites.STOP if code.co_name == "trace_arguments" else sites.OWN
     if side == _USERS:
-        library = str(namespace.get("__name__", "")).partition(".")[0] in _LIBRARIES
+        library = str(namespace.get("__name__", "")).partition(".")[0] in _NAMES["libraries"]
         return sites.FRAMEWORK if library else sites.USER
     return sites.FRAMEWORK if side == _LIBRARY else sites.OWN
 

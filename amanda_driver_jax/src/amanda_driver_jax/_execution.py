@@ -27,15 +27,11 @@ from amanda_driver_jax._call_sites import is_library_source, marked
 from amanda_driver_jax._interception import plain_bind
 from amanda_driver_jax._routines import Host, evaluated, known, note_copy, shown
 from amanda_driver_jax._trace_keys import LOCAL, plain
+from amanda_driver_jax.vocabulary import DECLARATIONS
 
 Compute = Callable[..., tuple[Any, ...]]
 
-#: Primitives that only hold other operators, which are seen where these are traced or run.
-_HOLDING = """
-    checkpoint closed_call cond core_call custom_vjp_call debug_callback io_callback
-    pure_callback remat2 run_state scan shard_map stage while
-"""
-_HOLDERS = frozenset(_HOLDING.split())
+_HOLDERS = frozenset(DECLARATIONS.names["holding"])
 
 
 def op_type_of(primitive: Any, params: dict[str, Any]) -> str | None:

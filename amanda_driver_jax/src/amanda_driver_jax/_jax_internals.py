@@ -1,11 +1,13 @@
-"""Private names of JAX, used in this module only. Checked on JAX 0.10.2."""
+"""Private names of JAX, used in this module only; `driver.toml` names its files and functions.
+
+Checked on JAX 0.10.2.
+"""
 
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-call,unused-ignore"
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,24 +27,6 @@ from amanda_core.errors import UnsupportedError
 INFER, RUN = (pjit, "_infer_params"), (pjit, "_run_python_pjit")
 #: What traces how a reduction or a scatter combines elements.
 COMBINING = (lax, "_reduction_jaxpr"), (lax, "_variadic_reduction_jaxpr")
-
-#: JAX's files that run operators of their own, not those that the user called.
-INTERNAL_FILES = (
-    *(f"interpreters{os.sep}{name}.py" for name in ("ad", "batching", "mlir", "partial_eval")),
-    f"_src{os.sep}dispatch.py",
-)
-#: Those of their functions that only call the function that is transformed.
-FORWARDING_FUNCTIONS = (
-    *("_batch_inner", "_batch_outer", "flatten_fun_for_vmap", "jvp", "linearize"),
-    *("trace_to_jaxpr", "trace_to_jaxpr_dynamic"),
-)
-#: Where the transformations are that users call.
-API_FILE = f"_src{os.sep}api.py"
-#: JAX's files between an operator and its caller, whichever operator it is.
-PLUMBING_FILES = tuple(
-    f"_src{os.sep}{name}.py"
-    for name in ("api", "core", "custom_derivatives", "linear_util", "pjit", "traceback_util")
-)
 
 _context = core.trace_ctx
 

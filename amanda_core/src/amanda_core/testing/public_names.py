@@ -25,6 +25,7 @@ PUBLIC_MODULES: Mapping[str, str] = {
     "amanda_core.facts": "facts about tensors, which a driver provides for tools",
     "amanda_core.errors": "errors, each with a slug, and notes on errors of others",
     "amanda_core.declarations": "what a driver declares in a table instead of in code",
+    "amanda_core.declared_hooks": "the hooks of a driver with such a table",
     "amanda_core.execution": "parts of the execution of an op that drivers share",
     "amanda_core.frame_locals": "a local variable of a running function, leaving no copy",
     "amanda_core.immutable_parameters": "weights of frameworks whose arrays are never written",
