@@ -135,11 +135,15 @@ def test_names_for_the_drivers_own_use(declared: Declarations) -> None:
     assert declared.names == {"containers": ("loop", "branch")}
 
 
+def _listing() -> Any:
+    return list
+
+
 def test_hooks_of_a_driver_with_a_table(
     declared: Declarations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Finding] = []
-    hooks: Any = DeclaredHooks(declared, lambda context: context.clear(), lambda: list, found.copy)
+    hooks: Any = DeclaredHooks(declared, lambda context: context.clear(), _listing, found.copy)
     assert hooks.amanda_driver_info() is declared.info
     assert hooks.versions.driver == "toy-driver"
     monkeypatch.delitem(sys.modules, "toy", raising=False)
@@ -162,7 +166,7 @@ def test_hooks_of_a_driver_with_a_table(
         hooks.amanda_attach("abc")
     assert hooks.amanda_driver_status() == DriverStatus("2.1", "", "wrong")
     toy.__version__ = "1.9"
-    with pytest.raises(DriverError, match="Toy 1.9 is older than 2.0"):
+    with pytest.raises(DriverError, match=r"Toy 1\.9 is older than 2.0"):
         hooks.amanda_attach("abc")
 
 
@@ -174,7 +178,7 @@ def test_hooks_refuse_a_release_without_what_the_driver_imports(
     monkeypatch.setitem(sys.modules, "toy", toy)
     hooks: Any = DeclaredHooks(declared, lambda _: None, lambda: toy.missing)
     assert [finding.severity for finding in hooks.amanda_preflight()] == ["warning"]
-    with pytest.raises(DriverError, match="Toy 2.9 is not known: .*missing"):
+    with pytest.raises(DriverError, match=r"Toy 2\.9 is not known: .*missing"):
         hooks.amanda_attach("abc")
 
 
@@ -184,7 +188,7 @@ def test_hooks_describe_their_own_contexts(
 ) -> None:
     context: Any = Context("sub")
     context.namespace, context["key"] = namespace, True
-    hooks: Any = DeclaredHooks(declared, lambda context: context.clear(), lambda: list)
+    hooks: Any = DeclaredHooks(declared, lambda context: context.clear(), _listing)
     hooks.amanda_prepare_context(context)
     assert len(context) == kept
 

@@ -12,15 +12,15 @@ import jax
 from jax.extend.core.primitives import jit_p
 
 from amanda_core import CoverageGap, Session
-from amanda_core.execution import OpRecord
 from amanda_core.path_modules import ModulePlace
 from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax._call_sites import OpTable, is_user_call
 from amanda_driver_jax._execution import Execution, op_type_of
 from amanda_driver_jax._interception import PATCHES, plain_bind, plain_call
+from amanda_driver_jax._jax_internals import JittedCall
 from amanda_driver_jax._modules import Models
 from amanda_driver_jax._routines import Host
-from amanda_driver_jax._trace_keys import JITTED_CALL, LOCAL, plain, set_key
+from amanda_driver_jax._trace_keys import JITTED_CALL, LOCAL, PLAIN, set_key
 from amanda_driver_jax.facts import FACTS
 from amanda_driver_jax.vocabulary import DECLARATIONS
 
@@ -77,11 +77,11 @@ class JaxAttachment:
 
     # Jitted functions.
 
-    def call(self, function: Callable[..., Any], info: Any, args: Any, kwargs: Any) -> Any:
+    def call(self, call: JittedCall) -> Any:
         """Run an outermost jitted call. It is a step."""
         self.changed()  # A listener may have begun an epoch, and it is not enabled inside one.
         with JITTED_CALL:
-            result = plain_call(function, info, args, kwargs)
+            result = plain_call(call)
         self.finish(result)
         self.session.end_step()
         return result
@@ -89,7 +89,7 @@ class JaxAttachment:
     def finish(self, result: Any) -> None:
         """Raise errors of the routines that a program has called, once it has run."""
         if self._state.host.is_used:
-            with plain():
+            with PLAIN:
                 jax.block_until_ready(result)
                 jax.effects_barrier()
         if not self.session.caching:
@@ -97,44 +97,34 @@ class JaxAttachment:
         if self.session.pending:
             self.session.raise_pending()
 
-    def call_library(
-        self,
-        function: Callable[..., Any],
-        info: Any,
-        args: Any,
-        kwargs: Any,
-        infer: Callable[..., tuple[Any, Sequence[Any]]],
-    ) -> Any:
+    def call_library(self, call: JittedCall, infer: Callable[..., tuple[Any, Any]]) -> Any:
         """Run an operator of JAX in C++, and return its result.
 
         Args:
-            function: The jitted function.
-            info: What JAX keeps of it.
-            args: Its arguments.
-            kwargs: Those by keyword.
+            call: The call of the jitted function.
             infer: Returns the function's program and the values that this gets.
         """
-        op = self._state.eager.called(function.__name__, self._module())
+        op = self._state.eager.called(call.function.__name__, self._module())
         if op.is_idle(self.session) or not is_user_call(sys._getframe(2)):
-            with plain():
-                return plain_call(function, info, args, kwargs)
-        signature, given = internals.parsed(info, args, kwargs)
+            with PLAIN:
+                return plain_call(call)
+        signature, given = call.parsed()
         key = signature, tuple(map(jax.typeof, given))
         programs = op.kept = op.kept or {}
         program = programs.get(key)
         if program is None:
             if len(programs) == _PROGRAMS:
                 programs.clear()
-            with plain():
-                program = programs[key] = infer(function, info, args, kwargs)[0]
+            with PLAIN:
+                program = programs[key] = infer(*call)[0]
 
         def vanilla(*values: Any) -> tuple[Any, ...]:
-            new = args, kwargs
-            if not all(map(operator.is_, values, given)):
-                new = internals.replaced(info, args, kwargs, values)
-            return tuple(jax.tree.leaves(plain_call(function, info, *new)))
+            same = all(map(operator.is_, values, given))
+            return tuple(jax.tree.leaves(plain_call(call if same else call.replaced(values))))
 
-        outputs = self._execute(op, jit_p, given, program.params, True, vanilla)
+        host, params = self._state.host, program.params
+        outputs = Execution(self.session, host, jit_p, params, op, True, vanilla).run(given)
+        self.finish(outputs)
         return jax.tree.unflatten(program.out_tree, outputs)
 
     # Operators.
@@ -155,24 +145,10 @@ class JaxAttachment:
             return result
         table = self._state.jit if internals.is_compiled() else self._state.eager
         op = table.called(op_type, self._module())
-        session = self.session
-        if top and op.is_idle(session):
-            with plain():
+        if top and op.is_idle(self.session):
+            with PLAIN:
                 return plain_bind(primitive, *values, **params)
-        outputs = self._execute(op, primitive, values, params, top)
-        return outputs if primitive.multiple_results else outputs[0]
-
-    def _execute(
-        self,
-        op: OpRecord,
-        primitive: Any,
-        values: Sequence[Any],
-        params: dict[str, Any],
-        top: bool,
-        vanilla: Callable[..., tuple[Any, ...]] | None = None,
-    ) -> list[Any]:
-        session, host = self.session, self._state.host
-        outputs = Execution(session, host, primitive, params, op, top, vanilla).run(values)
+        outputs = Execution(self.session, self._state.host, primitive, params, op, top).run(values)
         if top:
             self.finish(outputs)
-        return outputs
+        return outputs if primitive.multiple_results else outputs[0]

@@ -7,10 +7,10 @@ arrays are replaced in each training step and do not distinguish ops.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -40,7 +40,6 @@ _MARK = "amanda:op"
 #: call, calls the function that is transformed, evaluates a jaxpr, lies between any operator and
 #: its caller, or is an operator; the user's.
 _OWN, _INSIDE, _API, _FORWARDING, _EVALUATION, _PLUMBING, _LIBRARY, _USERS = range(8)
-_sides: dict[CodeType, int] = {}
 
 
 def is_library_code(code: CodeType | None) -> bool:
@@ -58,14 +57,9 @@ def is_users_code(code: CodeType) -> bool:
     return _side_of(code) == _USERS
 
 
+@functools.cache
 def _side_of(code: CodeType) -> int:
-    side = _sides.get(code)
-    if side is None:
-        side = _sides[code] = _classify(code.co_filename, code.co_name)
-    return side
-
-
-def _classify(file: str, name: str) -> int:
+    file, name = code.co_filename, code.co_name
     if not file.startswith(_JAX):
         return _OWN if file.startswith(_OURS) else _USERS
     if name == "eval_jaxpr":
@@ -88,9 +82,8 @@ def is_user_call(frame: FrameType | None) -> bool:
         if side == _USERS:
             return True
         forwarded |= side == _FORWARDING
-        if side == _INSIDE or (side == _API and not forwarded):
-            return False
-        if side == _EVALUATION and _MARK in internals.named_scopes():
+        evaluated = side == _EVALUATION and _MARK in internals.named_scopes()
+        if evaluated or side == _INSIDE or (side == _API and not forwarded):
             return False
         frame = frame.f_back
     return False
@@ -126,7 +119,7 @@ class OpTable(PathSites):
     """
 
     def __init__(self, namespace: str) -> None:
-        zones = partial(zone_of, {"optax": "optimizer"})
+        zones = functools.partial(zone_of, {"optax": "optimizer"})
         super().__init__(sites.Rules(kind_of=_kind_of, zone_of=zones), namespace)
 
     def called(self, op_type: str, place: ModulePlace | None) -> OpRecord:

@@ -25,8 +25,8 @@ from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax import _values
 from amanda_driver_jax._call_sites import is_library_source, marked
 from amanda_driver_jax._interception import plain_bind
-from amanda_driver_jax._routines import Host, evaluated, known, note_copy, shown
-from amanda_driver_jax._trace_keys import LOCAL, plain
+from amanda_driver_jax._routines import Host, HostCall, evaluated, known, note_copy, shown
+from amanda_driver_jax._trace_keys import LOCAL, PLAIN
 from amanda_driver_jax.vocabulary import DECLARATIONS
 
 Compute = Callable[..., tuple[Any, ...]]
@@ -99,7 +99,7 @@ class Execution(_Hosted, ForwardProgram):
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Run the operator under its plans on its inputs, and return its outputs."""
         if self._top:  # No operator in here is instrumented: faster to say once.
-            with plain():
+            with PLAIN:
                 return super().run(values)
         self.staging = internals.is_compiled() or not all(map(_values.is_concrete, values))
         with marked():
@@ -108,7 +108,7 @@ class Execution(_Hosted, ForwardProgram):
     def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
         """Return the outputs of the operator, or of its replacement."""
         compute = self._computation(context, replacement, values)
-        with plain():
+        with PLAIN:
             outputs = list(compute(*values))
         if context["type"] in ("cast", "identity") and values:
             note_copy(outputs[0], values[0])
@@ -122,9 +122,8 @@ class Execution(_Hosted, ForwardProgram):
             # Once, and always: JAX finds the tree of a custom_jvp's results by it.
             shapes = list(jax.eval_shape(self._vanilla, *values))
             compute = self._replacement(replacement, shapes)
-        if self._top:  # Nothing is differentiated.
-            return compute
-        if not (self.session.wants_backward or any(backward_plans(context))):
+        # At the top nothing is differentiated.
+        if self._top or not (self.session.wants_backward or any(backward_plans(context))):
             return compute
         if not any(map(_values.is_differentiable, values)):
             return compute
@@ -135,7 +134,7 @@ class Execution(_Hosted, ForwardProgram):
         return _watched(self.host, compute, context)
 
     def _bound(self, *values: Any) -> tuple[Any, ...]:
-        with plain():
+        with PLAIN:
             found = plain_bind(self.raw, *values, **self.params)
         return tuple(found) if self.raw.multiple_results else (found,)
 
@@ -145,7 +144,8 @@ class Execution(_Hosted, ForwardProgram):
 
         if not self.staging or step.action.staged:
             return lambda *values: tuple(run(values))
-        return lambda *values: tuple(self.host.call(step, run, shapes, values))
+        host_call = HostCall(self.host, step, run, shapes)
+        return lambda *values: tuple(host_call.differentiated(values))
 
 
 def _watched(host: Host, compute: Compute, context: OpContext) -> Compute:
@@ -196,7 +196,7 @@ class _Backward(_Hosted, BackwardProgram):
         if not self.is_active or LOCAL.hold is None:
             return tuple(self.pull(tuple(gradients)))
         self.staging = internals.is_compiled() or not all(map(_values.is_concrete, gradients))
-        with plain(), marked():
+        with PLAIN, marked():
             arriving = self.enter(_values.without_float0(gradients))
             if self.replacement is not None:
                 return tuple(self.leave(self._replaced(self.replacement, arriving)))
@@ -218,7 +218,7 @@ class _Backward(_Hosted, BackwardProgram):
         elif step.action.staged:
             found = run(gradients)
         else:
-            found = self.host.constant(step, run, shapes, gradients)
+            found = HostCall(self.host, step, run, shapes).constant(gradients)
         return [
             None if gradient is None or shape is None else _values.cast_like(gradient, value)
             for gradient, shape, value in zip(found, shapes, self.values, strict=False)

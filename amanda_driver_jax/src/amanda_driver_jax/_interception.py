@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,8 @@ from jax.extend.core import Primitive
 from amanda_core.patching import Patches
 from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax._call_sites import is_library_code
-from amanda_driver_jax._trace_keys import LOCAL, plain
+from amanda_driver_jax._jax_internals import JittedCall
+from amanda_driver_jax._trace_keys import LOCAL, PLAIN
 
 #: Second callables of jitted functions, which share their compiled programs.
 _callable_of = functools.lru_cache(256)(internals.jitted)
@@ -45,11 +46,9 @@ def plain_bind(primitive: Any, *values: Any, **params: Any) -> Any:
     return _BIND(primitive, *values, **params)
 
 
-def plain_call(
-    function: Callable[..., Any], info: Any, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Any:
+def plain_call(call: JittedCall) -> Any:
     """Call a jitted function through C++, under the current key."""
-    return _callable_of(function, info)(*args, **kwargs)
+    return _callable_of(call.function, call.info)(*call.args, **call.kwargs)
 
 
 def _hold() -> Any:
@@ -69,7 +68,7 @@ def _uninstrumented(trace: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that traces a part of an operator, which may not call the host."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with plain():
+        with PLAIN:
             return trace(*args, **kwargs)
 
     return run
@@ -84,44 +83,37 @@ class _Done(NamedTuple):
 _NO_PROGRAM = jax.make_jaxpr(tuple)()
 
 
-def _infer(
-    function: Callable[..., Any], info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
+def _infer(*parts: Any) -> tuple[Any, Any]:
     hold = _hold()
     if hold is None:
-        return PATCHES.infer(function, info, args, kwargs)  # type: ignore[no-any-return]
-    called = internals.is_top_level() and not internals.is_ahead_of_time(
-        sys._getframe(1).f_code.co_name
-    )
-    if _is_library(function):
+        return PATCHES.infer(*parts)  # type: ignore[no-any-return]
+    call = JittedCall(*parts)
+    called = internals.is_top_level() and internals.is_call(sys._getframe(1).f_code.co_name)
+    if _is_library(call.function):
         if called:
-            return _Done(hold.call_library(function, info, args, kwargs, PATCHES.infer)), ()
-        with plain():  # What an operator of JAX calls is not traced for tools.
-            return PATCHES.infer(function, info, args, kwargs)  # type: ignore[no-any-return]
+            return _Done(hold.call_library(call, PATCHES.infer)), ()
+        with PLAIN:  # What an operator of JAX calls is not traced for tools.
+            return PATCHES.infer(*call)  # type: ignore[no-any-return]
     if called and LOCAL.jitted is None:
-        return _Done(hold.call(function, info, args, kwargs)), ()
-    return trace_arguments(function, info, args, kwargs)
+        return _Done(hold.call(call)), ()
+    return trace_arguments(call)
 
 
-def trace_arguments(
-    function: Callable[..., Any], info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
+def trace_arguments(call: JittedCall) -> tuple[Any, Any]:
     """Return the program of a jitted function; during its trace its arguments are known."""
-    before, (_, values) = LOCAL.arguments, internals.parsed(info, args, kwargs)
+    before, (_, values) = LOCAL.arguments, call.parsed()
     LOCAL.arguments = (*before, (internals.current_trace(), values))
     try:
-        return PATCHES.infer(function, info, args, kwargs)  # type: ignore[no-any-return]
+        return PATCHES.infer(*call)  # type: ignore[no-any-return]
     finally:
         LOCAL.arguments = before
 
 
-def _run(
-    p: Any, values: Sequence[Any], function: Callable[..., Any], args: Any, kwargs: Any
-) -> tuple[Any, ...]:
+def _run(p: Any, *others: Any) -> tuple[Any, ...]:
     """Stand in the place of `_run_python_pjit`. Without a program C++ asks again at each call."""
     if type(p) is _Done:
         return (p.result, (), None, (), _NO_PROGRAM, None, None, ())
-    return PATCHES.run(p, values, function, args, kwargs)  # type: ignore[no-any-return]
+    return PATCHES.run(p, *others)  # type: ignore[no-any-return]
 
 
 def _is_library(function: Any) -> bool:

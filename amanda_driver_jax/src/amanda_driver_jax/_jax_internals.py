@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax._src import callback as callbacks
 from jax._src import core, dispatch, ffi, pjit, tree_util
@@ -66,27 +66,37 @@ def argument_of(tracer: Any, parent: Any) -> int | None:
     return next((n for n, var in enumerate(trace.frame.invars) if var is tracer.val), None)
 
 
-def parsed(info: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Return what tells the calls of a jitted function apart, and its arguments.
+class JittedCall(NamedTuple):
+    """A call of a jitted function.
 
-    Arguments that are constants of the program belong to the former.
+    Attributes:
+        function: What was jitted.
+        info: What JAX keeps of it.
+        args: Its arguments.
+        kwargs: Those by keyword.
     """
-    names, registry = (info.static_argnums, info.static_argnames), tree_util.tracing_registry
-    given = args, tuple(kwargs.values()), tuple(kwargs)
-    found: tuple[Any, list[Any]] = jax_jit.parse_arguments(*given, *names, registry)
-    return found
 
+    function: Callable[..., Any]
+    info: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
-def replaced(info: Any, args: Any, kwargs: dict[str, Any], values: Sequence[Any]) -> Any:
-    """Return all arguments of a jitted function, with other values for what `parsed` returned."""
-    names = info.static_argnums, info.static_argnames
-    flat = tree_util.FlatTree.flatten_static_argnums_argnames(args, kwargs, *names)
-    return flat.update(values).unflatten()
+    def parsed(self) -> tuple[Any, list[Any]]:
+        """Return what tells the calls of a jitted function apart, and its arguments.
 
+        Arguments that are constants of the program belong to the former.
+        """
+        info, given = self.info, (self.args, tuple(self.kwargs.values()), tuple(self.kwargs))
+        names, registry = (info.static_argnums, info.static_argnames), tree_util.tracing_registry
+        found: tuple[Any, list[Any]] = jax_jit.parse_arguments(*given, *names, registry)
+        return found
 
-def primal_of(tracer: Any) -> Any:
-    """Return the value that a tracer of differentiation stands for, or the tracer itself."""
-    return getattr(tracer, "primal", tracer)
+    def replaced(self, values: Sequence[Any]) -> JittedCall:
+        """Return the call with other values for the arguments that `parsed` returned."""
+        names = self.info.static_argnums, self.info.static_argnames
+        flat = tree_util.FlatTree.flatten_static_argnums_argnames(self.args, self.kwargs, *names)
+        args, kwargs = flat.update(values).unflatten()
+        return self._replace(args=args, kwargs=kwargs)
 
 
 def named_scopes() -> list[str]:
@@ -105,9 +115,9 @@ def wrapped_function(params: dict[str, Any]) -> tuple[str, str]:
     return str(info.func_name), str(info.func_src_info or "")
 
 
-def is_ahead_of_time(code_name: str) -> bool:
-    """Return True if the caller of `_infer_params` lowers a function instead of calling it."""
-    return code_name != "cache_miss"
+def is_call(code_name: str) -> bool:
+    """Return True if the caller of `_infer_params` calls a function instead of lowering it."""
+    return code_name == "cache_miss"
 
 
 def jitted(function: Callable[..., Any], info: Any) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -32,7 +33,7 @@ class Models(PathModels):
 
     def library_of(self, owner: Any, name: str) -> str:
         """Return the library of a module whose method runs; empty for other objects."""
-        library = _library_of(owner)
+        library = _library_of(type(owner))
         # Functions that Equinox transforms are modules, and so are descriptions in Linen.
         wraps = library == "equinox" and type(owner).__module__.startswith("equinox._")
         is_unbound = library == _LINEN and owner.scope is None
@@ -40,7 +41,7 @@ class Models(PathModels):
 
     def path_of(self, module: Any) -> str | None:
         """Return the path that a module of Linen knows."""
-        return ".".join(module.scope.path) if _library_of(module) == _LINEN else None
+        return ".".join(module.scope.path) if _library_of(type(module)) == _LINEN else None
 
     def contents_of(self, root: Any) -> tuple[dict[str, Any], dict[int, str]]:
         """Return the parameters of a model by name, and the paths of its modules by their ids."""
@@ -50,7 +51,7 @@ class Models(PathModels):
         def visit(tree: Any, around: tuple[Any, ...]) -> None:
             def note(path: tuple[Any, ...], value: Any) -> bool:
                 name = jax.tree_util.keystr((*around, *path), simple=True, separator=".")
-                if _library_of(value):
+                if _library_of(type(value)):
                     if id(value) in paths:  # A module may hold one that holds it.
                         return True
                     paths[id(value)] = name
@@ -66,18 +67,16 @@ class Models(PathModels):
 
             jax.tree_util.tree_leaves_with_path(tree, is_leaf=note, is_leaf_takes_path=True)
 
-        visit(root.variables.get("params", {}) if _library_of(root) == _LINEN else root, ())
+        visit(root.variables.get("params", {}) if _library_of(type(root)) == _LINEN else root, ())
         return parameters, paths
 
 
-def _library_of(value: Any) -> str:
-    kind: Any = type(value)
-    return _library_of_type(kind)
-
-
-@functools.lru_cache(1024)
-def _library_of_type(kind: Any) -> str:
+def _named_library(kind: type) -> str:
     """Return the library of which a type is a module; empty for other types."""
     names = [str(cls.__module__) for cls in kind.__mro__ if cls.__name__ == "Module"]
     found = (library for name in names for library in _LIBRARIES if name.startswith(library))
     return next(found, "")
+
+
+#: The same, remembered.
+_library_of: Callable[[type], str] = functools.lru_cache(1024)(_named_library)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,14 +19,14 @@ from amanda_core.errors import RoutineResultError
 from amanda_core.execution import Run, deferring
 from amanda_driver_jax import _jax_internals as internals
 from amanda_driver_jax import _values
-from amanda_driver_jax._trace_keys import LOCAL, plain
+from amanda_driver_jax._trace_keys import LOCAL, PLAIN
 
 
 def evaluated(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function that computes for real, whatever is being traced or differentiated."""
     if LOCAL.trace is None:  # Nothing is, and contexts would only cost time.
         return function(*args)
-    with plain(), jax.core.eval_context():
+    with PLAIN, jax.core.eval_context():
         return function(*args)
 
 
@@ -76,9 +77,7 @@ class Host:
     """
 
     session: Session
-
-    def __init__(self) -> None:
-        self.is_used = False
+    is_used = False
 
     def fold(self, plan: Plan, values: Sequence[Any], staging: bool) -> list[Any]:
         """Execute the steps of a plan in order, each on the values that the earlier ones returned.
@@ -110,7 +109,8 @@ class Host:
         if action.positions == () or (action.observe and not is_empty):
             self._observe(Plan((step,)), given)
         elif not is_empty:
-            found = self.call(step, Plan((step,)), _values.shapes_of(given), given, keeps=True)
+            called = HostCall(self, step, Plan((step,)), _values.shapes_of(given), keeps=True)
+            found = called.differentiated(given)
             return [(place, value) for place, value in enumerate(found) if value is not None]
         return []
 
@@ -119,89 +119,88 @@ class Host:
         shapes = _values.shapes_of(values)
 
         def call(*numbers: Any) -> None:
-            self._guarded(run, _values.from_numbers(numbers, shapes))
+            self.guarded(run, _values.from_numbers(numbers, shapes))
 
         self.is_used = True
-        with plain():
+        with PLAIN:
             jax.debug.callback(call, *_values.as_numbers(values))
 
-    def call(
-        self,
-        step: Step,
-        run: Run,
-        shapes: Sequence[Any],
-        values: Sequence[Any],
-        keeps: bool = False,
-    ) -> Sequence[Any]:
-        """Call a function on the host, differentiated on the host as well.
+    def guarded(self, run: Run, values: list[Any]) -> Sequence[Any] | None:
+        """Run a routine; return None if it fails or if no routine runs now."""
+        if not self.session.enabled:
+            return None
+        with PLAIN:
+            return deferring(self.session, run)(values)
+
+
+@dataclass(eq=False)  # JAX hashes its methods.
+class HostCall:
+    """A function that a program calls on the host.
+
+    Attributes:
+        host: The host.
+        step: The step that it executes.
+        run: The function.
+        shapes: Those of its results; None for one that does not exist.
+        keeps: Whether the arguments are the results if the function fails; else zeros are.
+    """
+
+    host: Host
+    step: Step
+    run: Run
+    shapes: Sequence[Any]
+    keeps: bool = False
+
+    def differentiated(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Call it; it is differentiated on the host as well.
 
         Args:
-            step: The step that it executes.
-            run: The function.
-            shapes: Those of its results; None for one that does not exist.
-            values: Its arguments, likewise.
-            keeps: Whether the arguments are the results if the function fails; else zeros are.
+            values: Its arguments; None for one that does not exist.
         """
-
-        def forward(values: Sequence[Any]) -> Sequence[Any]:
-            return self.constant(step, run, shapes, values, keeps)
 
         def pull(kept: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
             def differentiate(given: list[Any]) -> Sequence[Any]:
-                _, pulled = jax.vjp(run, given[: len(kept)])
+                _, pulled = jax.vjp(self.run, given[: len(kept)])
                 (found,) = pulled(given[len(kept) :])
                 return found  # type: ignore[no-any-return]
 
             wanted = _values.shapes_of(kept, _values.is_differentiable)
-            return (self.constant(step, differentiate, wanted, [*kept, *gradients]),)
+            pulling = HostCall(self.host, self.step, differentiate, wanted)
+            return (pulling.constant([*kept, *gradients]),)
 
-        differentiated: Any = jax.custom_vjp(forward)
-        differentiated.defvjp(lambda values: (forward(values), values), pull)
-        with plain():
-            return differentiated(list(values))  # type: ignore[no-any-return]
+        function: Any = jax.custom_vjp(self.constant)
+        function.defvjp(lambda values: (self.constant(values), values), pull)
+        with PLAIN:
+            return function(list(values))  # type: ignore[no-any-return]
 
-    def constant(
-        self,
-        step: Step,
-        run: Run,
-        shapes: Sequence[Any],
-        values: Sequence[Any],
-        keeps: bool = False,
-    ) -> list[Any]:
-        """Call a function on the host, which is not differentiated. Arguments are as in `call`."""
+    def constant(self, values: Sequence[Any]) -> list[Any]:
+        """Call it, without a derivative. The arguments are as in `differentiated`."""
         given = _values.shapes_of(values)
-        wanted = jax.eval_shape(_values.as_numbers, shapes)
+        wanted = jax.eval_shape(_values.as_numbers, self.shapes)
 
         def checked(values: list[Any]) -> list[Any]:
-            return _checked(step, run(values), shapes, wanted)
+            return _checked(self.step, self.run(values), self.shapes, wanted)
 
         def call(*numbers: Any) -> Sequence[Any]:
-            found = self._guarded(checked, _values.from_numbers(numbers, given))
+            found = self.host.guarded(checked, _values.from_numbers(numbers, given))
             if found is not None:
                 return found
-            return numbers if keeps else [np.zeros(w.shape, w.dtype) for w in wanted]
+            return numbers if self.keeps else [np.zeros(w.shape, w.dtype) for w in wanted]
 
-        self.is_used = True
-        with plain():
+        self.host.is_used = True
+        with PLAIN:
             results = internals.call_host(call, wanted, _values.as_numbers(values))
-            return _values.from_numbers(results, shapes)  # type: ignore[no-any-return]
-
-    def _guarded(self, run: Run, values: list[Any]) -> Sequence[Any] | None:
-        """Run a routine; return None if it fails or if no routine runs now."""
-        if not self.session.enabled:
-            return None
-        with plain():
-            return deferring(self.session, run)(values)
+            return _values.from_numbers(results, self.shapes)  # type: ignore[no-any-return]
 
 
 def _stopped(values: Sequence[Any]) -> list[Any]:
     """Return values without their derivatives."""
-    with plain():
+    with PLAIN:
         return [None if value is None else jax.lax.stop_gradient(value) for value in values]
 
 
 def _edited(old: Any, new: Any, autodiff: bool) -> Any:
-    with plain():
+    with PLAIN:
         new = _values.cast_like(new, old)
         if autodiff or not isinstance(old, jax.core.Tracer) or not _values.is_differentiable(old):
             return new

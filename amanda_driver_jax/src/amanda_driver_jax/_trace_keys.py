@@ -70,15 +70,11 @@ class _Plain:
             LOCAL.context.__enter__()
 
 
-_PLAIN = _Plain()
+#: Inside `with`, no operator is instrumented, and JAX uses the plain compiled programs.
+PLAIN = _Plain()
 
 
-def plain() -> _Plain:
-    """Instrument no operator inside `with`, and use the plain compiled programs."""
-    return _PLAIN
-
-
-class _JittedCall:
+class _InsideJit:
     def __enter__(self) -> None:
         LOCAL.jitted = ("jit", LOCAL.key)
         _refresh()
@@ -89,4 +85,4 @@ class _JittedCall:
 
 
 #: Inside `with`, JAX uses the programs that it may call without asking the driver.
-JITTED_CALL = _JittedCall()
+JITTED_CALL = _InsideJit()

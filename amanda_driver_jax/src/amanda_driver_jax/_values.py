@@ -15,16 +15,11 @@ import numpy as np
 from jax.core import Tracer
 from jax.dtypes import float0
 
-from amanda_driver_jax._jax_internals import primal_of
-
 
 def concrete(value: Any) -> Any:
     """Return the array under the tracers of differentiation, or the innermost other tracer."""
-    while isinstance(value, Tracer):
-        inner = primal_of(value)
-        if inner is value:
-            return value
-        value = inner
+    while isinstance(value, Tracer) and hasattr(value, "primal"):
+        value = value.primal
     return value
 
 
