@@ -20,7 +20,8 @@ import jax.numpy as jnp
 
 import amanda
 
-PAIRS, WARM, CALLS = 300, 10, 100
+#: Runs are shorter than the time that a busy processor gives to a process at once.
+PAIRS, WARM, CALLS = 1000, 10, 20
 
 
 def _observer() -> amanda.Tool:
