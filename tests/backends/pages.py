@@ -89,9 +89,9 @@ only the second holds for it.
 
 {costs}
 
-Microseconds of a call, by `benchmarks/jax_times.py`: 1,000 pairs of runs of 20 calls in one process,
-plain and with a tool. They depend on the machine, and the median also on what else it runs. A jitted
-call into which nothing is inserted may take 15 µs over plain.
+Microseconds of a call, by `benchmarks/jax_times.py`: 1,000 pairs of runs of 20 calls in one
+process, plain and with a tool. They depend on the machine, and the median also on what else it
+runs. A jitted call into which nothing is inserted may take 15 µs over plain.
 
 {times}
 """
