@@ -189,6 +189,31 @@ def test_error_says_that_it_is_the_drivers(fault: Fault) -> None:
     assert "on_driver_error='skip'" in note
 
 
+@pytest.mark.one_interceptor
+@pytest.mark.parametrize("edits", ["insert_before_op", "insert_after_op"])
+def test_an_edit_that_the_extension_cannot_make_is_left_out(
+    edits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: getattr(context, edits)(lambda *values: values))
+    programs: list[Any] = [torch.rand, lambda size: torch.zeros(size).add_(1).mul(torch.rand(size))]
+
+    def drawn() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        return [run(3) for _ in range(3) for run in programs]
+
+    plain = drawn()
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    monkeypatch.setattr(Execution, "edit", broken)
+    with amanda.apply(tool, on_driver_error="skip") as handle:
+        assert all(map(torch.equal, drawn(), plain))
+        coverage = handle.coverage()["pytorch"]
+    assert any("a fault in the driver" in left_out.why for left_out in coverage)
+    with pytest.raises(LookupError, match="a fault in the driver") as caught, amanda.apply(tool):
+        drawn()
+    assert any("error of Amanda's driver" in note for note in caught.value.__notes__)
+
+
 @pytest.mark.slow
 @pytest.mark.one_interceptor
 @pytest.mark.parametrize("interceptor", ["native", "function_mode"])

@@ -342,7 +342,9 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
             !call.takes_others()) {
             return go_on_from(before.so_far(i, result.get()), after.so_far(0), nullptr, 0);
         }
-        if (!before.make(watch, step, i, inputs.get(), result.get())) return nullptr;
+        if (!before.make(watch, step, i, inputs.get(), result.get())) {
+            return is_skipped(watch, definition->type.name) ? call.original() : nullptr;
+        }
         if (memoized) step.kept.end(PyList_GET_ITEM(inputs.get(), step.positions[0]));
     }
     uint64_t start = gradients ? next_sequence_number() : 0;
@@ -402,7 +404,9 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
             return go_on_from(before.so_far(all), after.so_far(i, result.get()), returned.get(),
                               start);
         }
-        if (!after.make(watch, step, i, outputs.get(), result.get())) return nullptr;
+        if (!after.make(watch, step, i, outputs.get(), result.get())) {
+            return is_skipped(watch, definition->type.name) ? returned.release() : nullptr;
+        }
     }
     return after.any() ? Py_NewRef(PyList_GET_ITEM(outputs.get(), 0)) : finish();
 }
