@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from amanda_driver_torch._compiled.execution import OpPlan, run_operator
-from amanda_driver_torch._entry.transparent_wrappers import run_transparently
+from amanda_driver_torch._entry.transparent_wrappers import make_transparent, run_transparently
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.dynamo import tree_map
@@ -46,6 +46,7 @@ class OperatorMode(TorchFunctionMode):
         if type(func) is types.FunctionType:
             if STATE.transparent and STATE.transparent[-1] is func:
                 return func(*args, **kwargs)
+            make_transparent(func.__globals__)
             return run_transparently(self, func, args, kwargs)
         operator = self.operator(func)
         if operator is None:
