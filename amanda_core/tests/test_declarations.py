@@ -164,7 +164,7 @@ def test_hooks_of_a_driver_with_a_table(
     found.append(Finding("error", "wrong", "turn it off"))
     with pytest.raises(DriverError, match="wrong"):
         hooks.amanda_attach("abc")
-    assert hooks.amanda_driver_status() == DriverStatus("2.1", "", "wrong")
+    assert hooks.amanda_driver_status() == DriverStatus("2.1", "", "", "wrong")
     toy.__version__ = "1.9"
     with pytest.raises(DriverError, match=r"Toy 1\.9 is older than 2.0"):
         hooks.amanda_attach("abc")

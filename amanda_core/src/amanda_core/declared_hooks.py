@@ -76,8 +76,9 @@ class DeclaredHooks:
     def amanda_driver_status(self) -> DriverStatus:
         """Report which version is installed, and whether tools can be applied."""
         problem = self._error()
-        if problem is not None:
-            return DriverStatus(self.versions.installed(), "", problem.message)
+        version = self.versions.installed()
+        if problem is not None and version is not None:
+            return DriverStatus(version, "", "", problem.message)
         return self.versions.status("python", self._interception)
 
     @hookimpl
