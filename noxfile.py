@@ -271,6 +271,7 @@ def bench(session: nox.Session) -> None:
         "start_bench",
         "bench",
         "instructions_bench",
+        "compiled_bench",
         "operators_bench",
         "tools_bench",
         "tensorflow_bench",

@@ -94,7 +94,19 @@ MODELS = {
 }
 #: A minute of a processor each, most of it in a C++ compiler.
 LONG = ("gpt2", "mixtral-batched", "mixtral-grouped", "mixtral-loop")
-EACH = [pytest.param(n, marks=pytest.mark.exhaustive) if n in LONG else n for n in MODELS]
+OTHER_OPERATOR = pytest.mark.xfail(
+    raises=AssertionError,
+    strict=True,
+    reason="while it is compiled, the model calls transformers::grouped_mm_fallback",
+)
+EACH = [
+    pytest.param(
+        name,
+        marks=[pytest.mark.exhaustive] * (name in LONG)
+        + [OTHER_OPERATOR] * (name == "mixtral-grouped"),
+    )
+    for name in MODELS
+]
 # Otherwise the models make it, by other operators where `torch.compiler.is_compiling()`.
 MASK = torch.full((8, 8), float("-inf")).triu(1)[None, None]
 

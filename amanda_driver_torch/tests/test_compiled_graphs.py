@@ -179,6 +179,22 @@ def test_masks_change_without_another_compilation(backend: str) -> None:
 
 
 @pytest.mark.slow
+def test_reduced_overhead() -> None:
+    """On a CPU there are no CUDA graphs, and the way to them is the same."""
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    called, tool = torch.compile(net, mode="reduce-overhead", fullgraph=True), Prune()
+    with torch.no_grad():
+        plain, before = called(X), graphs()
+        with amanda.apply(tool) as handle:
+            got = called(X)
+            gaps = [gap.what for gap in handle.coverage()["pytorch"]]
+        equal(called(X), plain)
+        torch.testing.assert_close(got, pruned(net, tool.masks))
+    assert graphs() == before + 1
+    assert not any(what.startswith("compiled callable") for what in gaps)
+
+
+@pytest.mark.slow
 def test_a_weight_of_its_own_for_each_module_of_one_class() -> None:
     nets = [nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2)]
     run = torch.compile(lambda net: net(X), backend="aot_eager", fullgraph=True)
