@@ -522,7 +522,7 @@ def test(
         statuses.add(subprocess.call(command, cwd=ROOT, env={**os.environ, **settings}))
     if statuses - {0, NO_TESTS}:
         session.error("Tests failed")
-    if statuses <= {NO_TESTS}:
+    if statuses == {NO_TESTS}:
         session.error("No test was found for these arguments")
 
 

@@ -175,7 +175,9 @@ def _is_pure(context: OpContext) -> bool:
     facts, values = context.facts, list(context.get_inputs() or ())
     values += [item for value in values if isinstance(value, (list, tuple)) for item in value]
     return not any(
-        is_tensor_like(value) and not (facts and facts.is_tensor(value)) for value in values
+        is_tensor_like(value)  # type: ignore[no-untyped-call]
+        and not (facts and facts.is_tensor(value))
+        for value in values
     )
 
 
