@@ -1,8 +1,9 @@
 """Commands of the repository: `nox --list` names them, CONTRIBUTING.md says when to run which.
 
 Each needs only Python 3.10 or later and pip, and sets up everything itself. The sessions share one
-environment, .nox/python3.X, because PyTorch alone takes most of a gigabyte. It uses the Python that
-runs nox: `python3.12 -m nox -s tests` tests on 3.12.
+environment, .nox/python3.X, because PyTorch alone takes most of a gigabyte. `tests` has its own: a
+fast test that needs what only another session installs must fail, whatever ran before. They use the
+Python that runs nox: `python3.12 -m nox -s tests` tests on 3.12.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ APART = {
     ),
     "amanda_driver_mxnet": Apart(["mxnet==1.9.1", "numpy==1.23.5"], (3, 11)),
 }
+#: The environment of `tests`, beside those of `APART`.
+FEW = "tests"
 #: Examples of others' distributions. They are never in the shared environment.
 EXAMPLES = ["examples/driver_numpy", "examples/tool_activation_ranges"]
 #: Those that are scripts.
@@ -155,7 +158,7 @@ class Shard(NamedTuple):
     #: Whether these are the tests that load TensorFlow. A process that has loaded it never forks.
     tensorflow: bool = False
     env: Mapping[str, str] = {}
-    #: The driver that has an environment of its own, for its tests.
+    #: The environment of its own that these tests run in.
     apart: str = ""
 
 
@@ -189,9 +192,10 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the fast tests; select with `-- amanda_core` or `-- -k name`."""
-    environment(session, *TESTING)
+    environment(session, *TESTING, apart=FEW)
     shards = NATIVE if session.posargs else [*NATIVE, PURE_DRIVER]
-    test(session, shards, FAST, *session.posargs)
+    few = [shard._replace(apart=FEW) for shard in shards]
+    test(session, few, FAST, *session.posargs)
 
 
 @nox.session
@@ -429,7 +433,8 @@ def lint(session: nox.Session) -> None:
 def environment(session: nox.Session, *packages: str, apart: str = "") -> None:
     """Create or update the shared environment with the members and `packages`.
 
-    If `apart` names a driver, it is that driver's environment, with the core and the tools.
+    If `apart` names a driver, it is that driver's environment, with the core and the tools; `FEW`
+    is that of `tests`.
 
     The members are installed as wheels, as users get them, not as editables. So a module, a type
     marker or an entry point that packaging forgets is missing here, too.
@@ -439,9 +444,10 @@ def environment(session: nox.Session, *packages: str, apart: str = "") -> None:
     if new:
         session.log(f"Creating {folder}")
         venv.create(folder, with_pip=True)
-    chosen = {"amanda_core": "[cli]", apart: "", "amanda_tools": ""} if apart else MEMBERS
+    alone = APART.get(apart)
+    chosen = {"amanda_core": "[cli]", apart: "", "amanda_tools": ""} if alone else MEMBERS
     # Quiet once there is not much to tell but "Requirement already satisfied".
-    pinned = [package.partition("=")[0] for package in APART[apart].packages] if apart else []
+    pinned = [package.partition("=")[0] for package in alone.packages] if alone else []
     with tempfile.TemporaryDirectory() as temporary:
         constraints = Path(temporary, "constraints.txt")
         lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
@@ -464,7 +470,7 @@ def copy_of(member: str, folder: str) -> Path:
 
 
 def environment_of(apart: str) -> Path:
-    """Return the folder of the shared environment, or of that of a driver apart."""
+    """Return the folder of the shared environment, or of the one apart that has this name."""
     return ENVIRONMENT.with_name(f"{ENVIRONMENT.name}-{apart}") if apart else ENVIRONMENT
 
 
@@ -560,7 +566,7 @@ def run(
     apart: str = "",
     **env: str,
 ) -> None:
-    """Run a program of the shared environment, or of that of a driver apart."""
+    """Run a program of the shared environment, or of the one apart that has this name."""
     path = str(programs_of(apart) / program)
     session.run(path, *arguments, env=env, external=True, success_codes=success_codes)
 

@@ -176,7 +176,7 @@ def test_dropout_of_recurrent_layers_draws_as_without_the_tool(kind: Any, packed
     tool = Sensitivity()
     with amanda.apply(tool), torch.no_grad():
         layer.eval()(given)  # It has no dropout, so it is measured.
-    assert tool.result().to_dataframe().shape[0] > 0
+    assert tool.result().ops
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
