@@ -232,3 +232,22 @@ def test_quantization_of_other_operands_in_each_execution(options: dict[str, Any
     with amanda.apply(tool):
         run(other_operands)
     assert tool.result().table().rows
+
+
+@pytest.mark.parametrize("name", ["quantize", "sensitivity"])
+def test_a_product_of_matrices_in_a_list(name: str) -> None:
+    def hidden(x: torch.Tensor, first: nn.Module) -> Any:
+        return torch.linalg.multi_dot([first(x), nn.Parameter(torch.eye(8)), torch.eye(8)])
+
+    expected, tool = run(hidden), TOOLS.get(name, EDITING.get(name))
+    assert tool is not None
+    with amanda.apply(tool()):
+        assert run(hidden) == expected
+
+
+@pytest.mark.parametrize("method", ["dynamic", "lsq"])
+def test_matrices_in_a_list_are_quantized(method: Any) -> None:
+    tool = Quantize(method)
+    with amanda.apply(tool):
+        torch.linalg.multi_dot([torch.ones(2, 3), torch.ones(3, 4), torch.ones(4, 5)])
+    assert len(tool.result().table().rows) == 3

@@ -258,6 +258,15 @@ def test_the_call_itself_is_never_edited() -> None:
     assert kwargs == {"bias": None}
 
 
+def test_the_order_of_keywords_is_kept() -> None:
+    # Python functions see it, and PyTorch's messages print it.
+    given = {"beta": 2, "mat2": torch.eye(2), "out": torch.ones(2, 2), "alpha": 3}
+    call = bind(torch.addmm, (torch.ones(2, 2), torch.eye(2)), given)
+    _, again = call.arguments()(call.values)
+    assert list(again) == list(call.call_args([torch.ones(2, 2), *call.values[1:]])[1])
+    assert list(again) == list(given)
+
+
 def test_a_default_list_belongs_to_one_call() -> None:
     first = call(torch.conv2d, x, w)
     first.values[3][0] = 7

@@ -113,7 +113,8 @@ class BoundCall:
         plan = self._plan
         count = len(self._args) if plan.spread is None else cast("int", plan.sources[plan.spread])
         named = {source for source in plan.sources if isinstance(source, str)}
-        rest = {name: value for name, value in self._kwargs.items() if name not in named}
+        # With the places of the named values: PyTorch lists keywords in their order.
+        rest = {name: None if name in named else value for name, value in self._kwargs.items()}
 
         def made(values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
             args: list[Any] = [None] * count

@@ -99,8 +99,9 @@ def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
         if roles and role not in _FACTORS and kind != "add":
             continue
         items: Sequence[tuple[int | None, Any]] = [(None, value)]
-        if isinstance(value, (list, tuple)) and kind == "einsum":
-            items = list(enumerate(value))
+        if isinstance(value, (list, tuple)):
+            # The terms of a sum of a list are no residual.
+            items = [] if kind == "add" else list(enumerate(value))
         elif not roles and kind not in ("add", "einsum") and position > 1:
             continue
         for item, one in items:
