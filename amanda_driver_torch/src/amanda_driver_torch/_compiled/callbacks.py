@@ -26,10 +26,11 @@ from amanda_driver_torch._identity.rules import BOUNDARY
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.dynamo import (
     ConvertFrameReturn,
-    guard_state,
+    guard_scope,
     is_dynamos,
     is_wrapper,
     new_recompile_region,
+    quiet_code,
     set_frame_count,
     set_recompile_region,
     skipped,
@@ -37,6 +38,7 @@ from amanda_driver_torch._torch.dynamo import (
     users_backend,
     with_backend,
 )
+from amanda_driver_torch._torch.internals import count_frame
 
 __all__ = ["CompiledCode"]
 
@@ -122,7 +124,8 @@ class CompiledCode:
         if is_outermost and any(called_of(node).modules for node in gm.graph.nodes):
             raise CannotWeave("a tool counts calls of outermost modules, which the graph holds")
         # The same code may run in several modules, in which its operators are others.
-        guard_state(_scope)
+        activations = STATE.activations
+        guard_scope(activations[-1].scope.number if activations else 0)
         outer = self._tools.sites.walk(_outside(), FRAMES)
         outer = outer[1:] if outer and outer[0][0].kind == FRAMEWORK else outer
         return weave(
@@ -135,12 +138,6 @@ class CompiledCode:
         self.session.warn_once(
             f"The compiled callable {name} runs eagerly while tools are applied: {reason}."
         )
-
-
-def _scope() -> int:
-    """Return the number of the scope that runs, or 0."""
-    activations = STATE.activations
-    return activations[-1].scope.number if activations else 0
 
 
 def _outside() -> Any:
@@ -208,8 +205,7 @@ class _Callback:
 
     def _run_eagerly(self) -> ConvertFrameReturn:
         # A callable with `fullgraph=True` must have compiled at least one frame.
-        count = set_frame_count(-1)
-        set_frame_count(max(count, 1) if count >= 0 else count)
+        count_frame(set_frame_count)
         return skipped(below=True)
 
 
@@ -235,9 +231,9 @@ class _Backend:
         STATE.quiet += 1
         try:
             if not owner.weave(gm):
-                return _quiet(self._users(gm, inputs))
+                return quiet_code(self._users(gm, inputs))
             with uncached():
-                return _quiet(self._users(gm, inputs))
+                return quiet_code(self._users(gm, inputs))
         except (CannotWeave, AnalysisFailed) as error:
             self.failure = error
             raise
@@ -246,14 +242,3 @@ class _Backend:
             raise
         finally:
             STATE.quiet -= 1
-
-
-def _quiet(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        STATE.quiet += 1
-        try:
-            return compiled(*args)
-        finally:
-            STATE.quiet -= 1
-
-    return run

@@ -32,7 +32,7 @@ from amanda_driver_torch._operators.bindings import is_operator, operators, type
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._thread.modes import in_users_modes, is_observed, suspended_modes
 from amanda_driver_torch._thread.state import STATE
-from amanda_driver_torch._torch.extension import native
+from amanda_driver_torch._torch.extension import hastened, native
 from amanda_driver_torch._torch.internals import (
     FUNCTIONS,
     OpOverload,
@@ -255,4 +255,4 @@ def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:
             STATE.depth -= 1
 
     setattr(call, _MARK, True)
-    return call
+    return hastened(call)

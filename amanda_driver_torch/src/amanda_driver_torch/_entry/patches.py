@@ -24,8 +24,8 @@ from amanda_driver_torch._entry import swap_tensors
 from amanda_driver_torch._entry.checkpoint import Rerun, watch_first_run
 from amanda_driver_torch._execution.pending_hooks import hook_at_once
 from amanda_driver_torch._identity.rules import BOUNDARY
-from amanda_driver_torch._thread.state import STATE, opaquely, quietly
-from amanda_driver_torch._torch.extension import native
+from amanda_driver_torch._thread.state import STATE
+from amanda_driver_torch._torch.extension import hastened, native
 from amanda_driver_torch._torch.internals import (
     CHECKPOINT_FIRST_RUNS,
     CHECKPOINT_FUNCTIONS,
@@ -36,12 +36,14 @@ from amanda_driver_torch._torch.internals import (
     SCRIPT_TRACING,
     SYMBOLIC_TRACING,
     TENSOR_PRINTING,
+    TRACED_MODULES,
     VERSION_RESET,
     HigherOrderOperator,
     Named,
     ScriptFunction,
     ScriptMethod,
     compiles_backward,
+    count_frame,
     function_mode_at,
     function_mode_count,
     only_exports,
@@ -86,6 +88,7 @@ class _Patches(Patches):
             SYMBOLIC_TRACING.module: self._patch_symbolic_tracing,
             "torch.utils.checkpoint": self._patch_checkpoint,
             COMPILED_FRAMES.module: self._patch_dynamo,
+            TRACED_MODULES.module: self._patch_traced_modules,
             DYNAMO_EXPORT[0]: self._patch_dynamo_export,
         }
         waiting = [name for name in late if name not in sys.modules]
@@ -146,6 +149,8 @@ class _Patches(Patches):
     def _patch_dynamo(self) -> None:
         module = sys.modules[COMPILED_FRAMES.module]
         original = getattr(module, COMPILED_FRAMES.callback)
+        set_count = getattr(module, COMPILED_FRAMES.frame_count, None)
+        set_region = getattr(module, COMPILED_FRAMES.region, None)
 
         def choose(callback: Any) -> Any:
             attachment = STATE.attachment
@@ -159,20 +164,32 @@ class _Patches(Patches):
             if not reason:
                 chosen = original(callback)  # The user's stance may forbid it.
                 found = attachment.compiled_callback(chosen)
+                if found is not None and chosen is callback:
+                    attachment.watch.keep_callback(callback, found, found.region)
                 if found is not None or chosen in (None, False):
                     return found
                 reason = "its compiler is not known"
             STATE.not_compiled = True
+            count_frame(set_count)
             attachment.session.warn_once(
                 "Compiled callables run eagerly while tools are applied, so that their operators "
                 f"can be seen: {reason}."
             )
             return None
 
+        if native is not None:
+            choose = native.chooser(original, choose, set_region)
         self.replace(module, COMPILED_FRAMES.callback, choose)
-        count = COMPILED_FRAMES.frame_count
-        if hasattr(module, count):
-            self.replace(module, count, _counting_frames(getattr(module, count)))
+
+    def _patch_traced_modules(self) -> None:
+        module, name = sys.modules[TRACED_MODULES.module], TRACED_MODULES.names[0]
+        call = nn.Module.__call__
+        original = call.__wrapped__  # type: ignore[attr-defined]
+        if getattr(module, name, None) is call:
+            setattr(module, name, original)  # It was imported after the replacement.
+        if getattr(module, name, None) is original:
+            # Dynamo traces only the `forward` of modules whose call is this one, as without tools.
+            self.replace(module, name, call)
 
     def _patch_dynamo_export(self) -> None:
         module, name = sys.modules[DYNAMO_EXPORT[0]], DYNAMO_EXPORT[1]
@@ -230,18 +247,22 @@ class _Engine:
         if args[3] if len(args) > 3 else kwargs.get("create_graph", False):
             attachment.watch_second_order()
         STATE.backward += 1
+        STATE.opaque += 1
         try:
-            with opaquely():
-                return self._engine.run_backward(*args, **kwargs)
+            return self._engine.run_backward(*args, **kwargs)
         finally:
+            STATE.opaque -= 1
             STATE.backward -= 1
 
 
 def _quiet(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with quietly():
+        STATE.quiet += 1
+        try:
             return original(*args, **kwargs)
+        finally:
+            STATE.quiet -= 1
 
     return call
 
@@ -259,21 +280,6 @@ def _forgetting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Compiled callables.
-
-
-def _counting_frames(original: Callable[[int], int]) -> Callable[[int], int]:
-    def set_count(count: int) -> int:
-        attachment = STATE.attachment
-        if (
-            count == 0
-            and attachment is not None
-            and _is_seen(attachment)
-            and attachment.why_eager()
-        ):
-            return 0  # As if called inside another such callable, which does the counting.
-        return original(count)
-
-    return set_count
 
 
 def _quiet_export(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -324,7 +330,7 @@ def _operator_call(original: Callable[..., Any], op_type: str) -> Callable[..., 
 
     functools.update_wrapper(call, original)
     setattr(call, _OPERATOR, True)
-    return call
+    return hastened(call)
 
 
 def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -349,7 +355,7 @@ def _higher_order_call(original: Callable[..., Any]) -> Callable[..., Any]:
         run = functools.partial(_quiet(original), operator)
         return attachment.execute_python(operator, operator.__name__, run, args, kwargs)
 
-    return call
+    return hastened(call)
 
 
 # Optimizers.

@@ -20,6 +20,7 @@ from torch._C._dynamo.eval_frame import (
 )
 from torch._C._dynamo.eval_frame import set_fullgraph_compiled_frame_count as set_frame_count
 from torch._dynamo.convert_frame import CatchErrorsWrapper
+from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import ConstantSource, GlobalStateSource
 from torch._dynamo.types import ConvertFrameReturn
@@ -27,6 +28,8 @@ from torch._higher_order_ops.effects import _EffectType
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
+
+from amanda_driver_torch._torch.extension import native
 
 __all__ = [
     "CHECKPOINT",
@@ -39,10 +42,11 @@ __all__ = [
     "add_buffer",
     "effectful",
     "guard_identity",
-    "guard_state",
+    "guard_scope",
     "is_dynamos",
     "is_wrapper",
     "new_recompile_region",
+    "quiet_code",
     "set_frame_count",
     "set_recompile_region",
     "skipped",
@@ -130,16 +134,21 @@ def guard_identity(source: Any) -> None:
     install_guard(source.make_guard(GuardBuilder.ID_MATCH))
 
 
-def guard_state(current: Callable[[], Any]) -> None:
-    """Let the code that is being compiled serve only while `current` returns what it does now."""
-    expected = current()
+def guard_scope(number: int) -> None:
+    """Let the code that is being compiled serve only in the scope with this number."""
+    check = native.in_scope(number)
 
     def create(builder: Any, guard: Any) -> None:
-        builder.guard_manager.root.add_lambda_guard(
-            lambda _: current() == expected, [f"___amanda_state() == {expected!r}"], None
-        )
+        builder.guard_manager.root.add_lambda_guard(check, [f"___amanda_scope() == {number}"], None)
 
     install_guard(torch._guards.Guard(GlobalStateSource(), create))
+
+
+def quiet_code(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the code that a backend made, as a function whose operators are not seen."""
+    # Dynamo disables itself in it, and would do so twice.
+    found: Callable[..., Any] = native.quiet(innermost_fn(compiled))
+    return found
 
 
 def skipped(*, below: bool) -> ConvertFrameReturn:

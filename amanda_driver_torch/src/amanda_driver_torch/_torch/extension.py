@@ -7,13 +7,15 @@ torch that were never tested.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from amanda_core.interceptors import NATIVE
 from amanda_driver_torch._torch.versions import VERSIONS
 
-__all__ = ["missing", "native", "thread_fields"]
+__all__ = ["hastened", "missing", "native", "thread_fields"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: The extension module, or None.
 native: Any = None
@@ -32,3 +34,10 @@ else:
 def thread_fields() -> Mapping[str, Any]:
     """Return descriptors of the thread-state fields that the extension stores, by name."""
     return {} if native is None else native.THREAD_FIELDS
+
+
+def hastened(replacement: F) -> F:
+    """Let a Python function call its `__wrapped__` in C where operators are not instrumented."""
+    if native is not None:
+        native.hasten_unwatched(replacement)
+    return replacement

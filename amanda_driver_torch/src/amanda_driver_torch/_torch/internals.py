@@ -449,12 +449,14 @@ class Compiled(NamedTuple):
         frame_count: Its function, if there is one, by which `fullgraph=True` counts compiled
             frames: it sets the count and returns the previous one. A callable that starts to count
             (from below 0) raises if it counts none.
+        region: Its function, if there is one, that sets the region of recompilations.
         wrapper: Name of the code that calls a compiled callable.
     """
 
     module: str
     callback: str
     frame_count: str
+    region: str
     wrapper: str
 
 
@@ -462,11 +464,21 @@ COMPILED_FRAMES = Compiled(
     "torch._dynamo.eval_frame",
     "_callback_from_stance",
     "set_fullgraph_compiled_frame_count",
+    "set_eval_frame_isolate_recompiles_id",
     "compile_wrapper",
 )
+#: Where Dynamo keeps the `nn.Module.__call__` that it does not trace, but only the `forward` of.
+TRACED_MODULES = Named("torch._dynamo.variables.nn_module", ("unpatched_nn_module_call",))
 
 #: Dynamo's own export, which traces a frame as a compiled callable does.
 DYNAMO_EXPORT = ("torch._dynamo", "export")
+
+
+def count_frame(set_count: Callable[[int], int] | None) -> None:
+    """Count a frame that runs eagerly as compiled, by Dynamo's function that sets the count."""
+    if set_count is not None:
+        count = set_count(-1)
+        set_count(max(count, 1) if count >= 0 else count)
 
 
 def only_exports(callback: Any) -> bool:

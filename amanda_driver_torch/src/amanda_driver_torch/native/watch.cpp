@@ -3,6 +3,7 @@
 
 #include <structmember.h>
 
+#include "compiled.h"
 #include "expect.h"
 #include "nodes.h"
 #include "program.h"
@@ -278,6 +279,8 @@ int watch_clear(PyObject* object) {
     Py_CLEAR(self->epoch);
     delete self->identity;
     self->identity = nullptr;
+    delete self->callbacks;
+    self->callbacks = nullptr;
     return 0;
 }
 
@@ -305,6 +308,7 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     if (!owner) return nullptr;
     auto* self = reinterpret_cast<Watch*>(owner.get());
     auto* identity = self->identity = new Identity;
+    self->callbacks = new Callbacks;
     auto take = [kwargs](const char* name) {
         PyObject* value = PyDict_GetItemString(kwargs, name);
         if (value == nullptr) PyErr_Format(PyExc_TypeError, "Watch needs %s", name);
@@ -367,12 +371,24 @@ PyObject* watch_locate(PyObject* object, PyObject* const* args, Py_ssize_t count
     Py_RETURN_NONE;
 }
 
+PyObject* watch_keep_callback(PyObject* object, PyObject* args) {
+    auto* self = reinterpret_cast<Watch*>(object);
+    PyObject *callback, *chosen, *region;
+    if (!PyArg_ParseTuple(args, "OOO", &callback, &chosen, &region)) return nullptr;
+    if (self->switches != nullptr &&
+        !self->callbacks->keep(callback, chosen, region, self->switches->epoch)) {
+        return nullptr;
+    }
+    Py_RETURN_NONE;
+}
+
 // After the session ends, running calls continue with the originals.
 PyObject* watch_close(PyObject* object, PyObject*) {
     auto* self = reinterpret_cast<Watch*>(object);
     for (int i = 0; i < WATCH_FIELDS; ++i) Py_CLEAR(*field(self, i));
     close_switches(self);
     self->identity->forget();
+    self->callbacks->clear();
     Identity* own = self->identity;
     own->classify = own->look_up = own->resolve = own->region = own->is_weight = Owned();
     Py_RETURN_NONE;
@@ -381,6 +397,9 @@ PyObject* watch_close(PyObject* object, PyObject*) {
 PyMethodDef watch_methods[] = {
     {"close", watch_close, METH_NOARGS, "close($self, /)\n--\n\nLet go of the session."},
     {"forget", watch_forget, METH_NOARGS, "forget($self, /)\n--\n\nForget all records."},
+    {"keep_callback", watch_keep_callback, METH_VARARGS,
+     "keep_callback($self, callback, chosen, region, /)\n--\n\n"
+     "Use `chosen` with a region of recompilations for this callback of Dynamo, in this epoch."},
     {"locate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(watch_locate)),
      METH_FASTCALL,
      "locate($self, op_type, args, kwargs, /)\n--\n\n"

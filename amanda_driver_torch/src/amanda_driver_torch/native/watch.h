@@ -13,6 +13,7 @@
 
 namespace amanda {
 
+class Callbacks;
 struct Definition;
 
 // A call of an original.
@@ -52,6 +53,7 @@ struct Watch {
     PyObject *weakly, *weak_value;  // of the core: (value) -> its weak form, and that of a tensor
     PyObject* session;
     PyObject* failed;  // (error of the driver, op type) -> raises it, or lists the op
+    Callbacks* callbacks;  // of compiled callables
     Py_buffer view;  // owns `switches`
 
     // Returns true if operators of the thread are instrumented now.
