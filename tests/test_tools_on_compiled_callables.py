@@ -156,6 +156,25 @@ def test_they_say_what_they_measured(
 @pytest.mark.slow
 @pytest.mark.one_interceptor
 @pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only")
+@pytest.mark.parametrize("make", [Latency, Memory, Flops, GraphTracing])
+def test_inference_stays_compiled_under_tools_for_backward_operators(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    net, x, ops = network(), torch.ones(2, 8), []
+    for call in (net, torch.compile(net, backend="eager", fullgraph=True)):
+        with torch.no_grad(), amanda.apply(tool := make()):
+            expected = call(x)
+        ops.append([op.name for op in tool.result().ops])
+        assert torch.equal(net(x), expected)
+    assert ops[0] == ops[1] != []
+    assert any("before the compiler fuses" in note for note in tool.result().notes)
+    assert NOTE not in tool.result().notes
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only")
 def test_the_graph_is_that_of_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
     graphs = []

@@ -343,8 +343,7 @@ def test_whole_graphs(name: str, warm: bool) -> None:
         got.append(called(x))
     assert seen == ops * 3
     equal(got, [called(x)] * 4)
-    # Without tools, torch compiles again what it first compiled while modules were watched.
-    assert graphs() == count or not warm
+    assert graphs() == count
 
 
 @pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")
@@ -354,6 +353,14 @@ def test_a_tool_that_analyses_backward_operators_runs_eagerly() -> None:
     with amanda.apply(tool):
         called(X).sum().backward()
     assert "AddmmBackward0" in seen
+    seen.clear()
+    with amanda.apply(tool) as handle:
+        for _ in range(2):
+            with torch.no_grad():
+                called(X)
+        gaps = [gap.what for gap in handle.coverage()["pytorch"]]
+    assert seen == []
+    assert not any("compiled callable" in gap for gap in gaps)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from amanda_core import Session, Site
@@ -20,7 +21,7 @@ from amanda_core.sites import FRAMES, FRAMEWORK, Sites
 from amanda_driver_torch._compiled.call_sites import Places, called_of, recording, watch_tracing
 from amanda_driver_torch._compiled.graph import AnalysisFailed, GraphTools, weave
 from amanda_driver_torch._compiled.host import Host
-from amanda_driver_torch._compiled.refusals import CannotWeave
+from amanda_driver_torch._compiled.refusals import BACKWARD, CannotWeave
 from amanda_driver_torch._identity.frames import is_own
 from amanda_driver_torch._identity.rules import BOUNDARY
 from amanda_driver_torch._thread.state import STATE
@@ -93,8 +94,8 @@ class CompiledCode:
         session = self.session
         if not session.caching:
             return "the cache of analysis is disabled"
-        if session.wants_backward:
-            return "a tool analyses backward operators, which a compiled graph does not have"
+        if session.wants_backward and torch.is_grad_enabled():
+            return BACKWARD
         if session.watches_scopes or session.watches_values:
             return "a tool follows the calls of modules, which a compiled graph does not have"
         return ""

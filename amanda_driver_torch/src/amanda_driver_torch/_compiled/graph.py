@@ -25,7 +25,7 @@ from amanda_driver_torch._compiled.call_sites import Called, Places, called_of
 from amanda_driver_torch._compiled.execution import OpPlan
 from amanda_driver_torch._compiled.host import Host
 from amanda_driver_torch._compiled.operators import Lifted, OperatorMode, Woven
-from amanda_driver_torch._compiled.refusals import CannotWeave, check, does_nothing, likes
+from amanda_driver_torch._compiled.refusals import BACKWARD, CannotWeave, check, does_nothing, likes
 from amanda_driver_torch._execution.viewing import passes_weights_on
 from amanda_driver_torch._identity.frames import is_own, is_torchs
 from amanda_driver_torch._operators.operator import Operator
@@ -227,6 +227,8 @@ class _Weaving:
         returned: Any,
     ) -> OpPlan | None:
         session, bound = self.tools.session, bind(func, args, kwargs)
+        if session.wants_backward and self._gradients(bound):
+            raise CannotWeave(BACKWARD)  # The program itself enables gradients.
         outputs = outputs_of(returned)
         shown = [tree_map(self._shown, value) for value in bound.values]
         given = [tree_map(self._shown, value) for value in (*args, *kwargs.values())]

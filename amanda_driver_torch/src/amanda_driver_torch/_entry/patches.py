@@ -164,7 +164,8 @@ class _Patches(Patches):
             if not reason:
                 chosen = original(callback)  # The user's stance may forbid it.
                 found = attachment.compiled_callback(chosen)
-                if found is not None and chosen is callback:
+                # What analyses backward operators depends on whether gradients are recorded.
+                if found and chosen is callback and not attachment.session.wants_backward:
                     attachment.watch.keep_callback(callback, found, found.region)
                 if found is not None or chosen in (None, False):
                     return found
