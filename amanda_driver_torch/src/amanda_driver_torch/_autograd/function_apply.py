@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 from amanda_core.patching import Patch
 from amanda_driver_torch._thread.state import STATE, quietly
-from amanda_driver_torch._torch.extension import native
+from amanda_driver_torch._torch.extension import hastened, native
 from amanda_driver_torch._torch.internals import APPLY, APPLY_IS_PYTHON, BackwardHookFunction
 
 __all__ = ["HIDES_ONLY", "apply_function", "apply_unseen", "replace"]
@@ -45,7 +45,15 @@ def replace() -> Callable[[], object]:
         # The code and not the attribute, so that earlier references (`f = MyFunction.apply`)
         # run it, too.
         function.__code__ = _Carrier.apply.__code__
-        return functools.partial(setattr, function, "__code__", code)
+        function.__wrapped__ = _original
+        hastened(function)
+
+        def undo() -> None:
+            hastened(function, "plain")
+            del function.__wrapped__
+            function.__code__ = code
+
+        return undo
     if native is not None:
         folder = str(Path(torch.__file__).parent)
         if native.redirect_class_method(APPLY, apply_function, folder) is None:

@@ -22,6 +22,7 @@ from amanda_driver_torch._identity.frames import is_own, is_torchs
 from amanda_driver_torch._torch.dynamo import (
     CREATE_PROXY,
     MODULE_CALL,
+    MODULE_NOTE,
     guard_identity,
 )
 
@@ -65,6 +66,8 @@ class _Recorder(threading.local):
     #: Key of a module's call -> the module and the translator that calls it; None if nothing is
     #: recorded.
     calls: dict[str, tuple[nn.Module, Any]] | None = None
+    #: The module for whose identity there is a guard, at the source that other guards use.
+    guarded: nn.Module | None = None
 
 
 _RECORDER = _Recorder()
@@ -77,12 +80,16 @@ def recording() -> Iterator[None]:
     try:
         yield
     finally:
-        _RECORDER.calls = before
+        _RECORDER.calls, _RECORDER.guarded = before, None
 
 
 def watch_tracing(replace: Callable[[Any, str, Any], None]) -> None:
     """Replace the functions of Dynamo that `recording` needs."""
-    for (owner, name), note in ((CREATE_PROXY, _noting), (MODULE_CALL, _noting_module)):
+    for (owner, name), note in (
+        (CREATE_PROXY, _noting),
+        (MODULE_CALL, _guarding_module),
+        (MODULE_NOTE, _noting_module),
+    ):
         original = getattr(owner, name)
         if not hasattr(original, _NOTING):
             replacement = note(original)
@@ -122,13 +129,26 @@ def _called(tx: Any, calls: dict[str, tuple[nn.Module, Any]]) -> Called:
     return Called(modules, tuple(frames), whole, source)
 
 
+def _guarding_module(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call_function(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        if _RECORDER.calls is not None and variable.source:
+            # The path of another module is another one.
+            guard_identity(variable.source)
+            _RECORDER.guarded = variable.value
+        return original(variable, *args, **kwargs)
+
+    return call_function
+
+
 def _noting_module(original: Callable[..., Any]) -> Callable[..., Any]:
     @contextlib.contextmanager
     def record_nn_module_stack(key: str, source: Any, tx: Any, module: nn.Module) -> Iterator[Any]:
         with original(key, source, tx, module) as found:
             if _RECORDER.calls is not None:
-                # The path of another module is another one.
-                guard_identity(source)
+                if module is not _RECORDER.guarded:
+                    guard_identity(source)
+                _RECORDER.guarded = None
                 _RECORDER.calls[next(reversed(tx.nn_module_stack))] = module, tx
             yield found
 

@@ -230,6 +230,10 @@ class _Engine:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
+        if native is not None:
+            in_python = self.run_backward
+            run = native.engine(engine.run_backward, in_python, compiles_backward)
+            self.run_backward = run  # type: ignore[method-assign]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -265,7 +269,7 @@ def _quiet(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             STATE.quiet -= 1
 
-    return call
+    return hastened(call, "quiet")
 
 
 def _forgetting(original: Callable[..., Any]) -> Callable[..., Any]:

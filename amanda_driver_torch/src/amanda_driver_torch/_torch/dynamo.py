@@ -35,6 +35,7 @@ __all__ = [
     "CHECKPOINT",
     "CREATE_PROXY",
     "MODULE_CALL",
+    "MODULE_NOTE",
     "STATE_CHANGES",
     "ConvertFrameReturn",
     "FakeTensor",
@@ -63,8 +64,10 @@ CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 _WRAPPERS = ("torch._higher_order_ops.", "torch.nn.attention.flex_attention")
 #: Makes a node of a graph that Dynamo traces.
 CREATE_PROXY = (torch._dynamo.output_graph.SubgraphTracer, "create_proxy")
-#: Notes that Dynamo traces the call of a module.
-MODULE_CALL = (torch._dynamo.variables.nn_module, "record_nn_module_stack")
+#: Traces the call of a module.
+MODULE_CALL = (torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable, "call_function")
+#: Notes such a call, by another source.
+MODULE_NOTE = (torch._dynamo.variables.nn_module, "record_nn_module_stack")
 #: Functions in graphs that change how later nodes run.
 STATE_CHANGES = frozenset(
     {

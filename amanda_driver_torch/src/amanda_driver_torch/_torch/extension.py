@@ -36,8 +36,14 @@ def thread_fields() -> Mapping[str, Any]:
     return {} if native is None else native.THREAD_FIELDS
 
 
-def hastened(replacement: F) -> F:
-    """Let a Python function call its `__wrapped__` in C where operators are not instrumented."""
+def hastened(replacement: F, kind: str = "unwatched") -> F:
+    """Let a Python function call its `__wrapped__` in C.
+
+    Args:
+        replacement: The function.
+        kind: `unwatched` where operators are not instrumented; `quiet` so that they are not seen;
+            `plain` not at all.
+    """
     if native is not None:
-        native.hasten_unwatched(replacement)
+        native.hasten(replacement, kind)
     return replacement

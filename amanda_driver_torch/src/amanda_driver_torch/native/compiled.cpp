@@ -47,16 +47,6 @@ PyObject* choose_callback(PyObject* self, PyObject* callback) {
     return before ? chosen.release() : nullptr;
 }
 
-PyObject* run_quietly(PyObject* function, PyObject* const* args, Py_ssize_t count,
-                      PyObject* names) {
-    Thread* thread = current;
-    if (thread == nullptr) return PyObject_Vectorcall(function, args, size_t(count), names);
-    ++thread->quiet;
-    PyObject* result = PyObject_Vectorcall(function, args, size_t(count), names);
-    --thread->quiet;
-    return result;
-}
-
 PyObject* is_in_scope(PyObject* number, PyObject*) {
     Thread* thread = current;
     Py_ssize_t depth = thread != nullptr ? PyList_GET_SIZE(thread->activations) : 0;
@@ -67,9 +57,6 @@ PyObject* is_in_scope(PyObject* number, PyObject*) {
 }
 
 PyMethodDef choose_method = {"choose_callback", choose_callback, METH_O, nullptr};
-PyMethodDef quiet_method = {
-    "run_quietly", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_quietly)),
-    METH_FASTCALL | METH_KEYWORDS, nullptr};
 PyMethodDef scope_method = {"is_in_scope", is_in_scope, METH_O, nullptr};
 
 PyObject* chooser(PyObject*, PyObject* args) {
@@ -79,8 +66,6 @@ PyObject* chooser(PyObject*, PyObject* args) {
     }
     return PyCFunction_New(&choose_method, args);
 }
-
-PyObject* quiet(PyObject*, PyObject* function) { return PyCFunction_New(&quiet_method, function); }
 
 PyObject* in_scope(PyObject*, PyObject* number) {
     if (!PyLong_Check(number)) {
@@ -95,8 +80,6 @@ PyMethodDef functions[] = {
      "chooser(original, choose, set_region, /)\n--\n\n"
      "Return a function from a callback of Dynamo to the one to use: the one that the watch keeps "
      "for it, or the result of choose(callback), or without tools that of original(callback)."},
-    {"quiet", quiet, METH_O,
-     "quiet(function, /)\n--\n\nReturn a function whose operators are not seen."},
     {"in_scope", in_scope, METH_O,
      "in_scope(number, /)\n--\n\n"
      "Return a function that returns True while the scope of this number runs; 0 is none."},

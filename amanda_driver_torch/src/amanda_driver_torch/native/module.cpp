@@ -1,5 +1,6 @@
 // The extension module `amanda_driver_torch._native`.
 #include "amanda_identity.h"
+#include "calls.h"
 #include "class_method.h"
 #include "compiled.h"
 #include "gradients.h"
@@ -35,7 +36,8 @@ int execute(PyObject* module) {
         amanda::add_activation(module) < 0 ||
         amanda::add_watch(module) < 0 || amanda::add_redirect(module) < 0 ||
         amanda::add_gradients(module) < 0 || amanda::add_nodes(module) < 0 || amanda::add_program(module) < 0 || amanda::add_modules(module) < 0 ||
-        amanda::add_class_method(module) < 0 || amanda::add_compiled(module) < 0 || amanda::add_unwinding(module) < 0) {
+        amanda::add_class_method(module) < 0 || amanda::add_calls(module) < 0 ||
+         amanda::add_compiled(module) < 0 || amanda::add_unwinding(module) < 0) {
         return -1;
     }
     loaded = true;

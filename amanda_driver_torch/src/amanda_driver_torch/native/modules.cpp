@@ -1,6 +1,7 @@
 // Calls of modules. The scope is predicted from the module called last.
 #include "modules.h"
 
+#include "calls.h"
 #include "identity.h"
 #include "thread.h"
 #include "torch_symbols.h"
@@ -10,10 +11,9 @@ namespace amanda {
 
 namespace {
 
-// The replacement of `nn.Module.__call__`, its original vectorcall, and the replaced function.
+// The function that is replaced as `nn.Module.__call__`.
 PyObject* module_original = nullptr;
-vectorcallfunc python_way = nullptr;
-PyObject *modules_name = nullptr, *dead_name = nullptr, *wrapped_name = nullptr;
+PyObject *modules_name = nullptr, *dead_name = nullptr;
 
 // The cache is bounded, since some programs make new modules in each iteration.
 constexpr size_t MANY = 4096;
@@ -215,14 +215,14 @@ HOT PyObject* call_module(PyObject* function, PyObject* const* args, size_t coun
     }
     Watch* watch = thread->watch;
     if (watch == nullptr || PyVectorcall_NARGS(count) == 0) {
-        return python_way(function, args, count, names);
+        return in_python(function, args, count, names);
     }
     if (!watch->enabled(thread)) return PyObject_Vectorcall(module_original, args, count, names);
     if (!watch->refresh()) return nullptr;
     Py_ssize_t depth = PyList_GET_SIZE(thread->activations);
     if (thread->opaque || watch->watches_scopes ||
         (depth == 0 && (watch->watches_calls || thread->backward || some_died(watch)))) {
-        return python_way(function, args, count, names);
+        return in_python(function, args, count, names);
     }
     Activation* parent = nullptr;
     ScopeInfo* info = nullptr;
@@ -255,46 +255,11 @@ HOT PyObject* call_module(PyObject* function, PyObject* const* args, size_t coun
 
 namespace {
 
-// The Python function `replacement` calls the original, its `__wrapped__`, outside of watched code.
-HOT PyObject* call_unwatched(PyObject* replacement, PyObject* const* args, size_t count,
-                             PyObject* names) {
-    Thread* thread = current;
-    if (thread == nullptr || thread->attachment == nullptr || thread->quiet || thread->opaque ||
-        (thread->watch != nullptr && !thread->watch->enabled(thread))) {
-        PyObject* attributes = reinterpret_cast<PyFunctionObject*>(replacement)->func_dict;
-        PyObject* original =
-            attributes != nullptr ? PyDict_GetItemWithError(attributes, wrapped_name) : nullptr;
-        if (original != nullptr) return PyObject_Vectorcall(original, args, count, names);
-    }
-    return python_way(replacement, args, count, names);
-}
-
-void set_call(PyFunctionObject* function, vectorcallfunc call) {
-    if (function->vectorcall != call_module && function->vectorcall != call_unwatched) {
-        python_way = function->vectorcall;
-    }
-#if PY_VERSION_HEX >= 0x030C0000
-    // It also keeps the interpreter from inlining the function's code.
-    PyFunction_SetVectorcall(function, call);
-#else
-    function->vectorcall = call;
-#endif
-}
-
 PyObject* hasten_module_call(PyObject*, PyObject* args) {
     PyObject *replacement, *original;
     if (!PyArg_ParseTuple(args, "O!O", &PyFunction_Type, &replacement, &original)) return nullptr;
     Py_XSETREF(module_original, Py_NewRef(original));
-    set_call(reinterpret_cast<PyFunctionObject*>(replacement), call_module);
-    Py_RETURN_NONE;
-}
-
-PyObject* hasten_unwatched(PyObject*, PyObject* replacement) {
-    if (!PyFunction_Check(replacement)) {
-        PyErr_SetString(PyExc_TypeError, "hasten_unwatched(function)");
-        return nullptr;
-    }
-    set_call(reinterpret_cast<PyFunctionObject*>(replacement), call_unwatched);
+    set_call(replacement, call_module);
     Py_RETURN_NONE;
 }
 
@@ -302,9 +267,6 @@ PyMethodDef functions[] = {
     {"hasten_module_call", hasten_module_call, METH_VARARGS,
      "hasten_module_call(replacement, original, /)\n--\n\n"
      "Execute the function that replaces nn.Module.__call__ in C where possible."},
-    {"hasten_unwatched", hasten_unwatched, METH_O,
-     "hasten_unwatched(replacement, /)\n--\n\n"
-     "Let a Python function call its `__wrapped__` in C where no operators are instrumented."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -313,7 +275,6 @@ PyMethodDef functions[] = {
 int add_modules(PyObject* module) {
     modules_name = PyUnicode_InternFromString(kModules);
     dead_name = PyUnicode_InternFromString("dead");
-    wrapped_name = PyUnicode_InternFromString("__wrapped__");
     return PyModule_AddFunctions(module, functions);
 }
 
