@@ -6,6 +6,7 @@ Owns the answers. It reads no attribute that torch computes, rebuilds or refuses
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -52,10 +53,12 @@ class _TorchFacts(Facts):
         return str(value) if type(value).__module__.partition(".")[0] == "torch" else None
 
     def dtype(self, tensor: torch.Tensor) -> str:
-        return str(tensor.dtype).rpartition(".")[2]
+        return _name(tensor.dtype)
 
     def shape(self, tensor: torch.Tensor) -> tuple[int | None, ...] | None:
         try:
+            if type(tensor) in _PLAIN:
+                return tuple(tensor.shape)
             return tuple(map(_length, tensor.shape))
         except (RuntimeError, TypeError, ValueError):
             return None  # Nested tensors and uninitialized parameters have no shape.
@@ -169,6 +172,11 @@ class _TorchFacts(Facts):
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
         # `is_leaf` is not read for views, since torch would rebuild the view's node, or raise.
         return self.base(tensor) is tensor and tensor.requires_grad and tensor.is_leaf
+
+
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).rpartition(".")[2]
 
 
 def _length(size: Any) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import add
 from typing import Any, Literal
 
 from amanda_core import OpContext
@@ -28,6 +29,7 @@ from amanda_tools.sparsity.zeros import (
     order_of,
     order_of_weight,
     readable,
+    to_list,
 )
 from amanda_tools.tensors.types import is_real, size_of
 from amanda_tools.tensors.values import facts_of
@@ -175,19 +177,19 @@ class Sparsity(OperatorTool["_Op"]):
                 self._measure(op, which, one, index)
             return None
         try:
-            value = readable(op.facts, op.arrays, value)
+            found = readable(op.facts, op.arrays, value)
         except NotReadableError as problem:
             self._notes.setdefault(f"not measured: {problem}")
             return None
-        if value is None or not all(int(length) for length in value.shape):
+        if found is None or 0 in found[0].shape:
             return None
+        value, arrays = found
         weight = op.weights.at(which[1], item) if which[0] == "input" else None
         tensor = op.tensors.get((*which, weight))
         if tensor is None:
-            tensor = _Tensor(op.new_tensor(*which, weight), op.arrays)
-            op.tensors[(*which, weight)] = tensor
+            tensor = op.tensors[(*which, weight)] = _Tensor(op.new_tensor(*which, weight))
         order = op.order(which, len(value.shape))
-        counts = count(op.arrays, value, order, self.block, self.limit)
+        counts = count(arrays, value, order, self.block, self.limit)
         tensor.add(counts, value.shape)
         return counts
 
@@ -204,39 +206,42 @@ class Sparsity(OperatorTool["_Op"]):
             self._notes.setdefault(f"MACs of {op.about.name} are not known: {error}"[:200])
             return
         if op.product is None:
-            op.product = _Product(Product(**vars(op.about)), op.arrays, op.even)
-        op.product.add(left, right, macs)
+            op.product = _Product(Product(**vars(op.about)), op.even)
+        # Their vectors may lie on different devices.
+        arrays = left.arrays if left.arrays is right.arrays else op.arrays
+        op.product.add(left, right, macs, arrays)
 
 
 class _Tensor:
     """Sums the counts of one tensor of one operator, on the tensor's device."""
 
-    def __init__(self, facts: MeasuredTensor, arrays: Arrays) -> None:
-        self._facts, self.arrays = facts, arrays
-        self._numbers: Any = None
+    def __init__(self, facts: MeasuredTensor) -> None:
+        self._facts = facts
+        self._numbers: Sequence[Any] = (0,) * len(NUMBERS)
         self._channels: Any = None
 
     def add(self, counts: Counts, shape: Sequence[int]) -> None:
         """Add one execution."""
         facts = self._facts
-        facts.shape = [int(length) for length in shape]
+        facts.shape = list(map(int, shape))
         facts.executions += 1
         facts.elements += counts.elements
         facts.blocks += counts.blocks
         facts.groups += counts.groups
-        self._numbers = counts.numbers if self._numbers is None else self._numbers + counts.numbers
-        channels = 0 if counts.channels is None else int(counts.channels.shape[0])
+        self._numbers = tuple(map(add, self._numbers, counts.numbers))
         if facts.executions == 1:
-            facts.channels, self._channels = channels, counts.channels
-        elif channels != facts.channels:
+            facts.channels, self._channels = counts.width, counts.channels
+        elif counts.width != facts.channels:
             facts.channels, self._channels = 0, None  # They are not the same channels.
-        elif channels:
+        elif counts.width:
             self._channels = self._channels + counts.channels
 
     def facts(self) -> MeasuredTensor:
         """Return the sums so far."""
-        numbers = dict(zip(NUMBERS, self.arrays.to_list(self._numbers), strict=True))
-        alive = [] if self._channels is None else self.arrays.to_list(self._channels)
+        numbers = dict(zip(NUMBERS, map(int, self._numbers), strict=True))
+        # If all channels have as many elements, none is dead.
+        counted = self._channels is not None and not isinstance(self._channels, int)
+        alive = to_list(self._channels) if counted else []
         dead = [index for index, number in enumerate(alive) if not number]
         return replace(self._facts, **numbers, dead=dead)
 
@@ -246,39 +251,43 @@ class _Product:
 
     Args:
         facts: The operator.
-        arrays: The functions that count in the operands.
         even: Whether the operator uses each element of its left operand equally often.
     """
 
-    def __init__(self, facts: Product, arrays: Arrays, even: bool) -> None:
-        self._facts, self._arrays, self._even = facts, arrays, even
-        self._sums: list[Any] | None = None
+    def __init__(self, facts: Product, even: bool) -> None:
+        self._facts, self._even = facts, even
+        self._sums: Sequence[Any] = (0.0, 0.0, 0.0)
 
-    def add(self, left: Counts, right: Counts, macs: int) -> None:
+    def add(self, left: Counts, right: Counts, macs: int, arrays: Arrays) -> None:
         """Add one execution."""
         self._facts.executions += 1
         self._facts.macs += macs
-        real = self._arrays.to_float
-        there = [real(c.elements - c.numbers[0]) for c in (left, right)]
+
+        def real(number: Any) -> Any:
+            return float(number) if isinstance(number, int) else arrays.to_float(number)
+
+        there = real(left.filled), real(right.filled)
         pairs = left.elements * right.elements
-        channels = 0 if left.channels is None else int(left.channels.shape[0])
-        if right.inner is not None and channels == int(right.inner.shape[0]):
+        if left.width and left.width == right.depth:
             # Elements are multiplied by the weights of the same channel only.
-            products = self._arrays.count(left.channels * right.inner)
-            both = real(products) * (macs * channels / pairs)
+            products = left.channels * right.inner
+            if isinstance(left.channels, int):
+                products = left.channels * right.filled
+            elif isinstance(right.inner, int):
+                products = left.filled * right.inner
+            else:
+                products = arrays.count(products)
+            both = real(products) * (macs * left.width / pairs)
             self._facts.exact &= self._even
         else:
             both = there[0] * there[1] * (macs / pairs)
             self._facts.exact = False
-        new = [there[1] * (macs / right.elements), there[0] * (macs / left.elements), both]
-        if self._sums is None:
-            self._sums = new
-        else:
-            self._sums = [old + more for old, more in zip(self._sums, new, strict=True)]
+        new = there[1] * (macs / right.elements), there[0] * (macs / left.elements), both
+        self._sums = tuple(map(add, self._sums, new))
 
     def facts(self) -> Product:
         """Return the sums so far."""
-        by_weight, by_input, by_both = (round(float(number)) for number in self._sums or [0] * 3)
+        by_weight, by_input, by_both = (round(float(number)) for number in self._sums)
         return replace(self._facts, by_weight=by_weight, by_input=by_input, by_both=by_both)
 
 

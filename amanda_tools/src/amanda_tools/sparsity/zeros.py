@@ -1,8 +1,9 @@
 """Counting zeros of tensors: elements, channels, blocks, groups of four.
 
-Owns the counting and the order of axes, which is the same for each layout. Tensors of PyTorch and
-TensorFlow are counted by their own operators, and only the final numbers leave the device. Tensors
-of other frameworks are copied to main memory.
+Owns the counting and the order of axes, which is the same for each layout. In main memory, a tensor
+without zeros needs two reductions, and the others follow. On other devices, nothing is waited for:
+tensors of PyTorch and TensorFlow are counted by their own operators, and only the final numbers
+leave the device.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
     "order_of",
     "order_of_weight",
     "readable",
+    "to_list",
 ]
 
 #: Names of the elements of `Counts.numbers`, in order.
@@ -33,6 +35,9 @@ GROUP, FILLED = 4, 2
 
 class Arrays(Protocol):
     """The operations of one framework that counting needs."""
+
+    def filled(self, x: Any) -> int | None:
+        """Return how many elements are not zero, or None if a device had to be waited for."""
 
     def nonzero(self, x: Any) -> Any:
         """Return a mask of the elements that are not zero."""
@@ -55,17 +60,14 @@ class Arrays(Protocol):
     def any(self, x: Any, axes: Sequence[int]) -> Any:
         """Return whether any element is True over some axes, the last axis given first."""
 
-    def stack(self, numbers: Sequence[Any]) -> Any:
-        """Return numbers as a vector of int64."""
-
     def to_float(self, x: Any) -> Any:
-        """Return int64 as float64."""
-
-    def to_list(self, x: Any) -> list[Any]:
-        """Return the numbers of a vector as Python's."""
+        """Return a number of int64 as float64."""
 
 
 class _Torch:
+    def filled(self, x: Any) -> int | None:
+        return int(x.count_nonzero()) if x.is_cpu else None
+
     def nonzero(self, x: Any) -> Any:
         return x != 0
 
@@ -92,20 +94,14 @@ class _Torch:
             x = x.any(axis)
         return x
 
-    def stack(self, numbers: Sequence[Any]) -> Any:
-        import torch
-
-        return torch.stack(list(numbers))
-
     def to_float(self, x: Any) -> Any:
         return x.double()
 
-    def to_list(self, x: Any) -> list[Any]:
-        found: list[Any] = x.tolist()
-        return found
-
 
 class _TensorFlow:
+    def filled(self, x: Any) -> int | None:
+        return None
+
     def nonzero(self, x: Any) -> Any:
         import tensorflow as tf
 
@@ -141,22 +137,18 @@ class _TensorFlow:
 
         return tf.reduce_any(x, axes)
 
-    def stack(self, numbers: Sequence[Any]) -> Any:
-        import tensorflow as tf
-
-        return tf.stack(list(numbers))
-
     def to_float(self, x: Any) -> Any:
         import tensorflow as tf
 
         return tf.cast(x, tf.float64)
 
-    def to_list(self, x: Any) -> list[Any]:
-        found: list[Any] = x.numpy().tolist()
-        return found
-
 
 class _Numpy:
+    def filled(self, x: Any) -> int | None:
+        import numpy as np
+
+        return int(np.count_nonzero(x))
+
     def nonzero(self, x: Any) -> Any:
         return x != 0
 
@@ -180,17 +172,8 @@ class _Numpy:
     def any(self, x: Any, axes: Sequence[int]) -> Any:
         return x.any(tuple(axes))
 
-    def stack(self, numbers: Sequence[Any]) -> Any:
-        import numpy as np
-
-        return np.stack(list(numbers))
-
     def to_float(self, x: Any) -> Any:
         return x.astype("float64")
-
-    def to_list(self, x: Any) -> list[Any]:
-        found: list[Any] = x.tolist()
-        return found
 
 
 #: Framework -> the operations that count in its own tensors.
@@ -199,12 +182,19 @@ _NUMPY: Arrays = _Numpy()
 
 
 def arrays_of(namespace: str) -> Arrays:
-    """Return the operations for the tensors that `readable` returns in a namespace."""
+    """Return the operations for the tensors of a namespace."""
     return _OWN.get(namespace.partition("/")[0], _NUMPY)
 
 
-def readable(facts: Facts, arrays: Arrays, x: Any) -> Any:
-    """Return a floating-point tensor in the form that `arrays` takes; None for any other value.
+def to_list(vector: Any) -> list[int]:
+    """Return the numbers of a vector of any framework, once its device has computed them."""
+    found: list[int] = (vector if hasattr(vector, "tolist") else vector.numpy()).tolist()
+    return found
+
+
+def readable(facts: Facts, arrays: Arrays, x: Any) -> tuple[Any, Arrays] | None:
+    """Return a floating-point tensor in a form that can be counted, and the operations for it; None
+    for any other value.
 
     Raises:
         NotReadableError: Its elements cannot be counted.
@@ -214,10 +204,16 @@ def readable(facts: Facts, arrays: Arrays, x: Any) -> Any:
     layout = facts.layout(x)
     if layout != DENSE:
         raise NotReadableError(f"a {type(x).__name__} that is not dense: {layout}")
-    if arrays is not _NUMPY:
-        return x
-    held = host(facts, x)
-    return numbers(held.array, held.dtype)
+    if arrays is _NUMPY:
+        held = host(facts, x)
+        return numbers(held.array, held.dtype), arrays
+    if isinstance(arrays, _TensorFlow) and facts.device(x) == "cpu":
+        import numpy as np
+
+        array = np.asarray(x)
+        if array.dtype.kind == "f":
+            return array, _NUMPY  # Where it is, without an operator for each step.
+    return x, arrays
 
 
 class Order(NamedTuple):
@@ -281,24 +277,36 @@ class Counts(NamedTuple):
     """The counts of one tensor; those that are tensors stay on its device.
 
     Attributes:
-        numbers: Vector of `NUMBERS`.
-        channels: Vector: how many elements of each channel are not zero. None without channels.
+        arrays: The operations for the counts that are tensors.
+        numbers: Those of `NUMBERS`.
+        channels: Vector: how many elements of each channel are not zero; one number if it is the
+            same for all. None without channels.
         inner: The same for the input channels of a weight.
+        width: How many channels there are.
+        depth: How many input channels there are.
         elements: How many elements there are.
         blocks: How many blocks there are.
         groups: How many groups of four there are.
     """
 
-    numbers: Any
+    arrays: Arrays
+    numbers: tuple[Any, ...]
     channels: Any
     inner: Any
+    width: int
+    depth: int
     elements: int
     blocks: int
     groups: int
 
+    @property
+    def filled(self) -> Any:
+        """Return how many elements are not zero."""
+        return self.elements - self.numbers[0]
+
 
 def count(arrays: Arrays, x: Any, order: Order | None, block: int, limit: float) -> Counts:
-    """Count the zeros of a tensor.
+    """Count the zeros of a tensor that is not empty.
 
     Args:
         arrays: The operations of its framework.
@@ -307,45 +315,62 @@ def count(arrays: Arrays, x: Any, order: Order | None, block: int, limit: float)
         block: Side of the blocks. Blocks at the edges may be smaller.
         limit: Magnitudes below it are small.
     """
-    shape = [int(length) for length in x.shape]
+    shape = tuple(map(int, x.shape))
     elements = math.prod(shape)
-    nonzero = arrays.nonzero(x)
+    filled = arrays.filled(x)
     small = arrays.count(arrays.small(x, limit))
+    if filled is not None:
+        small = int(small)
     if order is None:
-        there = arrays.count(nonzero)
-        nothing = there - there
-        numbers = arrays.stack([elements - there, small, nothing, nothing, nothing])
-        return Counts(numbers, None, None, elements, 0, 0)
+        there = arrays.count(arrays.nonzero(x)) if filled is None else filled
+        numbers = elements - there, small, 0, 0, 0
+        return Counts(arrays, numbers, None, None, 0, 0, elements, 0, 0)
     width = math.prod(shape[axis] for axis in order.columns)
     height = elements // width
+    channels = math.prod(shape[axis] for axis in order.channels)
+    depth = 0 if order.inner is None else shape[order.inner]
+    blocks = -(-height // block) * -(-width // block)
+    length = shape[order.group]
+    groups = elements // length * -(-length // GROUP)
+    sizes = channels, depth, elements, blocks, groups
+    if filled == elements:
+        # Of the groups, only those at the end of an axis may have few enough elements.
+        compliant = elements // length if 0 < length % GROUP <= FILLED else 0
+        inner = elements // depth if depth else None
+        numbers = 0, small, 0, 0, compliant
+        return Counts(arrays, numbers, elements // channels, inner, *sizes)
+    nonzero = arrays.nonzero(x)
     matrix = arrays.reshape(arrays.transpose(nonzero, order.rows + order.columns), (height, width))
-    inner = None
+    by_inner = None
     if order.channels == order.rows:
-        channels = arrays.count(matrix, [1])
-        if order.inner is not None:
+        by_channel = arrays.count(matrix, [1])
+        if depth:
             by_column = arrays.count(matrix, [0])
-            inner = arrays.count(arrays.reshape(by_column, (shape[order.inner], -1)), [1])
+            by_inner = arrays.count(arrays.reshape(by_column, (depth, -1)), [1])
     else:
-        channels = arrays.count(matrix, [0])
-    empty_blocks, blocks = _blocks(arrays, matrix, height, width, block)
-    compliant, groups = _groups(arrays, nonzero, shape, order)
-    empty_channels = arrays.count(channels == 0)
-    there = arrays.count(channels)
-    numbers = arrays.stack([elements - there, small, empty_channels, empty_blocks, compliant])
-    return Counts(numbers, channels, inner, elements, blocks, groups)
+        by_channel = arrays.count(matrix, [0])
+    numbers = (
+        elements - (arrays.count(by_channel) if filled is None else filled),
+        small,
+        arrays.count(by_channel == 0),
+        blocks - arrays.count(_blocks(arrays, matrix, height, width, block)),
+        arrays.count(_groups(arrays, nonzero, shape, order) <= FILLED),
+    )
+    if filled is not None:
+        numbers = tuple(map(int, numbers))
+    return Counts(arrays, numbers, by_channel, by_inner, *sizes)
 
 
-def _blocks(arrays: Arrays, matrix: Any, height: int, width: int, side: int) -> tuple[Any, int]:
-    """Return how many blocks hold only zeros, and how many there are."""
+def _blocks(arrays: Arrays, matrix: Any, height: int, width: int, side: int) -> Any:
+    """Return which blocks hold anything but zeros."""
     if height % side or width % side:
         matrix = arrays.pad(matrix, -height % side, -width % side)
     down, across = -(-height // side), -(-width // side)
-    held = arrays.any(arrays.reshape(matrix, (down, side, across, side)), [3, 1])
-    return down * across - arrays.count(held), down * across
+    return arrays.any(arrays.reshape(matrix, (down, side, across, side)), [3, 1])
 
 
-def _groups(arrays: Arrays, nonzero: Any, shape: list[int], order: Order) -> tuple[Any, int]:
-    """Return how many groups comply with the pattern, and how many there are.
+def _groups(arrays: Arrays, nonzero: Any, shape: Sequence[int], order: Order) -> Any:
+    """Return how many elements of each group are not zero.
 
     A group does not go beyond the end of its axis.
     """
@@ -355,6 +380,4 @@ def _groups(arrays: Arrays, nonzero: Any, shape: list[int], order: Order) -> tup
     rows = arrays.reshape(arrays.transpose(nonzero, [*others, order.group]), (height, length))
     if length % GROUP:
         rows = arrays.pad(rows, 0, -length % GROUP)
-    groups = height * -(-length // GROUP)
-    fours = arrays.count(arrays.reshape(rows, (groups, GROUP)), [1])
-    return arrays.count(fours <= FILLED), groups
+    return arrays.count(arrays.reshape(rows, (-1, GROUP)), [1])
