@@ -93,7 +93,8 @@ class _TorchFacts(Facts):
         return int(tensor.numel()) * tensor.dtype.itemsize
 
     def storage(self, tensor: torch.Tensor) -> Storage | None:
-        if tensor.device.type == "meta":
+        device = tensor.device
+        if device.type == "meta":
             return None
         try:
             storage = tensor.untyped_storage()
@@ -103,9 +104,9 @@ class _TorchFacts(Facts):
             raise NotReadableError(f"{kind}, {tensor.layout}: no storage") from error
         if not size:
             return None
-        if tensor.device.type == "cuda":
+        if device.type == "cuda":
             size = -size // _CUDA_BLOCK * -_CUDA_BLOCK
-        return Storage((str(tensor.device), address), size, storage)
+        return Storage((device, address), size, storage)
 
     def users(self, tensor: torch.Tensor) -> int | None:
         try:

@@ -58,6 +58,8 @@ class Stack(Generic[T]):
 
     def __contains__(self, what: T) -> bool:
         """Return True if an execution of this is in progress."""
+        if self._open and self._open[-1].what is what:
+            return True
         return any(interval.what is what for interval in self._open)
 
     @property
@@ -74,8 +76,10 @@ class Stack(Generic[T]):
             start: When the execution starts.
             marks: Other measurements that start with it.
         """
-        self.spent(start - arrived)
-        self._open.append(Interval(what, start, start, parent=self.innermost, marks=marks))
+        parent = self._open[-1] if self._open else None
+        if parent is not None:
+            parent.inner += start - arrived
+        self._open.append(Interval(what, start, start, 0, parent, marks))
 
     def leave(self, what: T, end: int) -> Interval[T] | None:
         """End an execution, or return None if its start was not seen.
@@ -92,7 +96,7 @@ class Stack(Generic[T]):
             self._give_up(interval)
         interval.end = end
         if interval.parent is not None:
-            interval.parent.inner += interval.total
+            interval.parent.inner += end - interval.start
         return interval
 
     def spent(self, time: int) -> None:
@@ -109,7 +113,9 @@ class Stack(Generic[T]):
         """Return the executions dropped since the last call, inner ones first; an exception ended
         them.
         """
-        found, self._given_up = self._given_up, []
+        found = self._given_up
+        if found:
+            self._given_up = []
         return found
 
     def _give_up(self, interval: Interval[T]) -> None:

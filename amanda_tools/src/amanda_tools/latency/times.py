@@ -60,8 +60,10 @@ class TimedOp(EitherWayOp):
         self.calls += 1
         self.total += total
         self.self += own
-        self.shortest = min(self.shortest, total)
-        self.longest = max(self.longest, total)
+        if total < self.shortest:
+            self.shortest = total
+        if total > self.longest:
+            self.longest = total
 
     def merge(self, earlier: TimedOp) -> None:
         """Add the executions of an earlier account of the same operator."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -85,7 +86,12 @@ class Latency(OperatorTool["_Op"]):
         self._threads: dict[int, _Thread] = {}
         self._graph: Overlapping[_Op] = Overlapping()
         self._between = Between()
-        self._executions: list[_Execution] = []
+        self._by_number: list[_Op] = []
+        #: Five numbers of each execution for the trace file, so that nothing is left for Python's
+        #: garbage collector to look through: operator, track, start, end, step.
+        self._executions = array("q")
+        #: Name of a track -> its number.
+        self._tracks: dict[str, int] = {}
         self._left_out = 0
         #: Names of graph operators whose start cannot be observed.
         self._unseen: set[str] = set()
@@ -133,7 +139,7 @@ class Latency(OperatorTool["_Op"]):
         """Start the time of one execution."""
         arrived = self.now()
         with self._lock:
-            thread = self._thread()
+            thread = self._threads.get(threading.get_ident()) or self._new_thread()
             if not self._last:
                 self._step_begin = arrived
             self._between.end(arrived, op.module)
@@ -141,7 +147,9 @@ class Latency(OperatorTool["_Op"]):
                 start = self.now()
                 self._graph.enter(op, start)
             else:
-                marks = self._begin_marks(op, thread.stack.innermost)
+                marks = _NO_MARKS
+                if op.device is not None or self._kernels is not None:
+                    marks = self._begin_marks(op, thread.stack.innermost)
                 start = self.now()
                 thread.stack.enter(op, arrived, start, marks)
             self._spent(arrived, start)
@@ -150,7 +158,7 @@ class Latency(OperatorTool["_Op"]):
         """End the time of one execution."""
         end = self.now()
         with self._lock:
-            thread = self._thread()
+            thread = self._threads.get(threading.get_ident()) or self._new_thread()
             self._between.end(end, op.module)
             if op.is_graph:
                 interval = self._graph.leave(op, end)
@@ -162,7 +170,8 @@ class Latency(OperatorTool["_Op"]):
                 interval = thread.stack.leave(op, end)
                 self._give_up(thread)
             if interval is not None:
-                self._end_marks(interval)
+                if interval.marks is not _NO_MARKS:
+                    self._end_marks(interval)
                 self._count(interval, thread)
             done = self.now()
             thread.stack.spent(done - end)
@@ -245,7 +254,7 @@ class Latency(OperatorTool["_Op"]):
                 self._left_out,
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
-                [execution.span() for execution in self._executions],
+                self._spans(),
                 kernels,
                 dict(between),
                 plain,
@@ -272,9 +281,13 @@ class Latency(OperatorTool["_Op"]):
         self._graph.busy = self._graph.total = 0
 
     def _op_of(self, context: OpContext, values: Sequence[Any]) -> _Op:
-        op = self.account_of(context, lambda: _Op(context, len(self._ops)))
+        op = self.account_of(context, lambda: self._new_op(context))
         op.device = op.facts.device = self._device_of(op, values)
         return op
+
+    def _new_op(self, context: OpContext) -> _Op:
+        self._by_number.append(_Op(context, len(self._by_number)))
+        return self._by_number[-1]
 
     def _device_of(self, op: _Op, values: Sequence[Any]) -> str | None:
         if op.is_torch:
@@ -284,15 +297,11 @@ class Latency(OperatorTool["_Op"]):
                     return device
         return None
 
-    def _thread(self) -> _Thread:
-        thread = self._threads.get(threading.get_ident())
-        if thread is None:
-            thread = self._threads[threading.get_ident()] = _Thread()
+    def _new_thread(self) -> _Thread:
+        thread = self._threads[threading.get_ident()] = _Thread()
         return thread
 
     def _begin_marks(self, op: _Op, outer: Interval[_Op] | None) -> _Marks:
-        if op.device is None and self._kernels is None:
-            return _NO_MARKS
         pair = inside = None
         if op.device is not None:
             self._origins.setdefault(op.device, self.now())
@@ -302,7 +311,7 @@ class Latency(OperatorTool["_Op"]):
         return _Marks(pair, inside)
 
     def _end_marks(self, interval: Interval[_Op]) -> None:
-        if interval.marks is None or interval.marks is _NO_MARKS:
+        if interval.marks is None:
             return
         pair, inside = interval.marks
         if pair is not None:
@@ -317,32 +326,48 @@ class Latency(OperatorTool["_Op"]):
         facts.device_total += total
         facts.device_self += own
         start += self._origins[pair.device]
-        self._keep(_Execution(op.facts, pair.stream, start, start + total, step))
+        self._keep(op, pair.stream, start, start + total, step)
 
     def _count(self, interval: Interval[_Op], thread: _Thread) -> None:
-        op = interval.what
-        op.facts.add(interval.total, interval.self)
-        op.samples.add(interval.total)
-        thread.time.calls += 1
-        thread.time.self += interval.self
+        op, total, own = interval.what, interval.total, interval.self
+        op.facts.add(total, own)
+        op.samples.add(total)
+        of_thread = thread.time
+        of_thread.calls += 1
+        of_thread.self += own
+        number = 0
         if self._steps:
-            self._steps[-1].calls += 1
+            step = self._steps[-1]
+            number = step.number
+            step.calls += 1
             if not op.is_graph:
-                self._steps[-1].ops += interval.self
-        name = thread.time.name
-        self._keep(_Execution(op.facts, name, interval.start, interval.end, self._step))
+                step.ops += own
+        self._keep(op, of_thread.name, interval.start, interval.end, number)
 
-    def _keep(self, execution: _Execution) -> None:
-        if len(self._executions) < self.limit:
-            self._executions.append(execution)
+    def _keep(self, op: _Op, track: str, start: int, end: int, step: int) -> None:
+        if len(self._executions) < _PER_EXECUTION * self.limit:
+            number = self._tracks.setdefault(track, len(self._tracks))
+            self._executions.extend((op.number, number, start, end, step))
         else:
             self._left_out += 1
+
+    def _spans(self) -> list[Span]:
+        tracks, found = list(self._tracks), []
+        for number, track, start, end, step in zip(
+            *[iter(self._executions)] * _PER_EXECUTION, strict=True
+        ):
+            op = self._by_number[number].facts
+            facts = {"id": op.id, "type": op.type, "module": op.module, "source": op.source}
+            arguments = {**facts, "forward": op.forward, "step": step}
+            found.append(Span(tracks[track], op.name, start, end, op.phase, arguments))
+        return found
 
     @property
     def _is_running(self) -> bool:
         """Return True if an operator is running on any thread."""
-        stacks = (thread.stack.innermost for thread in self._threads.values())
-        return bool(self._graph.running) or any(stack is not None for stack in stacks)
+        return bool(self._graph.running) or any(
+            thread.stack.innermost is not None for thread in self._threads.values()
+        )
 
     @property
     def _step(self) -> int:
@@ -496,6 +521,7 @@ class _Marks(NamedTuple):
     inside: Any
 
 
+_PER_EXECUTION = 5
 _NO_MARKS = _Marks(None, None)
 #: Steps that run without the profiler, four in a row. In the first the driver analyses operators
 #: again, and in the second, gradients may still have something of the profiler, so the times of
@@ -509,19 +535,3 @@ _EMPTY: dict[str, Any] = {
     if item.name in ("calls", "unfinished", "total", "self", "shortest", "longest")
     or item.name.startswith("device_")
 }
-
-
-class _Execution(NamedTuple):
-    """One execution for the trace file."""
-
-    op: TimedOp
-    track: str
-    start: int
-    end: int
-    step: int
-
-    def span(self) -> Span:
-        op = self.op
-        facts = {"id": op.id, "type": op.type, "module": op.module, "source": op.source}
-        arguments = {**facts, "forward": op.forward, "step": self.step}
-        return Span(self.track, op.name, self.start, self.end, op.phase, arguments)

@@ -18,12 +18,25 @@ from amanda_core.facts import Storage
 __all__ = ["Ledger"]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Entry:
     owner: int | None
     size: int
     kind: str
     holders: int = 0
+
+
+class _Holder(weakref.ref[Any]):
+    """A weak reference to what holds a buffer: one object, as there is one for each tensor."""
+
+    __slots__ = ("dead", "key", "number")
+    dead: deque[tuple[int, int]]
+    key: object
+    number: int
+
+
+def _died(holder: Any) -> None:
+    holder.dead.append((holder.number, time.perf_counter_ns()))
 
 
 class Ledger:
@@ -47,7 +60,7 @@ class Ledger:
         self.by_kind: Counter[str] = Counter()
         self.changed = changed
         self._entries: dict[object, _Entry] = {}
-        self._holders: dict[int, tuple[object, weakref.ref[Any]]] = {}
+        self._holders: dict[int, _Holder] = {}
         self._dead: deque[tuple[int, int]] = deque()
         self._at_peak: dict[int | None, int] = {}
         self._kinds_at_peak: dict[str, int] = {}
@@ -61,7 +74,8 @@ class Ledger:
         Returns:
             Number of bytes allocated: the size of a new buffer, or the growth of a known one.
         """
-        self.settle()
+        if self._dead:
+            self.settle()
         entry = self._entries.get(buffer.key)
         new = entry is None
         if entry is None:
@@ -70,7 +84,9 @@ class Ledger:
             self.by_kind[""] -= entry.size
             self.by_kind[kind] += entry.size
             entry.kind = kind
-        self._hold(buffer, entry, now)
+        known = self._holders.get(id(buffer.holder))
+        if known is None or known.key != buffer.key:
+            self._hold(buffer, entry, now)
         more = buffer.nbytes - entry.size
         if not more:
             return 0
@@ -88,7 +104,7 @@ class Ledger:
         """Remove the buffers that have died."""
         while self._dead:
             holder, when = self._dead.popleft()
-            self._release(self._holders.pop(holder)[0], when)
+            self._release(self._holders.pop(holder).key, when)
 
     @property
     def at_peak(self) -> dict[int | None, int]:
@@ -103,20 +119,14 @@ class Ledger:
         return self._kinds_at_peak
 
     def _hold(self, buffer: Storage, entry: _Entry, now: int) -> None:
-        holder = id(buffer.holder)
-        known = self._holders.get(holder)
-        if known is not None and known[0] == buffer.key:
-            return
-        dead = self._dead
-
-        def died(_: object) -> None:
-            dead.append((holder, time.perf_counter_ns()))
-
+        number = id(buffer.holder)
+        known = self._holders.get(number)
         entry.holders += 1
-        self._holders[holder] = (buffer.key, weakref.ref(buffer.holder, died))
+        self._holders[number] = holder = _Holder(buffer.holder, _died)
+        holder.number, holder.key, holder.dead = number, buffer.key, self._dead
         if known is not None:
             # A storage that was resized has a new address.
-            self._release(known[0], now)
+            self._release(known.key, now)
 
     def _release(self, key: object, when: int) -> None:
         entry = self._entries[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["next_sequence_number", "saved_tensors"]
@@ -35,17 +36,36 @@ def saved_tensors(outputs: Any, start: int) -> list[Any]:
     seen: set[Any] = {None}
     while nodes:
         node = nodes.pop()
-        if node in seen or node.name().endswith("AccumulateGrad") or node._sequence_nr() < start:
+        if node in seen:
+            continue
+        kind: Any = type(node)
+        names = _names(kind)
+        if names is None or node._sequence_nr() < start:
             continue
         seen.add(node)
         nodes += (following for following, _ in node.next_functions)
-        for name in dir(type(node)):
-            if name.startswith("_saved_") or name == "saved_tensors":
-                try:
-                    found.append(getattr(node, name))
-                except RuntimeError:
-                    continue  # Freed, or written since: autograd no longer keeps it.
+        for name in tuple(names):
+            try:
+                value = getattr(node, name)
+            except RuntimeError:
+                continue  # Freed, or written since: autograd no longer keeps it.
+            if isinstance(value, _NEVER_TENSORS):
+                names.remove(name)
+            elif value is not None:
+                found.append(value)
     return found
+
+
+#: A node that saves one of these saves it in each execution.
+_NEVER_TENSORS = (bool, int, float, str)
+
+
+@lru_cache(maxsize=1024)
+def _names(kind: Any) -> list[str] | None:
+    """Return the names of what nodes of a class save; None if they accumulate gradients."""
+    if kind.__name__.endswith("AccumulateGrad"):
+        return None
+    return [name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors"]
 
 
 def _node(tensor: Any) -> Any:

@@ -7,6 +7,7 @@ live buffers, and `result` has the result.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ __all__ = ["Memory"]
 _VIEWS_OF_VARIABLES = frozenset({"ReadVariableOp", "VarHandleOp"})
 
 
+_PER_CHANGE = 5
 #: Zone of the operators that run while a model is built.
 _BUILDING = "init"
 #: Zone -> kind of the buffers that its operators allocate.
@@ -63,8 +65,9 @@ class Memory(OperatorTool["_Op"]):
         self._by_number: list[_Op] = []
         self._ledger = Ledger(self._changed)
         self._steps: list[StepMemory] = []
-        self._timeline: list[Moment] = []
-        self._changes: list[Change] = []
+        #: Five numbers of each change, so that nothing is left for Python's garbage collector to
+        #: look through: time, number of the owner or -1, bytes, and the live bytes after it.
+        self._changes = array("q")
         self._left_out = 0
         #: Bytes allocated while models were built.
         self._building = 0
@@ -100,9 +103,10 @@ class Memory(OperatorTool["_Op"]):
     def take(self, *inputs: Any, op: _Op) -> None:
         """Record the buffers that exist before an operator runs."""
         with self._clock, self._lock:
-            self._meet(op, [v for p, v in enumerate(inputs) if p not in op.weights], None)
-            weights = [v for p, v in enumerate(inputs) if p in op.weights]
-            self._meet(op, weights, None, "weights")
+            if op.weights:
+                self._meet(op, [v for p, v in enumerate(inputs) if p not in op.weights], None)
+                inputs = tuple(v for p, v in enumerate(inputs) if p in op.weights)
+            self._meet(op, inputs, None, "weights" if op.weights else "")
             if op.is_torch:
                 op.sequence = next_sequence_number()
 
@@ -166,6 +170,7 @@ class Memory(OperatorTool["_Op"]):
             peak_op = None
             if ledger.peak_owner is not None:
                 peak_op = self._by_number[ledger.peak_owner].facts.name
+            changes = list(zip(*[iter(self._changes)] * _PER_CHANGE, strict=True))
             return MemoryResult(
                 ledger.peak,
                 peak_op,
@@ -177,10 +182,16 @@ class Memory(OperatorTool["_Op"]):
                 self._left_out,
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
-                list(self._timeline),
+                [Moment(when, live, given) for when, _, _, live, given in changes],
                 {kind or "other": size for kind, size in ledger.kinds_at_peak.items()},
                 self._building,
-                areas(self._changes, [op.home for op in self._by_number]),
+                areas(
+                    [
+                        Change(when, None if owner < 0 else owner, size)
+                        for when, owner, size, _, _ in changes
+                    ],
+                    [op.home for op in self._by_number],
+                ),
             )
 
     def _op_of(self, context: OpContext) -> _Op:
@@ -201,11 +212,13 @@ class Memory(OperatorTool["_Op"]):
         return op
 
     def _meet(self, op: _Op, values: Sequence[Any], owner: _Op | None, kind: str = "") -> None:
+        number = None
+        if owner is not None:
+            number, kind = owner.number, owner.kind
+        meet, now = self._ledger.meet, time.perf_counter_ns()
         try:
             for storage in op.storages(values):
-                number = None if owner is None else owner.number
-                kind = kind if owner is None else owner.kind
-                more = self._ledger.meet(storage, number, time.perf_counter_ns(), kind)
+                more = meet(storage, number, now, kind)
                 if more and owner is not None:
                     owner.facts.allocated += more
                     owner.facts.buffers += 1
@@ -229,9 +242,9 @@ class Memory(OperatorTool["_Op"]):
             op.facts.output += op.tensors.nbytes(tensor) or 0
 
     def _changed(self, when: int, owner: int | None, size: int) -> None:
-        if len(self._timeline) < self.limit:
-            self._timeline.append(Moment(when, self._ledger.live, self._ledger.given))
-            self._changes.append(Change(when, owner, size))
+        if len(self._changes) < _PER_CHANGE * self.limit:
+            ledger, number = self._ledger, -1 if owner is None else owner
+            self._changes.extend((when, number, size, ledger.live, ledger.given))
         else:
             self._left_out += 1
 
@@ -262,7 +275,10 @@ class _Op:
         Raises:
             NotReadableError: The driver does not know the storage.
         """
-        for _, tensor in tensors_in(self.tensors, values):
-            storage = self.tensors.storage(tensor)
-            if storage is not None:
-                yield storage
+        for value in values:
+            if self.tensors.is_tensor(value):
+                storage = self.tensors.storage(value)
+                if storage is not None:
+                    yield storage
+            elif isinstance(value, (list, tuple)):
+                yield from self.storages(value)

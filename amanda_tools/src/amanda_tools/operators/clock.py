@@ -26,7 +26,11 @@ class Clock:
         self._local.start = time.perf_counter_ns()
 
     def __exit__(self, *error: object) -> None:
-        self.add(self._local.start, time.perf_counter_ns())
+        end, start = time.perf_counter_ns(), self._local.start
+        if self._first is None:
+            self._first = start
+        self._last = end
+        self.spent += end - start
 
     def add(self, start: int, end: int) -> None:
         """Add an interval that was spent in the tool, in nanoseconds of one clock."""

@@ -238,7 +238,7 @@ class _Tensor:
 
     def facts(self) -> MeasuredTensor:
         """Return the sums so far."""
-        numbers = dict(zip(NUMBERS, map(int, self._numbers), strict=True))
+        numbers: dict[str, Any] = dict(zip(NUMBERS, map(int, self._numbers), strict=True))
         # If all channels have as many elements, none is dead.
         counted = self._channels is not None and not isinstance(self._channels, int)
         alive = to_list(self._channels) if counted else []

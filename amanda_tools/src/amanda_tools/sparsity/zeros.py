@@ -323,8 +323,8 @@ def count(arrays: Arrays, x: Any, order: Order | None, block: int, limit: float)
         small = int(small)
     if order is None:
         there = arrays.count(arrays.nonzero(x)) if filled is None else filled
-        numbers = elements - there, small, 0, 0, 0
-        return Counts(arrays, numbers, None, None, 0, 0, elements, 0, 0)
+        counted = elements - there, small, 0, 0, 0
+        return Counts(arrays, counted, None, None, 0, 0, elements, 0, 0)
     width = math.prod(shape[axis] for axis in order.columns)
     height = elements // width
     channels = math.prod(shape[axis] for axis in order.channels)
@@ -337,8 +337,8 @@ def count(arrays: Arrays, x: Any, order: Order | None, block: int, limit: float)
         # Of the groups, only those at the end of an axis may have few enough elements.
         compliant = elements // length if 0 < length % GROUP <= FILLED else 0
         inner = elements // depth if depth else None
-        numbers = 0, small, 0, 0, compliant
-        return Counts(arrays, numbers, elements // channels, inner, *sizes)
+        counted = 0, small, 0, 0, compliant
+        return Counts(arrays, counted, elements // channels, inner, *sizes)
     nonzero = arrays.nonzero(x)
     matrix = arrays.reshape(arrays.transpose(nonzero, order.rows + order.columns), (height, width))
     by_inner = None
@@ -349,7 +349,7 @@ def count(arrays: Arrays, x: Any, order: Order | None, block: int, limit: float)
             by_inner = arrays.count(arrays.reshape(by_column, (depth, -1)), [1])
     else:
         by_channel = arrays.count(matrix, [0])
-    numbers = (
+    numbers: tuple[Any, ...] = (
         elements - (arrays.count(by_channel) if filled is None else filled),
         small,
         arrays.count(by_channel == 0),
