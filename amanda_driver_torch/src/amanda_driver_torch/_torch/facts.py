@@ -39,6 +39,8 @@ _BITS = {
 }
 
 
+#: The usual dtypes that NumPy has.
+_SAME = frozenset({torch.float32, torch.float64, torch.float16, torch.int64, torch.bool})
 #: The usual classes of tensors.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -123,6 +125,10 @@ class _TorchFacts(Facts):
             raise NotReadableError(f"a {layout} tensor")
         if layout == "without data":
             raise NotReadableError("a tensor without values")
+        if type(tensor) in _PLAIN and tensor.dtype in _SAME and tensor.is_cpu:
+            # Real numbers that NumPy has: the same with fewer steps.
+            copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+            return copy.resolve_neg().numpy()
         try:
             with torch.no_grad():
                 plain = tensor.detach()

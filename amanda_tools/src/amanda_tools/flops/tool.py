@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from amanda_core import OpContext
 from amanda_core.facts import Facts
@@ -264,10 +264,11 @@ class _Op:
         number = self._number(self.formula.count, inputs, outputs)
         if number is None:
             return
-        self.seen.pop(inputs, None)
+        if len(self.seen) != 1 or inputs not in self.seen:
+            self.seen.pop(inputs, None)
+            if len(self.seen) == _SEEN:
+                del self.seen[next(iter(self.seen))]
         self.seen[inputs] = (inputs, outputs)
-        if len(self.seen) > _SEEN:
-            del self.seen[next(iter(self.seen))]
         self._add(number, "")
 
     def backward_operator(self) -> None:
@@ -340,13 +341,14 @@ class _Op:
         if number is None:
             return
         assert self.formula is not None
-        number *= times
-        single = self.formula.kind == "elementwise"
-        facts = cast("Any", self.facts)
-        if not single:
-            setattr(facts, f"{prefix}macs", getattr(facts, f"{prefix}macs") + number)
-        flops = getattr(facts, f"{prefix}flops") + number * (1 if single else 2)
-        setattr(facts, f"{prefix}flops", flops)
+        facts, number = self.facts, number * times
+        macs = 0 if self.formula.kind == "elementwise" else number
+        if prefix:
+            facts.backward_macs += macs
+            facts.backward_flops += number + macs
+        else:
+            facts.macs += macs
+            facts.flops += number + macs
 
 
 #: Number of distinct sizes that one operator remembers for its gradients.

@@ -48,6 +48,14 @@ class Probe:
             elif isinstance(value, float) or is_floating(self.facts, value):
                 yield str(position), value
 
+    def floating(self, values: Sequence[Any]) -> Iterator[Any]:
+        """Yield the same without positions."""
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                yield from self.floating(value)
+            elif isinstance(value, float) or is_floating(self.facts, value):
+                yield value
+
     def bits_of(self, value: Any, separate: bool = False) -> int:
         """Return the bits of a tensor or number.
 
@@ -60,8 +68,8 @@ class Probe:
         """
         return _bits(value, value) if isinstance(value, float) else self._look(value, separate)
 
-    def is_pending(self, value: Any, always: bool) -> bool:
-        """Return True if the check should stay on the value's device; `always` includes the CPU."""
+    def are_pending(self, values: Sequence[Any], always: bool) -> bool:
+        """Return True if the check should stay on the values' device; `always` includes the CPU."""
         return False
 
     def pending(self, value: Any) -> Pending:
@@ -82,8 +90,25 @@ class Probe:
 class _TorchProbe(Probe):
     """Checks PyTorch's tensors on their device."""
 
-    def is_pending(self, value: Any, always: bool) -> bool:
-        return self.facts.is_tensor(value) and (always or value.device.type != "cpu")
+    def floating(self, values: Sequence[Any]) -> Iterator[Any]:
+        is_tensor = self.facts.is_tensor
+        for value in values:
+            if is_tensor(value):
+                if value.is_floating_point() or value.is_complex():
+                    yield value
+            elif isinstance(value, float):
+                yield value
+            elif isinstance(value, (list, tuple)):
+                yield from self.floating(value)
+
+    def are_pending(self, values: Sequence[Any], always: bool) -> bool:
+        is_tensor = self.facts.is_tensor
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                value = value[0] if value else None
+            if is_tensor(value) and (always or not value.is_cpu):
+                return True
+        return False
 
     def pending(self, value: Any) -> Pending:
         if isinstance(value, float):

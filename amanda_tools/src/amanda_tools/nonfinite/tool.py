@@ -217,12 +217,12 @@ class NonFinite(OperatorTool[Op]):
             self._result.checked += 1
             waits = self._waits(outputs, op)
             waiting = waits or entered.waits
-            found = (self._bits(value, op) for _, value in op.probe.candidates(outputs))
+            found = (self._bits(value, op) for value in op.probe.floating(outputs))
             if not waiting and not any(found):
                 if self._seen and not op.of and entered.looks is None:
                     # A mask may have hidden a NaN, which backward reads again.
-                    given = op.probe.candidates(entered.inputs)
-                    op.spoiled |= NAN if any(self._bits(v, op) & NAN for _, v in given) else 0
+                    given = op.probe.floating(entered.inputs)
+                    op.spoiled |= NAN if any(self._bits(v, op) & NAN for v in given) else 0
                 return
             if entered.looks is None:
                 entered.looks = self._probed(entered.inputs, op, False)
@@ -260,12 +260,7 @@ class NonFinite(OperatorTool[Op]):
 
     def _waits(self, values: Sequence[Any], op: Op) -> bool:
         """Return True if the check of these values stays pending until the end of the step."""
-        for value in values:
-            if isinstance(value, (list, tuple)):
-                value = value[0] if value else None
-            if op.probe.is_pending(value, self.wait == "step"):
-                return True
-        return False
+        return op.probe.are_pending(values, self.wait == "step")
 
     def _bits(self, value: Any, op: Op) -> int:
         """Return the bits of a value, limited to the kinds that count."""

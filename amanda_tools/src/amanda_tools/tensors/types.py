@@ -79,7 +79,9 @@ def size_of(facts: Facts, value: Any) -> Any:
         if shape is None or None in shape:
             raise ValueError("a shape is not known")
         size = Size(shape)  # type: ignore[arg-type]  # None is not in it.
-        size.stored = facts.stored(value)
+        stored = facts.stored(value)
+        if stored is not None:
+            size.stored = stored
         return size
     if isinstance(value, (list, tuple)):
         return tuple(size_of(facts, item) for item in value)
