@@ -125,6 +125,9 @@ class Places:
         if axis is not None and axis < 1:
             raise ValueError(f"axis must be at least 1, since axis 0 is that of rows; it is {axis}")
         self._axis = axis
+        #: The last call, and what is chosen of the shapes in it: many values have the same.
+        self._span: Span | None = None
+        self._areas: dict[Any, Area] = {}
 
     @property
     def are_all(self) -> bool:
@@ -144,7 +147,7 @@ class Places:
             _within(self._positions, span.start, span.length),
         )
 
-    def area(self, shape: Sequence[int | None] | None, span: Span | None) -> Area:
+    def area(self, shape: tuple[int | None, ...] | None, span: Span | None) -> Area:
         """Return the chosen part of a value.
 
         Args:
@@ -157,6 +160,14 @@ class Places:
         if span is None:
             why = "it ran outside of any module, or its driver does not tell positions"
             raise NotChoosableError(why)
+        if span is not self._span:
+            self._span, self._areas = span, {}
+        found = self._areas.get(shape)
+        if found is None:
+            found = self._areas[shape] = self._new_area(shape, span)
+        return found
+
+    def _new_area(self, shape: tuple[int | None, ...] | None, span: Span) -> Area:
         rows, offsets = self.chosen_in(span)
         assert span.rows is not None
         assert span.length is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from amanda_core import OpContext
@@ -100,11 +101,18 @@ def host(facts: Facts, tensor: Any) -> HostTensor:
 
     name = facts.dtype(tensor)
     array = numpy.asarray(facts.values(tensor), order="C")
+    held = _name(array.dtype)
     if array.dtype.kind == "c":
-        name = array.dtype.name  # NumPy has no complex type with 16-bit parts.
-    elif name not in _SMALL and array.dtype.name != name:
+        name = held  # NumPy has no complex type with 16-bit parts.
+    elif name not in _SMALL and held != name:
         raise NotReadableError(f"dtype {name}")
     return HostTensor(array, name)
+
+
+@lru_cache(maxsize=64)
+def _name(dtype: Any) -> str:
+    found: str = dtype.name  # NumPy computes it in Python.
+    return found
 
 
 def numbers(array: Any, dtype: str) -> Any:
