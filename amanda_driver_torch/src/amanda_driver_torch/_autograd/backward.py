@@ -120,6 +120,7 @@ class Backward:
         tensors: Sequence[torch.Tensor],
         start: int,
         prefix: str = "",
+        tapped: bool = False,
     ) -> bool:
         """Register hooks on the nodes that lead to `tensors` and were made since `start`.
 
@@ -129,6 +130,8 @@ class Backward:
             tensors: Its outputs, and arguments that it wrote.
             start: Sequence number before it ran.
             prefix: Distinguishes orders of differentiation (gradients of gradients).
+            tapped: Whether these nodes have hooks for gradients of inputs already, which must run
+                after those of the nodes themselves.
 
         Returns:
             Whether these nodes need no hooks in this epoch.
@@ -139,7 +142,9 @@ class Backward:
             record = self._record(records, forward, key)
             if not record.idle(self.session):
                 settled = False
-                self._hook(node, record)
+                hooks = self._hook(node, record)
+                if tapped:
+                    _put_in_place(hooks[1:], 0, own=True)
         for leaf in leaves:
             settled &= self._track_leaf(leaf)
         return settled
@@ -170,7 +175,9 @@ class Backward:
             if one is first:
                 own = self._hook_first(one, record, of_node, number)
             else:
-                _put_in_place(self._hook(one, record, of_node), number)
+                before, after = self._hook(one, record, of_node)
+                _put_in_place([before], number)
+                _put_in_place([after], number, own=True)
         for leaf in leaves:
             self._track_leaf(leaf, token.epoch, number)
         return own
@@ -188,28 +195,40 @@ class Backward:
 
         before, after = self.hooks(record, token, finished)
         handle = node.register_hook(after)
-        _put_in_place([handle], number)
+        _put_in_place([handle], number, own=True)
         return lambda grads: None if gone else before(grads)
 
-    def planned_leaves(self, nodes: Sequence[Any]) -> list[tuple[Any, NodeRecord, Ref]] | None:
+    def planned_leaves(
+        self, nodes: Sequence[Any]
+    ) -> list[tuple[Any, NodeRecord | None, Ref | None]]:
         """Return those of some leaves' nodes that need hooks, with their records and leaves.
 
         Args:
             nodes: The nodes that accumulate the leaves' gradients.
 
         Returns:
-            None if a leaf has not been analysed yet.
+            None for the record and the leaf if it has not been analysed yet.
         """
-        found = []
+        found: list[tuple[Any, NodeRecord | None, Ref | None]] = []
         for node in nodes:
             leaf, record = self._leaves.get(self._names.key(node.variable)[0], (None, None))
-            if leaf is None or record is None or leaf() is not node.variable:
-                return None
-            if not record.idle(self.session):
-                if not record.analysed(self.session):
-                    return None
+            known = leaf is not None and leaf() is node.variable
+            if not known or record is None or not record.analysed(self.session):
+                found.append((node, None, None))
+            elif not record.idle(self.session):
                 found.append((node, record, leaf))
         return found
+
+    def leaf_hook(self) -> Callable[[Any], None]:
+        """Return a function that hooks the node of a leaf that may not have been analysed yet."""
+        held = weakref.ref(self)
+
+        def hook(node: Any) -> None:
+            backward = held()
+            if backward is not None:
+                backward._track_leaf(node)
+
+        return hook
 
     def planned_hook(
         self, make: Callable[[object], list[tuple[bool, Any]]]
@@ -433,13 +452,20 @@ def unchanged(_: Sequence[Any]) -> None:
     """Leave the gradients unchanged: the hook before a node that needs none."""
 
 
-def _put_in_place(handles: Sequence[Any], number: int) -> None:
-    """Move hooks of the driver before those that the program registered after hook `number`."""
+def _put_in_place(handles: Sequence[Any], number: int, own: bool = False) -> None:
+    """Move hooks of the driver before those that the program registered after hook `number`.
+
+    Args:
+        handles: The hooks.
+        number: The number.
+        own: Whether they are behind the node of an op, where other hooks of the driver are those
+            for gradients of inputs, which must run later.
+    """
     for handle in handles:
         hooks = handle.hooks_dict_ref()
         for other, hook in list(hooks.items()):
             of_driver = str(getattr(hook, "__module__", "")).startswith(_OWN)
-            if number < other < handle.id and not of_driver:
+            if other < handle.id and (own if of_driver else number < other):
                 # Not `move_to_end`, since PyTorch iterates over it as a plain dict.
                 hooks[other] = hooks.pop(other)
 

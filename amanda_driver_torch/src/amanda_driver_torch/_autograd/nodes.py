@@ -35,6 +35,7 @@ __all__ = [
     "new_nodes",
     "new_nodes_behind",
     "placed",
+    "roots",
     "routes",
     "tensors_in",
 ]
@@ -155,6 +156,12 @@ def new_nodes_behind(nodes: Sequence[Any], start: int) -> tuple[list[Any], list[
             queue.extend(node for node, _ in node.next_functions)
     found.sort(key=sequence_number)
     return found, list(leaves)
+
+
+def roots(tensors: Sequence[torch.Tensor], start: int) -> list[Any]:
+    """Return the nodes among those of `tensors` that were made since `start`, each once."""
+    nodes = dict.fromkeys(map(node_of, tensors))
+    return [node for node in nodes if node and start <= sequence_number(node) < _LIMIT]
 
 
 def edge_of(tensor: torch.Tensor, *, edited: bool = False) -> Edge:

@@ -173,14 +173,16 @@ class Execution:
     ) -> Any:
         """Analyse the nodes of an idle op that made other nodes than when it was found idle."""
         try:
-            later = None if self.backward.second_order else record.hooks
-            if isinstance(later, LaterHooks) and later.hook(self.session.epoch, result, start):
+            outputs = outputs_of(result)
+            if self._hook_as_before(record, outputs, start):
                 return result
             made_nodes = next_sequence() - start
             if made_nodes != record.idle_nodes and record.context is not None:
-                bound, outputs = bind(operator.func, args, kwargs), outputs_of(result)
+                bound = bind(operator.func, args, kwargs)
                 if result is None and _is_whole(bound):
                     outputs = bound.values[:1]
+                if self._hook_as_before(record, outputs, start, bound):
+                    return result
                 # The remembered constants are those of another execution.
                 record.context.remember_constants()
                 if self._track(record, record.context, bound, outputs, start):
@@ -212,8 +214,35 @@ class Execution:
         bound: BoundCall,
         outputs: Sequence[Any],
         start: int,
+        tapped: bool = False,
     ) -> bool:
-        return self.backward.track(record.nodes, context, made(bound, outputs), start)
+        tensors = made(bound, outputs)
+        return self.backward.track(record.nodes, context, tensors, start, tapped=tapped)
+
+    def _hook_as_before(
+        self,
+        record: OpRecord,
+        outputs: Sequence[Any],
+        start: int,
+        bound: BoundCall | None = None,
+    ) -> bool:
+        """Hook the nodes of an execution like those of an earlier one; return False if it is unlike
+        that one.
+        """
+        hooks: Any = record.hooks
+        if (
+            hooks is None
+            or isinstance(hooks, tuple)
+            or self.backward.second_order
+            or not self.session.caching
+        ):
+            return False
+        if isinstance(hooks, LaterHooks) and hooks.written:
+            if bound is None:
+                return False
+            outputs = made(bound, outputs)
+        is_plain = all(type(output) is torch.Tensor for output in outputs)
+        return is_plain and hooks.hook(self.session.epoch, outputs, start)
 
 
 class Run:
@@ -300,18 +329,7 @@ class Run:
         if taps is not None:
             results = taps.outputs(outputs)
             if session.wants_backward:
-                tracked = self.execution._track(record, context, self.bound, outputs, self.start)
-                if not tracked:
-                    record.hooks = later_hooks(
-                        self.execution.backward,
-                        self.execution.watch,
-                        record,
-                        context,
-                        self.bound,
-                        outputs,
-                        self.start,
-                        settled,
-                    )
+                tracked = self._track(context, outputs, settled)
             taps.after(outputs, self.start)
         if after.steps:
             results = self._edit_outputs(after, results)
@@ -334,6 +352,20 @@ class Run:
             )
         # An op that returns nothing (`x[i] = v`) has its written argument as output.
         return None if returned is None else restructure(returned, results)
+
+    def _track(self, context: OpContext, outputs: list[Any], opened: bool) -> bool:
+        """Hook the op's nodes; return True if they need no hooks in this epoch."""
+        execution, record, bound, start = self.execution, self.record, self.bound, self.start
+        # Plans of nodes set their hooks after those for gradients of inputs, which must run later.
+        if not self.tapped or getattr(record.hooks, "pending", False):
+            if execution._hook_as_before(record, outputs, start, bound):
+                return False
+        if execution._track(record, context, bound, outputs, start, self.tapped):
+            return True
+        record.hooks = later_hooks(
+            execution.backward, execution.watch, record, context, bound, outputs, start, opened
+        )
+        return False
 
     def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
         if not self.session.due(context, i_point):

@@ -275,25 +275,23 @@ def node_plans(
         start: Value of `next_sequence` before it ran.
 
     Returns:
-        The plans; None while some nodes have not been analysed; or a tuple of the epoch and the
-        number of nodes for which such plans are not possible.
+        The plans, by which nodes that have not been analysed yet are analysed when they run; or a
+        tuple of the epoch and the number of nodes for which such plans are not possible.
     """
     session = backward.session
     made = next_sequence() - start
     failed = (session.epoch, made)
-    if native is None or watch is None or backward.second_order or not session.caching:
-        return None
-    if record.hooks == failed or not all(r.analysed(session) for r in record.nodes.values()):
-        return record.hooks
+    if native is None or watch is None or record.hooks == failed:
+        return failed
     if not outputs or any(type(output) is not torch.Tensor for output in outputs):
         return failed
     nodes, leaves = new_nodes(outputs, start)
     planned = backward.planned_leaves(leaves)
-    if not nodes or planned is None:
+    if not nodes:
         return None
     hooked: list[tuple[Any, NodeRecord]] = []
     for node, own in backward.record_of(record.nodes, nodes):
-        if own is None or own.context is None:
+        if own is None:
             return None
         if own.idle(session):
             continue
@@ -309,7 +307,7 @@ def node_plans(
             return failed
     hooks = []
     for (_, own, leaf), number in zip(planned, numbers[len(hooked) :], strict=True):
-        hook = _leaf_hook(backward, watch, own)
+        hook = backward.leaf_hook() if own is None else _leaf_hook(backward, watch, own)
         if hook is None:
             return failed
         hooks.append((number, leaf, hook))
@@ -320,9 +318,12 @@ def _add_steps(
     backward: Backward, record: NodeRecord, number: int, plans: tuple[list[Any], list[Any]]
 ) -> bool:
     """Add the steps before and after a node to `plans`; return False if they need Python."""
-    context = record.context
-    assert context is not None
+    context, op = record.context, BackwardOp(record.site.op_type)
     points = IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD
+    if context is None or not record.analysed(backward.session):
+        for hook, hooked in zip(backward.hooks(record), plans, strict=True):
+            hooked.append((hook, [], number, None, op))
+        return True
     if context.plan(points[0]).replacement is not None:
         return False
     for point, hook, hooked in zip(points, backward.hooks(record), plans, strict=True):
@@ -330,7 +331,6 @@ def _add_steps(
         if None in steps:
             return False
         if steps:
-            op = BackwardOp(record.site.op_type)
             hooked.append((hook, steps, number, context.execution, op))
     return True
 

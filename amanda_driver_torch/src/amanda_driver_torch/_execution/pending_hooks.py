@@ -2,9 +2,9 @@
 
 Hooks on all backward ops of an operator cost many times what the operator itself does, and a
 program may never run backward. Until a backward op has been analysed, an execution gets a single
-hook, before the node of its output, which runs before the op's other nodes. When that hook is
+hook, before the node of its outputs, which runs before the op's other nodes. When that hook is
 called, it sets the others in the order they would have had if they had been registered in the
-forward pass.
+forward pass. Where several nodes made the outputs, all are hooked by `node_plans`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import torch
 from amanda_core import OpContext
 from amanda_driver_torch._autograd.backward import Backward, unchanged
 from amanda_driver_torch._autograd.lifetime import Token
-from amanda_driver_torch._autograd.nodes import Place, routes
+from amanda_driver_torch._autograd.nodes import Place, made, roots
 from amanda_driver_torch._autograd.records import NodeRecord, OpRecord
-from amanda_driver_torch._autograd.taps import has_gradient_plan
 from amanda_driver_torch._execution.native_plans import node_plans
 from amanda_driver_torch._operators.signature import BoundCall
 from amanda_driver_torch._torch.extension import native
@@ -42,24 +41,28 @@ class LaterHooks:
         epoch: The epoch in which this is valid.
         made: The number of nodes that the op must make for this to be valid.
         expand: Hooks the nodes of an execution.
-        place: The node of the output, which runs first; see `routes`.
+        place: The node that runs first; see `routes`.
+        written: Whether that is the node of what the op wrote (see `made`), which may be the base
+            of its output.
     """
 
-    def __init__(self, epoch: int, made: int, expand: Expand, place: Place) -> None:
-        self.expand = expand
+    pending = True
+
+    def __init__(self, epoch: int, made: int, expand: Expand, place: Place, written: bool) -> None:
+        self.expand, self.written = expand, written
         #: Whether nodes were hooked, so that they may have been analysed since.
         self.spent = False
         self._when = epoch, made
         self._kind: Any
-        _, _, self._kind, self._number = place
+        _, self._output, self._kind, self._number = place
 
-    def hook(self, epoch: int, output: Any, start: int) -> bool:
+    def hook(self, epoch: int, outputs: Sequence[Any], start: int) -> bool:
         """Register the hook of an execution; return False if the execution is unlike the earlier
         one.
         """
         if self.spent or self._when != (epoch, next_sequence() - start):
             return False
-        node: Any = node_of(output) if type(output) is torch.Tensor else None
+        node: Any = node_of(outputs[self._output]) if self._output < len(outputs) else None
         if type(node) is not self._kind or sequence_number(node) - start != self._number:
             return False
         hook = _PendingHook(self, start)
@@ -110,27 +113,27 @@ def later_hooks(
         opened: Whether the context was opened for this execution and will not be for the next ones.
             It must then release some of its values first.
     """
-    plans = node_plans(backward, watch, record, outputs, start)
-    if plans is not None and not getattr(plans, "pending", False):
-        return plans
     session = backward.session
-    if backward.second_order or not session.caching:
+    analysed = [one.analysed(session) for one in record.nodes.values()]
+    if backward.second_order or not session.caching or (opened and not all(analysed)):
         return None
-    if opened or bound.signature.mutated or len(outputs) != 1:
+    tensors = made(bound, outputs)
+    places = {id(output): index for index, output in enumerate(outputs)}
+    written = not places.keys() >= {id(tensor) for tensor in tensors}
+    if any(type(tensor) is not torch.Tensor for tensor in (*tensors, *outputs)):
         return None
-    # If some nodes are analysed but others never run, they are hooked as before.
-    if has_gradient_plan(context) or any(one.analysed(session) for one in record.nodes.values()):
-        return None
-    output = outputs[0]
-    node = node_of(output) if type(output) is torch.Tensor else None
-    way = routes(outputs, [node], start) if node is not None else None
-    if way is None:
-        return None
+    first = roots(tensors, start)
+    if any(analysed) or len(first) != 1:
+        # The node of a view that was written must not be read.
+        return None if written else node_plans(backward, watch, record, outputs, start)
+    node, count = first[0], next_sequence() - start
+    origin = next(tensor for tensor in tensors if node_of(tensor) is node)
+    edge = tensors.index(origin) if written else places[id(origin)]
+    place: Place = (-1, edge, type(node), sequence_number(node) - start)
     expand = _expansion(backward, record.nodes, context)
-    made = next_sequence() - start
-    if native is None or watch is None:
-        return LaterHooks(session.epoch, made, expand, way[0][0])
-    return native.NodePlans(session.epoch, made, watch, [], [], (expand, way[0]))
+    if native is None or watch is None or written:
+        return LaterHooks(session.epoch, count, expand, place, written)
+    return native.NodePlans(session.epoch, count, watch, [], [], (expand, [place]))
 
 
 def _expansion(backward: Backward, records: dict[Any, NodeRecord], forward: OpContext) -> Expand:

@@ -1,6 +1,7 @@
 // Hooks on gradients.
 #include "gradients.h"
 
+#include "nodes.h"
 #include "thread.h"
 #include "torch_symbols.h"
 #include "unwinding.h"
@@ -181,6 +182,10 @@ PyObject* hook_call(PyObject* self, PyObject* args, PyObject* kwargs) {
         PyErr_SetString(PyExc_TypeError, "a hook takes gradients");
         return nullptr;
     }
+    if (steps->analyses) {
+        if (steps->seen == Seen::AFTER && steps->owner != nullptr) outdate(steps->owner);
+        return hand_over(hook, args, results(0, nullptr));
+    }
     Thread* thread = current;
     Watch* watch = in_force(*steps.get(), thread);
     bool many = PyTuple_Check(PyTuple_GET_ITEM(args, 0));
@@ -302,7 +307,8 @@ bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch,
     } else {
         place = int(PyLong_AsLong(where));
         if (PyErr_Occurred()) return false;
-        if (!PyDict_Check(one)) {
+        made->analyses = one == Py_None;
+        if (!made->analyses && !PyDict_Check(one)) {
             PyErr_SetString(PyExc_TypeError, "a hook on a backward op needs its context");
             return false;
         }

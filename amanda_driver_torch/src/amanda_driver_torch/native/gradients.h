@@ -33,6 +33,8 @@ struct GradientSteps {
     long references = 0;
     Seen seen = Seen::ARRIVING;
     PyObject* owner = nullptr;  // borrowed; null once it is destroyed together with the steps
+    // BEFORE, AFTER: whether the node is not analysed yet, so that Python does everything.
+    bool analyses = false;
     std::vector<ProgramStep> steps;
     Owned epoch;  // in which they are valid
     Owned watch;
@@ -58,7 +60,8 @@ struct Hooking {
 
     // Reads (function, steps, count, ways) for ARRIVING, or TOGETHER if there are several ways;
     // (function, steps, route, count, ways, lengths) for GIVEN; (function, steps, place, execution,
-    // op) for BEFORE and AFTER. False with an exception.
+    // op) for BEFORE and AFTER, with None for the execution of a node that is not analysed yet. False
+    // with an exception.
     bool read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch, PyObject* watch);
     // The hook of one execution, which holds `own`. GIVEN: the shapes of the inputs in `ways`.
     Owned make(PyObject* own) const;

@@ -2,6 +2,7 @@
 #include "nodes.h"
 
 #include "pending.h"
+#include "torch_symbols.h"
 #include "watch.h"
 
 namespace amanda {
@@ -14,7 +15,7 @@ PyObject* variable = nullptr;
 // The accumulation into a leaf.
 struct Leaf {
     int place;       // in the route
-    Owned leaf;      // weak
+    Owned leaf;      // weak; None for any
     Owned function;  // (node) -> None: hooks the node
 };
 
@@ -26,6 +27,7 @@ struct NodePlans {
     Route* route;  // to all nodes
     std::vector<Leaf>* leaves;
     Shared<Pending>* pending;  // used instead while no node is analysed; or null
+    bool outdated;             // whether nodes have been analysed since
 };
 
 NodePlans* plans_of(PyObject* object) {
@@ -137,7 +139,30 @@ PyObject* plans_make(PyObject* self, PyObject* own) {
     return made.release();
 }
 
+bool is_current(const NodePlans* plans) {
+    return plans->hooks != nullptr && !plans->outdated &&
+           (plans->pending == nullptr || !(*plans->pending)->spent);
+}
+
+// (epoch, outputs, start): hooks the nodes of an execution that Python has run.
+PyObject* plans_hook(PyObject* self, PyObject* args) {
+    auto* plans = reinterpret_cast<NodePlans*>(self);
+    PyObject *epoch, *outputs;
+    unsigned long long start;
+    if (!PyArg_ParseTuple(args, "OO!K", &epoch, &PyList_Type, &outputs, &start)) return nullptr;
+    int hooked = is_current(plans) ? PyObject_RichCompareBool(epoch, plans->epoch, Py_EQ) : 0;
+    if (hooked == 1) {
+        hooked = next_sequence_number() - start == uint64_t(plans->made)
+                     ? hook_nodes(self, outputs, start)
+                     : 0;
+    }
+    return hooked < 0 ? nullptr : PyBool_FromLong(hooked);
+}
+
 PyMethodDef plans_methods[] = {
+    {"hook", plans_hook, METH_VARARGS,
+     "hook($self, epoch, outputs, start, /)\n--\n\nHook the nodes of an execution; return False "
+     "if it is unlike the earlier one."},
     {"make", plans_make, METH_O,
      "make($self, own, /)\n--\n\nReturn the hooks of one node, which hold `own`, and whether each "
      "comes before the node."},
@@ -164,8 +189,8 @@ PyType_Spec plans_spec = {"amanda_driver_torch._native.NodePlans", sizeof(NodePl
 
 bool may_serve(PyObject* object, const Watch* watch) {
     NodePlans* plans = plans_of(object);
-    return plans != nullptr && plans->hooks != nullptr && plans->epoch == watch->epoch &&
-           !watch->second_order && (plans->pending == nullptr || !(*plans->pending)->spent);
+    return plans != nullptr && is_current(plans) && plans->epoch == watch->epoch &&
+           !watch->second_order;
 }
 
 bool serves(PyObject* object, const Watch* watch, uint64_t made) {
@@ -185,7 +210,7 @@ int hook_nodes(PyObject* object, PyObject* returned, uint64_t start) {
         Owned own(PyObject_GetAttr(nodes[size_t(leaf.place)].get(), variable));
         if (!own) return -1;
         // Another leaf at this place of the program has another plan.
-        if (!leads_to(leaf.leaf, own.get())) return 0;
+        if (leaf.leaf.get() != Py_None && !leads_to(leaf.leaf, own.get())) return 0;
     }
     for (size_t i = 0; plans->hooks != nullptr && i < plans->hooks->size(); ++i) {
         const Hooking& hooking = (*plans->hooks)[i];
@@ -198,6 +223,10 @@ int hook_nodes(PyObject* object, PyObject* returned, uint64_t start) {
         if (!Owned(PyObject_CallOneArg(function.get(), node))) return -1;
     }
     return 1;
+}
+
+void outdate(PyObject* object) {
+    plans_of(object)->outdated = true;
 }
 
 int add_nodes(PyObject* module) {

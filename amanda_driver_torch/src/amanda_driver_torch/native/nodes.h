@@ -11,6 +11,8 @@ bool serves(PyObject* object, const Watch* watch, uint64_t made);
 bool may_serve(PyObject* object, const Watch* watch);
 // Hooks the nodes of `output`: 1, or 0 if they differ from last time, or -1 with an exception.
 int hook_nodes(PyObject* object, PyObject* output, uint64_t start);
+// Notes that nodes have been analysed since, so that it serves no more executions.
+void outdate(PyObject* object);
 
 int add_nodes(PyObject* module);
 

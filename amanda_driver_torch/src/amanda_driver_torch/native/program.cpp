@@ -1,5 +1,6 @@
 // Runs programs.
 #include <algorithm>
+#include <utility>
 
 #include "edits.h"
 #include "program_gradients.h"
@@ -322,8 +323,15 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         return nullptr;
     }
     Edits before, after;
+    std::vector<Owned> meetings;  // nodes that compute gradients of inputs
+    // Routines at the gradients of inputs run after those at the op's own nodes.
+    auto meet = [&]() {
+        std::vector<Owned> nodes = std::exchange(meetings, {});
+        return hook_meetings(*parts, call, nodes);
+    };
     auto go_on_from = [&](const Owned& done_before, const Owned& done_after, PyObject* returned,
-                          uint64_t start, bool tapped = true) {
+                          uint64_t start, bool tapped = true) -> PyObject* {
+        if (!meet()) return nullptr;
         return go_on(record, watch, definition, call, done_before, done_after, returned, start,
                      tapped);
     };
@@ -358,12 +366,15 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     if (gradients) {
         // Python does the rest: everything, or everything except the gradients of inputs.
         int met = arrives_the_same(*parts, call, returned.get());
-        if (met == 1 && parts->meets) met = hook_meetings(*parts, call, returned.get(), start);
+        if (met == 1 && parts->meets) {
+            met = find_meetings(*parts, returned.get(), start, &meetings);
+        }
         if (met < 0) return nullptr;
         if (watch->wants_backward && next_sequence_number() - start != uint64_t(parts->nodes)) {
             unhooked = record;
         }
         if (met == 0) {
+            meetings.clear();
             return go_on_from(before.so_far(all), after.so_far(0), returned.get(), start,
                               !parts->taps.empty());
         }
@@ -377,6 +388,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
                                   returned.get(), start);
             }
         }
+        if (!meet()) return nullptr;
         if (gradients && !hook_arrivals(*parts, returned.get())) return nullptr;
         return returned.release();
     };

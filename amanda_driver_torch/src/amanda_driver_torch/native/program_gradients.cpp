@@ -138,30 +138,33 @@ bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
     return true;
 }
 
-int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returned,
-                  uint64_t start) {
+int find_meetings(const ProgramParts& parts, PyObject* returned, uint64_t start,
+                  std::vector<Owned>* nodes) {
     if (next_sequence_number() - start != uint64_t(parts.made)) return 0;
-    std::vector<Owned> nodes;
     for (const Hooking& gradient_node : parts.gradient_nodes) {
         std::vector<Owned> path;
         if (!gradient_node.route.follow(returned, start, &path)) return PyErr_Occurred() ? -1 : 0;
-        nodes.push_back(std::move(path.back()));
+        nodes->push_back(std::move(path.back()));
     }
+    return 1;
+}
+
+bool hook_meetings(const ProgramParts& parts, const Call& call, const std::vector<Owned>& nodes) {
     PyObject* values[MOST_OPERANDS];
     flatten(call.operands(), values);
-    for (size_t i = 0; i < nodes.size(); ++i) {
+    for (size_t i = 0; i < nodes.size(); ++i) {  // None, or one for each of the plan.
         const std::vector<At>& arguments = parts.shaped[i];
         Owned shapes(PyTuple_New(Py_ssize_t(arguments.size())));
-        if (!shapes) return -1;
+        if (!shapes) return false;
         for (size_t k = 0; k < arguments.size(); ++k) {
             PyObject* shape = PyObject_GetAttr(at(arguments[k], values), shape_name);
-            if (shape == nullptr) return -1;
+            if (shape == nullptr) return false;
             PyTuple_SET_ITEM(shapes.get(), Py_ssize_t(k), shape);
         }
         Owned hook = parts.gradient_nodes[i].make(shapes.get());
-        if (!hook || !hook_node(nodes[i].get(), hook.get(), Seen::GIVEN)) return -1;
+        if (!hook || !hook_node(nodes[i].get(), hook.get(), Seen::GIVEN)) return false;
     }
-    return 1;
+    return true;
 }
 
 bool arrives_the_same(const ProgramParts& parts, const Call& call, PyObject* returned) {

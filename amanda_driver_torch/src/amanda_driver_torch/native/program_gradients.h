@@ -18,9 +18,12 @@ bool laid_the_same(const ProgramParts& parts, PyObject* const* values);
 // one of them, it has done nothing, and the operand itself is returned.
 Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call);
 
-// Hooks the nodes that compute the gradients of inputs: 1, or 0 if they differ from last time, or
+// Finds the nodes that compute the gradients of inputs: 1, or 0 if they differ from last time, or
 // -1 with an exception.
-int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returned, uint64_t start);
+int find_meetings(const ProgramParts& parts, PyObject* returned, uint64_t start,
+                  std::vector<Owned>* nodes);
+// Hooks these nodes. False with an exception.
+bool hook_meetings(const ProgramParts& parts, const Call& call, const std::vector<Owned>& nodes);
 
 // Returns true if the op has made nodes of the same outputs as in the program.
 bool arrives_the_same(const ProgramParts& parts, const Call& call, PyObject* returned);
