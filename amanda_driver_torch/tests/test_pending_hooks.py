@@ -18,8 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 import amanda
+from amanda_driver_torch import interceptor
 from amanda_driver_torch._autograd.backward import Backward
-from amanda_driver_torch._execution import execute
+from amanda_driver_torch._execution import execute, pending_hooks
 
 Log = list[Any]
 
@@ -32,8 +33,14 @@ def numbers(values: Any) -> Any:
     return [None if value is None else value.tolist() for value in values]
 
 
-def tool_of(log: Log, edit: bool = False) -> amanda.Tool:
-    """Return a tool that analyses all backward ops, and halves some of their results."""
+def tool_of(log: Log, edit: bool = False, aligned: bool = False) -> amanda.Tool:
+    """Return a tool that analyses all backward ops.
+
+    Args:
+        log: Where it notes what it sees.
+        edit: Halve some of the results of backward ops, and gradients of ops as a whole.
+        aligned: Look at the gradients of ops as a whole, too.
+    """
     tool = amanda.Tool()
 
     def before(*grads: Any, name: str) -> None:
@@ -52,7 +59,23 @@ def tool_of(log: Log, edit: bool = False) -> amanda.Tool:
         context.insert_before_backward_op(before, name=label)
         context.insert_after_backward_op(after, name=label)
 
-    tool.add_inst_for_op(lambda context: None)
+    def whole(context: amanda.OpContext) -> None:
+        if not aligned:
+            return
+        # The gradients of a view that was split cannot be edited.
+        edits = edit and "split" not in context.name
+
+        def arriving(*grads: Any) -> Any:
+            log.append(("arriving", context.name, numbers(grads)))
+            return [None if grad is None else grad / 2 for grad in grads] if edits else None
+
+        def given(*grads: Any) -> Any:
+            log.append(("given", context.name, [None if g is None else True for g in grads]))
+
+        context.insert_before_backward_op(arriving, observe=not edits)
+        context.insert_after_backward_op(given, observe=True)
+
+    tool.add_inst_for_op(whole)
     tool.add_inst_for_op(analysis, backward=True, require_outputs=False)
     tool.add_inst_for_op(
         lambda context: log.append(("analysed after", str(context.get_op()))),
@@ -83,6 +106,37 @@ def write(x: torch.Tensor) -> torch.Tensor:
     x[:, 1].add_(1)
     first, second = x.unbind(1)
     return x.sum() + first.exp().mean() + second.mean()
+
+
+class Both(torch.autograd.Function):
+    """A function with two outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> Any:
+        return first * 2 + second * 3
+
+
+LSTM = nn.LSTM(3, 2)
+
+
+def several(x: torch.Tensor) -> torch.Tensor:
+    """Run ops with several outputs, made by one node or by many, and ops that write."""
+    first, second = torch.chunk(F.linear(x, W, B), 2, -1)
+    first = F.relu(first + 1, inplace=True)
+    largest, _ = second.max(-1)
+    upper, lower = torch.tensor_split(x * W[0], 2, 1)
+    once, twice = Both.apply(upper)
+    sequence, (state, _) = LSTM(F.linear(once, W))
+    rows = torch.zeros(2, 3)
+    rows[0] = B
+    rows[1].add_(B)
+    grid = torch.ops.aten.mul.Tensor(rows, rows)
+    parts = (largest, lower, twice, sequence, state, grid)
+    return torch.stack([first.sum(), *(part.sum() for part in parts)]).sum()
 
 
 class Network(nn.Module):
@@ -204,6 +258,16 @@ def views_and_in_place(log: Log) -> None:
     write(X).backward()
 
 
+def several_outputs(log: Log) -> None:
+    several(X).backward()
+
+
+def some_inputs_of_several(log: Log) -> None:
+    for tensor in (B, W, B):
+        log.append(numbers(torch.autograd.grad(several(X), [tensor])))
+    several(X).backward()
+
+
 def left_in_between(log: Log) -> None:
     loss = model(X)
     with amanda.apply(tool_of(log)):
@@ -229,6 +293,8 @@ PROGRAMS = {
     "disabled and enabled": disabled_and_enabled,
     "used twice": used_twice,
     "views and in place": views_and_in_place,
+    "several outputs": several_outputs,
+    "some inputs of several": some_inputs_of_several,
     "left in between": left_in_between,
 }
 
@@ -236,17 +302,17 @@ PROGRAMS = {
 def forward_only(log: Log) -> None:
     """Run the forward passes of all programs, so that their ops have been seen."""
     for _ in range(2):
-        for function in (model, repeat, write, NETWORK):
+        for function in (model, repeat, write, several, NETWORK):
             function(X)
 
 
-def logged(program: Callable[[Log], None], edit: bool) -> Log:
+def logged(program: Callable[[Log], None], edit: bool, aligned: bool) -> Log:
     """Return what a tool and the program's hooks see in two runs, and all gradients."""
     W.grad = B.grad = None
     log: Log = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with amanda.apply(tool_of(log, edit)):
+        with amanda.apply(tool_of(log, edit, aligned)):
             forward_only(log)
             for _ in range(2):
                 program(log)
@@ -255,15 +321,123 @@ def logged(program: Callable[[Log], None], edit: bool) -> Log:
     return [*log, numbers(grads)]
 
 
-@pytest.mark.parametrize("edit", [False, True], ids=["looking", "editing"])
+@pytest.mark.parametrize(
+    ("edit", "aligned"),
+    [
+        pytest.param(False, False, id="looking"),
+        pytest.param(True, False, id="editing"),
+        pytest.param(False, True, id="looking at whole ops, too", marks=pytest.mark.slow),
+        pytest.param(True, True, id="editing whole ops, too", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_routines_are_called_as_if_all_nodes_had_been_hooked_in_the_forward_pass(
-    program: str, edit: bool, monkeypatch: pytest.MonkeyPatch
+    program: str, edit: bool, aligned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    later = logged(PROGRAMS[program], edit)
+    later = logged(PROGRAMS[program], edit, aligned)
     monkeypatch.setattr(execute, "later_hooks", lambda *args, **kwargs: None)
-    assert later == logged(PROGRAMS[program], edit)
+    assert later == logged(PROGRAMS[program], edit, aligned)
     assert any(entry[0] == "before" for entry in later if isinstance(entry, tuple))
+
+
+def settled(program: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what the driver still plans or hooks anew in the eighth run of a program."""
+    found: list[str] = []
+    for module, name in (
+        (execute, "compiled"),
+        (execute, "later_hooks"),
+        (pending_hooks, "node_plans"),
+    ):
+        original = getattr(module, name)
+
+        def counted(*args: Any, original: Any = original, name: str = name) -> Any:
+            plan = original(*args)
+            if plan is not None:
+                found.append(f"{name} {args[2].site.name}")
+            return plan
+
+        monkeypatch.setattr(module, name, counted)
+    for _ in range(8):
+        found.clear()
+        program()
+    return found
+
+
+def planning_tools(kind: str) -> list[amanda.Tool]:
+    """Return tools that plan something at each op."""
+    tool = amanda.Tool()
+
+    def analysis(context: amanda.OpContext) -> None:
+        if "looks" in kind:
+            context.insert_before_op(lambda *values: None, observe=True)
+            context.insert_after_op(lambda *values: None, observe=True)
+        if "edits" in kind and context["type"] == "linear":
+            context.insert_before_op(lambda value: value * 1, inputs=[0])
+            context.insert_after_op(lambda value: value * 1, outputs=[0])
+        observe = "edits" not in kind or "split" in context.name
+        context.insert_before_backward_op(lambda *grads: None, observe=observe)
+        if context["type"] in ("linear", "mul", "max"):
+            context.insert_after_backward_op(lambda grad: None, grad_inputs=[0], observe=observe)
+
+    tool.add_inst_for_op(analysis if "whole ops" in kind else lambda context: None)
+    return [tool, tool_of([])] if "nodes" in kind else [tool]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "nodes",
+        "whole ops",
+        "nodes, whole ops",
+        "nodes, whole ops; looks",
+        "nodes, whole ops; edits",
+        "nodes, whole ops; looks, edits",
+    ],
+)
+def test_a_program_that_never_runs_backward_settles(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with amanda.apply(*planning_tools(kind)):
+        assert settled(lambda: (model(X), several(X), write(X)), monkeypatch) == []
+
+
+def test_a_program_that_differentiates_by_some_inputs_only_settles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if interceptor().name != "native":
+        pytest.skip("plans of nodes that were analysed in part are native")
+    with amanda.apply(tool_of([])):
+        assert settled(lambda: torch.autograd.grad(model(X), [B]), monkeypatch) == []
+
+
+@pytest.mark.parametrize("aligned", [False, True], ids=["nodes", "whole ops, too"])
+def test_the_first_backward_pass_may_come_late(aligned: bool) -> None:
+    logs: list[Log] = []
+    for runs in (1, 100):
+        W.grad = B.grad = None
+        log: Log = []
+        with amanda.apply(tool_of(log, edit=True, aligned=aligned)):
+            for _ in range(runs):
+                loss = several(X) + model(X)
+            log.clear()
+            loss.backward()
+        logs.append([*log, numbers([W.grad, B.grad])])
+    W.grad = B.grad = None
+    assert logs[0] == logs[1]
+    assert {entry[0] for entry in logs[0] if isinstance(entry, tuple)} >= {"analysed", "before"}
+
+
+def test_routines_run_in_the_same_order_in_each_iteration() -> None:
+    logs: list[Log] = []
+    log: Log = []
+    with amanda.apply(tool_of(log, edit=True, aligned=True)):
+        for _ in range(6):
+            log.clear()
+            model(X).backward()
+            logs.append([entry for entry in log if not entry[0].startswith("analysed")])
+    W.grad = B.grad = None
+    assert logs[1:] == logs[:1] * 5
+    assert {entry[0] for entry in logs[0]} == {"arriving", "given", "before", "after"}
 
 
 def test_a_program_that_never_runs_backward_gets_one_hook_for_each_op() -> None:

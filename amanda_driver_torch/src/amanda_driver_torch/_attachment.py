@@ -291,7 +291,7 @@ class TorchAttachment:
         """Execute one call of an operator whose record the native interceptor has found."""
         if self._is_ignored(operator.op_type, args, kwargs):
             return call(*args, **kwargs)
-        return self._run(record, operator, call, args, kwargs)
+        return self._run(record, operator, call, args, kwargs, by_native=True)
 
     def resolve(self, op_type: str, scope: Scope | None, frames: Any, *call: Any) -> Any:
         """Return the record of an op that the native interceptor does not know; None to ignore the
@@ -322,11 +322,12 @@ class TorchAttachment:
         call: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        by_native: bool = False,
     ) -> Any:
         if record.caller.startswith(TRACING_MACHINERY):
             return call(*args, **kwargs)
         try:
-            return self._execution(record, operator, call, args, kwargs)
+            return self._execution(record, operator, call, args, kwargs, by_native)
         except TypeError as error:
             if is_annotated(error) and self._hides(operator, record):
                 self.session.defer(error)

@@ -24,7 +24,7 @@ from amanda_driver_torch._autograd.nodes import made, tensors_in
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._autograd.replaced_backward import run_with_replaced_backward
 from amanda_driver_torch._autograd.taps import Taps, has_gradient_plan
-from amanda_driver_torch._execution.native_plans import compiled
+from amanda_driver_torch._execution.native_plans import are_native, compiled
 from amanda_driver_torch._execution.pending_hooks import LaterHooks, later_hooks
 from amanda_driver_torch._execution.viewing import passes_weights_on
 from amanda_driver_torch._operators.bindings import IN_PLACE_METADATA
@@ -76,6 +76,7 @@ class Execution:
         call: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        by_native: bool = False,
     ) -> Any:
         """Execute one call of `operator` and return its result.
 
@@ -85,6 +86,7 @@ class Execution:
             call: Runs the original.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
+            by_native: Whether the native interceptor calls it, which executes compiled plans.
         """
         session = self.session
         if record.idle_epoch == session.epoch and session.caching:
@@ -96,7 +98,7 @@ class Execution:
                 return result
             return self.settle(record, operator, args, kwargs, result, start)
         original = self.session.failures.original(call)
-        return self._run(record, operator, original, args, kwargs)
+        return self._run(record, operator, original, args, kwargs, by_native=by_native)
 
     def _run(
         self,
@@ -106,12 +108,13 @@ class Execution:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         go_on: Callable[[Run], object] | None = None,
+        by_native: bool = False,
     ) -> Any:
         """Execute a call; if the driver itself fails, fall back to the original where that is
         allowed.
         """
         try:
-            run = Run(self, record, operator, original, args, kwargs)
+            run = Run(self, record, operator, original, args, kwargs, by_native)
             if go_on is not None:
                 go_on(run)
             return run.result()
@@ -226,9 +229,7 @@ class Execution:
         start: int,
         bound: BoundCall | None = None,
     ) -> bool:
-        """Hook the nodes of an execution like those of an earlier one; return False if it is unlike
-        that one.
-        """
+        """Set hooks as in an earlier execution; return False if this one is unlike it."""
         hooks: Any = record.hooks
         if (
             hooks is None
@@ -256,7 +257,9 @@ class Run:
         original: OriginalCall,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        by_native: bool,
     ) -> None:
+        self.by_native = by_native
         self.execution, self.record, self.operator = execution, record, operator
         self.original = original
         self.call: Callable[..., Any] = original
@@ -337,7 +340,7 @@ class Run:
         if settled and session.caching:
             # Backward ops that have not run yet still need hooks in each execution.
             record.idle_epoch, record.idle_nodes = session.epoch, nodes if tracked else -1
-        elif session.caching and not (self.done_before or self.done_after or self.called):
+        elif session.caching and self.by_native and (tracked or are_native(record.hooks)):
             # Without gradients, nothing is known about the nodes.
             known = tracked and (taps is not None or not session.wants_backward)
             record.program = compiled(
@@ -354,12 +357,12 @@ class Run:
         return None if returned is None else restructure(returned, results)
 
     def _track(self, context: OpContext, outputs: list[Any], opened: bool) -> bool:
-        """Hook the op's nodes; return True if they need no hooks in this epoch."""
+        """Set hooks on the op's nodes; return True if they need none in this epoch."""
         execution, record, bound, start = self.execution, self.record, self.bound, self.start
         # Plans of nodes set their hooks after those for gradients of inputs, which must run later.
-        if not self.tapped or getattr(record.hooks, "pending", False):
-            if execution._hook_as_before(record, outputs, start, bound):
-                return False
+        ordered = not self.tapped or getattr(record.hooks, "pending", False)
+        if ordered and execution._hook_as_before(record, outputs, start, bound):
+            return False
         if execution._track(record, context, bound, outputs, start, self.tapped):
             return True
         record.hooks = later_hooks(

@@ -27,7 +27,7 @@ from amanda_driver_torch._torch.extension import native
 from amanda_driver_torch._torch.internals import autocast_enabled, next_sequence
 from amanda_driver_torch._torch.tensor_attributes import PLAIN, base_of, is_strided
 
-__all__ = ["compiled", "node_plans"]
+__all__ = ["are_native", "compiled", "node_plans"]
 
 # Calls with more values than this are executed in Python.
 _MANY = 16
@@ -81,9 +81,18 @@ def compiled(
     if writes and taps is not None and has_gradient_plan(context) and not _is_written_whole(call):
         # The gradient of what it writes is not that of a new value.
         return None
-    # Without gradients there is nothing to differentiate.
-    differentiated = any(step.action.autodiff for step in (*before.steps, *after.steps))
-    if differentiated and torch.is_grad_enabled():
+    # An op saves the same for backward if the same inputs require gradients.
+    saves_nothing = call.saves_nothing_written and (bound.signature.whole or assigns)
+    with_gradients = (
+        # Without gradients there is nothing to differentiate.
+        not any(step.action.autodiff for step in (*before.steps, *after.steps))
+        # Without gradients in this execution, nothing is known about them.
+        and (taps is not None or not has_gradient_plan(context))
+        # An op that writes its argument must save copies before it runs, if its result may be
+        # edited.
+        and not (writes and after.edits and not saves_nothing)
+    )
+    if torch.is_grad_enabled() and not with_gradients:
         return None
     steps = [_parts(step, len(layout.sources), autodiff=True) for step in before.steps]
     steps_after = [_parts(step, _MANY, autodiff=True) for step in after.steps]
@@ -112,8 +121,6 @@ def compiled(
     tapped: list[Any] = []
     node_hooks: Any = None
     required: list[tuple[int, int, bool]] = []
-    # An op saves the same for backward if the same inputs require gradients.
-    saves_nothing = call.saves_nothing_written and (bound.signature.whole or assigns)
     if context.plan(IPoint.AFTER_BACKWARD) or (writes and after.edits):
         required = [
             (argument, item, tensor.requires_grad) for argument, item, tensor in _tensors(operands)
@@ -149,11 +156,7 @@ def compiled(
         nodes,
         tapped,
         required,
-        # Without gradients in this execution, nothing is known about them. An op that writes its
-        # argument must save copies before it runs, if its result may be edited.
-        not differentiated
-        and (taps is not None or not has_gradient_plan(context))
-        and not (writes and after.edits and not saves_nothing),
+        with_gradients,
         watch,
         arrivals,
         node_hooks,
@@ -262,6 +265,11 @@ def _node_hooks(
     return (made, autocast_enabled, laid, hooks, lengths_given)
 
 
+def are_native(hooks: object) -> bool:
+    """Return True for plans of nodes that the native interceptor follows without Python."""
+    return native is not None and isinstance(hooks, native.NodePlans)
+
+
 def node_plans(
     backward: Backward, watch: Any, record: OpRecord, outputs: Sequence[Any], start: int
 ) -> object:
@@ -275,15 +283,17 @@ def node_plans(
         start: Value of `next_sequence` before it ran.
 
     Returns:
-        The plans, by which nodes that have not been analysed yet are analysed when they run; or a
-        tuple of the epoch and the number of nodes for which such plans are not possible.
+        The plans, by which nodes that have not been analysed yet are analysed when they run. None
+        without the extension. If they are not possible, the epoch and the number of nodes.
     """
     session = backward.session
     made = next_sequence() - start
     failed = (session.epoch, made)
-    if native is None or watch is None or record.hooks == failed:
+    if native is None or watch is None:
+        return None
+    if record.hooks == failed or not outputs:
         return failed
-    if not outputs or any(type(output) is not torch.Tensor for output in outputs):
+    if any(type(output) is not torch.Tensor for output in outputs):
         return failed
     nodes, leaves = new_nodes(outputs, start)
     planned = backward.planned_leaves(leaves)

@@ -212,6 +212,23 @@ INLINE bool may_hold_stand_in(const Watch* watch, PyObject* value) {
 
 }  // namespace
 
+namespace {
+
+// Returns true if two attributes of the same type are equal. Those that may be equal and still differ
+// (-0.0), or are symbols, must be the same object.
+bool is_fixed(PyObject* value, PyObject* expected) {
+    if (value == expected) return true;
+    if (PyFloat_Check(value) || PyComplex_Check(value) ||
+        PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE)) {
+        return false;
+    }
+    int same = PyObject_RichCompareBool(value, expected, Py_EQ);  // Each `x.device` is an object.
+    if (same < 0) PyErr_Clear();
+    return same == 1;
+}
+
+}  // namespace
+
 bool fits(const Program* program, const Watch* watch, PyObject* record, const Call& call,
           bool gradients) {
     const ProgramParts& parts = *program->parts;
@@ -259,7 +276,7 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
     if (!parts.fixed.empty()) {
         flatten(operands, values);
         for (const auto& [argument, value] : parts.fixed) {
-            if (values[argument] != value.get()) return false;
+            if (!is_fixed(values[argument], value.get())) return false;
         }
     }
     if (gradients && (!parts.required.empty() || parts.in_place || parts.meets)) {
