@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,58 @@ def test_value_in_a_step_that_also_updates_the_variable() -> None:
         step(X)
         step(X)
     close(found, [W.numpy()])
+
+
+def read_after_assignments() -> dict[str, Callable[[Any, Any], Any]]:
+    """Return programs that read a variable, write it, and read it again as the op "again"."""
+    read: Any = tf.function(lambda x, v: tf.matmul(x, v, name="again"))
+
+    def captured(v: Any) -> Any:
+        return tf.function(lambda x: tf.matmul(x, v, name="again"))
+
+    def twice(x: Any, v: Any, again: Callable[[], Any]) -> Any:
+        first = tf.matmul(x, v, name="first")
+        v.assign_add(v)
+        return first + again()
+
+    return {
+        "in the same function": lambda x, v: twice(x, v, lambda: tf.matmul(x, v, name="again")),
+        "in a function": lambda x, v: twice(x, v, lambda: captured(v)(x)),
+        "in a function of a function": lambda x, v: twice(
+            x, v, lambda: tf.function(lambda x: captured(v)(x))(x)
+        ),
+        "in a branch": lambda x, v: twice(
+            x, v, lambda: tf.cond(x[0, 0] < 1e9, lambda: tf.matmul(x, v, name="again"), lambda: x)
+        ),
+        "in a loop": lambda x, v: twice(
+            x,
+            v,
+            lambda: tf.while_loop(
+                lambda i, _: i < 2, lambda i, x: (i + 1, tf.matmul(x, v, name="again")), (0, x)
+            )[1],
+        ),
+        "as an argument": lambda x, v: twice(x, v, lambda: read(x, v)),
+        "written by a function": lambda x, v: (
+            tf.matmul(x, v, name="first"),
+            tf.function(lambda: v.assign_add(v))(),
+            tf.matmul(x, v, name="again"),
+        )[2],
+    }
+
+
+@pytest.mark.parametrize("name", read_after_assignments())
+def test_a_variable_that_the_call_has_written_has_no_known_value(name: str) -> None:
+    variable, found = tf.Variable(W), dict[str, Any]()
+    function = tf.function(read_after_assignments()[name], autograph=False)
+
+    def analyse(context: OpContext) -> None:
+        found[context.name.rpartition("/")[2]] = context.value(1)
+
+    with amanda.apply(tool(analyse, "MatMul")):
+        function(X, variable)
+    close(found["first"], W)
+    assert found["again"] is None
+    close(variable, 2 * W)
 
 
 def test_values_are_not_kept_alive() -> None:

@@ -394,6 +394,7 @@ class FunctionMode(Mode):
             raise
         finally:
             self._constants.handles = {}
+            self._constants.calls.clear()  # An error may have left some.
             self._analysis.forget()
 
     def _is_watched(self, rewritten: RewrittenFunction) -> bool:

@@ -188,6 +188,8 @@ class Analysis:
         self.session = session
         self._namespace = namespace
         self._read, self._variable = constants.read, constants.variable
+        #: The ops that call the function whose ops are analysed, from the outermost one.
+        self.calls = constants.calls
         self._labels = session.persistent(f"{namespace}.labels", Labels)
         self._plans: dict[int, tuple[Any, OpPlans | None]] = {}
 

@@ -25,15 +25,24 @@ from amanda_driver_tf._tensorflow_internals.objects import (
 __all__ = ["Constants", "SessionConstants"]
 
 
+# Ops that take the handle of a variable and do not write it.
+_READS = frozenset(
+    {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
+)
+
+
 class Constants:
     """Reads the values of variables that a function uses.
 
-    `handles` gives the arguments of the function that is being called.
+    `handles` gives the arguments of the function that is being called. A variable that this call
+    writes before the read has no known value.
     """
 
     def __init__(self) -> None:
         #: Id of a placeholder's op -> the eager handle passed for it.
         self.handles: dict[int, Any] = {}
+        #: The ops that call the function that is being read, from the outermost one.
+        self.calls: list[Any] = []
 
     def read(self, tensor: Any) -> Any:
         """Return the value of a tensor that reads a variable, else None."""
@@ -43,10 +52,27 @@ class Constants:
         if op.type != "ReadVariableOp":
             return None
         handle = self._handle(op.inputs[0])
-        if handle is None:
+        if handle is None or self._may_be_written(handle, op):
             return None
         with quietly(), ops.init_scope():
             return gen_resource_variable_ops.read_variable_op(handle, op.get_attr("dtype"))
+
+    def _may_be_written(self, handle: Any, read: Any) -> bool:
+        """Return True if a variable may be written before `read` runs, in the same call."""
+        for reader in (read, *self.calls):
+            seen: set[str] = set()
+            queue = list(reader.control_inputs)
+            while queue:
+                op = queue.pop()
+                if op.name not in seen:
+                    seen.add(op.name)
+                    queue += op.control_inputs
+                    if op.type not in _READS and any(
+                        one.dtype == dtypes.resource and self._handle(one) is handle
+                        for one in op.inputs
+                    ):
+                        return True
+        return False
 
     def variable(self, tensor: Any) -> Any:
         """Return the handle of the variable that a tensor reads or refers to, else None."""
@@ -74,6 +100,7 @@ class SessionConstants:
 
     def __init__(self) -> None:
         self._owner: Any = None
+        self.calls: list[Any] = []
 
     def bind(self, owner: Any) -> None:
         """Read through the session `owner` from now on; None ends this."""

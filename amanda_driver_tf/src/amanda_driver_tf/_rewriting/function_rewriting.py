@@ -199,6 +199,7 @@ class FunctionRewriter:
         looped = node.op_type in _LOOPS
         differentiated = rewritten.rewriter.differentiates(node.op)
         inner: list[RewrittenFunction | None] = []
+        self._analysis.calls.append(node.op)
         for position, name in enumerate(names):
             # The condition of a reverse loop reads no forward value.
             source = ahead[1][position] if ahead is not None and position < len(ahead[1]) else None
@@ -207,6 +208,7 @@ class FunctionRewriter:
             inner.append(
                 self.rewrite(name, Call(rewritten, source, looped, call.analysis, differentiated))
             )
+        self._analysis.calls.pop()
         rewritten.calls[id(node.op)] = (node, inner)
         if ahead is not None:
             self._supply(rewritten, node, inner, ahead, link)
