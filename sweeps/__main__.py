@@ -115,7 +115,7 @@ def _programs(options: argparse.Namespace) -> Part:
 def _long(options: argparse.Namespace) -> Part:
     from . import long
 
-    return long.sweep(options.only, options.steps)
+    return long.sweep(options.only, options.steps, shipped=options.shipped)
 
 
 def _random(options: argparse.Namespace) -> Part:
@@ -128,7 +128,7 @@ def _random(options: argparse.Namespace) -> Part:
 def _exceptions(options: argparse.Namespace) -> Part:
     from . import stale
 
-    return stale.sweep(options.only, options.seed)
+    return stale.sweep(options.only, options.seed, shipped=options.shipped)
 
 
 def _routines(options: argparse.Namespace) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ def _shard(options: argparse.Namespace) -> tuple[int, int]:
 
 
 #: Parts that may run under the shipped tools.
-SHIPPED_ALONE = ("operators", "models", "random", "faults")
+SHIPPED_ALONE = ("operators", "models", "random", "long", "faults", "exceptions")
 #: Part -> option whose value is part of the name of its results.
 OF_KIND = {"faults": "framework", "long": "steps"}
 PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {

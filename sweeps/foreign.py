@@ -5,6 +5,9 @@ of `identity`, under a tool that counts and under the shipped tools, with both i
 values that it records, the random state and the fingerprint of torch are compared. The counts are
 compared with those that follow from the program's own loops. Each runs in a process of its own, so
 that a hang or a crash is a result as well. The programs are in `foreign_programs`.
+
+Programs of TensorFlow run under a tool that only analyses, under one whose routines return None and
+under the shipped tools.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import torch
 import amanda
 
 from .fingerprints import Fingerprint, changed
-from .frameworks import TORCH
+from .frameworks import FRAMEWORKS
 from .identity import ROUTINES, Identity
 from .models import LEFT_ALONE
 from .observations import Facts, different, random_states, tensors, value
@@ -95,6 +98,8 @@ class Program:
         notice: Pattern of the warning that Amanda must give; empty if no warning is expected.
         left_alone: Types of ops whose values are not copied, in addition to those of `models`, and
             why.
+        framework: Name of its framework, torch or tensorflow.
+        settings: Environment variables that its libraries read when they are imported.
     """
 
     name: str
@@ -105,6 +110,25 @@ class Program:
     processes: int = 1
     notice: str = ""
     left_alone: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    framework: str = "torch"
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def runs(self) -> tuple[tuple[str, str], ...]:
+        """Its runs: interceptor of torch (empty if it has none), and how it is instrumented."""
+        if self.framework == "torch":
+            return tuple(RUNS)
+        return tuple(("", how) for how in ("plain", "plain", "watch", "none", *WAYS))
+
+
+class Watch(amanda.Tool):
+    """Analyses every op, and inserts nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for backward in (False, True):
+            for require_outputs in (False, True):
+                self.add_inst_for_op(lambda context: None, backward, require_outputs)
 
 
 class Count(amanda.Tool):
@@ -159,7 +183,7 @@ class Seen:
     differing: list[str] = dataclasses.field(default_factory=list)
 
 
-#: The runs of a program: interceptor (empty for a plain run), and how it is instrumented.
+#: The runs of a program of torch: interceptor (empty for a plain run), and how it is instrumented.
 RUNS = (
     *(("", "plain"), ("", "plain")),
     *((interceptor, how) for interceptor in INTERCEPTORS for how in (*ROUTINES, "count", *WAYS)),
@@ -207,21 +231,25 @@ def _runs(program: Program) -> list[Seen]:
     """Return all runs of a program in this process, with what each has changed in torch."""
     # The first import changes a few functions of torch.
     importlib.import_module("torch._dynamo")
+    os.environ.update(program.settings)
     for module in program.needs:
         importlib.import_module(module)
     # The first run imports, and an import may draw random numbers.
     run(program, "plain")
     found = []
     before: Fingerprint = {}
-    for interceptor, how in RUNS:
+    #: What plain runs change, such as custom gradients that TensorFlow registers under new names.
+    varying: set[str] = set()
+    for interceptor, how in program.runs:
         os.environ[VARIABLE] = interceptor
         found.append(run(program, how))
         if how in WAYS:
             found[-1].differing = _differing(program, how, found[0].facts, found[-1].facts)
-        now = TORCH.fingerprint()
-        if interceptor:
-            found[-1].left = changed(before, now)
+        now = FRAMEWORKS[program.framework].fingerprint()
+        if how != "plain":
+            found[-1].left = [name for name in changed(before, now) if name not in varying]
         else:
+            varying.update(changed(before, now) if before else ())
             before = now
     return found
 
@@ -243,7 +271,11 @@ def run(program: Program, how: str) -> Seen:
         extent = applied(how)
     elif how != "plain":
         left_alone = [*LEFT_ALONE, *program.left_alone]
-        tool = Count() if how == "count" else Identity(ROUTINES[how], left_alone=left_alone)
+        tool = (
+            {"count": Count, "watch": Watch}[how]()
+            if how not in ROUTINES
+            else Identity(ROUTINES[how], left_alone=left_alone)
+        )
         extent = amanda.apply(tool)
     note = Note(plain=how == "plain")
     with warnings.catch_warnings(record=True) as caught:
@@ -280,7 +312,7 @@ def check(part: Part, program: Program) -> None:
             return
     for op_type, reason in program.left_alone.items():
         part.left_out[f"{name}: the values of `{op_type}` under copies"] = reason
-    for (interceptor, how), processes in zip(RUNS[2:], instrumented, strict=True):
+    for (interceptor, how), processes in zip(program.runs[2:], instrumented, strict=True):
         wrong = []
         for rank, seen in enumerate(processes):
             where = f"process {rank}: " if program.processes > 1 else ""

@@ -9,6 +9,7 @@ thousands of steps here. Memory is that of the process as Linux reports it.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import threading
@@ -29,6 +30,7 @@ from .frameworks import TORCH
 from .identity import Identity, nothing
 from .operators import INTERCEPTORS, VARIABLE, quiet
 from .results import Failure, Part, versions
+from .shipped import LOOKS, WAYS, applied
 
 #: File in which Linux reports the memory of a process.
 STATM = Path("/proc/self/statm")
@@ -162,21 +164,47 @@ def training(part: Part, interceptor: str, steps: int) -> None:
 
 def sessions(part: Part, interceptor: str, steps: int) -> None:
     """Run many sessions, each with one training step."""
-    model = _model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    watch = _Watch(part, f"sessions, {interceptor}", steps)
-    _step(model, optimizer)
-    with amanda.apply(Statistics()):
-        _step(model, optimizer)
-    before, wrong = TORCH.fingerprint(), []
-    for step in range(1, steps + 1):
+
+    def session(step: Callable[[], None]) -> list[str]:
         tool = Statistics()
         with amanda.apply(tool, Identity(nothing)):
-            _step(model, optimizer)
-        if tool.calls["output"] != 2:
-            wrong.append(f"session {step} saw {tool.calls['output']} linear layers")
+            step()
+        seen = tool.calls["output"]
+        return [] if seen == 2 else [f"a session saw {seen} linear layers"]
+
+    _sessions(part, f"sessions, {interceptor}", steps, session)
+
+
+def shipped_sessions(way: str, part: Part, interceptor: str, steps: int) -> None:
+    """Run many sessions under shipped tools, each with one training step and with results."""
+
+    def session(step: Callable[[], None]) -> list[str]:
+        with applied(way):
+            step()
+        return []
+
+    _sessions(part, f"sessions, {way}, {interceptor}", steps, session)
+
+
+def _sessions(
+    part: Part, case: str, steps: int, session: Callable[[Callable[[], None]], list[str]]
+) -> None:
+    """Run many sessions; each returns what is wrong."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watch = _Watch(part, case, steps)
+
+    def step() -> None:
+        _step(model, optimizer)
+
+    step()
+    session(step)
+    before, wrong = TORCH.fingerprint(), []
+    for number in range(1, steps + 1):
+        wrong = session(step)
+        if wrong:
             break
-        watch.after(step)
+        watch.after(number)
     wrong += [f"left: {name}" for name in changed(before, TORCH.fingerprint())]
     watch.judge(wrong)
 
@@ -199,23 +227,52 @@ def _of_a_thread(seed: int, steps: int) -> bytes:
 
 def threads(part: Part, interceptor: str, steps: int) -> None:
     """Train in many threads at once, half of them under tools, and compare with sequential runs."""
+
+    def counting(train: Callable[[int], None], steps: int) -> list[str]:
+        tool = _Products()
+        with amanda.apply(tool, Identity(nothing)):
+            train(steps)
+        expected = 2 * steps
+        return [] if tool.products == expected else [f"{tool.products} products, not {expected}"]
+
+    _threads(part, f"threads, {interceptor}", steps, counting)
+
+
+def shipped_threads(part: Part, interceptor: str, steps: int) -> None:
+    """Train in many threads at once, half of them under the shipped tools that only look."""
+
+    def looking(train: Callable[[int], None], steps: int) -> list[str]:
+        with applied(LOOKS):
+            train(steps)
+        return []
+
+    _threads(part, f"threads, {LOOKS}, {interceptor}", steps, looking)
+
+
+def _threads(
+    part: Part,
+    case: str,
+    steps: int,
+    instrumented: Callable[[Callable[[int], None], int], list[str]],
+) -> None:
+    """Train in many threads, in half of them by `instrumented`, which returns what is wrong."""
     steps = max(steps // 20, 5)
     expected = [_of_a_thread(seed, steps) for seed in range(THREADS)]
     found: dict[int, bytes] = {}
-    counted: dict[int, int] = {}
     wrong: list[str] = []
     start = threading.Barrier(THREADS)
 
     def run(seed: int) -> None:
         try:
             start.wait()
+
+            def train(steps: int) -> None:
+                found[seed] = _of_a_thread(seed, steps)
+
             if seed % 2:
-                found[seed] = _of_a_thread(seed, steps)
-                return
-            tool = _Products()
-            with amanda.apply(tool, Identity(nothing)):
-                found[seed] = _of_a_thread(seed, steps)
-            counted[seed] = tool.products
+                train(steps)
+            else:
+                wrong.extend(f"thread {seed}: {what}" for what in instrumented(train, steps))
         except BaseException as error:
             wrong.append(f"thread {seed} raised {error!r}")
 
@@ -226,13 +283,7 @@ def threads(part: Part, interceptor: str, steps: int) -> None:
     for thread in running:
         thread.join()
     wrong += [f"thread {seed} has other bits" for seed, b in found.items() if b != expected[seed]]
-    wrong += [
-        f"thread {seed} counted {number} products, not {2 * steps}"
-        for seed, number in counted.items()
-        if number != 2 * steps
-    ]
     wrong += [f"left: {name}" for name in changed(before, TORCH.fingerprint())]
-    case = f"threads, {interceptor}"
     part.cases[case] += THREADS
     part.figures[case] = (
         f"{THREADS} threads at once, {steps:,} steps each, half of them under tools"
@@ -262,16 +313,20 @@ RUNS: dict[str, Callable[[Part, str, int], None]] = {
     "sessions": sessions,
     "threads": threads,
 }
+SHIPPED_RUNS: dict[str, Callable[[Part, str, int], None]] = {
+    **{f"sessions, {way}": functools.partial(shipped_sessions, way) for way in WAYS},
+    f"threads, {LOOKS}": shipped_threads,
+}
 
 
-def sweep(only: str | None, steps: int) -> Part:
+def sweep(only: str | None, steps: int, *, shipped: bool = False) -> Part:
     """Run the long runs, each with both interceptors."""
     part = Part("long", versions=versions())
     if not STATM.exists():
         part.left_out["all"] = f"{STATM} is not here to tell of memory"
         return part
     with quiet():
-        for name, run in RUNS.items():
+        for name, run in (SHIPPED_RUNS if shipped else RUNS).items():
             for interceptor in INTERCEPTORS:
                 os.environ[VARIABLE] = interceptor
                 if only is None or only in f"{name}, {interceptor}":

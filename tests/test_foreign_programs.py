@@ -134,6 +134,38 @@ def test_every_shipped_tool_is_applied(server: ProgramServer) -> None:
     )
 
 
+#: A program of TensorFlow, under the tools that only look and one that edits.
+SAVED = "Keras: functions, fit, save, load"
+FEW_WAYS = """
+import sweeps.foreign as foreign
+foreign.WAYS = {way: foreign.WAYS[way] for way in ("tools", "prune")}
+"""
+
+
+def test_a_program_of_tensorflow(server: ProgramServer, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    found = run(server, tmp_path / "found.json", SAVED, code=FEW_WAYS)
+    assert found["left_out"] == {}
+    assert found["failures"] == []
+    assert found["cases"] == {SAVED: 4}
+
+
+DOUBLES = """
+import sweeps.foreign as foreign
+foreign.WAYS = {}
+from amanda_tools.steer import Steer
+foreign.Watch = lambda: Steer("scale", factor=2.0, ops=["linear", "matmul"])
+"""
+
+
+def test_changes_of_tensorflow_are_noticed(server: ProgramServer, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    found = run(server, tmp_path / "found.json", SAVED, code=DOUBLES)
+    (failure,) = found["failures"]
+    assert failure["how"] == ", watch"
+    assert "history: others" in failure["what"]
+
+
 MISCOUNTS = """
 import sweeps.foreign as foreign
 foreign.Count.analyse = lambda self, context: None

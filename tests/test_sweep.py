@@ -119,6 +119,17 @@ def test_long_runs(tmp_path: Path) -> None:
     assert len(found["cases"]) == 6 or "/proc" in str(found["left_out"])
 
 
+def test_long_runs_under_the_shipped_tools(tmp_path: Path) -> None:
+    what = ["long", "--shipped", "--steps", "20"]
+    for number, only in enumerate(["sessions, quantize", "threads, tools"]):
+        with serve("") as server:
+            status, output, found = run(server, tmp_path / str(number), *what, "--only", only)
+        assert status == 0, output
+        named = set(found["cases"])
+        expected = {f"{only}, {interceptor}" for interceptor in ("native", "function_mode")}
+        assert named == expected or "/proc" in str(found["left_out"])
+
+
 def test_an_exception_that_is_needed_is_not_stale(sweep: Sweep) -> None:
     status, output, found = sweep("exceptions", "--only", "pruning: view")
     assert status == 0, output
@@ -141,6 +152,12 @@ kept = []
 count = long.Statistics.count
 long.Statistics.count = lambda self, *v: (count(self, *v), kept.append([[] for _ in range(20)]))[0]
 """
+SHIPPED_GROWS = """
+import amanda_tools.prune as prune
+kept = []
+result = prune.Prune.result
+prune.Prune.result = lambda self: (result(self), kept.append([[] for _ in range(60)]))[0]
+"""
 
 
 @pytest.mark.parametrize(
@@ -149,8 +166,13 @@ long.Statistics.count = lambda self, *v: (count(self, *v), kept.append([[] for _
         (UNSEEN, ["models", "--only", "GPT2ForSequenceClassification"], "aten::tanh ran"),
         (STALE, ["exceptions", "--only", "pruning: linear"], "stale"),
         (GROWS, ["long", "--steps", "60", "--only", "training, native"], "objects grew"),
+        (
+            SHIPPED_GROWS,
+            ["long", "--shipped", "--steps", "30", "--only", "sessions, prune, native"],
+            "objects grew",
+        ),
     ],
-    ids=["an unseen operator", "a stale exception", "what grows"],
+    ids=["an unseen operator", "a stale exception", "what grows", "a shipped tool that grows"],
 )
 def test_it_notices(sweep: Sweep, code: str, what: list[str], told: str) -> None:
     if what[0] == "models":
