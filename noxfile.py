@@ -324,6 +324,7 @@ def sweep(session: nox.Session) -> None:
         ["operators"],
         ["models"],
         ["programs"],
+        ["programs", "--framework", "tensorflow"],
         ["random"],
         ["long"],
         ["exceptions"],

@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--shipped", action="store_true", help="under the shipped tools")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--seconds", type=float, help="begin no case after this time")
-    parser.add_argument("--framework", default="torch", help="framework in which faults are made")
+    parser.add_argument("--framework", default="torch", help="framework of faults and programs")
     parser.add_argument("--steps", type=int, default=10_000, help="how long the long runs are")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--verbose", action="store_true", help="name each case before it runs")
@@ -108,8 +108,9 @@ def _models(options: argparse.Namespace) -> Part:
 def _programs(options: argparse.Namespace) -> Part:
     from . import foreign
 
-    names = foreign.chosen(options.only, options.sample, options.seed)
-    return foreign.sweep(names, verbose=options.verbose)
+    framework = options.framework
+    names = foreign.chosen(options.only, options.sample, options.seed, framework)
+    return foreign.sweep(names, framework=framework, verbose=options.verbose)
 
 
 def _long(options: argparse.Namespace) -> Part:
@@ -145,7 +146,7 @@ def _shard(options: argparse.Namespace) -> tuple[int, int]:
 #: Parts that may run under the shipped tools.
 SHIPPED_ALONE = ("operators", "models", "random", "long", "faults", "exceptions")
 #: Part -> option whose value is part of the name of its results.
-OF_KIND = {"faults": "framework", "long": "steps"}
+OF_KIND = {"faults": "framework", "programs": "framework", "long": "steps"}
 PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "operators": _operators,
     "models": _models,

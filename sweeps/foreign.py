@@ -354,21 +354,23 @@ def _wrong(program: Program, how: str, plain: Seen, seen: Seen) -> list[str]:
     return wrong
 
 
-def chosen(only: str | None, sample: int | None, seed: int) -> list[str]:
+def chosen(only: str | None, sample: int | None, seed: int, framework: str = "torch") -> list[str]:
     """Return the names of the programs of one run."""
     from .foreign_programs import PROGRAMS
 
-    every = [name for name in PROGRAMS if only is None or only in name]
+    of_framework = [program.name for program in PROGRAMS.values() if program.framework == framework]
+    every = [name for name in of_framework if only is None or only in name]
     if sample is not None and sample < len(every):
         every = random.Random(seed).sample(every, sample)
     return every
 
 
-def sweep(names: list[str], *, verbose: bool = False) -> Part:
-    """Run the programs, each in a process of its own."""
+def sweep(names: list[str], *, framework: str = "torch", verbose: bool = False) -> Part:
+    """Run the programs of a framework, each in a process of its own."""
     from .foreign_programs import PROGRAMS
 
-    whole = Part("programs", versions=versions())
+    part_name = "programs" if framework == "torch" else f"programs, {framework}"
+    whole = Part(part_name, versions=versions())
     for name in names:
         if verbose:
             sys.stderr.write(f"{name}\n")
@@ -381,11 +383,13 @@ def sweep(names: list[str], *, verbose: bool = False) -> Part:
             except subprocess.TimeoutExpired:
                 crash = f"hangs: it was ended after {SECONDS} s"
             if path.exists():
-                whole = merged([whole, read(path)])["programs"]
+                part = dataclasses.replace(read(path), name=part_name)
+                whole = merged([whole, part])[part_name]
             else:
                 whole.cases[name] += 1
                 whole.failures.append(Failure(name, "in a process of its own", [crash]))
-    whole.totals["programs"] = len(PROGRAMS)
+    every = [program for program in PROGRAMS.values() if program.framework == framework]
+    whole.totals["programs"] = len(every)
     return whole
 
 

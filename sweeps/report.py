@@ -73,6 +73,16 @@ outputs, files and random states are compared with the plain program byte for by
 are compared with those that follow from the program's loops, and a fingerprint of torch from
 before with one from after. Each also runs under the shipped tools, as in the parts below.""",
     ),
+    "programs, tensorflow": (
+        "Programs of TensorFlow and Keras",
+        """\
+Small programs of libraries that build on TensorFlow and Keras 3 or 2, each in a process of its
+own: under a tool that only analyses, under one whose routines return None at every op, and
+under the shipped tools. Losses, gradients, weights, predictions and random states are compared
+with the plain program byte for byte, and a fingerprint of TensorFlow from before with one from
+after. TensorFlow's optimizer of graphs and oneDNN are off, since they fuse ops, which rounds
+differently, except where a routine stands between these.""",
+    ),
     "random": (
         "Random programs",
         """\
@@ -136,7 +146,10 @@ PARTS["faults, shipped"] = (
 _SHARD = re.compile(r" --shard (\d+/\d+)")
 
 #: Part -> heading of `Part.refused`, if it does not contain errors.
-REFUSED = {"programs": "Run in another way, with a notice, or refused by a tool that edits"}
+REFUSED = dict.fromkeys(
+    ("programs", "programs, tensorflow"),
+    "Run in another way, with a notice, or refused by a tool that edits",
+)
 
 
 def write(folder: Path) -> int:

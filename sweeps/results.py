@@ -15,7 +15,7 @@ from typing import Any
 
 PACKAGES = (
     *("torch", "transformers", "tensorflow-cpu", "numpy", "amanda-core", "accelerate"),
-    "lightning",
+    *("lightning", "keras", "tf-keras"),
 )
 
 
