@@ -129,7 +129,7 @@ def _random(options: argparse.Namespace) -> Part:
 def _exceptions(options: argparse.Namespace) -> Part:
     from . import stale
 
-    return stale.sweep(options.only, options.seed, shipped=options.shipped)
+    return stale.sweep(options.only, options.seed)
 
 
 def _routines(options: argparse.Namespace) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ def _shard(options: argparse.Namespace) -> tuple[int, int]:
 
 
 #: Parts that may run under the shipped tools.
-SHIPPED_ALONE = ("operators", "models", "random", "long", "faults", "exceptions")
+SHIPPED_ALONE = ("operators", "models", "random", "long", "faults")
 #: Part -> option whose value is part of the name of its results.
 OF_KIND = {"faults": "framework", "programs": "framework", "long": "steps"}
 PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {

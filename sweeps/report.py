@@ -132,11 +132,6 @@ PARTS["long, shipped"] = (
     "the tools, and many threads at once, half of them under the tools that only look. What must "
     f"hold is as in the part above.\n\n{_SHIPPED}",
 )
-PARTS["exceptions, shipped"] = (
-    "Exceptions under the shipped tools",
-    "A tool that edits may refuse a program by a named error. A refusal that no program of several "
-    "processes meets any more is reported as stale.",
-)
 PARTS["faults, shipped"] = (
     "Faults under the shipped tools",
     "Faults as in the part above, while the shipped tools that only look are applied, without "

@@ -1,8 +1,7 @@
 """Check whether each exception of the sweep is still needed; an unneeded one could hide something.
 
 Each is tried where it is listed: that of an operator on all inputs of the operator, an op that
-models leave alone in models until one differs, and one of a program in that program. A refusal of a
-shipped tool is tried in the programs of several processes, until one is refused.
+models leave alone in models until one differs, and one of a program in that program.
 """
 
 from __future__ import annotations
@@ -22,28 +21,15 @@ from .model_list import MODELS
 from .observations import different
 from .operators import INTERCEPTORS, VARIABLE, quiet
 from .results import Failure, Part, versions
-from .shipped import REFUSALS
 
 #: Number of models that are tried for each op that they leave alone.
 TRIED = 25
 
 
-def sweep(only: str | None, seed: int, *, shipped: bool = False) -> Part:
-    """Try the exceptions whose names contain `only`, or the refusals of shipped tools."""
+def sweep(only: str | None, seed: int) -> Part:
+    """Try the exceptions whose names contain `only`."""
     part = Part("exceptions", versions=versions())
     found: dict[str, bool] = {}
-    if shipped:
-        found = {tool: _refusal(tool) for tool in REFUSALS if only is None or only in tool}
-    else:
-        _exceptions(part, found, only, seed)
-    for name, needed in found.items():
-        part.cases[name] += 1
-        if not needed:
-            part.failures.append(Failure(name, "", ["stale: nothing needs it any more"]))
-    return part
-
-
-def _exceptions(part: Part, found: dict[str, bool], only: str | None, seed: int) -> None:
     with quiet():
         os.environ[VARIABLE] = INTERCEPTORS[0]
         for excepted in exceptions.EXCEPTED:
@@ -63,12 +49,11 @@ def _exceptions(part: Part, found: dict[str, bool], only: str | None, seed: int)
                     part.left_out[name] = "it runs in several processes, or on what is not here"
                 else:
                     found[name] = _program(program, op_type)
-
-
-def _refusal(tool: str) -> bool:
-    """Return True if a tool refuses a program; several processes free and write parameters."""
-    names = [program.name for program in PROGRAMS.values() if program.processes > 1]
-    return any(f", {tool}: " in what for name in names for what in foreign.sweep([name]).refused)
+    for name, needed in found.items():
+        part.cases[name] += 1
+        if not needed:
+            part.failures.append(Failure(name, "", ["stale: nothing needs it any more"]))
+    return part
 
 
 def _operator(excepted: exceptions.Excepted, seed: int) -> bool:
