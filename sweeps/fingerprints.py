@@ -17,8 +17,8 @@ Fingerprint = dict[str, Any]
 
 _BINDERS = (staticmethod, classmethod, types.MethodType)
 _BUILT_IN = frozenset(type.__dict__) | {"__dict__", "__weakref__", "__doc__", "__module__"}
-#: Python keeps there which warnings it has shown.
-_BOOKKEEPING = _BUILT_IN | {"__warningregistry__"}
+#: Python keeps there which warnings it has shown, and which slots an object has that it pickled.
+_BOOKKEEPING = _BUILT_IN | {"__warningregistry__", "__slotnames__"}
 
 
 def named(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
