@@ -17,13 +17,23 @@ from amanda_tools.operators.tool import is_eager
 from amanda_tools.tensors.statistics import statistics_of
 from amanda_tools.tensors.values import NotReadableError, host, numbers
 
-__all__ = ["Entered", "Execution", "Look", "Made", "Op", "describe_live", "union", "weak_reference"]
+__all__ = [
+    "Entered",
+    "Execution",
+    "Look",
+    "Made",
+    "Op",
+    "Running",
+    "describe_live",
+    "union",
+    "weak_reference",
+]
 
 
 class Op:
     """One operator or backward operator that is checked."""
 
-    def __init__(self, context: OpContext, of: str = "") -> None:
+    def __init__(self, context: OpContext, running: Running, of: str = "") -> None:
         holder = context if context.forward is None else context.forward
         self.facts = OpFacts.of(holder)
         self.key = key_of(context)
@@ -45,27 +55,44 @@ class Op:
         self.writes = self.writes or kind in ("AddN", "AccumulateNV2")
         self.reads_variable = kind in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
         self._eager = is_eager(context.namespace)
-        #: Thread -> its executions in progress; those of graphs are all under 0.
-        self._entered: dict[int, list[Entered]] = {}
+        #: Executions in progress: of all eager operators, or of this operator of a graph under 0.
+        self._running: Running = running if self._eager else {}
         #: Outputs of executions whose inputs have not come yet: compiled programs call routines in
         #: any order.
         self._early: list[Sequence[Any]] = []
 
     def enter(self, entered: Entered) -> None:
         """Start an execution."""
-        self._entered.setdefault(self._thread, []).append(entered)
+        running = self._running.setdefault(self._thread, [])
+        if self._eager and not self.of:
+            # Only an exception in an earlier execution can have left one of the same operator.
+            self._take(running)
+        running.append(entered)
 
     def leave(self) -> Entered | None:
         """Return the inputs of the execution that ends, or None if its start was not seen."""
-        waiting = self._entered.get(self._thread)
-        if not waiting and self.of:
+        running = self._running.get(self._thread, [])
+        if not self._eager:
+            # The executions of a graph end in the order of their start.
+            return running.pop(0) if running else None
+        entered = self._take(running)
+        if entered is None and self.of:
             # A framework's workers may begin a backward operator in one thread and end it in
             # another.
-            waiting = next((others for others in self._entered.values() if others), None)
-        if not waiting:
-            return None
-        # The executions of a thread are nested; those of a graph end in the order of their start.
-        return waiting.pop() if self._eager else waiting.pop(0)
+            found = map(self._take, self._running.values())
+            entered = next((one for one in found if one is not None), None)
+        return entered
+
+    def _take(self, running: list[Entered]) -> Entered | None:
+        """Remove the last execution of this operator, and those inside it, which an exception
+        left.
+        """
+        for index in reversed(range(len(running))):
+            entered = running[index]
+            if entered.op is self:
+                del running[index:]
+                return entered
+        return None
 
     def keep(self, outputs: Sequence[Any]) -> bool:
         """Keep the outputs of an execution until its inputs come; return False if they cannot."""
@@ -84,7 +111,7 @@ class Op:
 
     def forget(self) -> None:
         """Drop what belongs to the step: executions that an exception left, and bits."""
-        self._entered.clear()
+        self._running.clear()
         self._early.clear()
         self.spoiled = 0
 
@@ -105,9 +132,14 @@ class Op:
 class Entered:
     """Inputs of an execution in progress, or the result of checking them."""
 
+    op: Op
     inputs: Sequence[Any]
     looks: list[Look] | None
     waits: bool
+
+
+#: Thread -> executions, of which each runs inside the one before it.
+Running = dict[int, list[Entered]]
 
 
 @dataclass

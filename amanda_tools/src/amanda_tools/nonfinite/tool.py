@@ -28,6 +28,7 @@ from amanda_tools.nonfinite.record import (
     Look,
     Made,
     Op,
+    Running,
     describe_live,
     union,
     weak_reference,
@@ -119,6 +120,8 @@ class NonFinite(OperatorTool[Op]):
         self._result = NonFiniteResult()
         self._faults: dict[tuple[object, ...], Fault] = {}
         self._waiting: list[Execution] = []
+        #: Executions of eager operators in progress.
+        self._running: Running = {}
         #: Tensors that an operator produced and that may be non-finite.
         self._made: Known[Made] = Known()
         add_holder(self)
@@ -151,7 +154,7 @@ class NonFinite(OperatorTool[Op]):
             )
         if context["type"] in REARRANGING:
             return  # These operators only move values.
-        op = Op(context)
+        op = Op(context, self._running)
         self._live.add(op)
         self._forward[op.key] = op
         # Uninitialized memory may contain anything.
@@ -165,7 +168,7 @@ class NonFinite(OperatorTool[Op]):
             return
         if context["backward_type"] in ("accumulate_grad", *_MOVED):
             return
-        op = Op(context, of=context.op_type)
+        op = Op(context, self._running, of=context.op_type)
         self._live.add(op)
         holder = context if context.forward is None else context.forward
         op.forward = self._forward.get(key_of(holder))
@@ -199,7 +202,7 @@ class NonFinite(OperatorTool[Op]):
             # The inputs of an op that writes them must be checked before it runs.
             looks = self._probed(inputs, op, waits) if op.writes or waits else None
         with self._lock:
-            op.enter(Entered(inputs if looks is None else (), looks, waits))
+            op.enter(Entered(op, inputs if looks is None else (), looks, waits))
             outputs = op.early()
         if outputs is not None:
             self.leave(*outputs, op=op)
