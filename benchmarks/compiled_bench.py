@@ -29,7 +29,7 @@ OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "compiled
 BACKENDS = ("aot_eager", "inductor")
 
 #: Number of runs before and while counting.
-WARM, COUNTED = 64, 4
+WARM, COUNTED = 150, 4
 
 PLAIN, IDLE, TOOL, BY_HAND = "plain", "nothing inserted", "pruned by a tool", "pruned by hand"
 AFTER = "plain, after `apply`"

@@ -144,8 +144,13 @@ def feed(model: nn.Module) -> torch.Tensor:
     return torch.linspace(-1, 1, 3 * 16 * 16).reshape(1, 3, 16, 16) if is_image else IDS
 
 
-def step(model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    """Return the output and the gradients of a training step."""
+def step(
+    model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor], training: bool = True
+) -> list[torch.Tensor]:
+    """Return the output and the gradients of a training step, or the output alone."""
+    if not training:
+        with torch.no_grad():
+            return [call(feed(model)).clone()]
     model.zero_grad()
     output = call(feed(model))
     output.square().mean().backward()
@@ -167,10 +172,11 @@ def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, after a graph break.
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("name", EACH)
-def test_models_stay_compiled(name: str) -> None:
+def test_models_stay_compiled(name: str, training: bool) -> None:
     made, backend, is_whole = MODELS[name]
-    model = made()
+    model = made().train(training)
     mask: dict[str, Any] = {"attention_mask": MASK} if name.startswith(("gpt2", "mix")) else {}
     state = copy.deepcopy(model.state_dict())
 
@@ -181,7 +187,7 @@ def test_models_stay_compiled(name: str) -> None:
     def fresh(call: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
         with amanda.disabled():
             model.load_state_dict(state)  # Statistics of normalization change in each step.
-        return step(model, call)
+        return step(model, call, training)
 
     compiled = torch.compile(run, fullgraph=is_whole, backend=backend)
     before = graphs(), breaks()
@@ -194,15 +200,16 @@ def test_models_stay_compiled(name: str) -> None:
         assert graphs() - before[0] - count == count or not is_whole
         assert breaks() - before[1] - broken == broken
         for _ in range(STEPS - 1):
-            step(model, compiled)
+            step(model, compiled, training)
         gaps = [gap.what for gap in handle.coverage()["pytorch"]]
     assert not any(gap.startswith("compiled callable") for gap in gaps)
     with amanda.apply(reference):
         for _ in range(STEPS):
-            step(model, run)
+            step(model, run, training)
     assert tool.forward == reference.forward
     assert tool.backward == reference.backward
-    assert sum(tool.backward.values()) >= STEPS
+    assert sum(tool.forward.values()) >= STEPS
+    assert (sum(tool.backward.values()) >= STEPS) == training
     assert distance(woven, eager) <= 2 * distance(plain, eager) + 1e-6
     count = graphs()
     left = fresh(compiled)
