@@ -49,7 +49,7 @@ def replace() -> Callable[[], object]:
         hastened(function)
 
         def undo() -> None:
-            hastened(function, "plain")
+            hastened(function, False)
             del function.__wrapped__
             function.__code__ = code
 

@@ -73,7 +73,8 @@ class _Patches(Patches):
         self.afterwards(function_apply.replace())
         self.afterwards(swap_tensors.replace())
         self._patch_engine()
-        self.replace(*GRADIENT_SEEDS, _quiet(getattr(*GRADIENT_SEEDS)))
+        quiet = _quiet if native is None else native.quiet  # It runs in each backward pass.
+        self.replace(*GRADIENT_SEEDS, quiet(getattr(*GRADIENT_SEEDS)))
         if hasattr(*VERSION_RESET):
             self.replace(*VERSION_RESET, _forgetting(getattr(*VERSION_RESET)))
         self._patch_optimizers()
@@ -269,7 +270,7 @@ def _quiet(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             STATE.quiet -= 1
 
-    return hastened(call, "quiet")
+    return call
 
 
 def _forgetting(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,14 +36,11 @@ def thread_fields() -> Mapping[str, Any]:
     return {} if native is None else native.THREAD_FIELDS
 
 
-def hastened(replacement: F, kind: str = "unwatched") -> F:
-    """Let a Python function call its `__wrapped__` in C.
+def hastened(replacement: F, is_hastened: bool = True) -> F:
+    """Let a Python function call its `__wrapped__` in C where operators are not instrumented.
 
-    Args:
-        replacement: The function.
-        kind: `unwatched` where operators are not instrumented; `quiet` so that they are not seen;
-            `plain` not at all.
+    CPython 3.11 ignores this where code calls the function by its name.
     """
     if native is not None:
-        native.hasten(replacement, kind)
+        native.hasten(replacement, is_hastened)
     return replacement

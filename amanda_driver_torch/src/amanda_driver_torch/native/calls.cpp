@@ -30,19 +30,6 @@ HOT PyObject* call_unwatched(PyObject* replacement, PyObject* const* args, size_
     return in_python(replacement, args, count, names);
 }
 
-PyObject* call_quietly(PyObject* replacement, PyObject* const* args, size_t count,
-                       PyObject* names) {
-    PyObject* original = original_of(replacement);
-    Thread* thread = current;
-    if (thread == nullptr || original == nullptr) {
-        return in_python(replacement, args, count, names);
-    }
-    ++thread->quiet;
-    PyObject* result = PyObject_Vectorcall(original, args, count, names);
-    --thread->quiet;
-    return result;
-}
-
 PyObject* run_quietly(PyObject* function, PyObject* const* args, Py_ssize_t count,
                       PyObject* names) {
     Thread* thread = current;
@@ -94,13 +81,10 @@ PyObject* engine(PyObject*, PyObject* args) {
 
 PyObject* hasten(PyObject*, PyObject* args) {
     PyObject* replacement;
-    const char* kind;
-    if (!PyArg_ParseTuple(args, "O!s", &PyFunction_Type, &replacement, &kind)) return nullptr;
-    bool is_plain = kind[0] == 'p';
-    if (!is_plain || plain_call != nullptr) {
-        set_call(replacement, is_plain           ? plain_call
-                              : kind[0] == 'q' ? call_quietly
-                                               : call_unwatched);
+    int is_hastened;
+    if (!PyArg_ParseTuple(args, "O!p", &PyFunction_Type, &replacement, &is_hastened)) return nullptr;
+    if (is_hastened || plain_call != nullptr) {
+        set_call(replacement, is_hastened ? call_unwatched : plain_call);
     }
     Py_RETURN_NONE;
 }
@@ -113,9 +97,8 @@ PyMethodDef functions[] = {
      "Return a `run_backward` that makes operators opaque, and calls the replacement for graphs of "
      "gradients and while is_compiled()."},
     {"hasten", hasten, METH_VARARGS,
-     "hasten(replacement, kind, /)\n--\n\n"
-     "Let a Python function call its `__wrapped__` in C: where operators are not instrumented "
-     "(`unwatched`), so that they are not seen (`quiet`), or not at all (`plain`)."},
+     "hasten(replacement, is_hastened, /)\n--\n\n"
+     "Let a Python function call its `__wrapped__` in C where operators are not instrumented."},
     {nullptr, nullptr, 0, nullptr},
 };
 
