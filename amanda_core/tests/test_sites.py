@@ -580,3 +580,26 @@ def test_an_activation_that_is_resumed_goes_on_counting() -> None:
     copy = activation.copy()
     copy.counts["site"] += 1
     assert (activation.counts, copy.counts) == ({"site": 2}, {"site": 3})
+
+
+def test_a_module_is_collected_while_its_root_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Collecting(list[Any]):
+        def append(self, item: object) -> None:
+            gc.collect()
+            super().append(item)
+
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    scopes = Scopes(lambda module: module.children, lambda module: ())
+    root, made = Module(), Module()
+    made.children["itself"] = made
+    scope = scopes.enter(root, None, False)
+    scopes.enter(made, scope, False)
+    scopes.dead = Collecting()
+    gc.disable()
+    try:
+        del made, root
+    finally:
+        gc.enable()
+    assert unraisable == []
+    assert scopes.take_dead()[-1] == (scope.root, None)

@@ -125,7 +125,8 @@ class Scopes:
             # If the root has died during its own call, its modules belong to the calling scope.
             around = self._by_label.get(parent.root)
             return self._scope(around, module, parent) if around is not None else parent
-        for root in self._by_label.values() if again else ():
+        # Of a list: a module that is collected meanwhile removes itself.
+        for root in list(self._by_label.values()) if again else ():
             known = root.modules.get(id(module))
             if known is not None and known.module() is module:
                 return known.scope
@@ -199,7 +200,7 @@ class Scopes:
     def _root_died(self, root: _Root) -> None:
         del self._by_label[root.label]
         self.held_by.pop(root.label, None)
-        for known in root.modules.values():
+        for known in list(root.modules.values()):
             self._path_died(root.label, known.scope.path)
         root.modules.clear()
         self.dead.append((root.label, None))
@@ -224,7 +225,7 @@ class Scopes:
             path = f"{above.path}." * bool(above.path) + f"<{type(module).__qualname__}>"
         else:
             path = f"{above.path}/{self._name_of(module)}" if above.root else root.label
-        taken = {known.scope.path for known in root.modules.values()}
+        taken = {known.scope.path for known in list(root.modules.values())}
         return self._add(root, key, module, _unused(path, taken), None, "").scope
 
     def _in_place(self, known: _Known) -> bool:
@@ -241,8 +242,9 @@ class Scopes:
         top = root.module()
         if top is None:
             return
-        for key in [key for key, known in root.modules.items() if known.owner is not None]:
-            del root.modules[key]
+        for key, known in root.modules.copy().items():
+            if known.owner is not None:
+                root.modules.pop(key, None)
         waiting, seen = [(top, self._add(root, id(top), top, "", None, ""))], {id(top)}
         while waiting:
             module, owner = waiting.pop()

@@ -129,7 +129,7 @@ class Known(Generic[V]):
 
     def items(self) -> Iterator[tuple[Any, V]]:
         """Yield the values that have a weak reference now, and what is known of each."""
-        for entry in tuple(self._entries.values()):
+        for entry in list(self._entries.values()):
             value = entry.ref() if entry.ref is not None else None
             if value is not None:
                 yield value, entry.value
@@ -144,7 +144,7 @@ class Known(Generic[V]):
 
     def let_go(self, kind: type, witness: Witness) -> None:
         """Remove the references to values of a type; see the function of this name."""
-        for key, entry in tuple(self._entries.items()):
+        for key, entry in self._entries.copy().items():
             value = entry.ref() if entry.ref is not None else None
             if not isinstance(value, kind):
                 continue

@@ -43,11 +43,12 @@ class _Tokens:
 
     def release(self) -> None:
         """Remove the tokens from all live tensors."""
-        for reference in self._tensors.values():
+        # What the garbage collector or another thread runs meanwhile may add tokens.
+        released, self._tensors = self._tensors, {}
+        for reference in released.values():
             tensor = reference()
             if tensor is not None:
                 vars(tensor).pop("_amanda_source", None)
-        self._tensors.clear()
 
 
 TOKENS = _Tokens()
