@@ -242,9 +242,8 @@ class Scopes:
         top = root.module()
         if top is None:
             return
-        for key, known in root.modules.copy().items():
-            if known.owner is not None:
-                root.modules.pop(key, None)
+        for key in [k for k, known in root.modules.copy().items() if known.owner is not None]:
+            root.modules.pop(key, None)
         waiting, seen = [(top, self._add(root, id(top), top, "", None, ""))], {id(top)}
         while waiting:
             module, owner = waiting.pop()
