@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from amanda_core.imports import ImportWatcher
 from amanda_core.patching import Patches
@@ -33,6 +34,7 @@ from amanda_driver_torch._torch.internals import (
     DYNAMO_EXPORT,
     ENGINE,
     GRADIENT_SEEDS,
+    HOOK_REGISTRATION,
     SCRIPT_TRACING,
     SYMBOLIC_TRACING,
     TENSOR_PRINTING,
@@ -73,6 +75,9 @@ class _Patches(Patches):
         self.afterwards(function_apply.replace())
         self.afterwards(swap_tensors.replace())
         self._patch_engine()
+        if native is not None and hasattr(*HOOK_REGISTRATION):
+            quick = native.registration(getattr(*HOOK_REGISTRATION), RemovableHandle)
+            self.replace(*HOOK_REGISTRATION, quick)
         quiet = _quiet if native is None else native.quiet  # It runs in each backward pass.
         self.replace(*GRADIENT_SEEDS, quiet(getattr(*GRADIENT_SEEDS)))
         if hasattr(*VERSION_RESET):

@@ -52,6 +52,7 @@ __all__ = [
     "FUNCTIONS",
     "GLOBAL_MODULE_HOOKS",
     "GRADIENT_SEEDS",
+    "HOOK_REGISTRATION",
     "LOOKED_AWAY",
     "RELEASE",
     "SCRIPT_TRACING",
@@ -425,6 +426,12 @@ class Named(NamedTuple):
     module: str
     names: tuple[str, ...]
 
+
+#: The function that adds a hook to those of a node: its owner and attribute name.
+HOOK_REGISTRATION = (
+    getattr(torch.autograd.function, "_HookMixin", torch.autograd.Function),
+    "_register_hook",
+)
 
 #: The object whose `run_backward` runs a backward pass: its owner and attribute name.
 ENGINE = (Variable, "_execution_engine")

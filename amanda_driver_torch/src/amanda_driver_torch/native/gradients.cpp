@@ -14,7 +14,7 @@ namespace {
 PyTypeObject* hook_type = nullptr;
 PyObject *backward_hooks, *grad_fn, *register_hook, *register_prehook, *register_hook_dict;
 PyObject *reshape, *transpose, *convert, *dtype_name, *shape_name, *sum_to_size, *open_name, *op_name,
-    *grad_outputs, *grad_inputs;
+    *grad_outputs, *grad_inputs, *id_name, *next_id;
 
 struct GradientHook {
     PyObject_HEAD
@@ -354,9 +354,66 @@ bool hook_node_of(PyObject* output, PyObject* hook) {
     return node && protect(node.get()) && hook_node(node.get(), hook, Seen::BEFORE);
 }
 
+namespace {
+
+PyObject* handle_type = nullptr;  // of Python's handles, which number the hooks
+// Whether C registers the hook that torch is registering, and so needs no handle.
+bool without_handle = false;
+
+// Registers a hook as Python's function does, which is `original`: (hooks or None, hook) ->
+// (hooks, handle). Nobody asks for the handles of hooks that C registers.
+PyObject* register_quickly(PyObject* original, PyObject* const* args, Py_ssize_t count) {
+    static long long last = 0;  // Python's keys are not negative.
+    if (!std::exchange(without_handle, false) || count != 2) {
+        return PyObject_Vectorcall(original, args, size_t(count), nullptr);
+    }
+    Owned hooks(args[0] == Py_None ? PyODict_New() : Py_NewRef(args[0])),
+        number(PyLong_FromLongLong(--last));
+    if (!hooks || !number || PyODict_SetItem(hooks.get(), number.get(), args[1]) < 0) return nullptr;
+    return PyTuple_Pack(2, hooks.get(), Py_None);
+}
+
+PyMethodDef registration = {
+    "_register_hook", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(register_quickly)),
+    METH_FASTCALL, nullptr};
+
+PyObject* registration_method(PyObject*, PyObject* args) {
+    PyObject *original, *handles;
+    if (!PyArg_ParseTuple(args, "OO", &original, &handles)) return nullptr;
+    Py_XSETREF(handle_type, Py_NewRef(handles));
+    return PyCFunction_New(&registration, original);
+}
+
+PyMethodDef methods[] = {
+    {"registration", registration_method, METH_VARARGS,
+     "registration(original, handles, /)\n--\n\n"
+     "Return a function that registers the hooks of C without a handle, and others by `original`."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+// Returns the handle, or None.
+Owned registered(PyObject* node, PyObject* hook, PyObject* name) {
+    without_handle = true;
+    Owned handle(PyObject_CallMethodOneArg(node, name, hook));
+    without_handle = false;
+    return handle;
+}
+
+}  // namespace
+
 bool hook_node(PyObject* node, PyObject* hook, Seen seen) {
-    PyObject* name = seen == Seen::BEFORE ? register_prehook : register_hook;
-    return bool(Owned(PyObject_CallMethodOneArg(node, name, hook)));
+    return bool(registered(node, hook, seen == Seen::BEFORE ? register_prehook : register_hook));
+}
+
+Owned hook_before(PyObject* node, PyObject* hook) {
+    Owned handle = registered(node, hook, register_prehook);
+    if (!handle || handle.get() != Py_None) {
+        return Owned(handle ? PyObject_GetAttr(handle.get(), id_name) : nullptr);
+    }
+    // The program's next hook has this number.
+    Owned next(PyObject_GetAttr(handle_type, next_id));
+    long long number = next ? PyLong_AsLongLong(next.get()) : -1;
+    return Owned(PyErr_Occurred() ? nullptr : PyLong_FromLongLong(number - 1));
 }
 
 int add_gradients(PyObject* module) {
@@ -373,11 +430,14 @@ int add_gradients(PyObject* module) {
                              Name{&shape_name, "shape"}, Name{&sum_to_size, "sum_to_size"},
                              Name{&open_name, "open"}, Name{&op_name, "op"},
                              Name{&grad_outputs, "grad_outputs"},
-                             Name{&grad_inputs, "grad_inputs"}}) {
+                             Name{&grad_inputs, "grad_inputs"}, Name{&id_name, "id"},
+                             Name{&next_id, "next_id"}}) {
         if ((*name.name = PyUnicode_InternFromString(name.text)) == nullptr) return -1;
     }
     hook_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&hook_spec));
-    if (hook_type == nullptr || add_routes() < 0) return -1;
+    if (hook_type == nullptr || add_routes() < 0 || PyModule_AddFunctions(module, methods) < 0) {
+        return -1;
+    }
     return PyModule_AddObjectRef(module, "GradientHook", reinterpret_cast<PyObject*>(hook_type));
 }
 

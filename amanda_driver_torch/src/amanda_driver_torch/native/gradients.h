@@ -73,6 +73,9 @@ bool hook_tensor(PyObject* tensor, PyObject* hook);
 bool hook_node_of(PyObject* output, PyObject* hook);
 // Hooks a node, before or after it. False with an exception.
 bool hook_node(PyObject* node, PyObject* hook, Seen seen);
+// Hooks a node before it; returns the number of the hook in the order of Python's. Null with an
+// exception.
+Owned hook_before(PyObject* node, PyObject* hook);
 
 int add_gradients(PyObject* module);
 

@@ -1,12 +1,13 @@
 // The single hook of an execution, which sets the others.
 #include "pending.h"
 
+#include "gradients.h"
+
 namespace amanda {
 
 namespace {
 
 PyTypeObject* hook_type = nullptr;
-PyObject *register_prehook, *id_name;
 
 struct PendingHook {
     PyObject_HEAD
@@ -91,17 +92,13 @@ int hook_pending(const Shared<Pending>& pending, PyObject* output, uint64_t star
     new (&own->pending) Shared<Pending>(pending);
     own->start = PyLong_FromUnsignedLongLong(start);
     if (own->start == nullptr) return -1;
-    Owned handle(PyObject_CallMethodOneArg(node.get(), register_prehook, hook.get()));
-    if (!handle) return -1;
-    own->number = PyObject_GetAttr(handle.get(), id_name);
+    own->number = hook_before(node.get(), hook.get()).release();
     return own->number != nullptr ? 1 : -1;
 }
 
 int add_pending(PyObject* module) {
-    register_prehook = PyUnicode_InternFromString("register_prehook");
-    id_name = PyUnicode_InternFromString("id");
     hook_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&hook_spec));
-    if (id_name == nullptr || hook_type == nullptr) return -1;
+    if (hook_type == nullptr) return -1;
     return PyModule_AddObjectRef(module, "PendingHook", reinterpret_cast<PyObject*>(hook_type));
 }
 
