@@ -86,35 +86,31 @@ def posthook(
     function: Callable[..., Sequence[Any]],
     places: Sequence[Result],
     regions: Sequence[ViewRegion | None],
-    dtypes: Sequence[torch.dtype],
 ) -> Callable[..., Any]:
     """Return a posthook of a node, some of whose results are gradients of an op's inputs.
 
-    The hook takes the results, the gradients before the node, the shapes of the inputs, and the
-    results of routines already called.
+    The hook takes the results, the gradients before the node, the shapes of the inputs whose
+    gradients are reshaped (else None), and the results of routines already called.
 
     Args:
         function: Maps the gradients of the inputs.
         places: For each input, the result that is its gradient.
         regions: For each input, its region in the result if it is a view that was written.
-        dtypes: The dtypes of the inputs.
     """
 
     def hook(
         results: Sequence[Any],
         _: Sequence[Any],
-        shapes: Sequence[torch.Size],
+        shapes: Sequence[torch.Size | None],
         done: tuple[Any, ...] = (),
     ) -> Any:
         try:
             with hidden_from_modes(results):
                 grads = [
-                    place.given(results[place.number], shape, dtype)
+                    place.given(results[place.number], shape)
                     if region is None or results[place.number] is None
                     else region.read(results[place.number])
-                    for place, shape, region, dtype in zip(
-                        places, shapes, regions, dtypes, strict=True
-                    )
+                    for place, shape, region in zip(places, shapes, regions, strict=True)
                 ]
             new = function(grads, done)
             if all(after is before for before, after in zip(grads, new, strict=True)):
@@ -137,22 +133,18 @@ def posthook(
 def summing_hooks(
     function: Callable[..., Sequence[Any]],
     parts_of: Sequence[Sequence[tuple[Any, int]]],
-    shapes: Sequence[torch.Size],
-    dtypes: Sequence[torch.dtype],
 ) -> list[tuple[Any, Callable[..., Any]]]:
     """Return hooks by which an observer sees gradients whose parts come from several nodes.
 
     Args:
         function: Takes the gradients, once all nodes have run.
         parts_of: For each gradient the nodes that make a part of it, each with the result's number.
-        shapes: Shapes of the gradients.
-        dtypes: Their dtypes.
 
     Returns:
         The nodes, each with its hook.
     """
     nodes = list(dict.fromkeys(node for parts in parts_of for node, _ in parts))
-    places = [[(nodes.index(node), Result(number, "")) for node, number in p] for p in parts_of]
+    places = [[(nodes.index(node), number) for node, number in p] for p in parts_of]
     count = len(nodes)
     arrived: dict[int, Sequence[Any]] = {}
 
@@ -169,13 +161,7 @@ def summing_hooks(
                 hidden_from_modes([value for given in made.values() for value in given]),
                 torch.no_grad(),
             ):
-                sums = [
-                    _sum(
-                        result.given(made[number][result.number], shape, dtype)
-                        for number, result in place
-                    )
-                    for place, shape, dtype in zip(places, shapes, dtypes, strict=True)
-                ]
+                sums = [_sum(made[index][number] for index, number in place) for place in places]
             if any(value is not None for value in sums):
                 function(sums)
 

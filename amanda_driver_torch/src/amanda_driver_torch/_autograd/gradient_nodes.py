@@ -46,18 +46,17 @@ class Result(NamedTuple):
     number: int
     way: str
 
-    def given(
-        self, value: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype
-    ) -> torch.Tensor | None:
-        """Return the gradient of an input of `shape` and `dtype`, given this result of the node."""
-        if value is None or value.is_nested:
+    def given(self, value: torch.Tensor | None, shape: torch.Size | None) -> torch.Tensor | None:
+        """Return the gradient of an input of `shape`, given this result of the node.
+
+        The engine has given the result the shape and the dtype of the input that it goes to.
+        """
+        if value is None or not self.way or value.is_nested:
             return value
-        if self.way:
-            value = value.t() if self.way == "t" else value.reshape(shape)
-        elif value.shape != shape:
-            # A node may leave the sum over broadcast dimensions, and the conversion, to the engine.
-            value = value.sum_to_size(shape)
-        return value if value.dtype == dtype else value.to(dtype)
+        if self.way == "t":
+            return value.t()
+        assert shape is not None
+        return value.reshape(shape)
 
     def back(self, gradient: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:
         """Return this result of the node, changed so that the input gets `gradient`."""

@@ -52,7 +52,6 @@ from amanda_driver_torch._thread.modes import changes_of
 from amanda_driver_torch._torch.internals import next_sequence
 from amanda_driver_torch._torch.tensor_attributes import (
     base_of,
-    dtype_of,
     is_nested_strided,
     is_strided,
     node_of,
@@ -78,7 +77,6 @@ class NodeGradients(NamedTuple):
         route: The path to the node; see `nodes.routes`.
         slots: The inputs.
         results: For each input, the result of the node that is its gradient.
-        dtypes: Their dtypes.
     """
 
     hook: Callable[..., Any]
@@ -86,7 +84,6 @@ class NodeGradients(NamedTuple):
     route: list[Place]
     slots: list[Slot]
     results: list[Result]
-    dtypes: list[torch.dtype]
 
 
 class OutputGradients(NamedTuple):
@@ -112,11 +109,10 @@ class Taps:
         self._tapped: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._done = False
         self._edges: dict[Slot, Edge] = {}
-        #: Inputs whose edges, shapes and dtypes are not read yet.
+        #: Inputs whose edges and shapes are not read yet.
         self._inputs: dict[Slot, torch.Tensor] = {}
         #: Shapes before the op ran, since ops like `squeeze_` change the shape of their input.
         self._shapes: dict[Slot, torch.Size] = {}
-        self._dtypes: dict[Slot, torch.dtype] = {}
         #: Groups of inputs that go through identities, and the functions of their gradients.
         self._fronts: list[tuple[list[Slot], Callable[..., Sequence[Any]]]] = []
         #: Groups of inputs whose gradients are read at a node instead, and the node.
@@ -183,7 +179,7 @@ class Taps:
             self._read_inputs()
 
     def _read_inputs(self) -> None:
-        """Read the edges, shapes and dtypes of inputs, as late as possible.
+        """Read the edges and shapes of inputs, as late as possible.
 
         Reading the node of a view whose base was written creates that node.
         """
@@ -192,7 +188,6 @@ class Taps:
             if slot not in self._edges:
                 self._edges[slot] = edge_of(tensor, edited=given.get(slot) is not tensor)
             self._shapes[slot] = shape_of(tensor)
-            self._dtypes[slot] = dtype_of(tensor)
         self._inputs = {}
 
     def _tap_inputs(
@@ -200,7 +195,6 @@ class Taps:
     ) -> list[Any]:
         token = self._backward.keep(plan)
         self._front = plan, token
-        self._dtypes = {slot: dtype_of(tensor) for slot, tensor in slots.items()}
         for group in _groups(plan, {position for position, _ in slots}):
             chosen = [slot for slot in slots if slot[0] in group]
             if not chosen:
@@ -247,9 +241,8 @@ class Taps:
             steps = [
                 s for s in plan.steps if not {p for p, _ in chosen}.isdisjoint(_selected(s, count))
             ]
-            dtypes = [self._dtypes[slot] for slot in chosen]
-            hook = posthook(function, results, [None] * len(results), dtypes)
-            found.append(NodeGradients(hook, steps, way[0], chosen, results, dtypes))
+            hook = posthook(function, results, [None] * len(results))
+            found.append(NodeGradients(hook, steps, way[0], chosen, results))
         return found
 
     def reusable_functions(
@@ -359,7 +352,7 @@ class Taps:
             regions = [region if slot == (0, None) else None for slot in chosen]
             shapes = [self._shapes[slot] for slot in chosen]
             function = self._function(token, group, chosen, count, self._call.values)
-            hook = posthook(function, results, regions, [self._dtypes[slot] for slot in chosen])
+            hook = posthook(function, results, regions)
             gradient_node.node.register_hook(with_shapes(hook, shapes))
             self._read.append((chosen, function, gradient_node))
 
@@ -381,12 +374,7 @@ class Taps:
             )
             return
         function = self._function(token, group, chosen, len(self._call.values), self._call.values)
-        for node, hook in summing_hooks(
-            function,
-            [origins[slot] for slot in chosen],
-            [self._shapes[slot] for slot in chosen],
-            [self._dtypes[slot] for slot in chosen],
-        ):
+        for node, hook in summing_hooks(function, [origins[slot] for slot in chosen]):
             node.register_hook(hook)
 
     def _region(self) -> ViewRegion | None:

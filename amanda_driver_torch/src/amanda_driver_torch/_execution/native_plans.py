@@ -205,7 +205,7 @@ def _arrivals(call: Call, taps: Taps, outputs: Sequence[Any]) -> Any:
         # Routines at the node itself run after those, and so must be hooked after them.
         if None in parts or (len(numbers) > 1 and call.session.wants_backward):
             return None
-        ways = [(position, -1, number, "", None) for position, number in numbers.items()]
+        ways = [(position, -1, number, "") for position, number in numbers.items()]
         hooks.append((hook, parts, len(outputs), ways))
     made = {id(tensor) for tensor in call.made(outputs)}
     return [id(output) in made for output in outputs], hooks
@@ -244,10 +244,8 @@ def _node_hooks(
         if None in steps or any(argument < 0 for argument, _ in arguments):
             return None
         ways = [
-            (position, -1 if item is None else item, result.number, result.way, dtype)
-            for (position, item), result, dtype in zip(
-                one.slots, one.results, one.dtypes, strict=True
-            )
+            (position, -1 if item is None else item, result.number, result.way)
+            for (position, item), result in zip(one.slots, one.results, strict=True)
         ]
         lengths = {p: len(call.values[p]) for p, item in one.slots if item is not None}
         hook = (one.hook, steps, one.route, len(sources), ways, list(lengths.items()))

@@ -428,10 +428,7 @@ class Named(NamedTuple):
 
 
 #: The function that adds a hook to those of a node: its owner and attribute name.
-HOOK_REGISTRATION = (
-    getattr(torch.autograd.function, "_HookMixin", torch.autograd.Function),
-    "_register_hook",
-)
+HOOK_REGISTRATION = (Function, "_register_hook")
 
 #: The object whose `run_backward` runs a backward pass: its owner and attribute name.
 ENGINE = (Variable, "_execution_engine")

@@ -26,7 +26,6 @@ from amanda_driver_torch._torch.internals import (
 __all__ = [
     "PLAIN",
     "base_of",
-    "dtype_of",
     "is_differentiable",
     "is_nested_strided",
     "is_strided",
@@ -75,7 +74,6 @@ requires_grad: Callable[[torch.Tensor], bool] = _reader(TensorBase.requires_grad
 #: The base of a view, or None.
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = _reader(base_descriptor)
 
-dtype_of: Callable[[torch.Tensor], torch.dtype] = _reader(TensorBase.dtype)
 #: The number of a tensor among the outputs of its node; read the node first.
 output_number: Callable[[torch.Tensor], int] = _reader(TensorBase.output_nr)
 

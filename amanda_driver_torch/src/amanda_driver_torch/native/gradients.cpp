@@ -1,6 +1,8 @@
 // Hooks on gradients.
 #include "gradients.h"
 
+#include <algorithm>
+
 #include "nodes.h"
 #include "thread.h"
 #include "torch_symbols.h"
@@ -13,7 +15,7 @@ namespace {
 
 PyTypeObject* hook_type = nullptr;
 PyObject *backward_hooks, *grad_fn, *register_hook, *register_prehook, *register_hook_dict;
-PyObject *reshape, *transpose, *convert, *dtype_name, *shape_name, *sum_to_size, *open_name, *op_name,
+PyObject *reshape, *transpose, *open_name, *op_name,
     *grad_outputs, *grad_inputs, *id_name, *next_id;
 
 struct GradientHook {
@@ -73,21 +75,16 @@ class Open {
     bool opened_ = false;
 };
 
-// Returns a node's result as the gradient of an input of `shape`.
-Owned changed(PyObject* result, GradientSteps::Change change, PyObject* shape, bool* summed) {
+// Returns a node's result as the gradient of an input of `shape`. The engine has given it the shape
+// and the dtype of what it goes to.
+Owned changed(PyObject* result, GradientSteps::Change change, PyObject* shape) {
     if (change == GradientSteps::Change::TRANSPOSE) {
         return Owned(PyObject_CallMethodNoArgs(result, transpose));
     }
     if (change == GradientSteps::Change::RESHAPE) {
         return Owned(PyObject_CallMethodOneArg(result, reshape, shape));
     }
-    Owned own(PyObject_GetAttr(result, shape_name));
-    if (!own) return own;
-    int same = PyObject_RichCompareBool(own.get(), shape, Py_EQ);
-    if (same != 0) return same < 0 ? Owned() : Owned::share(result);
-    // A node may leave the sum over broadcast dimensions to the engine.
-    *summed = true;
-    return Owned(PyObject_CallMethodOneArg(result, sum_to_size, shape));
+    return Owned::share(result);
 }
 
 // Returns a list that contains None only.
@@ -99,9 +96,8 @@ Owned nothing(Py_ssize_t count) {
     return values;
 }
 
-// Returns the gradients of inputs, made of a node's results. Also returns the results with sums
-// that the engine would otherwise compute again; null without an exception if nothing was summed.
-Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes, Owned* sums) {
+// Returns the gradients of inputs, made of a node's results.
+Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes) {
     Owned values = nothing(steps.count);
     if (!values) return values;
     for (const auto& [position, length] : steps.lengths) {
@@ -117,22 +113,8 @@ Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes, Own
         }
         PyObject* result = PyTuple_GET_ITEM(results, way.index);
         if (result == Py_None) continue;
-        bool summed = false;
-        Owned value =
-            changed(result, way.change, PyTuple_GET_ITEM(shapes, Py_ssize_t(i)), &summed);
+        Owned value = changed(result, way.change, PyTuple_GET_ITEM(shapes, Py_ssize_t(i)));
         if (!value) return value;
-        Owned dtype(PyObject_GetAttr(value.get(), dtype_name));
-        if (dtype.get() != way.dtype.get()) {
-            // A node may leave the conversion to the engine.
-            value = Owned(dtype ? PyObject_CallMethodOneArg(value.get(), convert, way.dtype.get())
-                                : nullptr);
-            if (!value) return value;
-        }
-        if (summed) {
-            if (!*sums) *sums = Owned(PySequence_List(results));
-            if (!*sums) return Owned();
-            PyList_SetItem(sums->get(), way.index, Py_NewRef(value.get()));
-        }
         if (way.item < 0) {
             PyList_SetItem(values.get(), way.position, value.release());
         } else {
@@ -143,8 +125,7 @@ Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes, Own
 }
 
 // Returns the values for the routines of a hook called with `args`, as a list.
-Owned seen_by(const GradientSteps& steps, PyObject* args, PyObject* shapes, Open* open,
-              Owned* sums) {
+Owned seen_by(const GradientSteps& steps, PyObject* args, PyObject* shapes, Open* open) {
     PyObject* first = PyTuple_GET_ITEM(args, 0);
     if (steps.seen == Seen::ARRIVING || steps.seen == Seen::TOGETHER) {
         Owned values = nothing(steps.count);
@@ -161,7 +142,7 @@ Owned seen_by(const GradientSteps& steps, PyObject* args, PyObject* shapes, Open
         }
         return values;
     }
-    if (steps.seen == Seen::GIVEN) return given(steps, first, shapes, sums);
+    if (steps.seen == Seen::GIVEN) return given(steps, first, shapes);
     Owned values(PySequence_List(first));
     if (!values) return values;
     if (steps.seen == Seen::BEFORE) {
@@ -192,15 +173,15 @@ PyObject* hook_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     if (watch == nullptr || many != (steps->seen != Seen::ARRIVING) ||
         PyTuple_GET_ITEM(args, 0) == Py_None ||
         // Modes and the profiler must not see the driver's own operations.
-        (steps->seen == Seen::GIVEN && is_observed())) {
+        (steps->computes && is_observed())) {
         return hand_over(hook, args, results(0, nullptr));
     }
-    Owned kept = Owned::share(self), owner = Owned::share(steps->owner), sums;
+    Owned kept = Owned::share(self), owner = Owned::share(steps->owner);
     Open open(*steps.get());
     Owned values;
     {
         Inside inside(thread);
-        values = seen_by(*steps.get(), args, hook->own, &open, &sums);
+        values = seen_by(*steps.get(), args, hook->own, &open);
     }
     if (!values) return nullptr;
     for (size_t i = 0; i < steps->steps.size(); ++i) {
@@ -215,7 +196,7 @@ PyObject* hook_call(PyObject* self, PyObject* args, PyObject* kwargs) {
             return hand_over(hook, args, results(i, result.get()));
         }
     }
-    return sums ? PyList_AsTuple(sums.get()) : Py_NewRef(Py_None);
+    Py_RETURN_NONE;
 }
 
 void hook_dealloc(PyObject* self) {
@@ -232,12 +213,10 @@ bool read_ways(PyObject* list, GradientSteps* steps) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
         GradientSteps::Way way;
         const char* change;
-        PyObject* dtype;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "iiisO", &way.position, &way.item,
-                              &way.index, &change, &dtype)) {
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "iiis", &way.position, &way.item,
+                              &way.index, &change)) {
             return false;
         }
-        way.dtype = Owned::share(dtype);
         way.change = *change == 'r'   ? GradientSteps::Change::RESHAPE
                      : *change == 't' ? GradientSteps::Change::TRANSPOSE
                                       : GradientSteps::Change::NONE;
@@ -245,7 +224,8 @@ bool read_ways(PyObject* list, GradientSteps* steps) {
             PyErr_SetString(PyExc_ValueError, "no such input or output");
             return false;
         }
-        steps->ways.push_back(std::move(way));
+        steps->computes |= way.change != GradientSteps::Change::NONE;
+        steps->ways.push_back(way);
     }
     return true;
 }
@@ -266,6 +246,11 @@ void GradientSteps::forget() {
     std::vector<ProgramStep> dropped;
     steps.swap(dropped);
     watch = epoch = execution = op = Owned();
+}
+
+bool GradientSteps::reshapes() const {
+    return std::any_of(ways.begin(), ways.end(),
+                       [](const Way& way) { return way.change == Change::RESHAPE; });
 }
 
 int GradientSteps::traverse(visitproc visit, void* arg) const {
@@ -318,8 +303,17 @@ bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch,
     made->owner = owner;
     made->epoch = Owned::share(epoch);
     made->watch = Owned::share(watch);
-    if (seen != Seen::GIVEN && !(hook = make(nullptr))) return false;
-    return true;
+    Owned own;
+    if (seen == Seen::GIVEN) {
+        if (made->reshapes()) return true;
+        own = Owned(PyTuple_New(Py_ssize_t(made->ways.size())));
+        for (size_t i = 0; own && i < made->ways.size(); ++i) {
+            PyTuple_SET_ITEM(own.get(), Py_ssize_t(i), Py_NewRef(Py_None));
+        }
+        if (!own) return false;
+    }
+    hook = make(own.get());
+    return bool(hook);
 }
 
 Owned Hooking::make(PyObject* held) const {
@@ -374,7 +368,7 @@ PyObject* register_quickly(PyObject* original, PyObject* const* args, Py_ssize_t
 }
 
 PyMethodDef registration = {
-    "_register_hook", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(register_quickly)),
+    kRegistration, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(register_quickly)),
     METH_FASTCALL, nullptr};
 
 PyObject* registration_method(PyObject*, PyObject* args) {
@@ -426,8 +420,6 @@ int add_gradients(PyObject* module) {
                              Name{&register_prehook, "register_prehook"},
                              Name{&register_hook_dict, kRegisterHookDict},
                              Name{&reshape, "reshape"}, Name{&transpose, "t"},
-                             Name{&convert, "to"}, Name{&dtype_name, "dtype"},
-                             Name{&shape_name, "shape"}, Name{&sum_to_size, "sum_to_size"},
                              Name{&open_name, "open"}, Name{&op_name, "op"},
                              Name{&grad_outputs, "grad_outputs"},
                              Name{&grad_inputs, "grad_inputs"}, Name{&id_name, "id"},

@@ -27,7 +27,6 @@ struct GradientSteps {
         int item;  // in a list; -1 if it is the input itself
         int index;
         Change change;
-        Owned dtype;  // GIVEN: of the input
     };
 
     long references = 0;
@@ -42,18 +41,21 @@ struct GradientSteps {
     // number of outputs, and which of the gradients is of which.
     int count = 0;
     std::vector<Way> ways;
+    bool computes = false;  // whether any of `ways` changes a result
     std::vector<std::pair<int, Py_ssize_t>> lengths;  // of the inputs that are lists
     // BEFORE, AFTER: the context's data of an execution, and its op.
     Owned execution, op;
 
     void forget();
+    // Returns true if any of `ways` needs the shape of its input.
+    bool reshapes() const;
     int traverse(visitproc visit, void* arg) const;
 };
 
 // One hook per execution, or one for all.
 struct Hooking {
     Owned function;  // does everything in Python; also accepts the results of the first routines
-    Owned hook;      // null if each execution needs its own
+    Owned hook;      // null if each execution needs its own, since gradients are reshaped
     Shared<GradientSteps> steps;
     Route route;      // GIVEN: to the node
     int place = 0;    // BEFORE, AFTER: of the node in the route of its op
@@ -63,7 +65,8 @@ struct Hooking {
     // op) for BEFORE and AFTER, with None for the execution of a node that is not analysed yet. False
     // with an exception.
     bool read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch, PyObject* watch);
-    // The hook of one execution, which holds `own`. GIVEN: the shapes of the inputs in `ways`.
+    // The hook of one execution, which holds `own`. GIVEN: for each of `ways` the shape of the
+    // input, or None if its gradient is not reshaped.
     Owned make(PyObject* own) const;
 };
 

@@ -138,6 +138,24 @@ bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
     return true;
 }
 
+namespace {
+
+// Returns a hook for one execution, whose inputs are `arguments` among `values`.
+Owned make_reshaping(const Hooking& hooking, const std::vector<At>& arguments,
+                     PyObject* const* values) {
+    Owned shapes(PyTuple_New(Py_ssize_t(arguments.size())));
+    for (size_t k = 0; shapes && k < arguments.size(); ++k) {
+        bool reshaped = hooking.steps->ways[k].change == GradientSteps::Change::RESHAPE;
+        PyObject* shape = reshaped ? PyObject_GetAttr(at(arguments[k], values), shape_name)
+                                   : Py_NewRef(Py_None);
+        if (shape == nullptr) return Owned();
+        PyTuple_SET_ITEM(shapes.get(), Py_ssize_t(k), shape);
+    }
+    return shapes ? hooking.make(shapes.get()) : Owned();
+}
+
+}  // namespace
+
 int find_meetings(const ProgramParts& parts, PyObject* returned, uint64_t start,
                   std::vector<Owned>* nodes) {
     if (next_sequence_number() - start != uint64_t(parts.made)) return 0;
@@ -153,15 +171,9 @@ bool hook_meetings(const ProgramParts& parts, const Call& call, const std::vecto
     PyObject* values[MOST_OPERANDS];
     flatten(call.operands(), values);
     for (size_t i = 0; i < nodes.size(); ++i) {  // None, or one for each of the plan.
-        const std::vector<At>& arguments = parts.shaped[i];
-        Owned shapes(PyTuple_New(Py_ssize_t(arguments.size())));
-        if (!shapes) return false;
-        for (size_t k = 0; k < arguments.size(); ++k) {
-            PyObject* shape = PyObject_GetAttr(at(arguments[k], values), shape_name);
-            if (shape == nullptr) return false;
-            PyTuple_SET_ITEM(shapes.get(), Py_ssize_t(k), shape);
-        }
-        Owned hook = parts.gradient_nodes[i].make(shapes.get());
+        const Hooking& hooking = parts.gradient_nodes[i];
+        Owned hook = hooking.hook ? Owned::share(hooking.hook.get())
+                                  : make_reshaping(hooking, parts.shaped[i], values);
         if (!hook || !hook_node(nodes[i].get(), hook.get(), Seen::GIVEN)) return false;
     }
     return true;

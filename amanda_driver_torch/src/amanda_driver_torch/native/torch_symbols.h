@@ -21,6 +21,7 @@ inline constexpr const char* kForwardMode = "torch.autograd.forward_ad";
 inline constexpr const char* kForwardLevel = "_current_level";
 inline constexpr const char* kBackwardHooks = "_backward_hooks";
 inline constexpr const char* kRegisterHookDict = "_register_hook_dict";
+inline constexpr const char* kRegistration = "_register_hook";
 inline constexpr const char* kSequenceNumber = "_sequence_nr";
 inline constexpr const char* kModules = "_modules";
 
