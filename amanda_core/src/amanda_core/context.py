@@ -567,7 +567,7 @@ class OpContext(dict[str, Any]):
         # It was requested before the op had run, when the number of outputs was unknown.
         plan = self.plan(IPoint.BEFORE_BACKWARD)
         for step in (*plan.steps, *filter(None, (plan.replacement,))):
-            if not step.is_left_out(self._output_count or 0):
+            if step.action.positions is not None and not step.is_left_out(self._output_count or 0):
                 self._check_positions(step.action.kind, step.action.positions, step.where)
 
     def _count(self, what: str) -> int | None:

@@ -25,6 +25,7 @@ from amanda_driver_torch._torch.internals import (
     may_hook_saved_tensors,
     pop_saved_tensor_hooks,
     push_saved_tensor_hooks,
+    saved_by,
     set_sequence_number,
     top_saved_tensor_hooks,
 )
@@ -36,7 +37,7 @@ from amanda_driver_torch._torch.tensor_attributes import (
     requires_grad,
 )
 
-__all__ = ["DRIVER_NODES", "keep_saved", "pass_straight", "run_replaced", "tap"]
+__all__ = ["DRIVER_NODES", "copy_saved", "keep_saved", "pass_straight", "run_replaced", "tap"]
 
 # The engine runs ready nodes in descending order of sequence numbers. Only AccumulateGrad has a
 # higher one (2**64 - 1); those of operators count up from 0.
@@ -198,10 +199,10 @@ def run_replaced(
 
 
 @contextmanager
-def keep_saved(memory: set[int]) -> Iterator[list[int] | None]:
+def keep_saved(memory: set[int]) -> Iterator[list[bool] | None]:
     """Save copies of the tensors in `memory` that an op saves for backward during this context.
 
-    Yields the memory of the tensors that were copied so far; None if that is not known.
+    Yields for each tensor that was saved so far whether it was copied; None if that is not known.
 
     An in-place op saves the storage that it writes. Editing its result there would change what its
     backward formula reads. Hooks outside of this context (checkpointing) still see every tensor.
@@ -209,16 +210,15 @@ def keep_saved(memory: set[int]) -> Iterator[list[int] | None]:
     if not (memory and may_hook_saved_tensors()):
         yield None
         return
-    copied: list[int] = []
+    copied: list[bool] = []
     around = top_saved_tensor_hooks(True)
     pack_around, unpack_around = around if around is not None else (None, None)
 
     def pack(tensor: torch.Tensor) -> Any:
         # The user's function modes are active here.
         with DisableTorchFunction():
-            found = memory_of(tensor)
-            if found in memory:
-                copied.append(found)
+            copied.append(memory_of(tensor) in memory)
+            if copied[-1]:
                 tensor = tensor.detach().clone()
         return pack_around(tensor) if pack_around is not None else tensor
 
@@ -227,3 +227,20 @@ def keep_saved(memory: set[int]) -> Iterator[list[int] | None]:
 
     with saved_tensors_hooks(pack, unpack):
         yield copied
+
+
+def copy_saved(nodes: Sequence[Any], memory: set[int]) -> None:
+    """Replace the tensors in `memory` that nodes have saved for their backward by copies."""
+    for node in nodes:
+        for held, tensor in saved_by(node):
+            if memory_of(tensor) in memory:
+                held.register_hooks(_copied, _as_it_is)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    with DisableTorchFunction():
+        return tensor.detach().clone()
+
+
+def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
+    return saved

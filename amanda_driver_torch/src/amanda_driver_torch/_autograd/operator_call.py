@@ -29,7 +29,8 @@ class Call(Protocol):
         made_count: Number of nodes made since then, including the driver's.
         called: Whether the original was called before this execution began.
         tapped: Whether hooks for gradients of inputs were set in that call.
-        saves_nothing_written: Whether it is known that the op saves nothing of what it writes.
+        saved: For each tensor that the op saved, whether it lies in what the op writes; None if
+            that is not known.
     """
 
     session: Session
@@ -42,7 +43,7 @@ class Call(Protocol):
     made_count: int
     called: bool
     tapped: bool
-    saves_nothing_written: bool
+    saved: list[bool] | None
 
     def made(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
         """Return the tensors whose nodes this call made."""

@@ -247,23 +247,23 @@ class Taps:
 
     def reusable_functions(
         self,
-    ) -> list[tuple[Callable[[Sequence[Any]], Sequence[Any]], list[int]]] | None:
+    ) -> list[tuple[Callable[[Sequence[Any]], Sequence[Any]], list[Slot]]] | None:
         """Return functions of gradients, each with its inputs, that further executions can reuse.
 
-        Returns None if an execution needs more than identities of single inputs.
+        Returns None if an execution needs more than identities of inputs.
         """
         values = self._call.bound.values
         slots = differentiable(values)
         if self._call.operator.aliases or any(p in self._call.mutated for p, _ in slots):
             return None
-        if any(index is not None or is_nested_strided(t) for (_, index), t in slots.items()):
+        if any(map(is_nested_strided, slots.values())):
             return None
         plan, found = self._context.plan(IPoint.AFTER_BACKWARD), []
         token = self._backward.keep(plan)
         for group in _groups(plan, {position for position, _ in slots}):
             chosen = [slot for slot in slots if slot[0] in group]
             function = self._function(token, group, chosen, len(values), values)
-            found.append((function, [position for position, _ in chosen]))
+            found.append((function, chosen))
         return found
 
     def reusable_output_hooks(self, outputs: Sequence[Any]) -> list[OutputGradients] | None:

@@ -18,9 +18,9 @@ from amanda_core.driver_failures import OriginalCall
 from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
 from amanda_core.threads import standing_for
 from amanda_driver_torch._autograd.backward import Backward
-from amanda_driver_torch._autograd.driver_nodes import keep_saved
+from amanda_driver_torch._autograd.driver_nodes import copy_saved, keep_saved
 from amanda_driver_torch._autograd.edits import OfAliasing, check_written, edited
-from amanda_driver_torch._autograd.nodes import made, tensors_in
+from amanda_driver_torch._autograd.nodes import made, new_nodes, tensors_in
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._autograd.replaced_backward import run_with_replaced_backward
 from amanda_driver_torch._autograd.taps import Taps, has_gradient_plan
@@ -274,8 +274,8 @@ class Run:
         self.done_after: tuple[Any, ...] = ()
         # Whether the original was called already, and hooks for gradients of inputs were prepared.
         self.called = self.tapped = False
-        # Whether it is known that the op saves nothing of what it writes for its backward.
-        self.saves_nothing_written = False
+        # For each tensor that the op saved, whether it lies in what the op writes, if it is known.
+        self.saved: list[bool] | None = None
 
     def result(self) -> Any:
         session, bound, operator, record = self.session, self.bound, self.operator, self.record
@@ -431,10 +431,8 @@ class Run:
         if replaced is not None and torch.is_grad_enabled():
             return run_with_replaced_backward(self, self.execution.backward, replaced)
         if self._edits_in_place(context):
-            with keep_saved(self._written_memory()) as copied:
-                returned = self.call_original(self.values)
-            self.saves_nothing_written = copied == []
-            return returned
+            with keep_saved(self._written_memory()) as self.saved:
+                return self.call_original(self.values)
         return self.call_original(self.values)
 
     def _replace(self, step: Step) -> Any:
@@ -578,6 +576,8 @@ class Run:
                 fix="Edit the input of the op that uses it",
             )
         check_written(old, new, step)
+        if self.called and torch.is_grad_enabled():
+            copy_saved(new_nodes(self.made([old]), self.start)[0], self._written_memory())
         if step.action.autodiff and torch.is_grad_enabled():
             old.copy_(new)
         elif torch.is_grad_enabled() and requires_grad(old) and memory_of(old) is None:

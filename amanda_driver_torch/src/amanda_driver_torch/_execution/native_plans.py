@@ -16,15 +16,20 @@ from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.weights.state import Memoized
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.edits import OfAliasing
-from amanda_driver_torch._autograd.nodes import BackwardOp, new_nodes, routes, tensors_in
+from amanda_driver_torch._autograd.nodes import BackwardOp, Slot, new_nodes, routes, tensors_in
 from amanda_driver_torch._autograd.operator_call import Call
 from amanda_driver_torch._autograd.records import NodeRecord, OpRecord
-from amanda_driver_torch._autograd.taps import Taps, has_gradient_plan
+from amanda_driver_torch._autograd.taps import Taps
 from amanda_driver_torch._operators.bindings import FACTORIES, IN_PLACE_METADATA
 from amanda_driver_torch._operators.overloads import KINDS
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.extension import native
-from amanda_driver_torch._torch.internals import autocast_enabled, next_sequence
+from amanda_driver_torch._torch.internals import (
+    autocast_enabled,
+    next_sequence,
+    saved_by,
+    top_saved_tensor_hooks,
+)
 from amanda_driver_torch._torch.tensor_attributes import PLAIN, base_of, is_strided
 
 __all__ = ["are_native", "compiled", "node_plans"]
@@ -33,6 +38,8 @@ __all__ = ["are_native", "compiled", "node_plans"]
 _MANY = 16
 # The most arguments of a call that C handles (`MOST_OPERANDS`).
 _MOST = 24
+#: The points of an op's gradients as a whole.
+_OF_GRADIENTS = IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD
 
 
 def compiled(
@@ -60,13 +67,15 @@ def compiled(
     """
     session, bound = call.session, call.bound
     layout = bound.layout
+    arriving, leaving = (context.plan(point) for point in _OF_GRADIENTS)
+    on_gradients = bool(arriving or leaving)
     if (
         native is None
         or watch is None
         or STATE.recomputing
         or before.replacement is not None
-        or context.plan(IPoint.BEFORE_BACKWARD).replacement is not None
-        or context.plan(IPoint.AFTER_BACKWARD).replacement is not None
+        or arriving.replacement is not None
+        or leaving.replacement is not None
         or len(layout.sources) > _MANY
         or session.due(context, IPoint.BEFORE_FORWARD)
         or session.due(context, IPoint.AFTER_FORWARD)
@@ -76,21 +85,27 @@ def compiled(
     in_place = bound.signature.in_place
     unknown = not (layout.bound or call.operator.op_type in FACTORIES)
     writes = in_place or unknown  # perhaps
+    edits_written = writes and after.edits
     if returned is None and in_place and not assigns:
         return None
-    if writes and taps is not None and has_gradient_plan(context) and not _is_written_whole(call):
+    if writes and taps is not None and on_gradients and not _is_written_whole(call):
         # The gradient of what it writes is not that of a new value.
         return None
     # An op saves the same for backward if the same inputs require gradients.
-    saves_nothing = call.saves_nothing_written and (bound.signature.whole or assigns)
+    copies = edits_written and call.saved is not None and any(call.saved)
+    saved_is_known = (
+        call.saved is not None
+        and (bound.signature.whole or assigns)
+        and (not copies or len(call.saved) == _count_saved(call, returned))
+    )
     with_gradients = (
         # Without gradients there is nothing to differentiate.
         not any(step.action.autodiff for step in (*before.steps, *after.steps))
         # Without gradients in this execution, nothing is known about them.
-        and (taps is not None or not has_gradient_plan(context))
-        # An op that writes its argument must save copies before it runs, if its result may be
-        # edited.
-        and not (writes and after.edits and not saves_nothing)
+        and (taps is not None or not on_gradients)
+        # If the result of an op that writes its argument may be edited, it must be known what the
+        # op has saved of it.
+        and not (edits_written and not saved_is_known)
     )
     if torch.is_grad_enabled() and not with_gradients:
         return None
@@ -106,7 +121,7 @@ def compiled(
     else:
         steps = _memoized(steps, before.steps, bound.values)
     args, kwargs = bound.given
-    if (has_gradient_plan(context) or (writes and after.edits)) and not all(
+    if (on_gradients or edits_written) and not all(
         type(value) in PLAIN for value in (*tensors_in(args), *tensors_in(kwargs.values()))
     ):
         # A subclass may override attributes that C would read.
@@ -121,11 +136,13 @@ def compiled(
     tapped: list[Any] = []
     node_hooks: Any = None
     required: list[tuple[int, int, bool]] = []
-    if context.plan(IPoint.AFTER_BACKWARD) or (writes and after.edits):
+    lengths: list[tuple[int, int]] = []
+    if leaving or edits_written:
         required = [
             (argument, item, tensor.requires_grad) for argument, item, tensor in _tensors(operands)
         ]
-    if context.plan(IPoint.AFTER_BACKWARD) and taps is not None:
+        lengths = [(i, len(v)) for i, v in enumerate(operands) if isinstance(v, (list, tuple))]
+    if leaving and taps is not None:
         node_hooks = _node_hooks(call, sources, operands, taps, returned)
         if node_hooks is not None:
             # Without identities, there are fewer nodes.
@@ -134,13 +151,13 @@ def compiled(
             given = None if taps.readable else taps.reusable_functions()
             if given is None:
                 return None
-            for function, positions in given:
-                arguments = tuple(sources[position] for position in positions)
-                if -1 in arguments:
+            for function, slots in given:
+                arguments = [_place_of(slot, sources, layout.spread) for slot in slots]
+                if any(argument < 0 for argument, _ in arguments):
                     return None
                 tapped.append((function, arguments))
     arrivals: Any = None
-    if context.plan(IPoint.BEFORE_BACKWARD) and taps is not None:
+    if arriving and taps is not None:
         arrivals = _arrivals(call, taps, call.outputs_of(returned))
         if arrivals is None:
             return None
@@ -156,6 +173,7 @@ def compiled(
         nodes,
         tapped,
         required,
+        lengths,
         with_gradients,
         watch,
         arrivals,
@@ -167,8 +185,16 @@ def compiled(
         fixed,
         len(returned) if isinstance(returned, (tuple, list)) else 1,
         tuple(len(args) + names.index(name) for name in layout.outs),
-        in_place and has_gradient_plan(context),
+        in_place and on_gradients,
+        # Hooks of the program may have taken what was saved elsewhere before it can be copied.
+        top_saved_tensor_hooks if copies else None,
     )
+
+
+def _count_saved(call: Call, returned: Any) -> int:
+    """Return how many of the tensors that an op saved can be copied after it."""
+    nodes, _ = new_nodes(call.made(call.outputs_of(returned)), call.start)
+    return sum(1 for node in nodes for _ in saved_by(node))
 
 
 def _is_written_whole(call: Call) -> bool:
@@ -233,14 +259,7 @@ def _node_hooks(
     hooks = []
     for one in gradient_nodes:
         steps = [_parts(step, len(sources)) for step in one.steps]
-        arguments = [
-            (sources[position], -1)
-            if item is None
-            else (sources[position] + item, -1)
-            if position == call.bound.layout.spread
-            else (sources[position], item)
-            for position, item in one.slots
-        ]
+        arguments = [_place_of(slot, sources, call.bound.layout.spread) for slot in one.slots]
         if None in steps or any(argument < 0 for argument, _ in arguments):
             return None
         ways = [
@@ -258,9 +277,19 @@ def _node_hooks(
         for argument, item, value in placed
         if is_mixed or type(value) is torch.Tensor
     ]
-    lengths_given = [(i, len(v)) for i, v in enumerate(operands) if isinstance(v, (list, tuple))]
     made = call.made_count - (taps.begin - call.start)
-    return (made, autocast_enabled, laid, hooks, lengths_given)
+    return (made, autocast_enabled, laid, hooks)
+
+
+def _place_of(slot: Slot, sources: Sequence[int], spread: int | None) -> tuple[int, int]:
+    """Return the number of an argument, and the item in it or -1; the number is -1 if there is
+    none.
+    """
+    position, item = slot
+    source = sources[position]
+    if item is None or source < 0:
+        return source, -1
+    return (source + item, -1) if position == spread else (source, item)
 
 
 def are_native(hooks: object) -> bool:

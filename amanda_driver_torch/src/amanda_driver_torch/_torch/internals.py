@@ -115,6 +115,7 @@ __all__ = [
     "push_saved_tensor_hooks",
     "record_functions",
     "registered_schemas",
+    "saved_by",
     "saved_sizes",
     "schema_of",
     "sequence_number",
@@ -302,6 +303,18 @@ def forward_ad_level() -> int:
 _SavedHooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
 #: Makes a saved tensor; None if the version does not offer that to Python.
+def saved_by(node: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Yield what a node has saved for its backward: the object that holds it, and the tensor."""
+    for name in dir(node):
+        if name.startswith("_raw_saved_"):
+            held, tensors = getattr(node, name), getattr(node, name.removeprefix("_raw"), None)
+            if not isinstance(held, (list, tuple)):
+                held, tensors = [held], [tensors]
+            for one, tensor in zip(held, tensors or (), strict=False):
+                if isinstance(tensor, torch.Tensor):
+                    yield one, tensor
+
+
 make_saved_tensor: Callable[[torch.Tensor, bool], Any] | None = getattr(
     _AUTOGRAD, "_make_saved_tensor", None
 )

@@ -279,6 +279,13 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
             if (!is_fixed(values[argument], value.get())) return false;
         }
     }
+    if (gradients && parts.saved_hooks) {
+        Owned hooks(PyObject_CallOneArg(parts.saved_hooks.get(), Py_True));
+        if (hooks.get() != Py_None) {
+            PyErr_Clear();
+            return false;
+        }
+    }
     if (gradients && (!parts.required.empty() || parts.in_place || parts.meets)) {
         flatten(operands, values);
         if (!requires_the_same(parts, values)) return false;

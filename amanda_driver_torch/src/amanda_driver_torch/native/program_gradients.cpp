@@ -33,6 +33,13 @@ PyObject* at(At place, PyObject* const* values) {
                : nullptr;
 }
 
+// Returns a copy of a list or tuple with another item.
+Owned with_item(PyObject* list, int item, PyObject* value) {
+    Owned copy(PySequence_List(list));
+    if (!copy || PyList_SetItem(copy.get(), item, Py_NewRef(value)) < 0) return Owned();
+    return PyTuple_Check(list) ? Owned(PyList_AsTuple(copy.get())) : std::move(copy);
+}
+
 // Returns true if an attribute of an object is `expected`; false, too, if it cannot be read.
 bool has(PyObject* object, PyObject* name, PyObject* expected) {
     Owned found(object != nullptr ? PyObject_GetAttr(object, name) : nullptr);
@@ -70,6 +77,9 @@ size_t flatten(const Operands& operands, PyObject** values) {
 
 bool requires_the_same(const ProgramParts& parts, PyObject* const* values) {
     if (parts.in_place && !has(values[0], base_name, Py_None)) return false;
+    for (const auto& [argument, length] : parts.lengths) {
+        if (PySequence_Fast_GET_SIZE(values[argument]) != length) return false;
+    }
     for (const auto& [place, answer] : parts.required) {
         if (!has(at(place, values), requires_grad, answer ? Py_True : Py_False)) return false;
     }
@@ -81,12 +91,12 @@ Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call) {
     values[0] = nullptr;  // The callee may use the place before the first argument.
     PyObject** operands = values + 1;
     flatten(call.operands(), operands);
-    std::vector<Owned> held, tapped;
+    std::vector<Owned> held, tapped, lists;
     for (const ProgramParts::Tap& tap : parts.taps) {
         Owned wanted(PyTuple_New(Py_ssize_t(tap.arguments.size())));
         if (!wanted) return Owned();
         for (size_t i = 0; i < tap.arguments.size(); ++i) {
-            PyTuple_SET_ITEM(wanted.get(), Py_ssize_t(i), Py_NewRef(operands[tap.arguments[i]]));
+            PyTuple_SET_ITEM(wanted.get(), Py_ssize_t(i), Py_NewRef(at(tap.arguments[i], operands)));
         }
         Owned identities(
             PyObject_CallFunctionObjArgs(watch->tap, wanted.get(), tap.function.get(), nullptr));
@@ -97,7 +107,13 @@ Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call) {
             return Owned();
         }
         for (size_t i = 0; i < tap.arguments.size(); ++i) {
-            operands[tap.arguments[i]] = PyTuple_GET_ITEM(identities.get(), Py_ssize_t(i));
+            PyObject* identity = PyTuple_GET_ITEM(identities.get(), Py_ssize_t(i));
+            const At& place = tap.arguments[i];
+            if (place.item >= 0) {
+                lists.push_back(with_item(operands[place.argument], place.item, identity));
+                if (!(identity = lists.back().get())) return Owned();
+            }
+            operands[place.argument] = identity;
         }
         held.push_back(std::move(identities));
         tapped.push_back(std::move(wanted));
@@ -118,9 +134,6 @@ bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
     if (cast.get() != Py_False) {
         PyErr_Clear();
         return false;
-    }
-    for (const auto& [argument, length] : parts.lengths) {
-        if (PySequence_Fast_GET_SIZE(values[argument]) != length) return false;
     }
     for (const ProgramParts::Laid& laid : parts.laid) {
         PyObject* value = at(laid.at, values);

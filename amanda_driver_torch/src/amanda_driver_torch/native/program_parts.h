@@ -41,7 +41,7 @@ struct ProgramParts {
     // Gradients of inputs: identities that pass them to a function together.
     struct Tap {
         Owned function;
-        std::vector<int> arguments;  // by number
+        std::vector<At> arguments;
     };
     std::vector<Tap> taps;
     std::vector<Hooking> arrivals;  // gradients of outputs, in the order of their hooks
@@ -64,6 +64,8 @@ struct ProgramParts {
     std::vector<Laid> laid;
     Owned autocast;  // () -> whether autocast is active
     bool with_gradients = true;  // whether it also fits calls with gradients
+    // (True) -> the program's hooks on what is saved for backward, where none may be active; or null.
+    Owned saved_hooks;
     Owned writes;                // positions that the op writes; null if it writes none
     bool assigns = false;        // whether it is `x[i] = v`, which returns nothing
     std::vector<int> outs;       // the arguments that are destinations (`out=`)

@@ -19,6 +19,16 @@ bool read_pairs(PyObject* list, std::vector<std::pair<int, Number>>* pairs) {
     return true;
 }
 
+// Reads a list of places of tensors among the arguments.
+bool read_places(PyObject* list, std::vector<At>* places) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+        At at;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "ii", &at.argument, &at.item)) return false;
+        places->push_back(at);
+    }
+    return true;
+}
+
 // (which outputs have nodes, hooks).
 bool read_arrivals(PyObject* given, PyObject* program, PyObject* epoch, PyObject* watch) {
     ProgramParts* parts = reinterpret_cast<Program*>(program)->parts;
@@ -38,13 +48,12 @@ bool read_arrivals(PyObject* given, PyObject* program, PyObject* epoch, PyObject
     return true;
 }
 
-// (made, autocast, laid, hooks, lengths), each hook with the arguments whose shapes it needs.
+// (made, autocast, laid, hooks), each hook with the arguments whose shapes it needs.
 bool read_gradient_nodes(PyObject* given, PyObject* program, PyObject* epoch, PyObject* watch) {
     ProgramParts* parts = reinterpret_cast<Program*>(program)->parts;
-    PyObject *autocast, *laid, *hooks, *lengths;
-    if (!PyArg_ParseTuple(given, "LOO!O!O!", &parts->made, &autocast, &PyList_Type, &laid,
-                          &PyList_Type, &hooks, &PyList_Type, &lengths) ||
-        !read_pairs(lengths, &parts->lengths)) {
+    PyObject *autocast, *laid, *hooks;
+    if (!PyArg_ParseTuple(given, "LOO!O!", &parts->made, &autocast, &PyList_Type, &laid,
+                          &PyList_Type, &hooks)) {
         return false;
     }
     parts->meets = true;
@@ -69,13 +78,7 @@ bool read_gradient_nodes(PyObject* given, PyObject* program, PyObject* epoch, Py
         Hooking hooking;
         if (!hooking.read(Seen::GIVEN, hook, program, epoch, watch)) return false;
         std::vector<At> shaped;
-        for (Py_ssize_t k = 0; k < PyList_GET_SIZE(arguments); ++k) {
-            At at;
-            if (!PyArg_ParseTuple(PyList_GET_ITEM(arguments, k), "ii", &at.argument, &at.item)) {
-                return false;
-            }
-            shaped.push_back(at);
-        }
+        if (!read_places(arguments, &shaped)) return false;
         parts->gradient_nodes.push_back(std::move(hooking));
         parts->shaped.push_back(std::move(shaped));
     }
@@ -84,16 +87,18 @@ bool read_gradient_nodes(PyObject* given, PyObject* program, PyObject* epoch, Py
 
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *execution,
-        *taps, *required, *watch, *arrivals, *gradient_nodes, *context, *writes, *fixed, *outs;
+        *taps, *required, *watch, *arrivals, *gradient_nodes, *context, *writes, *fixed, *outs,
+        *lengths, *saved_hooks;
     long nodes, outputs;
     int with_gradients, assigns, spread, in_place;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!pOOOOOpiO!lO!p", &epoch, &PyTuple_Type, &types,
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!O!pOOOOOpiO!lO!pO", &epoch, &PyTuple_Type, &types,
                           &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
                           &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
                           &execution, &nodes, &PyList_Type, &taps,
-                          &PyList_Type, &required, &with_gradients, &watch, &arrivals,
+                          &PyList_Type, &required, &PyList_Type, &lengths, &with_gradients, &watch, &arrivals,
                           &gradient_nodes, &context, &writes, &assigns, &spread, &PyList_Type,
-                          &fixed, &outputs, &PyTuple_Type, &outs, &in_place)) {
+                          &fixed, &outputs, &PyTuple_Type, &outs, &in_place,
+                          &saved_hooks)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -129,17 +134,16 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(taps); ++i) {
         PyObject *function, *arguments;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(taps, i), "OO!", &function, &PyTuple_Type,
-                              &arguments)) {
+        ProgramParts::Tap tap;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(taps, i), "OO!", &function, &PyList_Type,
+                              &arguments) ||
+            !read_places(arguments, &tap.arguments)) {
             return nullptr;
         }
-        ProgramParts::Tap tap;
         tap.function = Owned::share(function);
-        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(arguments); ++k) {
-            tap.arguments.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(arguments, k))));
-        }
         parts->taps.push_back(std::move(tap));
     }
+    if (!read_pairs(lengths, &parts->lengths)) return nullptr;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(required); ++i) {
         At at;
         int requires_one;
@@ -153,6 +157,7 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
         parts->outs.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(outs, i))));
     }
     parts->in_place = in_place != 0;
+    if (saved_hooks != Py_None) parts->saved_hooks = Owned::share(saved_hooks);
     if (arrivals != Py_None && !read_arrivals(arrivals, self.get(), epoch, watch)) return nullptr;
     if (gradient_nodes != Py_None &&
         !read_gradient_nodes(gradient_nodes, self.get(), epoch, watch)) {
