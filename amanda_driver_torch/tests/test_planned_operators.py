@@ -54,6 +54,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "factory": lambda x: x + torch.zeros(2, 3, 4, dtype=torch.float32, device="cpu"),
     "list": lambda x: torch.cat([x, torch.stack([x[0], x[1]])], dim=1),
     "several outputs": lambda x: torch.mul(*x.split(2, dim=2)),
+    "einsum": lambda x: torch.einsum("bij,kj->bik", x, x[0]),
     "structure": lambda x: x.topk(2, dim=2).values,
     "defaults": lambda x: F.avg_pool2d(x[None], 2),
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(3, 3)),
@@ -153,7 +154,6 @@ PLACES: dict[str, tuple[str, bool]] = {
 }
 #: Programs that Python runs at a place while gradients are recorded -> why.
 IN_PYTHON: dict[tuple[str, str], str] = {
-    ("in place", "after"): "relu_ saves what it writes, which must be copied if it may be edited",
     ("attention", "gradients of inputs"): "several backward operators compute them together",
     **dict.fromkeys(
         [("in place in a view", place) for place in PLACES],
