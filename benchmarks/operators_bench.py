@@ -61,9 +61,10 @@ take a microsecond. Budgets: a microsecond before and after an operator, two for
 - A dash: the operator has no gradient, or does not record one.
 - PyTorch's own hooks cost about 16,500 for a node (`register_prehook` with an empty function) and
   26,000 for a tensor (`register_hook`), counted in the same way for `relu`. Routines for gradients
-  are such hooks, made in C, and so are above their budget where they are hooks of nodes.
-- `relu_` with gradients recorded after the operator, and the gradients of inputs of `einsum`, run
-  in Python at each execution. `[tensor]` indexes twice.
+  are such hooks, made and registered in C. What remains above the budget is torch's: it takes
+  the GIL for each hook, and makes Python objects of nodes and gradients.
+- The gradients of inputs of `einsum` pass identities, whose backward runs in Python. `[tensor]`
+  indexes twice.
 - The first execution includes a share of what each new module costs, which grows with their number.
 - Routines that edit cost what they compute, and the check of what they return.
 - Routines for gradients are called once for an operator that has one backward operator. For

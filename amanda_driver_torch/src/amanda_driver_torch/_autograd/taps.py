@@ -237,10 +237,8 @@ class Taps:
                 return None
             results = [gradient_node.results[slot] for slot in chosen]
             plan = self._context.plan(IPoint.AFTER_BACKWARD)
-            count = len(self._call.values)
-            steps = [
-                s for s in plan.steps if not {p for p, _ in chosen}.isdisjoint(_selected(s, count))
-            ]
+            positions = {position for position, _ in chosen}
+            steps = [step for step in plan.steps if _concerns(step, positions)]
             hook = posthook(function, results, [None] * len(results))
             found.append(NodeGradients(hook, steps, way[0], chosen, results))
         return found
@@ -276,7 +274,7 @@ class Taps:
         token = self._backward.keep(plan)
         for group, chosen in self._output_groups(plan, outputs):
             function = self._function(token, group, list(chosen), count, outputs)
-            steps = [step for step in plan.steps if not group.isdisjoint(_selected(step, count))]
+            steps = [step for step in plan.steps if _concerns(step, group)]
             numbers = {position: output_number(t) for (position, _), t in chosen.items()}
             if len(chosen) == 1:
                 found.append(OutputGradients(tensor_hook(function), steps, numbers))
@@ -488,7 +486,7 @@ class Taps:
                 else:
                     positions[position][index] = grad
             # All gradients that a step needs are in one group.
-            steps = [s for s in plan.steps if not group.isdisjoint(_selected(s, count))]
+            steps = [s for s in plan.steps if _concerns(s, group)]
             for i, step in enumerate(steps):
                 if backward.still_applied(step):
                     _run_step(step, positions, done[i : i + 1])
@@ -510,14 +508,17 @@ def _run_step(step: Step, positions: list[Any], done: tuple[Any, ...]) -> None:
         positions[position] = new
 
 
-def _selected(step: Step, count: int) -> Sequence[int]:
+def _concerns(step: Step, group: frozenset[int] | set[int]) -> bool:
+    """Return True if a step needs the gradient of any position in `group`."""
     positions = step.action.positions
-    return range(count) if positions is None else positions
+    return bool(group) if positions is None else not group.isdisjoint(positions)
 
 
 def _groups(plan: Plan, present: set[int]) -> list[frozenset[int]]:
     """Group the positions in `present` that any step requests together, directly or indirectly."""
     groups: list[set[int]] = []
+    if len(plan.steps) == 1 and plan.steps[0].action.positions is None:
+        return [frozenset(present)] if present else []
     for step in plan.steps:
         positions = step.action.positions
         new = set(present) if positions is None else present.intersection(positions)

@@ -372,6 +372,9 @@ class Run:
 
     def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
         if not self.session.due(context, i_point):
+            if i_point is IPoint.BEFORE_FORWARD:
+                return context.plan(i_point)
+            # The number of outputs may have changed.
             return context.trigger_callback(i_point)
         if not torch.is_inference_mode_enabled():
             return call_routine(context.trigger_callback, i_point)

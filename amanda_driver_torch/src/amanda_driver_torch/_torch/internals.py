@@ -302,6 +302,7 @@ def forward_ad_level() -> int:
 
 _SavedHooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
+
 #: Makes a saved tensor; None if the version does not offer that to Python.
 def saved_by(node: Any) -> Iterator[tuple[Any, torch.Tensor]]:
     """Yield what a node has saved for its backward: the object that holds it, and the tensor."""
