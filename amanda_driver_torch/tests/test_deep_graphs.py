@@ -85,12 +85,14 @@ def chain(depth: int) -> torch.Tensor:
 
 
 def free_chains(kind: str, depth: int) -> None:
-    """Make and free a chain that never ran backward, and one that did."""
+    """Make and free chains that never ran backward, and one that did."""
     with amanda.apply(tool_of(kind)):
-        chain(10).sum().backward()  # So that backward ops are analysed, and planned.
-        value = chain(depth)
-        del value
-        assert Held.count == 0
+        for analysed in (False, True):
+            if analysed:
+                chain(10).sum().backward()  # Backward ops are planned from now on.
+            value = chain(depth)
+            del value
+            assert Held.count == 0
         value = chain(depth)
         value.sum().backward()
         del value
