@@ -197,3 +197,25 @@ def test_masks_stay_while_parts_of_an_execution_are_recomputed(reentrant: bool) 
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"stage|restored|dimensions"):
         PruneTiles(0.75, **options)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_masks_that_are_made_as_a_checkpointed_module_is_called(use_reentrant: bool) -> None:
+    def gradients(checkpointed: bool) -> list[Any]:
+        torch.manual_seed(0)
+        layers = [nn.Linear(8, 8) for _ in range(2)]
+        # Gradients are accumulated, so no step of an optimizer comes before the second call.
+        with amanda.apply(PruneTiles(0.5, tile=2)):
+            for _ in range(3):
+                x = torch.linspace(-1, 1, 16).reshape(2, 8).requires_grad_()
+                for layer in layers:
+                    x = (
+                        checkpoint(layer, x, use_reentrant=use_reentrant)
+                        if checkpointed
+                        else layer(x)
+                    ).relu()
+                torch.autograd.backward(x.sum())
+        return [tensor.grad for layer in layers for tensor in layer.parameters()]
+
+    for one, other in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)

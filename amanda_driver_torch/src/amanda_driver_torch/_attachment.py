@@ -110,6 +110,8 @@ class TorchAttachment:
         self._interceptor = self._choose()
         self.watch = self._execution.watch = self._interceptor.watch
         self._labels, self._parameters = labels, parameters
+        #: Checkpointed functions that run for the first time now, from the outermost one.
+        self.first_runs: list[Any] = []
         self._compiled: CompiledCode | None = None
         self._attached = False
 
@@ -394,7 +396,11 @@ class TorchAttachment:
         try:
             if is_call:
                 root = activation.scope.root
+                epoch = session.epoch
                 self.attempt(path, None, session.calls.enter, NAMESPACE, root, args, kwargs)
+                if session.epoch != epoch:
+                    for run in self.first_runs:
+                        run.take_epoch()
             if session.watches_scopes:
                 session.enter_scope(path)
             with self._interceptor.inside() if opaque else nullcontext():

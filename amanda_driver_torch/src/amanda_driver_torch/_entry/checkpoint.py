@@ -35,7 +35,7 @@ class Rerun:
         self._first = first
         self._attachment = attachment if attachment is not None and attachment.watching() else None
         self._activations = [activation.copy() for activation in STATE.activations]
-        self._edits = 0
+        self._edits = self._before = 0
         if self._attachment is not None:
             session = self._attachment.session
             self._tools = [weakref.ref(tool) for tool in session.tools]
@@ -48,11 +48,11 @@ class Rerun:
         """Run the function: the first time as it is, later under the tools of the first run."""
         if self._first:
             self._first = False
-            before = self.begin()
+            self.begin()
             try:
                 return self._function(*args, **kwargs)
             finally:
-                self.end(before)
+                self.end()
         attachment = self._attachment
         tools = [tool() for tool in self._tools] if attachment is not None else []
         if attachment is None or attachment.session.closed or None in tools:
@@ -66,14 +66,23 @@ class Rerun:
             with attachment.resumed([activation.copy() for activation in self._activations]):
                 return self._function(*args, **kwargs)
 
-    def begin(self) -> int:
-        """Return the number of edits before the first run."""
-        return self._attachment.edits if self._attachment is not None else 0
-
-    def end(self, before: int) -> None:
-        """Store the number of edits of the first run, given the number before it."""
+    def begin(self) -> None:
+        """Note that the first run begins."""
         if self._attachment is not None:
-            self._edits = self._attachment.edits - before
+            self._attachment.first_runs.append(self)
+            self._before = self._attachment.edits
+
+    def end(self) -> None:
+        """Note that the first run has ended, and the number of its edits."""
+        if self._attachment is not None:
+            self._attachment.first_runs.remove(self)
+            self._edits = self._attachment.edits - self._before
+
+    def take_epoch(self) -> None:
+        """Note that the tools were invalidated, which does not matter if nothing was edited yet."""
+        attachment = self._attachment
+        if attachment is not None and self._epoch and attachment.edits == self._before:
+            self._epoch = attachment.session.epoch
 
     def _refuse_if_edited(self) -> None:
         if self._edits:
@@ -94,11 +103,11 @@ def watch_first_run(generator: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(generator)
     def run(function: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         rerun = Rerun(function, first=False)
-        before = rerun.begin()
+        rerun.begin()
         try:
             yield from generator(rerun, *args, **kwargs)
         finally:
-            rerun.end(before)
+            rerun.end()
 
     return run
 

@@ -27,10 +27,12 @@ class Watcher(Protocol):
         session: Its session.
         watch: The native extension's part of it, or None.
         edits: Number of values edited and operators replaced so far.
+        first_runs: Checkpointed functions (`Rerun`) that run for the first time now.
     """
 
     session: Session
     watch: Any
+    first_runs: list[Any]
 
     @property
     def edits(self) -> int: ...
