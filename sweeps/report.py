@@ -76,12 +76,12 @@ before with one from after. Each also runs under the shipped tools, as in the pa
     "programs, tensorflow": (
         "Programs of TensorFlow and Keras",
         """\
-Small programs of libraries that build on TensorFlow and Keras 3 or 2, each in a process of its
-own: under a tool that only analyses, under one whose routines return None at every op, and
-under the shipped tools. Losses, gradients, weights, predictions and random states are compared
-with the plain program byte for byte, and a fingerprint of TensorFlow from before with one from
-after. TensorFlow's optimizer of graphs and oneDNN are off, since they fuse ops, which rounds
-differently, except where a routine stands between these.""",
+Small programs of libraries that build on TensorFlow and Keras 3 or 2: under a tool that only
+analyses, under one whose routines return None at every op, and under the shipped tools. Losses,
+gradients, weights, predictions and random states are compared with the plain program byte for
+byte, and a fingerprint of TensorFlow from before with one from after. TensorFlow's optimizer of
+graphs and oneDNN are off, since they fuse ops, which rounds differently, except where a routine
+stands between these.""",
     ),
     "random": (
         "Random programs",
@@ -117,7 +117,7 @@ hide a defect.""",
 }
 
 for _name, _what in {
-    "operators": "Operators of PyTorch's database on their own sample inputs, chosen at random.",
+    "operators": "Operators of PyTorch's database on their own sample inputs.",
     "models": "Classes of `transformers`, chosen at random, as in the part above.",
     "random": "Programs drawn from a seed, as in the part above.",
 }.items():
@@ -194,6 +194,8 @@ def _part(part: Part) -> Iterator[str]:
         counts |= {f"classes of {t}": len({*names} & {*compared}) for t, names in MODELS.items()}
     yield from (f"| {name} | {number:,} |" for name, number in sorted(counts.items()))
     yield ""
+    if part.name == "programs, tensorflow":
+        yield f"Compared: {'; '.join(sorted(compared))}.\n"
     if part.figures:
         yield "### Figures\n"
         yield from (f"- {case}: {figure}" for case, figure in part.figures.items())
