@@ -324,16 +324,12 @@ class Session:
 
     def analyse(self, context: OpContext, i_point: IPoint) -> None:
         """Run the analysis that is due for `context` at `i_point`."""
-        if not self.due(context, i_point):
-            return
-        hook, epoch = self._hook.amanda_trigger_callback, self.epoch
-        # Without other plugins it is the core's own; the way through pluggy takes as long.
-        others = len(hook.get_hookimpls()) > 1
-        (hook if others else self.run_analysis)(context=context, i_point=i_point)
-        if others or self.epoch != epoch:
+        if self.due(context, i_point):
+            hook = self._hook.amanda_trigger_callback
+            # Without other plugins it is the core's own; the way through pluggy takes as long.
+            run = hook if len(hook.get_hookimpls()) > 1 else self.run_analysis
+            run(context=context, i_point=i_point)
             self.due(context, i_point)  # Notes that nothing is.
-        elif self.control.caching:
-            context._analysed[i_point] = epoch
 
     def due(self, context: OpContext, i_point: IPoint) -> bool:
         """Return True if `analyse` would run the analysis of a tool."""
@@ -403,12 +399,8 @@ class Session:
 
     def recorded(self, context: OpContext, action: Action) -> None:
         """Call the hook for an action that an analysis routine requested; plugins may refuse it."""
-        hook = self._hook.amanda_action_recorded
-        if len(hook.get_hookimpls()) == 1:
-            context._refuse_conflict(action)  # What the core's own implementation does.
-            return
         with without_exit("A plugin fails to look at an action"):
-            hook(context=context, action=action)
+            self._hook.amanda_action_recorded(context=context, action=action)
 
     def _call(self, routine: Analysis, tool: Tool, context: OpContext, i_point: IPoint) -> None:
         try:
