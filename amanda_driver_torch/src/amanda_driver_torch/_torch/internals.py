@@ -303,7 +303,6 @@ def forward_ad_level() -> int:
 _SavedHooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
 
-#: Makes a saved tensor; None if the version does not offer that to Python.
 def saved_by(node: Any) -> Iterator[tuple[Any, torch.Tensor]]:
     """Yield what a node has saved for its backward: the object that holds it, and the tensor."""
     for name in dir(node):
@@ -316,6 +315,7 @@ def saved_by(node: Any) -> Iterator[tuple[Any, torch.Tensor]]:
                     yield one, tensor
 
 
+#: Makes a saved tensor; None if the version does not offer that to Python.
 make_saved_tensor: Callable[[torch.Tensor, bool], Any] | None = getattr(
     _AUTOGRAD, "_make_saved_tensor", None
 )
