@@ -63,6 +63,23 @@ def nested(x: torch.Tensor, first: nn.Module) -> Any:
     return torch.nested.to_padded_tensor(parts * 2, 0.0).sum(0)
 
 
+def layouts(x: torch.Tensor, first: nn.Module) -> Any:
+    result = first(x)
+    values = result.detach()
+    for made in (
+        values.to_mkldnn(),
+        values.to_sparse(),
+        values.to_sparse_csr(),
+        values.to_sparse_csc(),
+        values.to_sparse_bsr((1, 1)),
+        values.to(torch.complex64).conj(),
+        torch._neg_view(values),
+        values.t(),
+    ):
+        made.clone().mul_(1.0)
+    return result
+
+
 def types_change(x: torch.Tensor, first: nn.Module) -> Any:
     # One operator of the program, which gets complex numbers in its second execution.
     result = first(x)
@@ -138,6 +155,7 @@ PROGRAMS: dict[str, Hidden] = {
     "a maximum reshaped": lambda x, first: first(x).max().reshape(1, 1) * first(x),
     "quantized": lambda x, first: torch.quantize_per_tensor(first(x), 0.1, 0, torch.qint8),
     "complex": lambda x, first: torch.fft.fft(first(x)).abs(),
+    "layouts": layouts,
     "types change": types_change,
     "halves": lambda x, first: first(x).bfloat16().relu().float(),
     "without data": lambda x, first: F.linear(

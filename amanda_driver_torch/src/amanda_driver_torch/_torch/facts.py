@@ -125,7 +125,8 @@ class _TorchFacts(Facts):
             raise NotReadableError(f"a {layout} tensor")
         if layout == "without data":
             raise NotReadableError("a tensor without values")
-        if type(tensor) in _PLAIN and tensor.dtype in _SAME and tensor.is_cpu:
+        plain_type = type(tensor) in _PLAIN and tensor.dtype in _SAME
+        if layout == DENSE and plain_type and tensor.is_cpu:
             # Real numbers that NumPy has: the same with fewer steps.
             copy = tensor.detach().clone(memory_format=torch.contiguous_format)
             return copy.resolve_neg().numpy()
