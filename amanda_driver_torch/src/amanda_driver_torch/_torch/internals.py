@@ -305,9 +305,11 @@ _SavedHooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]
 
 def saved_by(node: Any) -> Iterator[tuple[Any, torch.Tensor]]:
     """Yield what a node has saved for its backward: the object that holds it, and the tensor."""
+    raw, readable = "_raw_saved_", "_saved_"
     for name in dir(node):
-        if name.startswith("_raw_saved_"):
-            held, tensors = getattr(node, name), getattr(node, name.removeprefix("_raw"), None)
+        if name.startswith(raw):
+            held = getattr(node, name)
+            tensors = getattr(node, readable + name.removeprefix(raw), None)
             if not isinstance(held, (list, tuple)):
                 held, tensors = [held], [tensors]
             for one, tensor in zip(held, tensors or (), strict=False):
