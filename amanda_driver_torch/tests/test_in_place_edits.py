@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -83,7 +83,8 @@ def test_edit_after_an_in_place_op_leaves_what_the_op_saved(
     op_type: str, call: Callable[[Any], Any], slope: Callable[[Any], Any]
 ) -> None:
     x, seen = leaf(5), []
-    arounds = [*([nullcontext()] * TIMES), torch.autograd.graph.save_on_cpu(), nullcontext()]
+    arounds: list[AbstractContextManager[object]] = [nullcontext() for _ in range(TIMES)]
+    arounds += [torch.autograd.graph.save_on_cpu(), nullcontext()]
     with amanda.apply(after(op_type, lambda v: v * 5 + 3)):
         for around in arounds:
             x.grad = None
