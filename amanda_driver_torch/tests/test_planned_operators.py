@@ -57,7 +57,10 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "einsum": lambda x: torch.einsum("bij,kj->bik", x, x[0]),
     "structure": lambda x: x.topk(2, dim=2).values,
     "defaults": lambda x: F.avg_pool2d(x[None], 2),
-    "attention": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(3, 3)),
+    # Of three tensors: where one is given three times, the order of the sum may change.
+    "attention": lambda x: F.scaled_dot_product_attention(
+        x, x.cos(), x.sin(), attn_mask=torch.zeros(3, 3)
+    ),
     "several outputs, several used": lambda x: torch.mul(*x.unbind(0)) + x.max(dim=0).values,
     "properties": lambda x: x.mT.mT.float() + x.float(),
     "the same tensor": lambda x: F.dropout(x.contiguous().to(torch.float32), 0.5, False) * 2,
