@@ -35,7 +35,7 @@ PLAIN, IDLE, TOOL, BY_HAND = "plain", "nothing inserted", "pruned by a tool", "p
 AFTER = "plain, after `apply`"
 
 #: The ratios before calls of compiled callables ran without Python of the driver.
-BEFORE = {
+BEFORE: dict[tuple[str, ...], tuple[float, float]] = {
     ("MLP (2 layers, width 32)", "aot_eager", "inference"): (1.382, 1.353),
     ("MLP (2 layers, width 32)", "aot_eager", "training"): (1.214, 1.237),
     ("MLP (2 layers, width 32)", "inductor", "inference"): (1.323, 1.267),
