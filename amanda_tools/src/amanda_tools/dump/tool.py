@@ -211,7 +211,7 @@ class Dump(OperatorTool["_Op"]):
         #: Tensors of the last steps, the newest step last.
         self._kept: deque[list[_Kept]] | None = deque(maxlen=last) if last else None
         self._bytes = 0
-        self._step = 0
+        self._step, self._takes = 0, self.steps is None or 0 in self.steps
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
         self.add_inst_for_step(self.begin)
@@ -267,18 +267,26 @@ class Dump(OperatorTool["_Op"]):
                     )
 
     def begin(self, step: int) -> None:
-        """Record the number of the step."""
-        with self._lock:
+        """Record the number of the step, and whether it is dumped."""
+        # With the clock, whose time then includes the steps that are not dumped.
+        with self._clock, self._lock:
             self._step = step
+            self._takes = self.steps is None or step in self.steps
 
     def enter(self, *inputs: Any, op: _Op, wanted: Sequence[tuple[int, str]]) -> None:
         """Dump the inputs of one execution and count it."""
+        if not self._takes:
+            with self._lock:
+                op.facts.calls += 1
+            return
         with self._clock, self._lock:
             op.facts.calls += 1
             self._take(inputs, op, wanted, op.facts.calls - 1)
 
     def leave(self, *outputs: Any, op: _Op, wanted: Sequence[tuple[int, str]]) -> None:
         """Dump the outputs of one execution."""
+        if not self._takes:
+            return
         with self._clock, self._lock:
             self._take(outputs, op, wanted, op.facts.calls - 1)
 
@@ -323,9 +331,7 @@ class Dump(OperatorTool["_Op"]):
     def _take(
         self, values: Sequence[Any], op: _Op, wanted: Sequence[tuple[int, str]], execution: int
     ) -> None:
-        if self.steps is not None and self._step not in self.steps:
-            return
-        if self.first is not None and execution >= self.first:
+        if not self._takes or (self.first is not None and execution >= self.first):
             return
         for value, (position, what) in zip(values, wanted, strict=False):
             for part, tensor in tensors_in(op.tensors, [value]):
