@@ -68,6 +68,10 @@ class Probe:
         """
         return _bits(value, value) if isinstance(value, float) else self._look(value, separate)
 
+    def are_finite(self, values: Sequence[Any]) -> bool:
+        """Return True if a quick look shows that all values are finite and in main memory."""
+        return False
+
     def are_pending(self, values: Sequence[Any], always: bool) -> bool:
         """Return True if the check should stay on the values' device; `always` includes the CPU."""
         return False
@@ -90,10 +94,15 @@ class Probe:
 class _TorchProbe(Probe):
     """Checks PyTorch's tensors on their device."""
 
+    def __init__(self, facts: Facts) -> None:
+        import torch
+
+        super().__init__(facts)
+        self._tensor, self._summed = torch.Tensor, (torch.float32, torch.float64)
+
     def floating(self, values: Sequence[Any]) -> Iterator[Any]:
-        is_tensor = self.facts.is_tensor
         for value in values:
-            if is_tensor(value):
+            if isinstance(value, self._tensor):
                 if value.is_floating_point() or value.is_complex():
                     yield value
             elif isinstance(value, float):
@@ -101,12 +110,23 @@ class _TorchProbe(Probe):
             elif isinstance(value, (list, tuple)):
                 yield from self.floating(value)
 
+    def are_finite(self, values: Sequence[Any]) -> bool:
+        for value in values:
+            if type(value) is self._tensor and value.is_cpu and value.dtype in self._summed:
+                try:
+                    if not math.isfinite(value.sum().item()):
+                        return False
+                except Exception:  # Of a layout without sums, which the closer look handles.
+                    return False
+            elif value is not None:
+                return False
+        return True
+
     def are_pending(self, values: Sequence[Any], always: bool) -> bool:
-        is_tensor = self.facts.is_tensor
         for value in values:
             if isinstance(value, (list, tuple)):
                 value = value[0] if value else None
-            if is_tensor(value) and (always or not value.is_cpu):
+            if isinstance(value, self._tensor) and (always or not value.is_cpu):
                 return True
         return False
 

@@ -61,20 +61,23 @@ class Op:
         #: any order.
         self._early: list[Sequence[Any]] = []
 
-    def enter(self, entered: Entered) -> None:
-        """Start an execution."""
-        running = self._running.setdefault(self._thread, [])
-        if self._eager and not self.of:
+    def enter(self, entered: Entered) -> Sequence[Any] | None:
+        """Start an execution; return its outputs if they came before, or None."""
+        running = self._running.setdefault(threading.get_ident() if self._eager else 0, [])
+        if running and self._eager and not self.of:
             # Only an exception in an earlier execution can have left one of the same operator.
             self._take(running)
         running.append(entered)
+        return self._early.pop(0) if self._early else None
 
     def leave(self) -> Entered | None:
         """Return the inputs of the execution that ends, or None if its start was not seen."""
-        running = self._running.get(self._thread, [])
+        running = self._running.get(threading.get_ident() if self._eager else 0, [])
         if not self._eager:
             # The executions of a graph end in the order of their start.
             return running.pop(0) if running else None
+        if running and running[-1].op is self:
+            return running.pop()
         entered = self._take(running)
         if entered is None and self.of:
             # A framework's workers may begin a backward operator in one thread and end it in
@@ -100,10 +103,6 @@ class Op:
             self._early.append(outputs)
         return not self._eager
 
-    def early(self) -> Sequence[Any] | None:
-        """Return outputs that came before the inputs of their execution, or None."""
-        return self._early.pop(0) if self._early else None
-
     @property
     def unmatched(self) -> int:
         """How many executions ended in this step and did not begin in it so far."""
@@ -115,10 +114,6 @@ class Op:
         self._early.clear()
         self.spoiled = 0
 
-    @property
-    def _thread(self) -> int:
-        return threading.get_ident() if self._eager else 0
-
     def name_of(self, position: str) -> str:
         """Return the name of an input, with the path of the module that it may belong to."""
         first, _, rest = position.partition(".")
@@ -128,7 +123,7 @@ class Op:
         return f"{self.facts.module}.{name}" if self.facts.module else name
 
 
-@dataclass
+@dataclass(slots=True)
 class Entered:
     """Inputs of an execution in progress, or the result of checking them."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from time import perf_counter_ns
 from typing import Any, Literal
 
 from amanda_core import OpContext
@@ -114,6 +115,8 @@ class NonFinite(OperatorTool[Op]):
         self.action = action
         self.every = every
         self.wait = wait
+        #: Whether even checks in main memory stay pending until the end of the step.
+        self._defers = wait == "step"
         self._counts = {"both": NAN | INF, "nan": NAN, "inf": INF}[what]
         self._allowed = [select(op=allow_ops)] if allow_ops else []
         self._allowed += [select(module=allow_modules)] if allow_modules else []
@@ -197,13 +200,13 @@ class NonFinite(OperatorTool[Op]):
         """Keep the inputs of one execution until it has ended."""
         if not self._looks:
             return
-        with self._clock:
-            waits = self._waits(inputs, op)
-            # The inputs of an op that writes them must be checked before it runs.
-            looks = self._probed(inputs, op, waits) if op.writes or waits else None
+        begin = perf_counter_ns()
+        waits = op.probe.are_pending(inputs, self._defers)
+        # The inputs of an op that writes them must be checked before it runs.
+        looks = self._probed(inputs, op, waits) if op.writes or waits else None
         with self._lock:
-            op.enter(Entered(op, inputs if looks is None else (), looks, waits))
-            outputs = op.early()
+            outputs = op.enter(Entered(op, inputs if looks is None else (), looks, waits))
+            self._clock.add(begin, perf_counter_ns())
         if outputs is not None:
             self.leave(*outputs, op=op)
 
@@ -211,33 +214,44 @@ class NonFinite(OperatorTool[Op]):
         """Check the outputs of one execution."""
         if not self._looks:
             return
-        with self._clock, self._lock:
-            entered = op.leave()
-            if entered is None:
-                if not op.keep(outputs):
-                    self._unchecked(_unmatched(op))
-                return
-            self._result.checked += 1
-            waits = self._waits(outputs, op)
-            waiting = waits or entered.waits
+        with self._lock:
+            begin = perf_counter_ns()
+            try:
+                self._check(outputs, op)
+            finally:
+                self._clock.add(begin, perf_counter_ns())
+
+    def _check(self, outputs: Sequence[Any], op: Op) -> None:
+        entered = op.leave()
+        if entered is None:
+            if not op.keep(outputs):
+                self._unchecked(_unmatched(op))
+            return
+        self._result.checked += 1
+        if entered.waits or self._defers or not op.probe.are_finite(outputs):
+            waits = op.probe.are_pending(outputs, self._defers)
             found = (self._bits(value, op) for value in op.probe.floating(outputs))
-            if not waiting and not any(found):
-                if self._seen and not op.of and entered.looks is None:
-                    # A mask may have hidden a NaN, which backward reads again.
-                    given = op.probe.floating(entered.inputs)
-                    op.spoiled |= NAN if any(self._bits(v, op) & NAN for v in given) else 0
+            if waits or entered.waits or any(found):
+                self._suspect(outputs, op, entered, waits)
                 return
-            if entered.looks is None:
-                entered.looks = self._probed(entered.inputs, op, False)
-            looks = self._probed(outputs, op, waits)
-            execution = Execution(op, self._step, entered.looks, looks)
-            self._note(looks, op)
-            if not waiting:
-                self._judge(execution)
-                return
-            self._waiting.append(execution)
-            if len(self._waiting) >= _WAITING or self._at_once:
-                self._look()
+        if self._seen and not op.of and entered.looks is None:
+            # A mask may have hidden a NaN, which backward reads again.
+            given = op.probe.floating(entered.inputs)
+            op.spoiled |= NAN if any(self._bits(v, op) & NAN for v in given) else 0
+
+    def _suspect(self, outputs: Sequence[Any], op: Op, entered: Entered, waits: bool) -> None:
+        """Judge outputs that are not finite; later, if those or the inputs are on a device."""
+        if entered.looks is None:
+            entered.looks = self._probed(entered.inputs, op, False)
+        looks = self._probed(outputs, op, waits)
+        execution = Execution(op, self._step, entered.looks, looks)
+        self._note(looks, op)
+        if not waits and not entered.waits:
+            self._judge(execution)
+            return
+        self._waiting.append(execution)
+        if len(self._waiting) >= _WAITING or self._at_once:
+            self._look()
 
     def result(self) -> NonFiniteResult:
         """Return what has been found so far."""
@@ -260,10 +274,6 @@ class NonFinite(OperatorTool[Op]):
     @property
     def _at_once(self) -> bool:
         return self.wait == "op" or (self.wait == "auto" and self.action == "raise")
-
-    def _waits(self, values: Sequence[Any], op: Op) -> bool:
-        """Return True if the check of these values stays pending until the end of the step."""
-        return op.probe.are_pending(values, self.wait == "step")
 
     def _bits(self, value: Any, op: Op) -> int:
         """Return the bits of a value, limited to the kinds that count."""
