@@ -104,6 +104,9 @@ class Parameters:
         #: Label of a root -> its parameters, by their memory, and by their names.
         self._tables: dict[str, dict[Hashable, list[_Entry]]] = {}
         self._entries: dict[str, dict[str, _Entry]] = {}
+        #: Id of a parameter -> its owner, see `_Entry`. The parameter may have died.
+        self._owners: dict[int, tuple[str, str]] = {}
+        self._owners_limit = 64
         #: Parameters that no root holds, as of when the table was made last.
         self._strangers: Known[bool] = Known()
 
@@ -205,31 +208,43 @@ class Parameters:
         known = next(iter(self._entries.get(root, {}).values()), None)
         # Another model may have the label of one that has died.
         if table is None or (known is not None and known.get() is None):
-            owners = self._owners(root)
+            if root in self._scopes.held_by:
+                self._table(self._scopes.held_by[root])
             table = self._tables[root] = {}
-            entries = self._entries[root] = {}
+            entries = {}
             for name, module, parameter in self._scopes.weights(root):
                 memory, shape = self._layouts.memory(parameter), self._layouts.shape(parameter)
                 if shape is not None:
                     get = self._getter(weakref.ref(module), name.rpartition(".")[2])
-                    owner = owners.get(id(parameter), (root, name))
+                    owner = self._owner(parameter, root, name)
                     entry = entries[name] = _Entry(owner, name, memory, shape, get)
                     table.setdefault(memory and memory.key, []).append(entry)
+            self._entries[root] = entries
+            self._forget_dead_owners()
         return table
 
-    def _owners(self, root: str) -> dict[int, tuple[str, str]]:
-        """Return the owners of the parameters of all other roots, by their ids.
+    def _owner(self, parameter: Any, root: str, name: str) -> tuple[str, str]:
+        """Return the root by which a parameter was known first, and its name there.
 
         A part of a model may be called by itself: ``generate`` calls the encoder, then the model.
         The parameters of the part are owned by the model whose method calls it.
+
+        Args:
+            parameter: The parameter.
+            root: The root whose table is made.
+            name: Its name in this root.
         """
-        if root in self._scopes.held_by:
-            self._table(self._scopes.held_by[root])
-        others = [
-            e for label, table in self._entries.items() if label != root for e in table.values()
-        ]
-        held = [(entry.get(), entry.owner) for entry in others]
-        return {id(p): owner for p, owner in held if p is not None and self._holds(*owner, p)}
+        owner = self._owners.get(id(parameter))
+        if owner is None or owner[0] == root or not self._holds(*owner, parameter):
+            owner = self._owners[id(parameter)] = (root, name)
+        return owner
+
+    def _forget_dead_owners(self) -> None:
+        if len(self._owners) > self._owners_limit:
+            entries = [entry for table in self._entries.values() for entry in table.values()]
+            held = [(entry.get(), entry.owner) for entry in entries]
+            self._owners = {id(p): owner for p, owner in held if p is not None}
+            self._owners_limit = 2 * len(self._owners) + 64
 
     def _getter(self, owner: weakref.ref[Any], name: str) -> Callable[[], Any]:
         def get() -> Any:
