@@ -128,7 +128,7 @@ class TorchAttachment:
         PATCHES.acquire()
         self._attached = True
         STATE.attachment = self
-        STATE.not_compiled = False
+        STATE.not_compiled = set()
         self._interceptor.start()
 
     def detach(self) -> None:

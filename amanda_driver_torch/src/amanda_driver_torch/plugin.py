@@ -106,5 +106,5 @@ def amanda_prepare_context(context: OpContext) -> None:
         from amanda_driver_torch._identity.frames import in_compiled_callable
         from amanda_driver_torch._thread.state import STATE
 
-        if STATE.not_compiled and in_compiled_callable():
+        if STATE.not_compiled and in_compiled_callable(STATE.not_compiled):
             context["not_compiled"] = True

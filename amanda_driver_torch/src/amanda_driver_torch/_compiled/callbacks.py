@@ -179,7 +179,7 @@ class _Callback:
         ):
             return skipped(below=True)
         if code in self._eager or is_wrapper(frame.f_globals):
-            return self._run_eagerly()
+            return self._run_eagerly(code)
         if code in self._skipped:
             return self._skipped[code]
         before = self._backend.failure
@@ -195,7 +195,7 @@ class _Callback:
                 raise
             self._eager.add(code)
             owner.note_eager(getattr(code, "co_qualname", code.co_name), str(failure))
-            return self._run_eagerly()
+            return self._run_eagerly(code)
         finally:
             self._backend.failure = before
         if result.guarded_code is None:
@@ -204,7 +204,8 @@ class _Callback:
             self._skipped[code] = result
         return result
 
-    def _run_eagerly(self) -> ConvertFrameReturn:
+    def _run_eagerly(self, code: CodeType) -> ConvertFrameReturn:
+        STATE.not_compiled.add(code)
         # A callable with `fullgraph=True` must have compiled at least one frame.
         count_frame(set_frame_count)
         return skipped(below=True)

@@ -176,7 +176,7 @@ class _Patches(Patches):
                 if found is not None or chosen in (None, False):
                     return found
                 reason = "its compiler is not known"
-            STATE.not_compiled = True
+            STATE.not_compiled.add(sys._getframe(1).f_code)
             count_frame(set_count)
             attachment.session.warn_once(
                 "Compiled callables run eagerly while tools are applied, so that their operators "

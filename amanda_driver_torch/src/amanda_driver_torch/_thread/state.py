@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import CodeType
 from typing import Any, Protocol, TypeVar
 
 from amanda_core import Session
@@ -101,8 +102,8 @@ class _State(threading.local):
         self.transparent: list[Any] = []
         #: The number of nested backward passes in this thread.
         self.backward = 0
-        #: Whether a compiled callable has been run eagerly since tools were applied.
-        self.not_compiled = False
+        #: Code of compiled callables that has been run eagerly since tools were applied.
+        self.not_compiled: set[CodeType] = set()
         #: Whether a checkpointed function is being recomputed.
         self.recomputing = False
 
