@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 import amanda
@@ -325,6 +326,32 @@ def test_what_cannot_be_woven_runs_eagerly_with_the_reason() -> None:
     equal(called(X), plain)
 
 
+@pytest.mark.filterwarnings("ignore:The compiled callable")
+def test_operators_of_frames_that_run_eagerly_are_marked() -> None:
+    @torch.compile(backend="eager")
+    def called(x: torch.Tensor) -> Any:
+        x = torch.sin(x)
+        torch._dynamo.graph_break()
+        return torch.cos(x).t_()
+
+    marked: dict[str, set[bool]] = {}
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.namespace.endswith("/eager"):
+            marked.setdefault(context.op_type, set()).add("not_compiled" in context)
+        if context.op_type == "t_":
+            context.insert_before_op(lambda v: v - 1)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    for _ in range(2):
+        with amanda.apply(tool):
+            torch.tan(called(X))
+            tool.invalidate()
+            torch.tan(called(X))
+    assert marked == {"cos": {True}, "t_": {True}, "tan": {False}}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("warm", [True, False], ids=["compiled-before", "first-called-inside"])
 @pytest.mark.parametrize("name", WHOLE)
@@ -399,3 +426,105 @@ def test_nothing_of_a_tool_is_kept() -> None:
     gc.collect()
     assert gone() is None
     called(X)
+
+
+@amanda.staged
+def _same(first: torch.Tensor, last: torch.Tensor) -> Any:
+    return (product := first * last), product
+
+
+@amanda.staged
+def _returned(first: torch.Tensor, last: torch.Tensor) -> Any:
+    return last, first
+
+
+@amanda.staged
+def _views(first: torch.Tensor, last: torch.Tensor) -> Any:
+    return first.t(), (last * 2).view(8, 8)
+
+
+@amanda.staged
+def _own(first: torch.Tensor, last: torch.Tensor) -> Any:
+    return MASK, first * MASK
+
+
+MASK = (torch.arange(64).reshape(8, 8) % 3).float()
+ROUTINES = {f.__name__: f for f in (_same, _returned, _views, _own)}
+
+
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_new_values_that_something_else_refers_to(routine: str) -> None:
+    kept: list[torch.Tensor] = []
+
+    @amanda.staged
+    def keep(value: torch.Tensor) -> Any:
+        kept[:] = [value * 2]
+        return kept[0]
+
+    @amanda.staged
+    def use(value: torch.Tensor) -> Any:
+        return value * kept[0]
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type == "mm":
+            context.insert_before_op(ROUTINES[routine])
+            context.insert_after_op(keep)
+        if context.op_type == "mul":
+            with amanda.autodiff_enabled():
+                context.insert_after_op(use)
+
+    def program(a: torch.Tensor, b: torch.Tensor) -> Any:
+        product = torch.mm(a, b) * 0.5
+        return product.sin_() + a
+
+    results = []
+    for called in (program, torch.compile(program, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(0)
+        tool, given = amanda.Tool(), [torch.randn(8, 8, requires_grad=True) for _ in range(2)]
+        tool.add_inst_for_op(analyse)
+        with amanda.apply(tool):
+            output = called(*given)
+        output.square().sum().backward()
+        results.append([output.detach(), *(one.grad for one in given)])
+    equal(results[1], results[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_staged_edit_adds_what_it_computes() -> None:
+    """The operators of the graphs are those of a program that computes the same by itself."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return value * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return gradients[0]
+
+    graphs: list[list[str]] = []
+
+    def note(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append([str(node.target) for node in gm.graph.nodes if node.op == "call_function"])
+
+        def run(args: list[Any]) -> Any:
+            return gm.forward(*args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    backend = aot_autograd(fw_compiler=note, bw_compiler=note)
+    weight = torch.randn(8, 8, requires_grad=True)
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type == "linear":
+            context.insert_before_op(amanda.staged(lambda value: value * 2), inputs=[1])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    torch.compile(lambda x: F.linear(x, Doubled.apply(weight)), backend=backend)(X).sum().backward()
+    with amanda.apply(tool):
+        torch.compile(lambda x: F.linear(x, weight), backend=backend)(X).sum().backward()
+    forward, backward, *found = graphs
+    assert found == [forward, backward]
+    assert sum("mul" in name for name in forward) == 1

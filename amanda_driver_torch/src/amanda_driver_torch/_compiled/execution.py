@@ -6,12 +6,13 @@ backend traces it; `operators` is what calls it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from amanda_core import Plan, Step
 from amanda_core.errors import RoutineResultError
@@ -21,8 +22,43 @@ from amanda_driver_torch._compiled.functions import pass_straight, replaced_back
 from amanda_driver_torch._compiled.host import Host, Like
 from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of, restructure
 from amanda_driver_torch._thread.modes import call_routine
+from amanda_driver_torch._torch.dynamo import tree_map
 
-__all__ = ["OpPlan", "run_operator"]
+__all__ = ["Lifted", "OpPlan", "run_operator"]
+
+
+class Lifted(TorchFunctionMode):
+    """Puts values of the graph in the place of tensors that a routine refers to itself.
+
+    Args:
+        lift: Returns the value of the graph for a tensor, or None for one that is part of it.
+    """
+
+    def __init__(self, lift: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self._lift = lift
+
+    def end(self) -> None:
+        """Put nothing in their place any more: nodes refer to this object."""
+        self._lift = lambda tensor: None
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types_: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        args, kwargs = self.lifted((args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def lifted(self, values: Any) -> Any:
+        """Return the same values, with those of the graph in the place of such tensors."""
+        return tree_map(self._lifted, values)
+
+    def _lifted(self, value: Any) -> Any:
+        new = self._lift(value) if isinstance(value, torch.Tensor) else None
+        return value if new is None else new
 
 
 @dataclass
@@ -70,7 +106,7 @@ def run_operator(
     func: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    lifted: AbstractContextManager[Any] | None,
+    lifted: Lifted | None,
 ) -> Any:
     """Run one operator with the steps of its plans.
 
@@ -79,7 +115,7 @@ def run_operator(
         func: The operator.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        lifted: A context for staged routines, or None.
+        lifted: Values of the graph for tensors of staged routines, or None.
     """
     return _Execution(plan, func, bind(func, args, kwargs), lifted).run()
 
@@ -90,7 +126,7 @@ class _Execution:
         plan: OpPlan,
         func: Any,
         bound: BoundCall,
-        lifted: AbstractContextManager[Any] | None,
+        lifted: Lifted | None,
     ) -> None:
         self.plan, self.func, self.lifted = plan, func, lifted
         self.bound: BoundCall | None = bound
@@ -143,7 +179,7 @@ class _Execution:
         if self.lifted is None:
             return call_routine(function, values, autodiff)
         with self.lifted:
-            return call_routine(function, values, autodiff)
+            return self.lifted.lifted(call_routine(function, values, autodiff))
 
     def fold(self, plan: Plan, values: list[Any]) -> list[Any]:
         """Apply the steps before or after the operator."""
@@ -155,10 +191,11 @@ class _Execution:
                 continue
             else:
                 changes = self.plan.host.edit(step, values, autodiff=step.action.autodiff)
-            for position, new in changes:
+            counts = _references(changes)
+            for (position, new), count in zip(changes, counts, strict=True):
                 if position == 0 and self.written is not None:
                     check_written(values[position], new, step)
-                values[position] = _edited(values[position], new, step)
+                values[position] = _edited(values[position], new, step, count <= _ALONE)
         return values
 
     # Gradients.
@@ -253,7 +290,16 @@ def _selected(step: Step, values: Sequence[Any]) -> list[Any]:
     return [one for value in found for one in (value if isinstance(value, list) else [value])]
 
 
-def _edited(old: Any, new: Any, step: Step) -> Any:
+def _references(changes: Iterable[tuple[int, Any]]) -> list[int]:
+    """Return the number of references to each new value."""
+    return [sys.getrefcount(new) for _, new in changes]
+
+
+#: The number of references to a value that only its change refers to.
+(_ALONE,) = _references([(0, object())])
+
+
+def _edited(old: Any, new: Any, step: Step, is_alone: bool = False) -> Any:
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
         return type(old)(
             o if n is o else _edited(o, n, step) for o, n in zip(old, new, strict=True)
@@ -262,4 +308,4 @@ def _edited(old: Any, new: Any, step: Step) -> Any:
         return new
     if old.requires_grad and torch.is_grad_enabled():
         check_tensor(old, new, step)
-    return pass_straight(old, new) if isinstance(new, torch.Tensor) else new
+    return pass_straight(old, new, is_alone) if isinstance(new, torch.Tensor) else new

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
+from amanda_driver_torch._torch.internals import is_view
+
 __all__ = ["pass_straight", "recorded", "replaced_backward", "tapped"]
 
 Gradients = Callable[[list[Any]], Sequence[Any]]
@@ -19,20 +21,27 @@ class _Straight(Function):
     """The new value, with the gradient of the old one."""
 
     @staticmethod
-    def forward(ctx: Any, old: Any, new: Any) -> Any:
-        # In-place operations would fail on `new` itself and on a view of it.
-        return new.detach()
+    def forward(ctx: Any, old: Any, new: Callable[[], Any]) -> Any:
+        return new()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return gradients[0], None
 
 
-def pass_straight(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """Return `new` as a value whose gradient flows to `old`."""
+def pass_straight(old: torch.Tensor, new: torch.Tensor, is_alone: bool) -> torch.Tensor:
+    """Return `new` as a value whose gradient flows to `old`.
+
+    Args:
+        old: The value that is edited.
+        new: The new value.
+        is_alone: Whether nothing else refers to `new`, so that it may become part of the graph.
+    """
     if not (torch.is_grad_enabled() and old.requires_grad):
         return new
-    found: torch.Tensor = _Straight.apply(old, new)
+    # In-place operations would fail on a view in the graph.
+    is_alone = is_alone and not new.requires_grad and not is_view(new)
+    found: torch.Tensor = _Straight.apply(old, (lambda: new) if is_alone else new.detach)
     return found
 
 

@@ -22,9 +22,9 @@ from amanda_core.scopes import Activation
 from amanda_core.sites import OCCURRENCES, Origin, Sites
 from amanda_driver_torch._autograd.nodes import tensors_in
 from amanda_driver_torch._compiled.call_sites import Called, Places, called_of
-from amanda_driver_torch._compiled.execution import OpPlan
+from amanda_driver_torch._compiled.execution import Lifted, OpPlan
 from amanda_driver_torch._compiled.host import Host
-from amanda_driver_torch._compiled.operators import Lifted, OperatorMode, Woven
+from amanda_driver_torch._compiled.operators import OperatorMode, Woven
 from amanda_driver_torch._compiled.refusals import BACKWARD, CannotWeave, check, does_nothing, likes
 from amanda_driver_torch._execution.viewing import passes_weights_on
 from amanda_driver_torch._identity.frames import is_own, is_torchs

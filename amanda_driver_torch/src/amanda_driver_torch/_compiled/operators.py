@@ -1,6 +1,6 @@
 """The nodes of a compiled graph, as the functions that a backend traces in their place.
 
-Owns how the operators that a node runs are found, and which values their routines get for tensors
+Owns how the operators that a node runs are found, and which values of the graph stand for tensors
 of the program around. `execution` runs one operator.
 """
 
@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from amanda_driver_torch._compiled.execution import OpPlan, run_operator
+from amanda_driver_torch._compiled.execution import Lifted, OpPlan, run_operator
 from amanda_driver_torch._entry.transparent_wrappers import make_transparent, run_transparently
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._thread.state import STATE
-from amanda_driver_torch._torch.dynamo import tree_map
 
-__all__ = ["Lifted", "OperatorMode", "Woven"]
+__all__ = ["OperatorMode", "Woven"]
 
 
 class OperatorMode(TorchFunctionMode):
@@ -61,41 +60,6 @@ class OperatorMode(TorchFunctionMode):
         except KeyError:
             found = cls._operators[func] = Operator.of(func)
             return found
-
-
-class Lifted(TorchFunctionMode):
-    """Puts values of the graph in the place of tensors that a routine refers to itself.
-
-    Attributes:
-        found: id of such a tensor -> the tensor and its value in the graph.
-
-    Args:
-        lift: Returns the value of the graph for a tensor, or None for one that is part of it.
-    """
-
-    def __init__(self, lift: Callable[[torch.Tensor], Any]) -> None:
-        super().__init__()
-        self._lift = lift
-
-    def end(self) -> None:
-        """Put nothing in their place any more: nodes refer to this object."""
-        self._lift = lambda tensor: None
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types_: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        args, kwargs = tree_map(self._lifted, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    def _lifted(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        new = self._lift(value)
-        return value if new is None else new
 
 
 @dataclass(eq=False)
