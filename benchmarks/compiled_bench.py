@@ -28,8 +28,8 @@ from bench_report import table
 OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "compiled.md"
 BACKENDS = ("aot_eager", "inductor")
 
-#: Number of runs before and while counting.
-WARM, COUNTED = 150, 4
+#: Number of runs before and while counting, and how often as many are counted.
+WARM, COUNTED, REPEATED = 150, 4, 5
 
 PLAIN, IDLE, TOOL, BY_HAND = "plain", "nothing inserted", "pruned by a tool", "pruned by hand"
 AFTER = "plain, after `apply`"
@@ -53,8 +53,10 @@ Callables of `torch.compile` [stay compiled](../internals/pytorch.md#compiled-ca
 tools. `nox -s bench` writes this page.
 
 - Valgrind's callgrind counts the instructions of a warm call, or of a warm training step, in one
-  process and on one thread: means of {counted} runs after {warm}. Compilation is not counted, and
-  the guards that are checked at each call are.
+  process and on one thread: means of {counted} runs after {warm}, and of {repeated} such means the
+  lowest, since other threads of torch run at times. Compilation is not counted, and the guards that
+  are checked at each call are.
+- The loss of a training step is computed outside of the compiled model, by two operators.
 - "Nothing inserted" is a tool that analyses every operator and inserts nothing: 1 is the plain
   compiled model.
 - "Pruned by a tool" is a staged routine that multiplies the weight of every `linear` with a mask:
@@ -214,7 +216,7 @@ def run_inside(library: Path, names: list[str]) -> None:
             ]
             for way, called, extent in ways:
                 key = "; ".join([name, backend, "training" if training else "inference", way])
-                counted(library, key, called, extent, WARM, COUNTED)
+                counted(library, key, called, extent, WARM, COUNTED, REPEATED)
 
 
 def report(counts: dict[tuple[str, ...], int]) -> str:
@@ -231,7 +233,7 @@ def report(counts: dict[tuple[str, ...], int]) -> str:
     columns = ["model", "backend", "", "plain, thousand", "pruned by hand, thousand"]
     facts = {**machine(), **versions()}
     parts = [
-        INTRODUCTION.format(warm=WARM, counted=COUNTED),
+        INTRODUCTION.format(warm=WARM, counted=COUNTED, repeated=REPEATED),
         table(["machine and versions", ""], [[k, str(v)] for k, v in facts.items()]),
         table([*columns, f"{IDLE}, before", "now", f"{TOOL}, before", "now", AFTER], rows),
     ]
