@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from amanda_core.errors import UnsupportedError
 
 from .higher_order_tf import PROGRAMS
 
+pytestmark = pytest.mark.usefixtures("as_written")
 #: Run with the fast tests; the others with the exhaustive ones.
 SAMPLE = {
     ("gradient of a gradient", "latency"),
@@ -43,18 +43,6 @@ REFUSES_EDITS = {
     "forward over reverse",
     "tape around a gradient",
 }
-
-
-@pytest.fixture(autouse=True)
-def as_written() -> Iterator[None]:
-    """Turn off TensorFlow's graph optimizer, which fuses unobserved ops, which then round
-    differently.
-    """
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    off = before.get("disable_meta_optimizer", False)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
 
 
 def bits(results: list[Any]) -> list[bytes | None]:

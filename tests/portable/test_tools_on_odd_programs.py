@@ -15,9 +15,11 @@ import tensorflow as tf
 from every_tool import EDITING, TOOLS, checked
 
 import amanda
+from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import around
 
 Hidden = Callable[[Any, Any], Any]
+v1 = tf.compat.v1
 
 
 def assigned(x: Any, first: Any) -> Any:
@@ -96,10 +98,10 @@ def fitted() -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A function that XLA should compile")
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", TOOLS | EDITING)
 def test_convolutions_that_keras_compiles(name: str) -> None:
     wanted = fitted()
-    tool = TOOLS[name]()
+    tool = (TOOLS | EDITING)[name]()
     with amanda.apply(tool):
         found = fitted()
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
@@ -108,19 +110,87 @@ def test_convolutions_that_keras_compiles(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A function that XLA should compile")
+@pytest.mark.usefixtures("as_written")
 def test_convolutions_that_keras_compiles_keep_their_bits_without_fusion() -> None:
-    # TensorFlow's graph optimizer fuses what no routine stands between; oneDNN is off in all tests.
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    wanted = fitted()
+    counts, tool = around()
+    with amanda.apply(tool):
+        assert fitted() == wanted
+    assert any("Conv" in op for op, _ in counts)
+
+
+def network(x: Any) -> tuple[Any, list[Any]]:
+    """Return the results of two layers in the default graph, and the weights."""
+    weights = [
+        v1.get_variable(name, initializer=np.random.default_rng(seed).normal(size=size))
+        for seed, (name, size) in enumerate({"w": (6, 8), "u": (8, 3)}.items())
+    ]
+    return tf.nn.relu(x @ weights[0]) @ weights[1], weights
+
+
+def trained(session: Any, x: Any, fed: Any) -> list[Any]:
+    result, weights = network(x)
+    step = v1.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(result**2))
+    session.run(v1.global_variables_initializer())
+    results = [session.run([result, step], {x: fed})[0] for _ in range(3)]
+    return [*results, *session.run(weights)]
+
+
+def loop_of_tensorflow_1(session: Any, x: Any, fed: Any) -> list[Any]:
+    result, weights = network(x)
+    v1.disable_control_flow_v2()
     try:
-        wanted = fitted()
-        counts, tool = around()
-        with amanda.apply(tool):
-            assert fitted() == wanted
-        assert any("Conv" in op for op, _ in counts)
+        start = (tf.constant(0), result)
+        body = lambda i, h: (i + 1, tf.nn.relu(h @ tf.transpose(h) @ h))  # noqa: E731
+        _, result = tf.while_loop(lambda i, _: i < 3, body, start)
+        result = tf.cond(tf.reduce_sum(result) > 0, lambda: result * 2, lambda: result - 1)
+        gradients = tf.gradients(result, weights)
     finally:
-        off = before.get("disable_meta_optimizer", False)
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
+        v1.enable_control_flow_v2()
+    session.run(v1.global_variables_initializer())
+    return [value for _ in range(2) for value in session.run([result, *gradients], {x: fed})]
+
+
+def in_parts(session: Any, x: Any, fed: Any) -> list[Any]:
+    result, _ = network(x)
+    factor = v1.placeholder(result.dtype, [])
+    scaled = result * factor
+    session.run(v1.global_variables_initializer())
+    handle = session.partial_run_setup([result, scaled], [x, factor])
+    first = session.partial_run(handle, result, {x: fed})
+    return [first, session.partial_run(handle, scaled, {factor: 2.0})]
+
+
+OF_SESSIONS = {"a training": trained, "a loop": loop_of_tensorflow_1, "in parts": in_parts}
+#: Tools that edit inside the loop, whose gradient TensorFlow computes outside of it.
+REFUSED = {("a loop", "inject_faults"), ("a loop", "steer"), ("a loop", "steer weights")}
+
+
+def run_session(program: str) -> list[bytes]:
+    """Return the results of a program as bytes."""
+    fed = np.random.default_rng(2).normal(size=(4, 6))
+    as_written = v1.ConfigProto()
+    as_written.graph_options.rewrite_options.disable_meta_optimizer = True
+    with tf.Graph().as_default(), v1.Session(config=as_written) as session:
+        x = v1.placeholder(tf.float64, [4, 6])
+        return [np.asarray(value).tobytes() for value in OF_SESSIONS[program](session, x, fed)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", OF_SESSIONS)
+def test_programs_of_sessions_run_as_without_them(program: str) -> None:
+    expected = run_session(program)
+    for name, make in (TOOLS | EDITING).items():
+        tool = make()
+        if (program, name) in REFUSED:
+            outside = pytest.raises(UnsupportedError, match="loop or branch of TensorFlow 1")
+            with outside, amanda.apply(tool):
+                run_session(program)
+            continue
+        with amanda.apply(tool):
+            found = run_session(program)
+        assert found == expected, name
+        checked(name, tool)
 
 
 def test_references_to_variables_without_a_value() -> None:
