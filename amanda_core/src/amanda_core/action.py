@@ -63,6 +63,7 @@ class ActionKind(Enum):
         point: The point whose plan the action joins. A replacement joins that of the point before
             the op.
         selects: Name of the values that the routine gets.
+        is_replacement: Whether the routine runs instead of the op.
     """
 
     INSERT_BEFORE_OP = "insert_before_op", IPoint.BEFORE_FORWARD, "inputs"
@@ -74,18 +75,15 @@ class ActionKind(Enum):
 
     point: IPoint
     selects: str
+    is_replacement: bool
 
     __hash__ = object.__hash__
 
     def __new__(cls, value: str, point: IPoint, selects: str) -> ActionKind:  # noqa: D102
         kind = object.__new__(cls)
         kind._value_, kind.point, kind.selects = value, point, selects
+        kind.is_replacement = value.startswith("replace")
         return kind
-
-    @property
-    def is_replacement(self) -> bool:
-        """Whether the routine runs instead of the op."""
-        return self in (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP)
 
 
 _STAGED = "__amanda_staged__"

@@ -34,7 +34,7 @@ __all__ = ["OpContext"]
 #: Where `OpContext.execution` has values.
 _VALUES = ("inputs", "outputs", "grad_outputs", "grad_inputs")
 #: What `fill` sets beside them; `Session.open` sets all.
-_FACTS = ("op", "attrs", "input_names", "constant", "recomputed")
+FACTS = ("op", "attrs", "input_names", "constant", "recomputed")
 _UNSET: Any = type("_Unset", (), {"__repr__": lambda self: "<unset>"})()
 
 
@@ -433,7 +433,7 @@ class OpContext(dict[str, Any]):
         for what, given in zip(_VALUES, values, strict=True):
             if given is not _UNSET:
                 execution[what] = given
-        for fact, known in zip(_FACTS, (op, attrs, input_names, constant, recomputed), strict=True):
+        for fact, known in zip(FACTS, (op, attrs, input_names, constant, recomputed), strict=True):
             if known is not _UNSET:
                 self._known[fact] = known
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.action import POINTS, Action, IPoint
 from amanda_core.containment import without_exit
-from amanda_core.context import OpContext
+from amanda_core.context import FACTS, OpContext
 from amanda_core.errors import annotate
 from amanda_core.identity import stable_id
 from amanda_core.store import Stage, Store
-from amanda_core.switches import ENABLED, EPOCH, ROUTINE_DEPTH
+from amanda_core.switches import CACHING, ENABLED, EPOCH, ROUTINE_DEPTH
 from amanda_core.threads import THREAD, Control, inside_routine
 
 if TYPE_CHECKING:
@@ -276,14 +276,9 @@ class Session:
             context = self._store.places[place] = self._new(backward, site, forward)
             context._place = place
         context.execution.clear()
-        context.fill(
-            op=raw,
-            inputs=inputs,
-            attrs=attrs or {},
-            input_names=input_names,
-            constant=constant,
-            recomputed=recomputed,
-        )
+        context.execution.update(open=True, inputs=inputs)
+        facts = (raw, attrs or {}, input_names, constant, recomputed)
+        context._known = dict(zip(FACTS, facts, strict=True))
         if new:
             try:
                 with inside_routine():
@@ -329,13 +324,13 @@ class Session:
             # Without other plugins it is the core's own; the way through pluggy takes as long.
             run = hook if len(hook.get_hookimpls()) > 1 else self.run_analysis
             run(context=context, i_point=i_point)
-            self.due(context, i_point)  # Notes that nothing is.
 
     def due(self, context: OpContext, i_point: IPoint) -> bool:
         """Return True if `analyse` would run the analysis of a tool."""
-        caching = self.control.caching
-        done = caching and context._analysed.get(i_point) == self.epoch
-        if done or not self._analysing[i_point]:
+        if not self._analysing[i_point]:
+            return False
+        caching = self.control.switches[CACHING] != 0
+        if caching and context._analysed.get(i_point) == self.epoch:
             return False
         due = bool(self._due(context, i_point))
         if caching and not due:
@@ -352,7 +347,7 @@ class Session:
                 cached.
         """
         due = {id(tool): tool for tool in self._due(context, i_point)}
-        context._plans = None
+        context._plans, epoch = None, self.epoch
         with inside_routine():
             for tool in self.tools:
                 for rule in tool._amanda.before_rules:
@@ -368,9 +363,11 @@ class Session:
                 for tool in due.values():
                     self._store.log_of(tool).pop((context._key, i_point), None)
                 raise
+        if self.control.switches[CACHING] and epoch == self.epoch:
+            context._analysed[i_point] = epoch
 
     def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
-        caching, key = self.control.caching, (context._key, i_point)
+        caching, key = self.control.switches[CACHING], (context._key, i_point)
         return [
             tool
             for tool in self._analysing[i_point]
@@ -399,8 +396,12 @@ class Session:
 
     def recorded(self, context: OpContext, action: Action) -> None:
         """Call the hook for an action that an analysis routine requested; plugins may refuse it."""
+        hook = self._hook.amanda_action_recorded
+        if len(hook.get_hookimpls()) == 1:  # It is the core's own, as in `analyse`.
+            context._refuse_conflict(action)
+            return
         with without_exit("A plugin fails to look at an action"):
-            self._hook.amanda_action_recorded(context=context, action=action)
+            hook(context=context, action=action)
 
     def _call(self, routine: Analysis, tool: Tool, context: OpContext, i_point: IPoint) -> None:
         try:

@@ -102,11 +102,8 @@ class NodeRecord:
 
     def _open(self, session: Session) -> OpContext:
         op = BackwardOp(self.site.op_type)
-        context = session.open(self.site, op, forward=self.forward, backward=True)
-        if self.forward is None:
-            context.fill(op=op)
-        self.context = context
-        return context
+        self.context = session.open(self.site, op, forward=self.forward, backward=True)
+        return self.context
 
     def before(self, grads: Sequence[Any], done: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
         """Analyse the node and run the routines before it; return its gradients if they changed.
@@ -119,7 +116,7 @@ class NodeRecord:
         context = self._open(session)
         self._start = next_sequence()
         try:
-            context.fill(grad_outputs=list(grads))
+            context.execution["grad_outputs"] = list(grads)
             plan = call_routine(context.trigger_callback, IPoint.BEFORE_BACKWARD)
             return fold(plan, grads, done)
         finally:
@@ -138,12 +135,12 @@ class NodeRecord:
         session, backward = self.backward.session, self.backward
         context = self.context = self._open(session)
         try:
-            context.fill(grad_outputs=list(grads))
+            context.execution["grad_outputs"] = list(grads)
             before = context.plan(IPoint.BEFORE_BACKWARD)
             results: Sequence[Any] = grad_inputs
             if before.replacement is not None:
                 results = replaced(before, grads, grad_inputs, context)
-            context.fill(grad_inputs=list(results))
+            context.execution["grad_inputs"] = list(results)
             plan = call_routine(context.trigger_callback, IPoint.AFTER_BACKWARD)
             changed = fold(plan, results, done)
             # Gradients of gradients are found from here, so with these the node stays hooked.

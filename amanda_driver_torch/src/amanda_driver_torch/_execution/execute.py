@@ -321,7 +321,7 @@ class Run:
         outputs = self.outputs_of(returned)
         if taps is not None:
             outputs = taps.untap(outputs)
-        context.fill(outputs=outputs)
+        context.execution["outputs"] = outputs
         after = self._analyse(context, IPoint.AFTER_FORWARD)
         made = self.made_count = next_sequence() - self.start
         # After-forward analysis may have requested gradients, too. They count even if there are

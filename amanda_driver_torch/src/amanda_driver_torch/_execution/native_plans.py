@@ -127,12 +127,18 @@ def compiled(
         # A subclass may override attributes that C would read.
         return None
     names = tuple(kwargs)
-    sources = tuple(_argument(source, len(args), names) for source in layout.sources)
+    count = len(args)
+    sources = tuple(
+        [
+            -1 if s is None else count + names.index(s) if isinstance(s, str) else s
+            for s in layout.sources
+        ]
+    )
     operands = (*args, *kwargs.values())
-    if len(operands) > _MOST or any(type(kwargs[name]) not in KINDS for name in layout.attrs):
+    if len(operands) > _MOST or not {type(kwargs[name]) for name in layout.attrs} <= KINDS.keys():
         return None
     # The context shows attributes as they were in the execution that Python has seen.
-    fixed = [(len(args) + names.index(name), kwargs[name]) for name in layout.attrs]
+    fixed = [(count + names.index(name), kwargs[name]) for name in layout.attrs]
     tapped: list[Any] = []
     node_hooks: Any = None
     required: list[tuple[int, int, bool]] = []
@@ -163,7 +169,7 @@ def compiled(
             return None
     return native.Program(
         session.epoch,
-        tuple(type(value) for value in operands),
+        tuple(map(type, operands)),
         names,
         sources,
         layout.defaults,
@@ -184,7 +190,7 @@ def compiled(
         -1 if layout.spread is None else layout.spread,
         fixed,
         len(returned) if isinstance(returned, (tuple, list)) else 1,
-        tuple(len(args) + names.index(name) for name in layout.outs),
+        tuple([count + names.index(name) for name in layout.outs]),
         in_place and on_gradients,
         # Hooks of the program may have taken what was saved elsewhere before it can be copied.
         top_saved_tensor_hooks if copies else None,
@@ -382,13 +388,6 @@ def _leaf_hook(backward: Backward, watch: Any, record: NodeRecord) -> Any:
         made = native.NodePlans(epoch, 0, watch, *plans)
         record.planned = (epoch, backward.planned_hook(made.make))
     return record.planned[1]
-
-
-def _argument(source: int | str | None, count: int, names: tuple[str, ...]) -> int:
-    """Return the number of an argument, counting keyword arguments last; -1 if there is none."""
-    if source is None:
-        return -1
-    return count + names.index(source) if isinstance(source, str) else source
 
 
 def _parts(step: Step, count: int, autodiff: bool = False) -> Any:

@@ -390,7 +390,10 @@ def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | Non
 
 def parameter_of(module: torch.nn.Module, name: str) -> torch.nn.Parameter | None:
     """Return a module's own parameter of this name, or None."""
-    return parameters_of(module).get(name)
+    registry = vars(module).get("_parameters")
+    # It is read at many operators, nearly always of an ordinary module.
+    found = registry if isinstance(registry, dict) else parameters_of(module)
+    return found.get(name)
 
 
 def modules_in(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
