@@ -275,15 +275,16 @@ def _node_hooks(
         lengths = {p: len(call.values[p]) for p, item in one.slots if item is not None}
         hook = (one.hook, steps, one.route, len(sources), ways, list(lengths.items()))
         hooks.append((hook, arguments))
+    made = call.made_count - (taps.begin - call.start)
     # The nodes that an op makes depend on more than the types of its arguments. The engine may
-    # convert the op's gradients.
+    # convert the op's gradients. A single node, whose type is compared, has the same results.
+    is_single = made == 1 and not any(way for hook, _ in hooks for *_, way in hook[4])
     is_mixed = len({tensor.dtype for _, _, tensor in placed}) > 1
     laid = [
         (argument, item, value.ndim, value.is_contiguous(), value.dtype)
-        for argument, item, value in placed
+        for argument, item, value in (() if is_single else placed)
         if is_mixed or type(value) is torch.Tensor
     ]
-    made = call.made_count - (taps.begin - call.start)
     return (made, autocast_enabled, laid, hooks)
 
 

@@ -7,6 +7,7 @@ rebuilding an op's result. It never calls an op, and does not decide what an op 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
 from operator import is_
 from typing import Any, cast
 
@@ -189,10 +190,8 @@ def restructure(template: object, values: Sequence[Any]) -> Any:
     Raises:
         ValueError: There are more or fewer values than outputs.
     """
-    outputs = outputs_of(template)
-    if len(values) != len(outputs):
-        raise ValueError(f"{len(values)} values for {len(outputs)} outputs")
-    if all(map(is_, values, outputs)):
+    pairs = list(zip(values, outputs_of(template), strict=True))
+    if all(starmap(is_, pairs)):
         return template
     if not isinstance(template, (tuple, list)):
         return values[0]

@@ -75,6 +75,9 @@ class Open {
     bool opened_ = false;
 };
 
+// The most sizes that are passed one by one.
+constexpr Py_ssize_t MOST_DIMENSIONS = 8;
+
 // Returns a node's result as the gradient of an input of `shape`. The engine has given it the shape
 // and the dtype of what it goes to.
 Owned changed(PyObject* result, GradientSteps::Change change, PyObject* shape) {
@@ -82,7 +85,14 @@ Owned changed(PyObject* result, GradientSteps::Change change, PyObject* shape) {
         return Owned(PyObject_CallMethodNoArgs(result, transpose));
     }
     if (change == GradientSteps::Change::RESHAPE) {
-        return Owned(PyObject_CallMethodOneArg(result, reshape, shape));
+        // Sizes one by one: PyTorch tries to read a tuple as a single size first, which takes long.
+        PyObject* arguments[1 + MOST_DIMENSIONS] = {result};
+        Py_ssize_t count = PyTuple_GET_SIZE(shape);
+        if (count == 0 || count > MOST_DIMENSIONS) {
+            return Owned(PyObject_CallMethodOneArg(result, reshape, shape));
+        }
+        for (Py_ssize_t i = 0; i < count; ++i) arguments[1 + i] = PyTuple_GET_ITEM(shape, i);
+        return Owned(PyObject_VectorcallMethod(reshape, arguments, size_t(1 + count), nullptr));
     }
     return Owned::share(result);
 }
@@ -107,6 +117,7 @@ Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes) {
     }
     for (size_t i = 0; i < steps.ways.size(); ++i) {
         const GradientSteps::Way& way = steps.ways[i];
+        if (!way.is_read) continue;
         if (way.index >= PyTuple_GET_SIZE(results)) {
             PyErr_SetString(PyExc_SystemError, "a node has fewer results than it had");
             return Owned();
@@ -224,7 +235,11 @@ bool read_ways(PyObject* list, GradientSteps* steps) {
             PyErr_SetString(PyExc_ValueError, "no such input or output");
             return false;
         }
-        steps->computes |= way.change != GradientSteps::Change::NONE;
+        way.is_read = std::any_of(steps->steps.begin(), steps->steps.end(), [&](const auto& step) {
+            return step.all || std::find(step.positions.begin(), step.positions.end(),
+                                         way.position) != step.positions.end();
+        });
+        steps->computes |= way.is_read && way.change != GradientSteps::Change::NONE;
         steps->ways.push_back(way);
     }
     return true;

@@ -27,6 +27,7 @@ struct GradientSteps {
         int item;  // in a list; -1 if it is the input itself
         int index;
         Change change;
+        bool is_read;  // by any step
     };
 
     long references = 0;
