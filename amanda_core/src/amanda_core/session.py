@@ -204,7 +204,7 @@ class Session:
     @property
     def caching(self) -> bool:
         """Whether analysis runs once per op. If so, plans may be cached for one epoch."""
-        return self.control.caching
+        return self.control.switches[CACHING] != 0
 
     def wants(self, i_point: IPoint) -> bool:
         """Return True if an applied tool analyses at `i_point`."""

@@ -5,15 +5,16 @@ Owns the driver's description and its hooks. Uses torch only if it is imported a
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, hookimpl
 from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
 from amanda_driver_torch.vocabulary import BACKWARD_TYPES, OP_TYPES, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from amanda_core import Session
     from amanda_driver_torch._attachment import TorchAttachment
@@ -103,8 +104,15 @@ def amanda_prepare_context(context: OpContext) -> None:
         return
     describe(context)
     if context.namespace.endswith("/eager") and not context.is_backward():
-        from amanda_driver_torch._identity.frames import in_compiled_callable
-        from amanda_driver_torch._thread.state import STATE
-
-        if STATE.not_compiled and in_compiled_callable(STATE.not_compiled):
+        state, in_compiled_callable = _state()
+        if state.not_compiled and in_compiled_callable(state.not_compiled):
             context["not_compiled"] = True
+
+
+@functools.cache
+def _state() -> tuple[Any, Callable[[Any], bool]]:
+    """Import the thread's state late, since torch may not be loaded, and once for all ops."""
+    from amanda_driver_torch._identity.frames import in_compiled_callable
+    from amanda_driver_torch._thread.state import STATE
+
+    return STATE, in_compiled_callable

@@ -8,6 +8,7 @@ gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,12 +45,12 @@ def readable(call: Call, context: OpContext, groups: Sequence[frozenset[int]]) -
         context: The op's context.
         groups: Positions whose gradients are requested together.
     """
-    points = (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
     if (
-        any(context.plan(point).replacement is not None for point in points)
+        context.plan(IPoint.BEFORE_FORWARD).replacement is not None
+        or context.plan(IPoint.BEFORE_BACKWARD).replacement is not None
         # Autocast would convert values by further nodes.
         or autocast_enabled()
-        or not all(is_strided(tensor) for tensor in tensors_in(call.values))
+        or not all(map(is_strided, tensors_in(call.values)))
     ):
         return False
     if call.bound.signature.one_node:
@@ -60,7 +61,7 @@ def readable(call: Call, context: OpContext, groups: Sequence[frozenset[int]]) -
         or call.mutated
         or call.bound.out is not None
         or not call.bound.bound
-        or any(part in call.operator.op_type for part in _OTHERWISE)
+        or _runs_others(call.operator.op_type)
     ):
         return False
     key = _key(call, groups)
@@ -72,6 +73,11 @@ def readable(call: Call, context: OpContext, groups: Sequence[frozenset[int]]) -
             _found.clear()
         found = _found[key] = _dry_run(call, groups)
     return found
+
+
+@cache
+def _runs_others(op_type: str) -> bool:
+    return any(part in op_type for part in _OTHERWISE)
 
 
 def _key(call: Call, groups: Sequence[frozenset[int]]) -> Any:

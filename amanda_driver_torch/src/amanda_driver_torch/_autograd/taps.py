@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -183,7 +184,9 @@ class Taps:
 
         Reading the node of a view whose base was written creates that node.
         """
-        given = differentiable(self._call.bound.values)
+        given, values = self._inputs, self._call.bound.values
+        if not all(map(is_, values, self._call.values)):
+            given = differentiable(values)
         for slot, tensor in self._inputs.items():
             if slot not in self._edges:
                 self._edges[slot] = edge_of(tensor, edited=given.get(slot) is not tensor)
