@@ -93,6 +93,66 @@ def test_passes_with_create_graph_and_retained_graphs() -> None:
     assert edit.calls == 3 * TIMES
 
 
+class AtInputs(amanda.Tool):
+    """Keeps the gradients of some inputs of an op."""
+
+    def __init__(self, op_type: str, positions: list[int] | None) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+        def analyse(context: amanda.OpContext) -> None:
+            if context.get_op().__name__ == op_type:
+                context.insert_after_backward_op(self.keep, grad_inputs=positions)
+
+        self.add_inst_for_op(analyse)
+
+    def keep(self, *grads: Any) -> None:
+        self.seen.append([grad.clone() for grad in grads if grad is not None])
+
+
+@pytest.mark.parametrize("before", [(), (1,) * 6, (1,) * 7, (1,) * 9])
+@pytest.mark.parametrize("positions", [None, [0], [1], [2, 0]])
+def test_inputs_of_any_number_of_dimensions(
+    before: tuple[int, ...], positions: list[int] | None
+) -> None:
+    x, w, b = leaf(*before, 2, 3), leaf(4, 3), leaf(4)
+    tool = AtInputs("linear", positions)
+    with amanda.apply(tool):
+        for _ in range(TIMES):
+            F.linear(x, w, b).square().sum().backward()
+            x.grad = w.grad = b.grad = None
+    plain = torch.autograd.grad(F.linear(x, w, b).square().sum(), (x, w, b))
+    assert len(tool.seen) == TIMES
+    for seen in tool.seen:
+        equal(seen, [plain[position] for position in positions or (0, 1, 2)])
+
+
+def test_a_single_node_serves_inputs_of_every_layout() -> None:
+    inputs = [
+        *(torch.randn(2, 3, 4) for _ in range(TIMES)),
+        torch.randn(4, 3, 2).transpose(0, 2),
+        torch.randn(5),
+        torch.randn(()),
+        torch.randn(1, 2, 3, 4, 5).double(),
+        torch.randn(2, 1, 4).expand(2, 3, 4),
+        torch.randn(3, 4).to_sparse(),
+        torch.randn(2, 3, 4),
+    ]
+    factors = [torch.randn(one.shape, dtype=one.dtype) for one in inputs]
+    tool = AtInputs("neg", None)
+    with amanda.apply(tool):
+        for one, factor in zip(inputs, factors, strict=True):
+            result = torch.neg(one.detach().requires_grad_())
+            result.backward(factor.to_sparse() if result.is_sparse else factor)
+    assert len(tool.seen) == len(inputs)
+    for one, factor, (seen,) in zip(inputs, factors, tool.seen, strict=True):
+        x = one.detach().requires_grad_()
+        result = torch.neg(x)
+        given = factor.to_sparse() if result.is_sparse else factor
+        (expected,) = torch.autograd.grad(result, x, given)
+        equal(seen, expected)
+
+
 def test_switched_off_at_backward_runs_nothing() -> None:
     x, w = data()
     watch = Arriving("linear", lambda n, grad: None)
