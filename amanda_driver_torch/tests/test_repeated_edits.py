@@ -9,6 +9,7 @@ The oracle is the plain program, with what a tool changes written into it by han
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 import amanda
 from amanda_core.errors import EditError, RoutineResultError
-from amanda_core.testing.tools import after, at_outputs, before, idle
+from amanda_core.testing.tools import after, at_inputs, at_outputs, before, idle
+from amanda_driver_torch._torch.extension import native
 
 from .repeated_executions import TIMES, data, product
 from .tensors import check_references, close, equal, leaf
@@ -137,6 +139,97 @@ def test_edits_beside_hooks_at_gradients() -> None:
             found = torch.autograd.grad(product(x, w).sum(), (x, w))
             close(found[0], 10 * torch.ones(4, 5) @ (2 * w.detach()))
             close(found[1], 10 * torch.ones(4, 5).T @ x.detach())
+
+
+def laid_otherwise(value: torch.Tensor) -> torch.Tensor:
+    return value.t().contiguous().t()
+
+
+class Subclass(torch.Tensor):
+    """A tensor whose attributes C must not read."""
+
+
+#: What a routine makes of twice the weight, from some execution on.
+FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as it was": lambda value: value,
+    "laid otherwise": laid_otherwise,
+    "a parameter": torch.nn.Parameter,
+    "a subclass": lambda value: value.as_subclass(Subclass),
+}
+
+
+@pytest.mark.parametrize("first", [1, 3])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("parameter", [False, True])
+def test_a_weight_and_its_gradient_are_edited_together(
+    parameter: bool, form: Callable[[torch.Tensor], torch.Tensor], first: int
+) -> None:
+    x, w = data()
+    w = torch.nn.Parameter(w.detach()) if parameter else w
+    mask, calls = torch.arange(15.0).reshape(5, 3) % 2, [0]
+
+    def double(value: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return value * 2 if calls[0] < first else form(value.detach() * 2)
+
+    tools = [
+        before("linear", double, [1]),
+        at_inputs("linear", lambda grad: grad * mask, [1]),
+        at_inputs("linear", lambda grad: grad * 10, [0]),
+    ]
+    with amanda.apply(*tools):
+        for _ in range(TIMES):
+            found = torch.autograd.grad(product(x, w).square().sum(), (x, w))
+            arriving = 2 * plain(x, 2 * w)
+            close(found[0].as_subclass(torch.Tensor), 10 * arriving @ (2 * w.detach()))
+            close(found[1].as_subclass(torch.Tensor), mask * (arriving.T @ x.detach()))
+
+
+@pytest.mark.parametrize("op", ["cat", "view"])
+def test_an_input_and_its_gradient_are_edited_where_edits_have_nodes(op: str) -> None:
+    x, y = leaf(4, 3), leaf(4, 3)
+    programs: dict[str, Callable[[], torch.Tensor]] = {
+        "cat": lambda: torch.cat([x, y]),
+        "view": lambda: x.view(12),
+    }
+
+    def double(value: Any) -> Any:
+        return [one * 2 for one in value] if op == "cat" else value * 2
+
+    def scale(grad: Any) -> Any:
+        return [one * 10 for one in grad] if op == "cat" else grad * 10
+
+    with amanda.apply(before(op, double, [0]), at_inputs(op, scale, [0])):
+        for _ in range(TIMES):
+            output = programs[op]()
+            (found,) = torch.autograd.grad(output.square().sum(), [x])
+            close(output.detach().flatten()[:12], 2 * x.detach().flatten())
+            close(found, 10 * 2 * 2 * x.detach())
+
+
+@pytest.mark.one_interceptor
+@pytest.mark.skipif(native is None, reason="the native interceptor is not available")
+def test_a_weight_and_its_gradient_are_edited_without_the_driver_s_python() -> None:
+    x, w = data()
+    calls: list[str] = []
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and "._execution." in frame.f_globals.get("__name__", ""):
+            calls.append(frame.f_code.co_name)
+
+    tools = [
+        before("linear", lambda value: value * 2, [1]),
+        at_inputs("linear", lambda grad: grad * 10, [1]),
+    ]
+    with amanda.apply(*tools):
+        for _ in range(TIMES):
+            product(x, w)
+        sys.setprofile(profile)
+        try:
+            product(x, w)
+        finally:
+            sys.setprofile(None)
+    assert calls == ["edit"]
 
 
 def test_an_op_that_hands_back_its_edited_input() -> None:

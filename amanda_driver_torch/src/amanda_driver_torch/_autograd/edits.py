@@ -78,7 +78,7 @@ def edited(old: Any, new: Any, step: Step, *, node: bool) -> Any:
         return new
     if torch.is_grad_enabled() and requires_grad(old):
         check_tensor(old, new, step)
-        refuse_nested(old, step.where)
+        refuse_nested(old, step)
     return pass_straight(old, new, node=node)
 
 
@@ -126,13 +126,13 @@ def check_written(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = Tr
         )
 
 
-def refuse_nested(old: torch.Tensor, where: str) -> None:
+def refuse_nested(old: torch.Tensor, step: Step | OfAliasing) -> None:
     """Raise `UnsupportedError` if `old` is a nested tensor of the strided layout."""
     if is_nested_strided(old):
         raise UnsupportedError(
             "Neither nested tensors of the strided layout that require gradients nor their "
             "gradients can be edited, since PyTorch's functions and hooks do not accept them",
-            where=where,
+            where=step.where,
             fix="Make them with layout=torch.jagged",
         )
 
@@ -145,38 +145,40 @@ def edited_gradient(old: Any, new: Any, step: Step) -> Any:
     Raises:
         EditError: `new` cannot replace it.
     """
-    check_gradient(old, new, step.where)
+    check_gradient(old, new, step)
     if new is None or step.action.autodiff or not torch.is_grad_enabled():
         return new
     return pass_straight(old, new, node=False)
 
 
-def check_gradient(old: Any, new: Any, where: str) -> None:
+def check_gradient(old: Any, new: Any, step: Step) -> None:
     """Raise `EditError` unless `new` can replace the gradient `old`."""
     if new is None or old is None:
         if old is None and new is not None:
             raise EditError(
-                "There is no gradient here that could be edited", where=where, fix="Return None"
+                "There is no gradient here that could be edited",
+                where=step.where,
+                fix="Return None",
             )
         return
-    check_gradient_shape(new, shape_of(old), where)
+    check_gradient_shape(new, shape_of(old), step)
     if new is not old and isinstance(old, torch.Tensor):
-        refuse_nested(old, where)
+        refuse_nested(old, step)
 
 
-def check_gradient_shape(new: Any, shape: torch.Size, where: str) -> None:
+def check_gradient_shape(new: Any, shape: torch.Size, step: Step) -> None:
     """Raise `EditError` unless `new` is None or a tensor of `shape`."""
     if new is None:
         return
     if not isinstance(new, torch.Tensor):
         raise EditError(
             f"A {type(new).__name__} cannot replace a gradient",
-            where=where,
+            where=step.where,
             fix="Return a tensor",
         )
     if shape_of(new) != shape:
         raise EditError(
             f"A gradient of shape {tuple(shape_of(new))} cannot replace one of {tuple(shape)}",
-            where=where,
+            where=step.where,
             fix="Return a gradient of the same shape",
         )

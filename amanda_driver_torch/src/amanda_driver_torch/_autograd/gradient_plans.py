@@ -59,5 +59,5 @@ def replaced(
                 )
             values[index] = None  # No node receives this result.
         else:
-            check_gradient(old, new, plan.replacement.where)
+            check_gradient(old, new, plan.replacement)
     return values

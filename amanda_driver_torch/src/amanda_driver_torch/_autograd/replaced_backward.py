@@ -32,7 +32,7 @@ def run_with_replaced_backward(call: Call, backward_program: Backward, replaceme
         return call.call_original(call.values)
     chosen = list(slots)
     for tensor in slots.values():
-        refuse_nested(tensor, replacement.where)
+        refuse_nested(tensor, replacement)
     returned: list[Any] = []
     where = replacement.where
     # Weakly, like everything that a node of the graph refers to.
@@ -107,7 +107,7 @@ def run_with_replaced_backward(call: Call, backward_program: Backward, replaceme
             for position, index in chosen
         ]
         for grad, shape in zip(grads, shapes, strict=True):
-            check_gradient_shape(grad, shape, where)
+            check_gradient_shape(grad, shape, step)
         return grads
 
     tensors = iter(run_replaced(forward, [slots[slot] for slot in chosen], backward))

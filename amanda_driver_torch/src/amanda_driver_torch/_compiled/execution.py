@@ -233,7 +233,7 @@ class _Execution:
                 old = gradients[position]
                 is_list = isinstance(old, list)
                 for o, n in zip(old, new, strict=True) if is_list else [(old, new)]:
-                    check_gradient(o, n, step.where)
+                    check_gradient(o, n, step)
                 gradients[position] = list(new) if is_list else new
         return gradients
 

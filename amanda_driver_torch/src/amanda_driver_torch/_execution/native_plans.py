@@ -149,7 +149,7 @@ def compiled(
         ]
         lengths = [(i, len(v)) for i, v in enumerate(operands) if isinstance(v, (list, tuple))]
     if leaving and taps is not None:
-        node_hooks = _node_hooks(call, sources, operands, taps, returned)
+        node_hooks = _node_hooks(call, context, sources, operands, taps, returned)
         if node_hooks is not None:
             # Without identities, there are fewer nodes.
             nodes = nodes - (taps.begin - call.start) if nodes >= 0 else nodes
@@ -245,6 +245,7 @@ def _arrivals(call: Call, taps: Taps, outputs: Sequence[Any]) -> Any:
 
 def _node_hooks(
     call: Call,
+    context: OpContext,
     sources: tuple[int, ...],
     operands: tuple[Any, ...],
     taps: Taps,
@@ -280,12 +281,27 @@ def _node_hooks(
     # convert the op's gradients. A single node, whose type is compared, has the same results.
     is_single = made == 1 and not any(way for hook, _ in hooks for *_, way in hook[4])
     is_mixed = len({tensor.dtype for _, _, tensor in placed}) > 1
+    edits = context.plan(IPoint.BEFORE_FORWARD).edits
     laid = [
-        (argument, item, value.ndim, value.is_contiguous(), value.dtype)
-        for argument, item, value in (() if is_single else placed)
-        if is_mixed or type(value) is torch.Tensor
+        (argument, item, *_layout(value))
+        for argument, item, value in (() if is_single and not edits else placed)
+        if is_mixed or edits or type(value) is torch.Tensor
     ]
+    if edits and not _are_laid_alike(call.values, call.bound.values):
+        made = -1  # C compares with the layouts before the edits, so Python hooks the nodes.
     return (made, autocast_enabled, laid, hooks)
+
+
+def _layout(value: torch.Tensor) -> tuple[int, bool, torch.dtype]:
+    """Return what an op's nodes may depend on."""
+    return value.ndim, value.is_contiguous(), value.dtype
+
+
+def _are_laid_alike(edited: Sequence[Any], given: Sequence[Any]) -> bool:
+    values = [value for *_, value in _tensors(edited)]
+    return all(type(value) in PLAIN and is_strided(value) for value in values) and [
+        _layout(value) for value in values
+    ] == [_layout(value) for *_, value in _tensors(given)]
 
 
 def _place_of(slot: Slot, sources: Sequence[int], spread: int | None) -> tuple[int, int]:

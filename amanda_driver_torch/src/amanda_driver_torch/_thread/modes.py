@@ -7,7 +7,7 @@ them for routines and original operators, and that hide work from dispatch modes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -68,20 +68,26 @@ def is_observed() -> bool:
     return profiler_enabled() or bool(dispatch_mode_count())
 
 
-@contextmanager
-def hidden_from_modes(values: Iterable[Any]) -> Iterator[None]:
+_NOTHING = nullcontext()
+
+
+def hidden_from_modes(values: Iterable[Any]) -> AbstractContextManager[None]:
     """Hide the driver's own work from dispatch modes and the profiler during this context.
 
     Args:
         values: The values worked on. Subclasses of tensors need the dispatch, so work on them is
             not hidden.
     """
-    profiled = profiler_enabled()
     if not is_observed() or any(
         isinstance(value, torch.Tensor) and type(value) not in PLAIN for value in values
     ):
-        yield
-        return
+        return _NOTHING
+    return _hidden()
+
+
+@contextmanager
+def _hidden() -> Iterator[None]:
+    profiled = profiler_enabled()
     if profiled:
         record_functions(False)
     try:

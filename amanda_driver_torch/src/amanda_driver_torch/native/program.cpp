@@ -121,23 +121,29 @@ class Release {
 
 namespace {
 
-// Calls the original with the present values in `inputs`, by position.
+// Sets the arguments of a call to the present values in `inputs`, by position.
+void flatten_edited(const ProgramParts& parts, const Call& call, PyObject* inputs,
+                    PyObject** values) {
+    flatten(call.operands(), values);
+    for (size_t j = 0; j < parts.sources.size(); ++j) {
+        if (parts.sources[j] >= 0 && int(j) != parts.spread) {
+            values[parts.sources[j]] = PyList_GET_ITEM(inputs, Py_ssize_t(j));
+        }
+    }
+}
+
+// Calls the original with the present values in `inputs`.
 Owned call_edited(const ProgramParts& parts, Call& call, PyObject* inputs) {
     PyObject* values[MOST_OPERANDS + 1];
     values[0] = nullptr;  // The callee may use the place before the first argument.
-    flatten(call.operands(), values + 1);
-    for (size_t j = 0; j < parts.sources.size(); ++j) {
-        if (parts.sources[j] >= 0 && int(j) != parts.spread) {
-            values[1 + parts.sources[j]] = PyList_GET_ITEM(inputs, Py_ssize_t(j));
-        }
-    }
+    flatten_edited(parts, call, inputs, values + 1);
     return Owned(call.original_with(values + 1));
 }
 
-// Returns true if edits can be applied here. Python does so if the op's gradients are hooked, or if
-// the user's modes would see it.
-bool may_edit(const ProgramParts& parts, const Watch* watch, bool gradients) {
-    return !parts.writes && parts.outs.empty() && !(gradients && parts.hooks_gradients()) && watch->edit != nullptr &&
+// Returns true if edits can be applied here. Python does so if they change which gradients are
+// `hooked`, or if the user's modes would see it.
+bool may_edit(const ProgramParts& parts, const Watch* watch, bool hooked) {
+    return !parts.writes && parts.outs.empty() && !hooked && watch->edit != nullptr &&
            !in_function_modes();
 }
 
@@ -213,6 +219,21 @@ INLINE bool may_hold_stand_in(const Watch* watch, PyObject* value) {
 }  // namespace
 
 namespace {
+
+// Returns true if the nodes of an op that computes with the values in `inputs` can be hooked as
+// those of the call from which the program was made.
+bool fits_edited(const ProgramParts& parts, const Watch* watch, const Call& call,
+                 PyObject* inputs) {
+    PyObject* values[MOST_OPERANDS];
+    flatten_edited(parts, call, inputs, values);
+    for (size_t i = 0; i < parts.types.size(); ++i) {
+        auto* was = reinterpret_cast<PyObject*>(parts.types[i]);
+        auto* is = reinterpret_cast<PyObject*>(Py_TYPE(values[i]));
+        bool plain = was == watch->identity->parameter && is == watch->identity->tensor;
+        if ((was != is && !plain) || may_hold_stand_in(watch, values[i])) return false;
+    }
+    return requires_the_same(parts, values) && (!parts.meets || laid_the_same(parts, values));
+}
 
 // Returns true if two attributes of the same type are equal. Those that may be equal and still differ
 // (-0.0), or are symbols, must be the same object.
@@ -360,6 +381,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
                      tapped);
     };
     size_t all = parts->before.size();
+    bool hooked = gradients && parts->hooks_gradients();
     for (size_t i = 0; i < all; ++i) {
         ProgramStep& step = parts->before[i];
         // The user's modes and the profiler must not see how a tensor is read.
@@ -370,12 +392,17 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         Owned result = call_step(step, inputs.get(), thread, watch, gradients);
         if (!result) return nullptr;
         if (result.get() == Py_None) continue;
-        if (!may_edit(*parts, watch, gradients) || !are_given(*parts, step) ||
-            !call.takes_others()) {
+        if (!may_edit(*parts, watch, gradients && !parts->taps.empty()) ||
+            !are_given(*parts, step) || !call.takes_others()) {
             return go_on_from(before.so_far(i, result.get()), after.so_far(0), nullptr, 0);
         }
+        uint64_t unedited = hooked ? next_sequence_number() : 0;
         if (!before.make(watch, step, i, inputs.get(), result.get())) {
             return is_skipped(watch, definition->type.name) ? call.original() : nullptr;
+        }
+        if (hooked && (next_sequence_number() != unedited ||
+                       !fits_edited(*parts, watch, call, inputs.get()))) {
+            return go_on_from(before.so_far(i + 1), after.so_far(0), nullptr, 0);
         }
         if (memoized) step.kept.end(PyList_GET_ITEM(inputs.get(), step.positions[0]));
     }
@@ -435,7 +462,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         Owned result = call_step(step, outputs.get(), thread, watch, gradients);
         if (!result) return nullptr;
         if (result.get() == Py_None) continue;
-        if (!may_edit(*parts, watch, gradients) || !tensor || unhooked != nullptr ||
+        if (!may_edit(*parts, watch, hooked) || !tensor || unhooked != nullptr ||
             collects(returned.get())) {
             return go_on_from(before.so_far(all), after.so_far(i, result.get()), returned.get(),
                               start);
