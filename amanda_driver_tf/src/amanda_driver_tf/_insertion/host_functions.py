@@ -16,8 +16,14 @@ from typing import Any
 from amanda_core import Session
 from amanda_driver_tf._insertion.nodes import Flat
 from amanda_driver_tf._shared.state import STATE
-from amanda_driver_tf._tensorflow_internals.modules import context, record, script_ops
+from amanda_driver_tf._tensorflow_internals.modules import context, script_ops
 from amanda_driver_tf._tensorflow_internals.objects import host_functions, put_host_function
+from amanda_driver_tf._tensorflow_internals.tapes import (
+    executes_eagerly,
+    restart_tapes,
+    stop_tapes,
+    tapes_stopped,
+)
 
 __all__ = ["HostFunction", "Listener", "register"]
 
@@ -75,18 +81,26 @@ class HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
         put_host_function(token, self)
 
     def __call__(self, device: Any, token: Any, args: Any) -> Any:
+        if not executes_eagerly():
+            with context.eager_mode():
+                return self(device, token, args)
         STATE.quiet += 1
+        records = not tapes_stopped()
+        if records:
+            stop_tapes()
         try:
-            with _LOCK, context.eager_mode(), record.stop_recording():
+            with _LOCK:
                 given = list(args)
                 returned = self._function(given)
-                if any(new is not old for new, old in zip_longest(returned, given)) and returned:
+                if returned and any(new is not old for new, old in zip_longest(returned, given)):
                     self.has_edited = True
                 return returned
         except BaseException as error:
             self._listener.hear(error)
             raise
         finally:
+            if records:
+                restart_tapes()
             STATE.quiet -= 1
 
 

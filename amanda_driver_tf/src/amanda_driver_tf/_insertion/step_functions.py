@@ -52,11 +52,14 @@ class Layout:
         self.total = sum(1 if length is None else length for length in self.lengths)
         self.present = tuple(present) if present is not None else (True,) * self.total
         self.slices = slices
+        self._is_flat = not slices and all(length is None for length in self.lengths)
 
     def group(self, flat: Sequence[Any]) -> list[Any]:
         """Return the values by position; missing ones are None."""
         tensors = iter(flat)
         full = [next(tensors) if there else None for there in self.present]
+        if self._is_flat:
+            return full
         result: list[Any] = []
         start = 0
         for position, length in enumerate(self.lengths):
