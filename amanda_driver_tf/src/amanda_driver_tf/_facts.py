@@ -33,6 +33,8 @@ _BITS = {
 
 class _TensorFlowFacts(Facts):
     def is_tensor(self, value: Any) -> bool:
+        if type(value) is ops.EagerTensor:
+            return True  # Reading its shape would make an object.
         # Arrays, variables, slices and Keras' variables are accepted as tensors, too.
         return hasattr(value, "dtype") and hasattr(value, "shape")
 

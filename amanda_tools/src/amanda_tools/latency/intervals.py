@@ -67,19 +67,18 @@ class Stack(Generic[T]):
         """Return the innermost execution in progress, or None."""
         return self._open[-1] if self._open else None
 
-    def enter(self, what: T, arrived: int, start: int, marks: Any = None) -> None:
-        """Start an execution.
+    def enter(self, what: T, start: int, marks: Any = None) -> Interval[T]:
+        """Start an execution, and return it.
 
         Args:
             what: What is executed.
-            arrived: When the tool was called. The time from then to `start` is the tool's own.
             start: When the execution starts.
             marks: Other measurements that start with it.
         """
         parent = self._open[-1] if self._open else None
-        if parent is not None:
-            parent.inner += start - arrived
-        self._open.append(Interval(what, start, start, 0, parent, marks))
+        interval = Interval(what, start, start, 0, parent, marks)
+        self._open.append(interval)
+        return interval
 
     def leave(self, what: T, end: int) -> Interval[T] | None:
         """End an execution, or return None if its start was not seen.
@@ -138,10 +137,12 @@ class Overlapping(Generic[T]):
         self._open: dict[int, deque[Interval[T]]] = {}
         self._ended: list[tuple[int, int]] = []
 
-    def enter(self, what: T, start: int) -> None:
-        """Start an execution."""
+    def enter(self, what: T, start: int) -> Interval[T]:
+        """Start an execution, and return it."""
         self.running += 1
-        self._open.setdefault(id(what), deque()).append(Interval(what, start, start))
+        interval = Interval(what, start, start)
+        self._open.setdefault(id(what), deque()).append(interval)
+        return interval
 
     def leave(self, what: T, end: int) -> Interval[T] | None:
         """End the oldest execution of `what`, or return None if there is none.

@@ -83,6 +83,8 @@ class Latency(OperatorTool["_Op"]):
         self._step_begin = 0
         #: Time of the tool's last work; 0 before the first operator, which starts step 0.
         self._last = 0
+        #: The execution that started last, and when the tool was called for it, until that counts.
+        self._entered: tuple[int, Interval[_Op]] | None = None
         self._threads: dict[int, _Thread] = {}
         self._graph: Overlapping[_Op] = Overlapping()
         self._between = Between()
@@ -140,25 +142,27 @@ class Latency(OperatorTool["_Op"]):
         arrived = self.now()
         with self._lock:
             thread = self._threads.get(threading.get_ident()) or self._new_thread()
+            self._settle()
             if not self._last:
                 self._step_begin = arrived
             self._between.end(arrived, op.module)
             if op.is_graph:
-                start = self.now()
-                self._graph.enter(op, start)
+                interval = self._graph.enter(op, arrived)
             else:
                 marks = _NO_MARKS
                 if op.device is not None or self._kernels is not None:
                     marks = self._begin_marks(op, thread.stack.innermost)
-                start = self.now()
-                thread.stack.enter(op, arrived, start, marks)
-            self._spent(arrived, start)
+                interval = thread.stack.enter(op, arrived, marks)
+            self._entered = arrived, interval
+            # Last, so that as little of the tool as possible is in the operator's time.
+            interval.start = interval.end = self.now()
 
     def leave(self, op: _Op) -> None:
         """End the time of one execution."""
         end = self.now()
         with self._lock:
             thread = self._threads.get(threading.get_ident()) or self._new_thread()
+            self._settle()
             self._between.end(end, op.module)
             if op.is_graph:
                 interval = self._graph.leave(op, end)
@@ -182,6 +186,7 @@ class Latency(OperatorTool["_Op"]):
     def begin_step(self, number: int) -> None:
         """Record the start of a step."""
         with self._lock:
+            self._settle()
             self._step_begin = self.now()
             self._steps.append(StepTime(number))
             self._between.drop()
@@ -191,6 +196,7 @@ class Latency(OperatorTool["_Op"]):
     def end_step(self, number: int) -> None:
         """Record the end of a step."""
         with self._lock:
+            self._settle()
             if self._steps:
                 step, now = self._steps[-1], self.now()
                 step.wall, step.ended = now - self._step_begin, True
@@ -209,6 +215,7 @@ class Latency(OperatorTool["_Op"]):
     def result(self) -> LatencyResult:
         """Return what has been timed so far."""
         with self._lock:
+            self._settle()
             self._clear()
             self._pairs.finish()
             self._end_kernels()
@@ -388,6 +395,15 @@ class Latency(OperatorTool["_Op"]):
             self._steps[-1].ops += busy
         for op in given_up:
             op.facts.unfinished += 1
+
+    def _settle(self) -> None:
+        """Count the time that the tool took to start the last execution."""
+        if self._entered is not None:
+            arrived, interval = self._entered
+            self._entered = None
+            if interval.parent is not None:
+                interval.parent.inner += interval.start - arrived
+            self._spent(arrived, interval.start)
 
     def _spent(self, start: int, end: int) -> None:
         self._clock.add(start, end)
