@@ -200,6 +200,20 @@ def test_steps_without_the_profiler_say_what_it_takes() -> None:
     assert "what the driver takes to call it, which is not known" in short._title()
 
 
+def test_operators_take_no_longer_than_a_step_without_the_profiler() -> None:
+    # The operator takes 10 ms with the routines around it, and 2 ms without.
+    found = steps_of(FakeClock(tick=1000), [10] * 5 + [2] * 4 + [10, 12], warmup=1)
+    assert found.plain == 5 * MS + 1000
+    inside = 5 * MS  # 10 ms and a tick, less the plain step
+    steps = [(step.ops, step.driver >= inside, step.rest >= 0) for step in found.counted]
+    assert steps == [(5 * MS + 1000, True, True)] * 5 + [(7 * MS + 1000, True, True)]
+    assert only(found, "Sleep").self == sum(step.ops for step in found.counted)
+    assert found.threads[0].self == sum(step.ops for step in found.counted)
+    assert only(found, "Sleep").median == 10 * MS + 1000  # The intervals are as they were.
+    for step in found.steps:
+        assert step.ops + step.rest + step.tool + step.driver == step.wall
+
+
 def test_percentiles_of_many_executions() -> None:
     times = [*range(1, 2001)]
     samples = Samples()

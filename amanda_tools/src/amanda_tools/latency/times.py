@@ -23,7 +23,8 @@ class TimedOp(EitherWayOp):
         unfinished: Number of executions that did not end: an exception left them, or a graph
             computed the gradient without the operator itself.
         total: Time of all executions from start to end.
-        self: Time of all executions without the operators that ran inside them.
+        self: Time of all executions without the operators that ran inside them, and without what
+            is certainly the driver's; see `StepTime.driver`.
         first: Time of the first execution, which often includes initialization.
         shortest: Time of the shortest execution.
         longest: Time of the longest execution.
@@ -176,7 +177,8 @@ class StepTime:
         wall: Time from start to end. The first step starts with its first operator.
         ops: Self times of its operators; for a graph, the time in which at least one was running.
         tool: Time spent in the profiler itself.
-        driver: Estimated time that the driver takes between operators to call the profiler.
+        driver: Estimated time that the driver takes to call the profiler. Inside operators, it is
+            what they take beyond a step without the profiler.
         calls: Number of executions.
         warm_up: Whether it is left out of all sums.
         ended: Whether its end was seen. Otherwise it counts up to its last operator.

@@ -243,18 +243,22 @@ class Latency(OperatorTool["_Op"]):
                     ops[kernel.op].kernel_time += kernel.duration
             between = self._between.times
             threads = [thread.summary(warm is not None) for thread in self._threads.values()]
+            threads = [thread for thread in threads if thread.calls]
             busy, total = self._graph.busy, self._graph.total
             if warm is not None:
                 between = _added(between, warm.between)
                 busy, total = busy + warm.busy, total + warm.total
             plain = quantiles(self._plain)[0] if self._plain else None
             if plain is not None:
+                if len(threads) == 1 and not total:  # Those of several threads may overlap.
+                    _subtract_inside(ops, steps, threads[0], plain)
                 for step in steps:
-                    step.driver = max(0, min(step.rest, step.wall - step.tool - plain))
+                    cost = step.wall - step.tool - plain
+                    step.driver += max(0, min(step.rest, cost - step.driver))
             return LatencyResult(
                 ops,
                 steps,
-                [thread for thread in threads if thread.calls],
+                threads,
                 busy,
                 total,
                 self._notes_of(kernels),
@@ -446,6 +450,29 @@ class _WarmUp(NamedTuple):
 
 def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {path: one.get(path, 0) + other.get(path, 0) for path in (*one, *other)}
+
+
+def _subtract_inside(
+    ops: list[TimedOp], steps: list[StepTime], thread: ThreadTime, plain: int
+) -> None:
+    """Move time from operators to the driver if together they take more than a step without both.
+
+    What exceeds that step is certainly inside the operators. Each execution has the same part of
+    it, at most its own time.
+    """
+    counted = [step for step in steps if step.ended and not step.warm_up]
+    inside = quantiles(step.ops for step in counted)[0] - plain
+    if inside <= 0:
+        return
+    for step in counted:
+        step.driver = min(inside, step.ops)
+        step.ops -= step.driver
+    left, calls = sum(step.driver for step in counted), sum(op.calls for op in ops)
+    thread.self -= left
+    for op in sorted((op for op in ops if op.calls), key=lambda op: op.self / op.calls):
+        part = min(op.self, left * op.calls // calls)
+        op.self -= part
+        left, calls = left - part, calls - op.calls
 
 
 class _Op:
