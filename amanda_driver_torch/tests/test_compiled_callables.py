@@ -274,6 +274,13 @@ def mapped() -> Any:
     return map_(lambda x, *_: x.sin(), X)
 
 
+def chosen() -> Any:
+    # It is differentiated by functions that return several values.
+    x = X.clone().requires_grad_()
+    y = torch.cond(X.sum() > 0, lambda v: v.sin() * 2, lambda v: v.cos(), (x,))
+    return y.detach(), *torch.autograd.grad(y.sum(), x)
+
+
 @EAGERLY
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore:Operators inside torch.func transforms")
@@ -284,12 +291,22 @@ def mapped() -> Any:
         (attention, "flex_attention"),
         (lambda: attention(mask=True), "flex_attention"),
         (lambda: torch.cond(X.sum() > 0, torch.sin, torch.cos, (X,)), "cond"),
+        (chosen, "cond"),
         (loop, "while_loop"),
         (scanned, "scan"),
         (associatively, "stack"),
         (mapped, "map_impl"),
     ],
-    ids=["attention", "masked attention", "cond", "while", "scan", "associative scan", "map"],
+    ids=[
+        "attention",
+        "masked attention",
+        "cond",
+        "trained cond",
+        "while",
+        "scan",
+        "associative scan",
+        "map",
+    ],
 )
 @pytest.mark.parametrize("setting", ["eager", "graph"])
 def test_higher_order_operators(

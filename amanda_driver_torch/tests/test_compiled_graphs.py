@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda_core.testing.tools import watching
@@ -528,3 +530,98 @@ def test_a_staged_edit_adds_what_it_computes() -> None:
     forward, backward, *found = graphs
     assert found == [forward, backward]
     assert sum("mul" in name for name in forward) == 1
+
+
+def checkpointed(compile_it: Any) -> Any:
+    called = compile_it(Inner())
+    return lambda x: checkpoint(called, x, use_reentrant=False, early_stop=False)
+
+
+def written(compile_it: Any) -> Any:
+    def called(x: torch.Tensor) -> Any:
+        y = torch.zeros(5, 8)
+        torch.ops.amanda_tests.add_(y, 2.0)
+        y[:, 0] = x[:, 0]
+        return y * x
+
+    return compile_it(called)
+
+
+def of_unknown_size(compile_it: Any) -> Any:
+    return compile_it(lambda x: x[torch.nonzero(x[:, 0] > 0).squeeze(-1)] * 2)
+
+
+def custom(compile_it: Any) -> Any:
+    return compile_it(lambda x: torch.ops.amanda_tests.square(x) * 2)
+
+
+@torch.library.custom_op("amanda_tests::add_", mutates_args=("x",))
+def _add(x: torch.Tensor, value: float) -> None:
+    x.add_(value)
+
+
+@torch.library.custom_op("amanda_tests::square", mutates_args=())
+def _square(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+_square.register_fake(torch.empty_like)
+_square.register_autograd(
+    lambda ctx, g: g * 2 * ctx.saved_tensors[0],
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def overridden(compile_it: Any) -> Any:
+    # `torch.Tensor` overrides the method in Python.
+    return compile_it(lambda x: x.unflatten(-1, (2, 4)) * 2)
+
+
+def compared(compile_it: Any) -> Any:
+    # It takes another path if its arguments are the same tensor.
+    attend = nn.MultiheadAttention(8, 2)
+    return compile_it(lambda x: attend(x, x, x)[0])
+
+
+PROGRAMS = [checkpointed, written, of_unknown_size, custom, overridden, compared]
+
+
+@pytest.mark.parametrize("make", PROGRAMS)
+def test_programs_that_stay_compiled(make: Any) -> None:
+    """Routines run as often as in eager mode, and values are those of the plain program."""
+    runs: list[Counter[str]] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        def run(*_: Any) -> None:
+            runs[-1][context.op_type] += 1
+
+        context.insert_after_op(run, observe=True)
+        context.insert_before_backward_op(run, grad_outputs=[0], observe=True)
+
+    def trained(compile_it: Any, *tools: amanda.Tool) -> list[Any]:
+        torch.manual_seed(0)
+        called, x = make(compile_it), X.clone().requires_grad_()
+        for tool in tools:
+            tool.add_inst_for_op(analyse)
+        runs.append(Counter())
+        with amanda.apply(*tools):
+            y = called(x)
+            y.sum().backward()
+        return [y.detach(), x.grad]
+
+    graph = torch.compile(backend="aot_eager", fullgraph=True)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        equal(trained(graph), expected := trained(lambda called: called))
+        equal(trained(lambda called: called, amanda.Tool()), expected)
+        equal(trained(graph, amanda.Tool()), expected)
+    assert runs[2] == runs[3] != Counter()
+    assert not any("Generated" in name for name in runs[2])
+
+
+@pytest.mark.filterwarnings("ignore:Operators inside torch.func transforms")
+def test_transforms_of_functions_run_eagerly() -> None:
+    called = torch.compile(lambda x: torch.vmap(torch.sin)(x) * 2, backend="aot_eager")
+    plain, tool = called(X), amanda.Tool()
+    tool.add_inst_for_op(lambda context: context.insert_before_op(lambda *_: None, observe=True))
+    with amanda.apply(tool), pytest.warns(amanda.AmandaWarning, match=r"transforms of torch\.func"):
+        equal(called(X), plain)

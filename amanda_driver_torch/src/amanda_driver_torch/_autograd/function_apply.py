@@ -25,6 +25,8 @@ __all__ = ["HIDES_ONLY", "apply_function", "apply_unseen", "replace"]
 #: Whether calls through a reference to `apply` taken before a session attached are missed.
 HIDES_ONLY = not APPLY_IS_PYTHON and native is None
 
+# Containers, whose operators are seen individually, and parts of a custom operator that runs.
+_PARTS = ("torch.utils.checkpoint", "torch._library.autograd")
 _original: Callable[..., Any] | None = None
 _redirected = False
 
@@ -72,8 +74,7 @@ def apply_function(
     attachment = STATE.attachment
     if attachment is None or not attachment.watching():
         return original(cls, *args, **kwargs)
-    if cls.__module__ == "torch.utils.checkpoint":
-        # A container, whose operators are seen individually.
+    if cls.__module__ in _PARTS:
         return original(cls, *args, **kwargs)
     if cls is BackwardHookFunction:
         # It carries a module's full backward hooks and does not belong to the model. torch looks

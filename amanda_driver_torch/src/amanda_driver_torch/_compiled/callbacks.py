@@ -29,7 +29,6 @@ from amanda_driver_torch._torch.dynamo import (
     ConvertFrameReturn,
     guard_scope,
     is_dynamos,
-    is_wrapper,
     new_recompile_region,
     quiet_code,
     set_frame_count,
@@ -38,6 +37,7 @@ from amanda_driver_torch._torch.dynamo import (
     uncached,
     users_backend,
     with_backend,
+    without_saved_tensors_hooks,
 )
 from amanda_driver_torch._torch.internals import count_frame
 
@@ -178,7 +178,7 @@ class _Callback:
             or attachment.session.epoch != self._epoch
         ):
             return skipped(below=True)
-        if code in self._eager or is_wrapper(frame.f_globals):
+        if code in self._eager:
             return self._run_eagerly(code)
         if code in self._skipped:
             return self._skipped[code]
@@ -232,7 +232,10 @@ class _Backend:
         assert owner is not None
         STATE.quiet += 1
         try:
-            if not owner.weave(gm):
+            # The program's hooks, such as those of checkpointing, are for its own operators.
+            with without_saved_tensors_hooks():
+                is_woven = owner.weave(gm)
+            if not is_woven:
                 return quiet_code(self._users(gm, inputs))
             with uncached():
                 return quiet_code(self._users(gm, inputs))

@@ -130,6 +130,7 @@ class _Execution:
     ) -> None:
         self.plan, self.func, self.lifted = plan, func, lifted
         self.bound: BoundCall | None = bound
+        self.in_place = bound.signature.in_place
         self.template: Any = None
         #: The tensor that the operator writes, if it runs on a copy for the sake of the steps.
         self.written: torch.Tensor | None = None
@@ -138,7 +139,7 @@ class _Execution:
         plan = self.plan
         assert self.bound is not None
         values = list(self.bound.values)
-        if self.bound.signature.in_place and plan.changes:
+        if self.in_place and plan.changes:
             self.written = values[0]
             values[0] = values[0].clone()
         values = self.fold(plan.before, values)
@@ -153,9 +154,8 @@ class _Execution:
                 outputs = self.tap(outputs, lambda found: self.fold_gradients(plan.arriving, found))
         outputs = self.fold(plan.after, outputs)
         if self.written is not None:
-            # The result, if there is one: `__setitem__` has none.
-            self.written.copy_(outputs[0] if outputs else values[0])
-            outputs = [self.written] if outputs else []
+            self.written.copy_(outputs[0])
+            outputs = [self.written]
         # Nodes refer to this object, and may not to a tensor: no collector sees such a cycle.
         template, self.template, self.bound, self.written = self.template, None, None, None
         return None if template is None else restructure(template, outputs)
@@ -173,6 +173,8 @@ class _Execution:
         else:
             found = self.plan.host.replace(step, values, self.plan.outputs, autodiff=True)
             self.template = found[0] if len(found) == 1 else tuple(found)
+        if self.template is None and self.in_place:
+            return [values[0]]
         return outputs_of(self.template)
 
     def staged(self, function: Any, values: Any, *, autodiff: bool) -> Any:

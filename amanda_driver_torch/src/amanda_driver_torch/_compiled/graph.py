@@ -37,7 +37,9 @@ from amanda_driver_torch._torch.dynamo import (
     FakeTensor,
     HigherOrderOperator,
     add_buffer,
+    fresh_symbols,
     guard_identity,
+    is_transform,
     tree_leaves,
     tree_map,
     unset_fake_temporarily,
@@ -113,7 +115,7 @@ class _Weaving:
     def weave(self) -> bool:
         grad = torch.is_grad_enabled()
         try:
-            with self.fake_mode or contextlib.nullcontext():
+            with self.fake_mode or contextlib.nullcontext(), fresh_symbols(self.fake_mode):
                 self._analyse_graph(self.gm)
                 for node, found in self.woven:
                     self._find_lifted(node, found)
@@ -170,24 +172,27 @@ class _Weaving:
                 return None
         if isinstance(target, HigherOrderOperator):
             raise CannotWeave(f"the graph has the higher-order operator {target}")
+        if is_transform(target):
+            raise CannotWeave("the graph has transforms of torch.func")
         args, kwargs = self._given(node)
         called = called_of(node)
         operator = OperatorMode.operator(target)
         if operator is not None:
             self._show(node, tree_map(self._again, _example(node)))
             plans = [self._operator(operator, target, args, kwargs, called, None, _example(node))]
+            names = []
         elif _touches_tensors(args, kwargs):
             with (mode := _Analysing(self, called)):
                 returned = target(*args, **kwargs)
             self._show(node, returned)
-            plans = mode.plans
+            plans, names = mode.plans, mode.names
         else:
             return None
         if not any(plans):
             return None
         if node.graph in self.runs and any(plan is not None and plan.on_host for plan in plans):
             raise CannotWeave("a routine on the host is inside activation checkpointing")
-        return Woven(target, plans, operator is not None)
+        return Woven(target, plans, names, operator is not None)
 
     def _given(self, node: fx.Node) -> Any:
         return fx.node.map_arg((node.args, node.kwargs), self._fake)
@@ -230,6 +235,8 @@ class _Weaving:
         if session.wants_backward and self._gradients(bound):
             raise CannotWeave(BACKWARD)  # The program itself enables gradients.
         outputs = outputs_of(returned)
+        if returned is None and bound.signature.in_place:
+            outputs = [bound.values[0]]
         shown = [tree_map(self._shown, value) for value in bound.values]
         given = [tree_map(self._shown, value) for value in (*args, *kwargs.values())]
         origin, activation = self.places.origin(operator.op_type, called, wrapper)
@@ -308,9 +315,16 @@ class _Weaving:
             used[id(tensor)] = tensor
             return self.lifted[id(tensor)][1]
 
-        # Of what the run writes nothing may remain.
+        # Of what the run writes nothing may remain. What is the same tensor remains the same.
+        copies: dict[int, Any] = {}
+
+        def copied(value: Any) -> Any:
+            if id(value) not in copies:
+                copies[id(value)] = _copied(value)
+            return copies[id(value)]
+
         with torch.set_grad_enabled(_records_gradients(node)):
-            args, kwargs = tree_map(_copied, (args, kwargs))
+            args, kwargs = tree_map(copied, (args, kwargs))
             found = woven.run(args, kwargs, lifted := Lifted(lift))
             sources, results = map(_differentiable, ((args, kwargs), found))
             if sources and results and woven.stages_gradients:
@@ -357,6 +371,7 @@ class _Analysing(OperatorMode):
         super().__init__()
         self._weaving, self._called = weaving, called
         self.plans: list[OpPlan | None] = []
+        self.names: list[str] = []
 
     def operate(
         self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -367,6 +382,7 @@ class _Analysing(OperatorMode):
             operator, func, args, kwargs, self._called, wrapper, returned
         )
         self.plans.append(found)
+        self.names.append(operator.op_type)
         return returned
 
 

@@ -19,6 +19,7 @@ from amanda_driver_torch._compiled.execution import Lifted, OpPlan, run_operator
 from amanda_driver_torch._entry.transparent_wrappers import make_transparent, run_transparently
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._thread.state import STATE
+from amanda_driver_torch._torch.internals import TensorBase
 
 __all__ = ["OperatorMode", "Woven"]
 
@@ -43,10 +44,11 @@ class OperatorMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if type(func) is types.FunctionType:
-            if STATE.transparent and STATE.transparent[-1] is func:
-                return func(*args, **kwargs)
-            make_transparent(func.__globals__)
-            return run_transparently(self, func, args, kwargs)
+            if not STATE.transparent or STATE.transparent[-1] is not func:
+                make_transparent(func.__globals__)
+                return run_transparently(self, func, args, kwargs)
+            # A method in C names the one in Python that overrides it.
+            func = getattr(TensorBase, func.__name__, func)
         operator = self.operator(func)
         if operator is None:
             return func(*args, **kwargs)
@@ -69,11 +71,13 @@ class Woven:
     Attributes:
         target: The function of the node.
         plans: Those of the operators that it runs, in order; None for one without.
+        names: Types of these operators, unless it is one itself.
         lifted: ids of the tensors that its routines refer to, in the order of the arguments.
     """
 
     target: Callable[..., Any]
     plans: list[OpPlan | None]
+    names: list[str]
     is_operator: bool
     lifted: list[torch.Tensor] = field(default_factory=list)
 
@@ -105,20 +109,22 @@ class Woven:
             (plan,) = self.plans
             assert plan is not None
             return run_operator(plan, self.target, tuple(args), dict(kwargs), lifted)
-        mode = _Planned(self.plans, lifted)
+        mode = _Planned(zip(self.names, self.plans, strict=True), lifted)
         with mode:
             return self.target(*args, **kwargs)
 
 
 class _Planned(OperatorMode):
-    def __init__(self, plans: Iterable[OpPlan | None], lifted: Lifted | None) -> None:
+    def __init__(self, plans: Iterable[tuple[str, OpPlan | None]], lifted: Lifted | None) -> None:
         super().__init__()
         self._plans, self._lifted = iter(plans), lifted
 
     def operate(
         self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        plan = next(self._plans)
+        name, plan = next(self._plans, ("", None))
+        if name != operator.op_type:
+            raise RuntimeError(f"{operator.op_type} runs, which was not analysed there")
         if plan is None:
             return func(*args, **kwargs)
         return run_operator(plan, func, args, kwargs, self._lifted)

@@ -49,6 +49,7 @@ from amanda_driver_torch._torch.internals import (
     function_mode_at,
     function_mode_count,
     only_exports,
+    runs_higher_order,
     without_innermost_mode,
 )
 
@@ -162,7 +163,8 @@ class _Patches(Patches):
             attachment = STATE.attachment
             if attachment is None or callback in (None, False):
                 return original(callback)
-            if only_exports(callback):
+            wrapper = sys._getframe(1)
+            if only_exports(callback) or runs_higher_order(wrapper):
                 return original(_beneath_mode(callback))
             if not _is_seen(attachment):
                 return original(callback)
@@ -176,7 +178,7 @@ class _Patches(Patches):
                 if found is not None or chosen in (None, False):
                     return found
                 reason = "its compiler is not known"
-            STATE.not_compiled.add(sys._getframe(1).f_code)
+            STATE.not_compiled.add(wrapper.f_code)
             count_frame(set_count)
             attachment.session.warn_once(
                 "Compiled callables run eagerly while tools are applied, so that their operators "

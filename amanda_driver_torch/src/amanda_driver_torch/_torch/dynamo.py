@@ -24,6 +24,9 @@ from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import ConstantSource, GlobalStateSource
 from torch._dynamo.types import ConvertFrameReturn
+from torch._functorch._aot_autograd.runtime_wrappers import (
+    _disable_saved_tensors_hooks as without_saved_tensors_hooks,
+)
 from torch._higher_order_ops.effects import _EffectType
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
@@ -42,10 +45,11 @@ __all__ = [
     "HigherOrderOperator",
     "add_buffer",
     "effectful",
+    "fresh_symbols",
     "guard_identity",
     "guard_scope",
     "is_dynamos",
-    "is_wrapper",
+    "is_transform",
     "new_recompile_region",
     "quiet_code",
     "set_frame_count",
@@ -57,11 +61,11 @@ __all__ = [
     "unset_fake_temporarily",
     "users_backend",
     "with_backend",
+    "without_saved_tensors_hooks",
 ]
 
 #: Runs a graph that is a checkpointed function.
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
-_WRAPPERS = ("torch._higher_order_ops.", "torch.nn.attention.flex_attention")
 #: Makes a node of a graph that Dynamo traces.
 CREATE_PROXY = (torch._dynamo.output_graph.SubgraphTracer, "create_proxy")
 #: Traces the call of a module.
@@ -88,12 +92,16 @@ def is_dynamos(namespace: Mapping[str, Any]) -> bool:
     return str(namespace.get("__name__", "")).startswith("torch._dynamo")
 
 
-def is_wrapper(namespace: Mapping[str, Any]) -> bool:
-    """Return True if code with these globals only wraps a higher-order operator.
+def is_transform(function: Any) -> bool:
+    """Return True if a graph calls this function to begin or end a transform of `torch.func`."""
+    module = str(getattr(function, "__module__", ""))
+    return module.startswith(("torch._functorch", "torch._C._functorch"))
 
-    Where a program calls such an operator eagerly, torch compiles the call by itself.
-    """
-    return str(namespace.get("__name__", "")).startswith(_WRAPPERS)
+
+def fresh_symbols(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which runs on fake tensors may leave symbols that nothing uses."""
+    shapes = None if fake_mode is None else fake_mode.shape_env
+    return contextlib.nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
 
 
 def new_recompile_region() -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -115,6 +115,7 @@ __all__ = [
     "push_saved_tensor_hooks",
     "record_functions",
     "registered_schemas",
+    "runs_higher_order",
     "saved_by",
     "saved_sizes",
     "schema_of",
@@ -507,6 +508,16 @@ def count_frame(set_count: Callable[[int], int] | None) -> None:
 def only_exports(callback: Any) -> bool:
     """Return True if Dynamo's callback traces a frame for `torch._dynamo.export`."""
     return bool(getattr(callback, "_export", False))
+
+
+def runs_higher_order(frame: FrameType) -> bool:
+    """Return True if a frame of the wrapper of a compiled callable runs a higher-order operator.
+
+    torch itself compiles a call that a program makes eagerly: it can differentiate only the graphs
+    that it makes of the functions inside.
+    """
+    module = str(getattr(frame.f_locals.get("fn"), "__module__", ""))
+    return module.startswith(("torch._higher_order_ops.", "torch.nn.attention.flex_attention"))
 
 
 #: Functions of `torch.utils.checkpoint` between the user's call and the checkpointed function. The
