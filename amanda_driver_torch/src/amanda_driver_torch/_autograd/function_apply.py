@@ -18,15 +18,18 @@ from torch.autograd import Function
 from amanda_core.patching import Patch
 from amanda_driver_torch._thread.state import STATE, quietly
 from amanda_driver_torch._torch.extension import hastened, native
-from amanda_driver_torch._torch.internals import APPLY, APPLY_IS_PYTHON, BackwardHookFunction
+from amanda_driver_torch._torch.internals import (
+    APPLY,
+    APPLY_IS_PYTHON,
+    PARTS_OF_OTHERS,
+    BackwardHookFunction,
+)
 
 __all__ = ["HIDES_ONLY", "apply_function", "apply_unseen", "replace"]
 
 #: Whether calls through a reference to `apply` taken before a session attached are missed.
 HIDES_ONLY = not APPLY_IS_PYTHON and native is None
 
-# Containers, whose operators are seen individually, and parts of a custom operator that runs.
-_PARTS = ("torch.utils.checkpoint", "torch._library.autograd")
 _original: Callable[..., Any] | None = None
 _redirected = False
 
@@ -74,7 +77,7 @@ def apply_function(
     attachment = STATE.attachment
     if attachment is None or not attachment.watching():
         return original(cls, *args, **kwargs)
-    if cls.__module__ in _PARTS:
+    if cls.__module__ in PARTS_OF_OTHERS:
         return original(cls, *args, **kwargs)
     if cls is BackwardHookFunction:
         # It carries a module's full backward hooks and does not belong to the model. torch looks

@@ -54,6 +54,7 @@ __all__ = [
     "GRADIENT_SEEDS",
     "HOOK_REGISTRATION",
     "LOOKED_AWAY",
+    "PARTS_OF_OTHERS",
     "RELEASE",
     "SCRIPT_TRACING",
     "SYMBOLIC_TRACING",
@@ -520,6 +521,9 @@ def runs_higher_order(frame: FrameType) -> bool:
     return module.startswith(("torch._higher_order_ops.", "torch.nn.attention.flex_attention"))
 
 
+#: Modules of functions that are no operators themselves: containers, whose operators are seen
+#: individually, and parts of a custom operator that runs.
+PARTS_OF_OTHERS = ("torch.utils.checkpoint", "torch._library.autograd")
 #: Functions of `torch.utils.checkpoint` between the user's call and the checkpointed function. The
 #: second one exists from PyTorch 2.14 on.
 CHECKPOINT_FUNCTIONS = ("checkpoint", "_checkpoint_impl")
