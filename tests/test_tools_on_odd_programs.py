@@ -145,6 +145,10 @@ PROGRAMS: dict[str, Hidden] = {
     "the first sample for all": lambda x, first: first(x) + first(x)[:1],
     "a maximum of all": lambda x, first: first(x) / first(x).max(),
     "no samples": lambda x, first: first(x[:0]),
+    "a product over no axis": lambda x, first: first(x) + torch.ones(4, 0) @ torch.ones(0, 8),
+    "places of elements": lambda x, first: (
+        first(x) + torch.ones(4, 8).nonzero(as_tuple=True)[1].reshape(4, 8)
+    ),
     "no axis of samples": lambda x, first: first(x[0]),
     "a product of stacks": lambda x, first: torch.bmm(first(x)[None], torch.randn(1, 8, 8))[0],
     "sparse": lambda x, first: torch.sparse.mm(torch.eye(4).to_sparse(), first(x)),

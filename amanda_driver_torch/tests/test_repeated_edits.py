@@ -333,3 +333,27 @@ def test_edits_leave_no_reference_behind() -> None:
         for switch in (torch.no_grad, torch.enable_grad):
             with switch():
                 check_references(lambda: product(x, w), 100, own=[x, w, grow])
+
+
+@pytest.mark.parametrize("outputs", [False, True], ids=["inputs", "outputs too"])
+@pytest.mark.parametrize("factor", [None, 2.0], ids=["leaves", "values"])
+def test_edited_inputs_that_are_handed_back(outputs: bool, factor: float | None) -> None:
+    """They are no outputs of the op, which makes no node, so they have no gradients of it."""
+    tool, called = amanda.Tool(), []
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type == "expand":
+            context.insert_before_op(lambda tensors: [x.clone() for x in tensors])
+            if outputs:
+                context.insert_after_op(lambda *tensors: [x.clone() for x in tensors])
+            context.insert_before_backward_op(lambda *grads: called.append(grads))
+            context.insert_after_backward_op(lambda *grads: called.append(grads))
+
+    tool.add_inst_for_op(analyse)
+    x, y = leaf(5), leaf(5)
+    with amanda.apply(tool):
+        for _ in range(TIMES):
+            given = (x, y) if factor is None else (x * factor, y * factor)
+            first, second = torch.broadcast_tensors(*given)
+            torch.sum(first * second).backward()
+    assert not called

@@ -133,6 +133,7 @@ class Execution:
         call: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        edited: list[Any] | None,
         before: tuple[Any, ...],
         after: tuple[Any, ...],
         returned: Any,
@@ -147,6 +148,7 @@ class Execution:
             call: Runs the original.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
+            edited: The values that the original ran on, if routines edited some.
             before: Results of the first routines before the op.
             after: Results of the first routines after the op.
             returned: The original's return value, or None if it was not called.
@@ -157,6 +159,9 @@ class Execution:
 
         def go_on(run: Run) -> None:
             run.done_before, run.done_after = before, after
+            if edited is not None:
+                # The op may have handed one of them back.
+                run.values, run.edited = edited, True
             if returned is not None:
                 run.call, run.start = (lambda *_, **__: returned), start
                 run.called, run.tapped = True, tapped
@@ -269,6 +274,8 @@ class Run:
         self.mutated = self.bound.signature.mutated
         self.start = 0
         self.made_count = 0  # The number of nodes, including the driver's.
+        # Whether `values` are the inputs as edited.
+        self.edited = False
         # Results of routines that were called already.
         self.done_before: tuple[Any, ...] = ()
         self.done_after: tuple[Any, ...] = ()
@@ -306,7 +313,8 @@ class Run:
         session, record = self.session, self.record
         before = self._analyse(context, IPoint.BEFORE_FORWARD)
         if before.steps:
-            self._edit_inputs(before)
+            if not self.edited:
+                self._edit_inputs(before)
             context.fill(inputs=self.values)
         taps = None
         if torch.is_grad_enabled():

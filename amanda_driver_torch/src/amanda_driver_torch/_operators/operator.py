@@ -29,7 +29,9 @@ class Operator:
         #: The possible numbers of returned tensors; empty if not known.
         self.counts = (
             {len(kinds) for kinds in returns}
-            if all(str(value.type) == "Tensor" for kinds in returns for value in kinds)
+            # `nonzero(as_tuple=True)` returns one for each dimension, and no schema says so.
+            if op_type != "nonzero"
+            and all(str(value.type) == "Tensor" for kinds in returns for value in kinds)
             else set()
         )
         self.empty_with_out = any(

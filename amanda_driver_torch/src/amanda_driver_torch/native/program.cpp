@@ -17,8 +17,8 @@ PyObject *open_name, *inputs_name, *outputs_name, *writes_name, *destinations_na
     *remembered_name;
 
 PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& call,
-                const Owned& before, const Owned& after, PyObject* returned, uint64_t start,
-                bool tapped = true) {
+                PyObject* edited, const Owned& before, const Owned& after, PyObject* returned,
+                uint64_t start, bool tapped) {
     Owned args(call.args()), kwargs(call.kwargs()),
         number(PyLong_FromUnsignedLongLong(start));
     PyObject* operator_ = definition->get_operator();
@@ -29,7 +29,7 @@ PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& ca
     if (!args || !kwargs || !number || !before || !after || operator_ == nullptr) return nullptr;
     Owned resume = Owned::share(watch->resume);
     return PyObject_CallFunctionObjArgs(resume.get(), record, operator_, definition->call,
-                                        args.get(), kwargs.get(), before.get(), after.get(),
+                                        args.get(), kwargs.get(), edited, before.get(), after.get(),
                                         returned != nullptr ? returned : Py_None, number.get(),
                                         tapped ? Py_True : Py_False, nullptr);
 }
@@ -377,8 +377,9 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     auto go_on_from = [&](const Owned& done_before, const Owned& done_after, PyObject* returned,
                           uint64_t start, bool tapped = true) -> PyObject* {
         if (!meet()) return nullptr;
-        return go_on(record, watch, definition, call, done_before, done_after, returned, start,
-                     tapped);
+        PyObject* edited = returned != nullptr && before.any() ? inputs.get() : Py_None;
+        return go_on(record, watch, definition, call, edited, done_before, done_after, returned,
+                     start, tapped);
     };
     size_t all = parts->before.size();
     bool hooked = gradients && parts->hooks_gradients();

@@ -59,8 +59,10 @@ def extract(nodes: Sequence[Node], values: Mapping[int, Any], logits: int, how: 
     """
     import numpy as np
 
-    if not len(values[logits]):
+    if not values[logits].size:
         return Path({}, {})
+    # What has no elements adds nothing to a path.
+    nodes = [n for n in nodes if all(values[v].size for v in (*n.inputs, n.output))]
     if how.variant == "FwAB":
         return _forward(_leading_to(logits, nodes), values, how)
     last = next((node.name for node in nodes if node.output == logits), "")
