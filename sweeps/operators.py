@@ -251,7 +251,9 @@ def _under_tools(
     part.counts["runs under shipped tools"] += ITERATIONS
     names = differing(way, plain, run)
     if names and not _unstable(program, plain, names):
-        _fail(part, name, how, which, names, "")
+        differ = [name.rpartition(" alone: ")[2] for name in names]
+        why = exceptions.reason(program.op.name, program.form, "none", differ)
+        _fail(part, name, how, which, names, why)
 
 
 def _refusal(ran: Ran) -> tuple[str, str] | None:

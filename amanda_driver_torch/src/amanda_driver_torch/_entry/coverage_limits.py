@@ -24,12 +24,19 @@ _COLLECTIVES = CoverageGap(
     "they write their arguments through a process group; operators around them are seen",
 )
 
+_COMPILED_BACKWARD = CoverageGap(
+    "backward passes under torch._dynamo.compiled_autograd._enable",
+    "they run as a compiled graph of operators of its own; set "
+    "torch._dynamo.config.compiled_autograd instead",
+)
+
 #: Interceptor -> what it does not see.
 LIMITS: Mapping[str, tuple[CoverageGap, ...]] = {
     "native": (
         CoverageGap("torch.Tensor(...)", "a type's constructor is not in torch's tables"),
         _EXTENSIONS,
         _COLLECTIVES,
+        _COMPILED_BACKWARD,
     ),
     "function_mode": (
         CoverageGap(
@@ -38,5 +45,6 @@ LIMITS: Mapping[str, tuple[CoverageGap, ...]] = {
         CoverageGap("code under torch._C.DisableTorchFunction()", "it switches the protocol off"),
         _EXTENSIONS,
         _COLLECTIVES,
+        _COMPILED_BACKWARD,
     ),
 }
