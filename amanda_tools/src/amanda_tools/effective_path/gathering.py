@@ -85,7 +85,9 @@ class Gathered:
                     network.names[number]: np.flatnonzero(mask[sample])
                     for number, mask in path.points.items()
                 },
-                predicted=int(logits[sample].argmax()) if logits.ndim == 2 and logits.size else None,
+                predicted=int(logits[sample].argmax())
+                if logits.ndim == 2 and logits.size
+                else None,
                 run=run,
             )
             sets.edges.update({name: parts[sample] for name, parts in found_edges.items()})
