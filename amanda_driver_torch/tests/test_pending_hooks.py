@@ -340,7 +340,7 @@ def test_routines_are_called_as_if_all_nodes_had_been_hooked_in_the_forward_pass
 
 
 def settled(program: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what the driver still plans or hooks anew in the eighth run of a program."""
+    """Return what the driver plans or hooks anew in the eighth run of a program."""
     found: list[str] = []
     for module, name in (
         (execute, "compiled"),
@@ -446,7 +446,7 @@ def hooks_of(node: Any, seen: set[Any]) -> int:
     seen.add(node)
     found = 0
     for register in (node.register_prehook, node.register_hook):
-        handle = register(lambda *grads: None)  # There is no other way to read the hooks.
+        handle = register(lambda *grads: None)  # The only way to read the hooks.
         found += len(handle.hooks_dict_ref()) - 1
         handle.remove()
     return found + sum(hooks_of(following, seen) for following, _ in node.next_functions)

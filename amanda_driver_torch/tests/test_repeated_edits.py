@@ -338,7 +338,7 @@ def test_edits_leave_no_reference_behind() -> None:
 @pytest.mark.parametrize("outputs", [False, True], ids=["inputs", "outputs too"])
 @pytest.mark.parametrize("factor", [None, 2.0], ids=["leaves", "values"])
 def test_edited_inputs_that_are_handed_back(outputs: bool, factor: float | None) -> None:
-    """They are no outputs of the op, which makes no node, so they have no gradients of it."""
+    """An op that makes no node has no gradients."""
     tool, called = amanda.Tool(), []
 
     def analyse(context: amanda.OpContext) -> None:

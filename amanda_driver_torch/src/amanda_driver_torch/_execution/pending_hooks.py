@@ -175,7 +175,7 @@ def hook_at_once(roots: Sequence[Any]) -> None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        handle = node.register_prehook(unchanged)  # There is no other way to read the hooks.
+        handle = node.register_prehook(unchanged)  # The only way to read the hooks.
         for hook in list(handle.hooks_dict_ref().values()):
             if isinstance(hook, _PENDING_HOOKS):
                 hook.expand(node)

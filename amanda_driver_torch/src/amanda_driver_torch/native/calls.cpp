@@ -1,9 +1,9 @@
 // A Python function has a `vectorcall`, which callers use without reading its code.
 #include "calls.h"
 
-#include "identity.h"
 #include <array>
 
+#include "identity.h"
 #include "thread.h"
 #include "watch.h"
 
