@@ -7,10 +7,10 @@ name, because a weak reference to a tensor keeps a framework from exchanging its
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from amanda_core.scopes import Labels, Scopes
@@ -106,7 +106,6 @@ class Parameters:
         self._entries: dict[str, dict[str, _Entry]] = {}
         #: Id of a parameter -> its owner, see `_Entry`. The parameter may have died.
         self._owners: dict[int, tuple[str, str]] = {}
-        self._owners_limit = 64
         #: Parameters that no root holds, as of when the table was made last.
         self._strangers: Known[bool] = Known()
 
@@ -156,8 +155,7 @@ class Parameters:
         It also changes with each session. None if the framework does not count writes.
         """
         layouts = self._layouts
-        number = layouts.version(parameter)
-        if number is None:
+        if (number := layouts.version(parameter)) is None:
             return None
         # While the memory is held, no other tensor gets its address.
         return self.sessions, layouts.memory(parameter), number, layouts.hold(parameter)
@@ -200,7 +198,7 @@ class Parameters:
             return None
         place = (place_in(whole, memory) if whole and memory else None) or _whole(shape)
         token, number = self._labels.look_up(base)
-        name, get = f"#{number}", functools.partial(self._labels.tensor, token)
+        name, get = f"#{number}", partial(self._labels.tensor, token)
         return Found("", name, token, shape, whole, place, get, name + region_text(place.region))
 
     def _table(self, root: str) -> dict[Hashable, list[_Entry]]:
@@ -211,16 +209,17 @@ class Parameters:
             if root in self._scopes.held_by:
                 self._table(self._scopes.held_by[root])
             table = self._tables[root] = {}
-            entries = {}
+            entries = self._entries[root] = {}
             for name, module, parameter in self._scopes.weights(root):
                 memory, shape = self._layouts.memory(parameter), self._layouts.shape(parameter)
                 if shape is not None:
-                    get = self._getter(weakref.ref(module), name.rpartition(".")[2])
+                    get = partial(self._current, weakref.ref(module), name.rpartition(".")[2])
                     owner = self._owner(parameter, root, name)
                     entry = entries[name] = _Entry(owner, name, memory, shape, get)
                     table.setdefault(memory and memory.key, []).append(entry)
-            self._entries[root] = entries
-            self._forget_dead_owners()
+            if len(self._owners) > 2 * sum(map(len, self._entries.values())) + 64:
+                every = [entry for names in self._entries.values() for entry in names.values()]
+                self._owners = {id(p): e.owner for e in every if (p := e.get()) is not None}
         return table
 
     def _owner(self, parameter: Any, root: str, name: str) -> tuple[str, str]:
@@ -239,19 +238,9 @@ class Parameters:
             owner = self._owners[id(parameter)] = (root, name)
         return owner
 
-    def _forget_dead_owners(self) -> None:
-        if len(self._owners) > self._owners_limit:
-            entries = [entry for table in self._entries.values() for entry in table.values()]
-            held = [(entry.get(), entry.owner) for entry in entries]
-            self._owners = {id(p): owner for p, owner in held if p is not None}
-            self._owners_limit = 2 * len(self._owners) + 64
-
-    def _getter(self, owner: weakref.ref[Any], name: str) -> Callable[[], Any]:
-        def get() -> Any:
-            module = owner()
-            return None if module is None else self._layouts.attribute(module, name)
-
-        return get
+    def _current(self, owner: weakref.ref[Any], name: str) -> Any:
+        module = owner()
+        return None if module is None else self._layouts.attribute(module, name)
 
 
 def _whole(shape: tuple[int, ...]) -> Place:

@@ -94,13 +94,8 @@ class WeightState(Generic[T]):
         """
         owner = weight.key if self._by_region else weight.owner
         parameter, made = weight.parameter, self._made.get(owner)
-        if (
-            made is not None
-            and made is not weight
-            and weight.memory
-            and parameter is not None
-            and parameter is not made.parameter
-        ):
+        other = made is not None and made is not weight and parameter is not made.parameter
+        if other and weight.memory and parameter is not None:
             del self._kept[owner], self._made[owner]  # Of a model that has died, or lost its name.
         if owner not in self._kept:
             if parameter is None:

@@ -81,7 +81,7 @@ class Probe:
             if not self.facts.is_tensor(value) or self.facts.dtype(value) not in _SUMMED:
                 return False
             try:
-                array = self.facts.values(value)
+                array = numpy.asarray(self.facts.values(value))
             except Exception:  # The closer look handles it.
                 return False
             with numpy.errstate(all="ignore"):
