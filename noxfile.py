@@ -138,7 +138,7 @@ LOOSE_LIBRARIES = [
     *("keras-tcn", "larq", "spektral", "tensorflow-gnn", "tensorflow-lattice"),
     *("tensorflow-model-optimization", "tensorflow-probability", "tensorflow-recommenders"),
     *("tf-agents", "tf-keras"),
-    *("check-shapes", "deprecated", "dm-tree", "dropstackframe", "gin-config", "gym"),
+    *("check-shapes", "decorator", "deprecated", "dm-tree", "dropstackframe", "gin-config", "gym"),
     *("gym-notices", "keras-core", "lark", "multipledispatch", "terminaltables"),
 ]
 #: Libraries that the tools are compared with, which do not go with the shared environment.
