@@ -30,7 +30,7 @@ from amanda_tools.operators.entries import key_of
 from amanda_tools.operators.tool import OperatorTool, is_eager
 from amanda_tools.operators.weights import WeightKeys
 from amanda_tools.tensors.types import dtype_of
-from amanda_tools.tensors.values import facts_of
+from amanda_tools.tensors.values import facts_of, need_numpy
 
 __all__ = ["EffectivePath"]
 
@@ -80,6 +80,7 @@ class EffectivePath(OperatorTool["_Op"]):
         limit: int = 10_000,
         cost: float | None = 8.0,
     ) -> None:
+        need_numpy()
         super().__init__()
         if until not in ("module", "step"):
             raise ValueError(f"until must be module or step, but is {until!r}")

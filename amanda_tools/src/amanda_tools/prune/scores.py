@@ -15,7 +15,7 @@ from amanda_core.facts import Facts
 from amanda_core.weights.reads import Weight
 from amanda_tools.prune.order import Order, array_of, axes_of, inverse_of, numbers_of
 from amanda_tools.prune.pruning import Pruning
-from amanda_tools.tensors.values import facts_of
+from amanda_tools.tensors.values import facts_of, need_numpy
 
 __all__ = ["Score", "ScoredPruning", "check_choice"]
 
@@ -61,6 +61,8 @@ class ScoredPruning(Pruning):
         super().__init__(sparsity, gradients, embeddings)
         self.score = score
         self.waits = together or score == "taylor"
+        if self.waits or type(self).mask is ScoredPruning.mask:
+            need_numpy()
         self._step = 0
         #: Weight -> its magnitudes in the last analysis with the order of their axes, its gradient
         #: since then, and the mask that was made.
