@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("--from", dest="source", type=Path, help="folder of the sources")
     parser.add_argument("--only", default="", help="files whose path contains this")
     parser.add_argument("--every", type=int, default=0, help="only each n-th test of a file")
-    parser.add_argument("--tools", default=",".join(comparing.TOOLS), help="of watch, none, watch-forward, none-forward")
+    parser.add_argument("--tools", default=",".join(comparing.TOOLS), help="or their -forward")
     parser.add_argument("--interceptor", default="", help="PyTorch's: native or function_mode")
     parser.add_argument("--seconds", type=float, default=3600, help="for all tests of a file")
     parser.add_argument("--new", action="store_true", help="only files that have no result yet")
