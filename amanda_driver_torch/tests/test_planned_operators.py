@@ -215,6 +215,35 @@ def test_a_planned_op_runs_no_python_but_its_routine(
     assert [call for call in calls if any(part in call for part in slow)] == []
 
 
+@pytest.mark.one_interceptor
+@pytest.mark.skipif(native is None, reason="the native interceptor is not available")
+@pytest.mark.parametrize("place", PLACES)
+def test_left_out_steps_run_no_python(place: str) -> None:
+    model, x, calls = nn.Linear(4, 4), X.clone().requires_grad_(), list[str]()
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and "._autograd." in frame.f_globals.get("__name__", ""):
+            calls.append(frame.f_code.co_qualname)
+
+    def counted() -> list[str]:
+        calls.clear()
+        sys.setprofile(profile)
+        try:
+            run(model, x)
+        finally:
+            sys.setprofile(None)
+        return list(calls)
+
+    # What runs from the third of these steps on is what would run from then on.
+    left_out = amanda.select(steps=[*range(2, 6), *range(8, 12)])
+    with amanda.apply(Every(place).where(~left_out)):
+        for step in range(12):
+            found = counted()
+            amanda.step()
+            if step in (4, 5, 10, 11):
+                assert found == []
+
+
 def scaled(gradient: Any, factor: float) -> Any:
     if isinstance(gradient, (list, tuple)):
         return [scaled(one, factor) for one in gradient]

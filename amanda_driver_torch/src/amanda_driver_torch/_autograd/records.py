@@ -91,13 +91,24 @@ class NodeRecord:
 
     def idle(self, session: Session) -> bool:
         """Return True if this node needs no hook: analysed in this epoch, and without actions."""
-        return session.caching and self.settled == session.epoch and not self.backward.second_order
+        if not session.caching or self.backward.second_order:
+            return False
+        # In an epoch in which no tool looks at it, the node is not analysed when it runs.
+        if self.settled != session.epoch and self.analysed(session) and not self._is_planned():
+            self.settled = session.epoch
+        return self.settled == session.epoch
 
     def analysed(self, session: Session) -> bool:
         """Return True if no analysis routine is due for this node."""
         return self.context is not None and not any(
             session.due(self.context, point)
             for point in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)
+        )
+
+    def _is_planned(self) -> bool:
+        context = self.context
+        return context is not None and any(
+            context.plan(point) for point in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)
         )
 
     def _open(self, session: Session) -> OpContext:
