@@ -175,6 +175,28 @@ def test_inference_stays_compiled_under_tools_for_backward_operators(
     assert NOTE not in tool.result().notes
 
 
+@pytest.mark.one_interceptor
+@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only")
+@pytest.mark.parametrize("make", [Latency, Memory, GraphTracing])
+def test_training_stays_compiled_if_tools_do_without_its_backward_operators(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    monkeypatch.setenv("AMANDA_TORCH_COMPILED", "forward")
+    net, x, ops = network(), torch.ones(2, 8), []
+    for call in (net, torch.compile(lambda v: net(v), backend="eager", fullgraph=True)):
+        with amanda.apply(tool := make()):
+            call(x).sum().backward()
+        result = tool.result()
+        graphs = result.graphs if hasattr(result, "graphs") else [result]
+        ops.append([(op.name, op.namespace) for graph in graphs for op in graph.ops])
+    eager, compiled = ops
+    inside = [name for name, space in compiled if space.endswith("/compiled")]
+    assert inside == [name for name, _ in eager][: len(inside)] != []
+    assert "compiled callables: backward operators are not seen" in tool.result().notes
+    assert NOTE not in tool.result().notes
+
+
 @pytest.mark.slow
 @pytest.mark.one_interceptor
 @pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only")

@@ -21,6 +21,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import amanda
+from amanda_core.errors import ConfigError
 from amanda_core.testing.tools import watching
 
 from .tensors import equal
@@ -127,6 +128,39 @@ def test_as_in_eager_mode(backend: str, monkeypatch: pytest.MonkeyPatch) -> None
     equal(got, expected)
     assert compiled.ops == eager.ops
     assert compiled.runs == eager.runs
+
+
+class Both(Recorder):
+    """A recorder that watches backward operators, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backward: list[str] = []
+        self.add_inst_for_op(lambda context: self.backward.append(context.name), backward=True)
+
+
+def test_tools_may_do_without_the_backward_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    called = torch.compile(net, backend="eager", fullgraph=True)
+    expected, alone = trained(called, net, Recorder()), Recorder()
+    trained(called, net, alone)
+    monkeypatch.setenv("AMANDA_TORCH_COMPILED", "forward")
+    both = Both()
+    equal(trained(called, net, both), expected)
+    assert (both.ops, both.runs, both.backward) == (alone.ops, alone.runs, [])
+    with amanda.apply(both) as applied:
+        called(X)
+        gaps = [gap.what for gap in applied.coverage()["pytorch"]]
+    assert "backward operators of compiled callables" in gaps
+
+
+def test_a_setting_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_COMPILED", "no")
+    with (
+        pytest.raises(ConfigError, match="must be one of graph, forward, eager"),
+        amanda.apply(Recorder()),
+    ):
+        pass
 
 
 class Prune(amanda.Tool):

@@ -125,6 +125,7 @@ class TorchAttachment:
 
     def attach(self) -> None:
         """Start intercepting in this thread."""
+        why_eager(self._interceptor.name)  # A setting that does not exist is refused.
         PATCHES.acquire()
         self._attached = True
         STATE.attachment = self

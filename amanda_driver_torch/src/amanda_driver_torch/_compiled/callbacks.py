@@ -19,9 +19,10 @@ from amanda_core import Session, Site
 from amanda_core.scopes import Activation
 from amanda_core.sites import FRAMES, FRAMEWORK, Sites
 from amanda_driver_torch._compiled.call_sites import Places, called_of, recording, watch_tracing
+from amanda_driver_torch._compiled.choice import BACKWARD, misses_backward
 from amanda_driver_torch._compiled.graph import AnalysisFailed, GraphTools, weave
 from amanda_driver_torch._compiled.host import Host
-from amanda_driver_torch._compiled.refusals import BACKWARD, CannotWeave
+from amanda_driver_torch._compiled.refusals import CannotWeave
 from amanda_driver_torch._identity.frames import is_own
 from amanda_driver_torch._identity.rules import BOUNDARY
 from amanda_driver_torch._thread.state import STATE
@@ -95,7 +96,9 @@ class CompiledCode:
         if not session.caching:
             return "the cache of analysis is disabled"
         if session.wants_backward and torch.is_grad_enabled():
-            return BACKWARD
+            if not misses_backward():
+                return BACKWARD
+            self.gaps["backward operators of compiled callables"] = "compiled graphs have none"
         if session.watches_scopes or session.watches_values:
             return "a tool follows the calls of modules, which a compiled graph does not have"
         return ""

@@ -22,10 +22,11 @@ from amanda_core.scopes import Activation
 from amanda_core.sites import OCCURRENCES, Origin, Sites
 from amanda_driver_torch._autograd.nodes import tensors_in
 from amanda_driver_torch._compiled.call_sites import Called, Places, called_of
+from amanda_driver_torch._compiled.choice import BACKWARD, misses_backward
 from amanda_driver_torch._compiled.execution import Lifted, OpPlan
 from amanda_driver_torch._compiled.host import Host
 from amanda_driver_torch._compiled.operators import OperatorMode, Woven
-from amanda_driver_torch._compiled.refusals import BACKWARD, CannotWeave, check, does_nothing, likes
+from amanda_driver_torch._compiled.refusals import CannotWeave, check, does_nothing, likes
 from amanda_driver_torch._execution.viewing import passes_weights_on
 from amanda_driver_torch._identity.frames import is_own, is_torchs
 from amanda_driver_torch._operators.operator import Operator
@@ -232,7 +233,7 @@ class _Weaving:
         returned: Any,
     ) -> OpPlan | None:
         session, bound = self.tools.session, bind(func, args, kwargs)
-        if session.wants_backward and self._gradients(bound):
+        if session.wants_backward and self._gradients(bound) and not misses_backward():
             raise CannotWeave(BACKWARD)  # The program itself enables gradients.
         outputs = outputs_of(returned)
         if returned is None and bound.signature.in_place:

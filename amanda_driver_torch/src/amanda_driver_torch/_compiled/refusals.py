@@ -18,10 +18,7 @@ from amanda_driver_torch._operators.bindings import IN_PLACE_METADATA
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import BoundCall, outputs_of
 
-__all__ = ["BACKWARD", "CannotWeave", "check", "does_nothing", "likes"]
-
-#: Why nothing is woven where gradients are recorded.
-BACKWARD = "a tool analyses backward operators, which a compiled graph does not have"
+__all__ = ["CannotWeave", "check", "does_nothing", "likes"]
 
 
 class CannotWeave(Exception):
