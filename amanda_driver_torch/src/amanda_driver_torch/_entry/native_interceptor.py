@@ -30,11 +30,17 @@ from amanda_driver_torch._entry.tracing import FAKE_TENSOR_CHECKS
 from amanda_driver_torch._execution.execute import Execution
 from amanda_driver_torch._operators.bindings import is_operator, operators, type_name
 from amanda_driver_torch._operators.operator import Operator
-from amanda_driver_torch._thread.modes import in_users_modes, is_observed, suspended_modes
+from amanda_driver_torch._thread.modes import (
+    hidden_from_modes,
+    in_users_modes,
+    is_observed,
+    suspended_modes,
+)
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.extension import hastened, native
 from amanda_driver_torch._torch.internals import (
     FUNCTIONS,
+    FunctionBase,
     OpOverload,
     OpOverloadPacket,
     function_mode_count,
@@ -89,6 +95,7 @@ class NativeInterceptor:
 
     def start(self) -> None:
         """Start intercepting in this thread."""
+        _learn_graphs()
         for kind in (OpOverload, OpOverloadPacket):
             if not hasattr(kind.__call__, _MARK):
                 PATCHES.add(kind, "__call__", _dispatcher_call(kind.__call__))
@@ -188,6 +195,18 @@ def _set_up(binding: Any) -> None:
         is_observed,
         FAKE_TENSOR_CHECKS,
     )
+
+
+def _learn_graphs() -> None:
+    """Let the extension find out how torch keeps graphs, unless it knows."""
+    with (
+        suspended_modes(),
+        hidden_from_modes(()),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        one, two = (torch.ones(1, device="cpu", requires_grad=True).exp() for _ in range(2))
+        native.learn_graphs(FunctionBase, one, two, one * two)
 
 
 def _operator(binding: Any, op_type: str) -> Operator:

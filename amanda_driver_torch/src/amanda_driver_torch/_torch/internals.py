@@ -50,6 +50,7 @@ __all__ = [
     "FAKE_TENSOR_CLASSES",
     "FAKE_TENSOR_MODES",
     "FUNCTIONS",
+    "FunctionBase",
     "GLOBAL_MODULE_HOOKS",
     "GRADIENT_SEEDS",
     "HOOK_REGISTRATION",
@@ -450,6 +451,8 @@ class Named(NamedTuple):
 
 #: The function that adds a hook to those of a node: its owner and attribute name.
 HOOK_REGISTRATION = (Function, "_register_hook")
+#: The base of the nodes of Python's functions.
+FunctionBase: Any = torch._C._FunctionBase
 
 #: The object whose `run_backward` runs a backward pass: its owner and attribute name.
 ENGINE = (Variable, "_execution_engine")

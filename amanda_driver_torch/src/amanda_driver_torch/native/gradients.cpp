@@ -106,8 +106,36 @@ Owned nothing(Py_ssize_t count) {
     return values;
 }
 
+// The gradients with which a hook is called, by Python or by torch.
+class Arriving {
+  public:
+    explicit Arriving(PyObject* tuple) : tuple_(tuple) {}
+    explicit Arriving(const Gradients& gradients) : gradients_(&gradients) {}
+
+    size_t size() const {
+        return tuple_ != nullptr ? size_t(PyTuple_GET_SIZE(tuple_)) : gradients_->size();
+    }
+    Owned operator[](size_t number) const {
+        return tuple_ != nullptr ? Owned::share(PyTuple_GET_ITEM(tuple_, Py_ssize_t(number)))
+                                 : Owned(wrap((*gradients_)[number]));
+    }
+    Owned list() const {
+        Owned values(PyList_New(Py_ssize_t(size())));
+        for (size_t i = 0; values && i < size(); ++i) {
+            Owned value = (*this)[i];
+            if (!value) return value;
+            PyList_SET_ITEM(values.get(), Py_ssize_t(i), value.release());
+        }
+        return values;
+    }
+
+  private:
+    PyObject* tuple_ = nullptr;
+    const Gradients* gradients_ = nullptr;
+};
+
 // Returns the gradients of inputs, made of a node's results.
-Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes) {
+Owned given(const GradientSteps& steps, const Arriving& results, PyObject* shapes) {
     Owned values = nothing(steps.count);
     if (!values) return values;
     for (const auto& [position, length] : steps.lengths) {
@@ -118,13 +146,14 @@ Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes) {
     for (size_t i = 0; i < steps.ways.size(); ++i) {
         const GradientSteps::Way& way = steps.ways[i];
         if (!way.is_read) continue;
-        if (way.index >= PyTuple_GET_SIZE(results)) {
+        if (size_t(way.index) >= results.size()) {
             PyErr_SetString(PyExc_SystemError, "a node has fewer results than it had");
             return Owned();
         }
-        PyObject* result = PyTuple_GET_ITEM(results, way.index);
-        if (result == Py_None) continue;
-        Owned value = changed(result, way.change, PyTuple_GET_ITEM(shapes, Py_ssize_t(i)));
+        Owned result = results[size_t(way.index)];
+        if (!result) return result;
+        if (result.get() == Py_None) continue;
+        Owned value = changed(result.get(), way.change, PyTuple_GET_ITEM(shapes, Py_ssize_t(i)));
         if (!value) return value;
         if (way.item < 0) {
             PyList_SetItem(values.get(), way.position, value.release());
@@ -135,35 +164,73 @@ Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes) {
     return values;
 }
 
-// Returns the values for the routines of a hook called with `args`, as a list.
-Owned seen_by(const GradientSteps& steps, PyObject* args, PyObject* shapes, Open* open) {
-    PyObject* first = PyTuple_GET_ITEM(args, 0);
+// Returns the values for the routines of a hook, as a list. `before`: the gradients before a node,
+// if the hook comes after it.
+Owned seen_by(const GradientSteps& steps, const Arriving& first, const Arriving* before,
+              PyObject* shapes, Open* open) {
     if (steps.seen == Seen::ARRIVING || steps.seen == Seen::TOGETHER) {
         Owned values = nothing(steps.count);
         for (const GradientSteps::Way& way : steps.ways) {
-            PyObject* gradient = first;
-            if (steps.seen == Seen::TOGETHER) {
-                if (way.index >= PyTuple_GET_SIZE(first)) {
-                    PyErr_SetString(PyExc_SystemError, "a node has fewer gradients than it had");
-                    return Owned();
-                }
-                gradient = PyTuple_GET_ITEM(first, way.index);
+            size_t index = steps.seen == Seen::ARRIVING ? 0 : size_t(way.index);
+            if (index >= first.size()) {
+                PyErr_SetString(PyExc_SystemError, "a node has fewer gradients than it had");
+                return Owned();
             }
-            if (values) PyList_SetItem(values.get(), way.position, Py_NewRef(gradient));
+            Owned gradient = first[index];
+            if (!gradient || !values) return Owned();
+            PyList_SetItem(values.get(), way.position, gradient.release());
         }
         return values;
     }
     if (steps.seen == Seen::GIVEN) return given(steps, first, shapes);
-    Owned values(PySequence_List(first));
+    Owned values = first.list();
     if (!values) return values;
     if (steps.seen == Seen::BEFORE) {
-        return open->lend(grad_outputs, values.get()) ? values : Owned();
+        return open->lend(grad_outputs, values.get()) ? std::move(values) : Owned();
     }
-    Owned before(PySequence_List(PyTuple_GET_ITEM(args, 1)));
-    return before && open->lend(grad_outputs, before.get()) &&
+    Owned gradients = before->list();
+    return gradients && open->lend(grad_outputs, gradients.get()) &&
                    open->lend(grad_inputs, values.get())
-               ? values
+               ? std::move(values)
                : Owned();
+}
+
+// Calls the routines of a hook. Returns null with an exception, or if Python has to go on: from the
+// results in `done`.
+bool call_routines(GradientHook* hook, const Arriving& first, const Arriving* before, Owned* done) {
+    Shared<GradientSteps> steps = hook->steps;
+    Thread* thread = current;
+    Watch* watch = in_force(*steps.get(), thread);
+    // Modes and the profiler must not see the driver's own operations.
+    if (watch == nullptr || (steps->computes && is_observed())) {
+        *done = results(0, nullptr);
+        return false;
+    }
+    Owned kept = Owned::share(reinterpret_cast<PyObject*>(hook)), owner = Owned::share(steps->owner);
+    Open open(*steps.get());
+    Owned values;
+    {
+        Inside inside(thread);
+        values = seen_by(*steps.get(), first, before, hook->own, &open);
+    }
+    if (!values) return false;
+    for (size_t i = 0; i < steps->steps.size(); ++i) {
+        const ProgramStep& step = steps->steps[i];
+        Owned result = Owned::share(Py_None);
+        if (!step.reaches(values.get())) {
+            *done = results(i, nullptr);
+            return false;
+        }
+        if (!step.finds_only_none(values.get())) {
+            result = call_step(step, values.get(), thread, watch, false);
+        }
+        if (!result) return false;
+        if (result.get() != Py_None || in_force(*steps.get(), thread) != watch) {
+            *done = results(i, result.get());
+            return false;
+        }
+    }
+    return true;
 }
 
 PyObject* hook_call(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -178,36 +245,15 @@ PyObject* hook_call(PyObject* self, PyObject* args, PyObject* kwargs) {
         if (steps->seen == Seen::AFTER && steps->owner != nullptr) outdate(steps->owner);
         return hand_over(hook, args, results(0, nullptr));
     }
-    Thread* thread = current;
-    Watch* watch = in_force(*steps.get(), thread);
-    bool many = PyTuple_Check(PyTuple_GET_ITEM(args, 0));
-    if (watch == nullptr || many != (steps->seen != Seen::ARRIVING) ||
-        PyTuple_GET_ITEM(args, 0) == Py_None ||
-        // Modes and the profiler must not see the driver's own operations.
-        (steps->computes && is_observed())) {
+    PyObject* first = PyTuple_GET_ITEM(args, 0);
+    if (PyTuple_Check(first) != (steps->seen != Seen::ARRIVING) || first == Py_None) {
         return hand_over(hook, args, results(0, nullptr));
     }
-    Owned kept = Owned::share(self), owner = Owned::share(steps->owner);
-    Open open(*steps.get());
-    Owned values;
-    {
-        Inside inside(thread);
-        values = seen_by(*steps.get(), args, hook->own, &open);
-    }
-    if (!values) return nullptr;
-    for (size_t i = 0; i < steps->steps.size(); ++i) {
-        const ProgramStep& step = steps->steps[i];
-        Owned result = Owned::share(Py_None);
-        if (!step.reaches(values.get())) return hand_over(hook, args, results(i, nullptr));
-        if (!step.finds_only_none(values.get())) {
-            result = call_step(step, values.get(), thread, watch, false);
-        }
-        if (!result) return nullptr;
-        if (result.get() != Py_None || in_force(*steps.get(), thread) != watch) {
-            return hand_over(hook, args, results(i, result.get()));
-        }
-    }
-    Py_RETURN_NONE;
+    PyObject* second = count == 2 ? PyTuple_GET_ITEM(args, 1) : nullptr;
+    Arriving arriving(steps->seen == Seen::ARRIVING ? args : first), before(second);
+    Owned done;
+    if (call_routines(hook, arriving, &before, &done)) Py_RETURN_NONE;
+    return PyErr_Occurred() ? nullptr : hand_over(hook, args, done);
 }
 
 void hook_dealloc(PyObject* self) {
@@ -244,6 +290,153 @@ bool read_ways(PyObject* list, GradientSteps* steps) {
     }
     return true;
 }
+
+// What torch has to call after a hook that it has called without Python: Python's part of it, or a
+// function that raises its exception.
+struct Resumption {
+    PyObject_HEAD
+    PyObject *hook, *done;
+    PyObject *type, *value, *trace;
+};
+
+PyTypeObject* resumption_type = nullptr;
+
+PyObject* resumption_call(PyObject* self, PyObject* args, PyObject*) {
+    auto* own = reinterpret_cast<Resumption*>(self);
+    if (own->done == nullptr) {
+        PyErr_Restore(std::exchange(own->type, nullptr), std::exchange(own->value, nullptr),
+                      std::exchange(own->trace, nullptr));
+        return nullptr;
+    }
+    return hand_over(reinterpret_cast<GradientHook*>(own->hook), args, Owned::share(own->done));
+}
+
+void resumption_dealloc(PyObject* self) {
+    auto* own = reinterpret_cast<Resumption*>(self);
+    PyTypeObject* type = Py_TYPE(self);
+    for (PyObject* held : {own->hook, own->done, own->type, own->value, own->trace}) Py_XDECREF(held);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+Owned make_resumption(GradientHook* hook, const Owned& done) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    Owned made(resumption_type->tp_alloc(resumption_type, 0));
+    auto* own = reinterpret_cast<Resumption*>(made.get());
+    if (!made) return made;
+    own->hook = Py_NewRef(reinterpret_cast<PyObject*>(hook));
+    if (type == nullptr) own->done = Py_XNewRef(done.get());
+    own->type = type;
+    own->value = value;
+    own->trace = trace;
+    return made;
+}
+
+PyType_Slot resumption_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(resumption_dealloc)},
+    {Py_tp_call, reinterpret_cast<void*>(resumption_call)},
+    {0, nullptr},
+};
+PyType_Spec resumption_spec = {"amanda_driver_torch._native.Resumption", sizeof(Resumption), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                               resumption_slots};
+
+class HoldingGil {
+  public:
+    HoldingGil() : state_(PyGILState_Ensure()) {}
+    ~HoldingGil() { PyGILState_Release(state_); }
+    HoldingGil(const HoldingGil&) = delete;
+    HoldingGil& operator=(const HoldingGil&) = delete;
+
+  private:
+    PyGILState_STATE state_;
+};
+
+// A hook in a graph. It may be destroyed without the GIL.
+class Held {
+  public:
+    explicit Held(PyObject* hook) : hook_(Py_NewRef(hook)) {}
+    ~Held() {
+        if (!Py_IsInitialized()) return;  // The interpreter has ended, and its objects with it.
+        if (PyGILState_Check()) {
+            Py_DECREF(hook_);
+        } else {
+            HoldingGil gil;
+            Py_DECREF(hook_);
+        }
+    }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+
+    PyObject* get() const { return hook_; }
+
+    // Calls the routines with `first`, or with one of it. Null if these change nothing, else what
+    // torch has to call.
+    Owned call(const Gradients& first, const Gradients* before) const {
+        auto* hook = reinterpret_cast<GradientHook*>(hook_);
+        if (hook->steps->analyses) return Owned::share(hook_);
+        Arriving gradients(before != nullptr ? *before : first);
+        Owned done;
+        if (call_routines(hook, Arriving(first), &gradients, &done)) return Owned();
+        Owned then = make_resumption(hook, done);
+        return then ? std::move(then) : Owned::share(hook_);
+    }
+
+  private:
+    PyObject* hook_;
+};
+
+// Returns what torch has passed, which it then replaces by what it gets.
+Gradients unchanged(const Gradients& gradients) {
+    return std::move(const_cast<Gradients&>(gradients));
+}
+
+class BeforeHook final : public HookBefore {
+  public:
+    BeforeHook(PyObject* hook, When when, size_t number) : hook_(hook), when_(when), number_(number) {}
+
+    Gradients operator()(const Gradients& gradients) override {
+        HoldingGil gil;
+        Owned then;
+        if (when_ == When::OF_OUTPUT) {
+            Gradients one(1, gradients.at(number_));
+            then = one[0] == undefined_tensor() ? Owned::share(hook_.get()) : hook_.call(one, nullptr);
+        } else {
+            then = hook_.call(gradients, nullptr);
+        }
+        if (!then) return unchanged(gradients);
+        return call_as_hook(when_, then.get(), gradients, number_);
+    }
+
+    void compiled_args(void* args) const override {
+        compile_as_hook(when_, hook_.get(), number_, args);
+    }
+
+  private:
+    Held hook_;
+    When when_;
+    size_t number_;
+};
+
+class AfterHook final : public HookAfter {
+  public:
+    explicit AfterHook(PyObject* hook) : hook_(hook) {}
+
+    Gradients operator()(const Gradients& results, const Gradients& gradients) override {
+        HoldingGil gil;
+        Owned then = hook_.call(results, &gradients);
+        if (!then) return unchanged(results);
+        return call_as_hook(then.get(), results, gradients);
+    }
+
+    void compiled_args(void* args) const override {
+        compile_as_hook(When::AFTER, hook_.get(), 0, args);
+    }
+
+  private:
+    Held hook_;
+};
 
 PyType_Slot hook_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(hook_dealloc)},
@@ -341,7 +534,35 @@ Owned Hooking::make(PyObject* held) const {
     return made;
 }
 
+namespace {
+
+When when(Seen seen) {
+    if (seen == Seen::AFTER || seen == Seen::GIVEN) return When::AFTER;
+    return seen == Seen::ARRIVING ? When::OF_OUTPUT : When::BEFORE;
+}
+
+// Hooks the node of an output without Python objects, if that may be done.
+bool hook_quickly(PyObject* output, PyObject* hook, Seen seen) {
+    Node* node = can_read_graphs() ? node_of(output) : nullptr;
+    if (node == nullptr || !can_hook_in_graph(node, seen)) return false;
+    hook_in_graph(node, hook, seen, number_of(output));
+    return true;
+}
+
+}  // namespace
+
+bool can_hook_in_graph(const Node* node, Seen seen) { return can_hook(node, when(seen)); }
+
+void hook_in_graph(Node* node, PyObject* hook, Seen seen, size_t number) {
+    if (when(seen) == When::AFTER) {
+        add_hook(node, new AfterHook(hook));
+    } else {
+        add_hook(node, when(seen), new BeforeHook(hook, when(seen), number));
+    }
+}
+
 bool hook_tensor(PyObject* tensor, PyObject* hook) {
+    if (hook_quickly(tensor, hook, Seen::ARRIVING)) return true;
     Owned hooks(PyObject_GetAttr(tensor, backward_hooks));
     if (!hooks) return false;
     if (hooks.get() != Py_None) {
@@ -359,6 +580,7 @@ bool hook_tensor(PyObject* tensor, PyObject* hook) {
 }
 
 bool hook_node_of(PyObject* output, PyObject* hook) {
+    if (hook_quickly(output, hook, Seen::TOGETHER)) return true;
     Owned node(PyObject_GetAttr(output, grad_fn));
     return node && protect(node.get()) && hook_node(node.get(), hook, Seen::BEFORE);
 }
@@ -441,8 +663,9 @@ int add_gradients(PyObject* module) {
                              Name{&next_id, "next_id"}}) {
         if ((*name.name = PyUnicode_InternFromString(name.text)) == nullptr) return -1;
     }
+    resumption_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&resumption_spec));
     hook_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&hook_spec));
-    if (hook_type == nullptr || add_routes() < 0 || PyModule_AddFunctions(module, methods) < 0) {
+    if (resumption_type == nullptr || hook_type == nullptr || add_routes() < 0 || PyModule_AddFunctions(module, methods) < 0) {
         return -1;
     }
     return PyModule_AddObjectRef(module, "GradientHook", reinterpret_cast<PyObject*>(hook_type));

@@ -2,6 +2,7 @@
 // and all other special cases.
 #pragma once
 
+#include "graphs.h"
 #include "routes.h"
 #include "steps.h"
 
@@ -75,6 +76,10 @@ struct Hooking {
 bool hook_tensor(PyObject* tensor, PyObject* hook);
 // Hooks the node that made `output`, before it. False with an exception.
 bool hook_node_of(PyObject* output, PyObject* hook);
+// Returns true if a node may be hooked without Python objects of it, else Python has to.
+bool can_hook_in_graph(const Node* node, Seen seen);
+// Hooks it. `number`: of the output, if the hook is for the gradient of one.
+void hook_in_graph(Node* node, PyObject* hook, Seen seen, size_t number = 0);
 // Hooks a node, before or after it. False with an exception.
 bool hook_node(PyObject* node, PyObject* hook, Seen seen);
 // Hooks a node before it; returns the number of the hook in the order of Python's. Null with an

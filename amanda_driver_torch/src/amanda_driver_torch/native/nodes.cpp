@@ -1,6 +1,8 @@
 // Hooks on the nodes of an op that are analysed already.
 #include "nodes.h"
 
+#include <algorithm>
+
 #include "pending.h"
 #include "torch_symbols.h"
 #include "watch.h"
@@ -187,6 +189,22 @@ PyType_Spec plans_spec = {"amanda_driver_torch._native.NodePlans", sizeof(NodePl
 
 }  // namespace
 
+namespace {
+
+// Hooks the nodes at all places without Python objects, if that may be done.
+bool hook_quickly(const std::vector<Hooking>& hooks, const std::vector<Node*>& nodes) {
+    auto can_hook = [&](const Hooking& hooking) {
+        return can_hook_in_graph(nodes[size_t(hooking.place)], hooking.steps->seen);
+    };
+    if (!std::all_of(hooks.begin(), hooks.end(), can_hook)) return false;
+    for (const Hooking& hooking : hooks) {
+        hook_in_graph(nodes[size_t(hooking.place)], hooking.hook.get(), hooking.steps->seen);
+    }
+    return true;
+}
+
+}  // namespace
+
 bool may_serve(PyObject* object, const Watch* watch) {
     NodePlans* plans = plans_of(object);
     return plans != nullptr && is_current(plans) && plans->epoch == watch->epoch &&
@@ -203,6 +221,12 @@ int hook_nodes(PyObject* object, PyObject* returned, uint64_t start) {
     if (plans->pending != nullptr) {
         Shared<Pending> pending = *plans->pending;
         return hook_pending(pending, returned, start);
+    }
+    if (plans->leaves->empty()) {
+        std::vector<Node*> nodes;
+        if (plans->route->find(returned, start, &nodes) && hook_quickly(*plans->hooks, nodes)) {
+            return 1;
+        }
     }
     std::vector<Owned> nodes;
     if (!plans->route->follow(returned, start, &nodes)) return PyErr_Occurred() ? -1 : 0;

@@ -368,15 +368,15 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         return nullptr;
     }
     Edits before, after;
-    std::vector<Owned> meetings;  // nodes that compute gradients of inputs
+    Meetings meetings;
     // Routines at the gradients of inputs run after those at the op's own nodes.
-    auto meet = [&]() {
-        std::vector<Owned> nodes = std::exchange(meetings, {});
-        return hook_meetings(*parts, call, nodes);
+    auto meet = [&](PyObject* returned, uint64_t start) {
+        Meetings found = std::exchange(meetings, {});
+        return hook_meetings(*parts, call, returned, start, found);
     };
     auto go_on_from = [&](const Owned& done_before, const Owned& done_after, PyObject* returned,
                           uint64_t start, bool tapped = true) -> PyObject* {
-        if (!meet()) return nullptr;
+        if (!meet(returned, start)) return nullptr;
         PyObject* edited = returned != nullptr && before.any() ? inputs.get() : Py_None;
         return go_on(record, watch, definition, call, edited, done_before, done_after, returned,
                      start, tapped);
@@ -419,14 +419,15 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         // Python does the rest: everything, or everything except the gradients of inputs.
         int met = arrives_the_same(*parts, call, returned.get());
         if (met == 1 && parts->meets) {
-            met = find_meetings(*parts, returned.get(), start, &meetings);
+            // Python may set the hooks of nodes later, before those that it has registered.
+            met = find_meetings(*parts, returned.get(), start, !watch->wants_backward, &meetings);
         }
         if (met < 0) return nullptr;
         if (watch->wants_backward && next_sequence_number() - start != uint64_t(parts->nodes)) {
             unhooked = record;
         }
         if (met == 0) {
-            meetings.clear();
+            meetings = {};
             return go_on_from(before.so_far(all), after.so_far(0), returned.get(), start,
                               !parts->taps.empty());
         }
@@ -440,7 +441,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
                                   returned.get(), start);
             }
         }
-        if (!meet()) return nullptr;
+        if (!meet(returned.get(), start)) return nullptr;
         if (gradients && !hook_arrivals(*parts, returned.get())) return nullptr;
         return returned.release();
     };

@@ -169,25 +169,50 @@ Owned make_reshaping(const Hooking& hooking, const std::vector<At>& arguments,
 
 }  // namespace
 
-int find_meetings(const ProgramParts& parts, PyObject* returned, uint64_t start,
-                  std::vector<Owned>* nodes) {
+int find_meetings(const ProgramParts& parts, PyObject* returned, uint64_t start, bool in_graph,
+                  Meetings* found) {
     if (next_sequence_number() - start != uint64_t(parts.made)) return 0;
+    found->in_graph =
+        in_graph && std::all_of(parts.gradient_nodes.begin(), parts.gradient_nodes.end(),
+                                [&](const Hooking& gradient_node) {
+                                    std::vector<Node*> path;
+                                    return gradient_node.route.find(returned, start, &path);
+                                });
+    if (found->in_graph) return 1;
     for (const Hooking& gradient_node : parts.gradient_nodes) {
         std::vector<Owned> path;
         if (!gradient_node.route.follow(returned, start, &path)) return PyErr_Occurred() ? -1 : 0;
-        nodes->push_back(std::move(path.back()));
+        found->nodes.push_back(std::move(path.back()));
     }
     return 1;
 }
 
-bool hook_meetings(const ProgramParts& parts, const Call& call, const std::vector<Owned>& nodes) {
+bool hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returned, uint64_t start,
+                   const Meetings& found) {
+    if (!found.in_graph && found.nodes.empty()) return true;
     PyObject* values[MOST_OPERANDS];
     flatten(call.operands(), values);
-    for (size_t i = 0; i < nodes.size(); ++i) {  // None, or one for each of the plan.
+    for (size_t i = 0; i < parts.gradient_nodes.size(); ++i) {
         const Hooking& hooking = parts.gradient_nodes[i];
         Owned hook = hooking.hook ? Owned::share(hooking.hook.get())
                                   : make_reshaping(hooking, parts.shaped[i], values);
-        if (!hook || !hook_node(nodes[i].get(), hook.get(), Seen::GIVEN)) return false;
+        if (!hook) return false;
+        Owned node;
+        if (found.in_graph) {
+            // A routine may have separated the result from its node; then nothing is left to hook.
+            std::vector<Node*> path;
+            if (!hooking.route.find(returned, start, &path)) continue;
+            if (can_hook_in_graph(path.back(), Seen::GIVEN)) {
+                hook_in_graph(path.back(), hook.get(), Seen::GIVEN);
+                continue;
+            }
+            std::vector<Owned> objects;
+            if (!hooking.route.follow(returned, start, &objects)) return !PyErr_Occurred();
+            node = std::move(objects.back());
+        } else {
+            node = Owned::share(found.nodes[i].get());
+        }
+        if (!hook_node(node.get(), hook.get(), Seen::GIVEN)) return false;
     }
     return true;
 }

@@ -18,12 +18,19 @@ bool laid_the_same(const ProgramParts& parts, PyObject* const* values);
 // one of them, it has done nothing, and the operand itself is returned.
 Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call);
 
-// Finds the nodes that compute the gradients of inputs: 1, or 0 if they differ from last time, or
-// -1 with an exception.
-int find_meetings(const ProgramParts& parts, PyObject* returned, uint64_t start,
-                  std::vector<Owned>* nodes);
+// The nodes that compute the gradients of inputs.
+struct Meetings {
+    bool in_graph = false;     // whether they are found again without Python objects
+    std::vector<Owned> nodes;  // otherwise
+};
+
+// Finds these nodes: 1, or 0 if they differ from last time, or -1 with an exception. `in_graph`:
+// whether they may be hooked without Python objects.
+int find_meetings(const ProgramParts& parts, PyObject* returned, uint64_t start, bool in_graph,
+                  Meetings* found);
 // Hooks these nodes. False with an exception.
-bool hook_meetings(const ProgramParts& parts, const Call& call, const std::vector<Owned>& nodes);
+bool hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returned, uint64_t start,
+                   const Meetings& found);
 
 // Returns true if the op has made nodes of the same outputs as in the program.
 bool arrives_the_same(const ProgramParts& parts, const Call& call, PyObject* returned);

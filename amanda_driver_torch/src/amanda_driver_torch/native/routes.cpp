@@ -32,16 +32,32 @@ bool Route::read(PyObject* list) {
 
 namespace {
 
+// Returns an output; null if there is none.
+PyObject* output_of(PyObject* returned, int number) {
+    if (!PyTuple_Check(returned) && !PyList_Check(returned)) return returned;
+    return PySequence_Fast_GET_SIZE(returned) > number ? PySequence_Fast_GET_ITEM(returned, number)
+                                                       : nullptr;
+}
+
 // Returns the node that made an output; null, without an exception, if there is none.
-Owned node_of(PyObject* returned, int number) {
-    if (PyTuple_Check(returned) || PyList_Check(returned)) {
-        if (PySequence_Fast_GET_SIZE(returned) <= number) return Owned();
-        returned = PySequence_Fast_GET_ITEM(returned, number);
-    }
+Owned object_of_node(PyObject* returned, int number) {
+    returned = output_of(returned, number);
+    if (returned == nullptr) return Owned();
     Owned node(PyObject_GetAttr(returned, grad_fn));
     // A view whose base was written may have no node any more.
     if (!node) PyErr_Clear();
     return node;
+}
+
+}  // namespace
+
+namespace {
+
+// Returns the node at a place, given those before it; null if there is none.
+Node* node_at(const Route::Place& place, const std::vector<Node*>& nodes, PyObject* returned) {
+    if (place.before >= 0) return following(nodes[size_t(place.before)], size_t(place.edge));
+    PyObject* output = output_of(returned, place.edge);
+    return output != nullptr ? node_of(output) : nullptr;
 }
 
 }  // namespace
@@ -51,7 +67,7 @@ bool Route::follow(PyObject* returned, uint64_t start, std::vector<Owned>* nodes
     for (const Place& place : places) {
         Owned node;
         if (place.before < 0) {
-            node = node_of(returned, place.edge);
+            node = object_of_node(returned, place.edge);
             if (!node || !protect(node.get())) return false;
         } else {
             Owned& following = edges[size_t(place.before)];
@@ -75,6 +91,33 @@ bool Route::follow(PyObject* returned, uint64_t start, std::vector<Owned>* nodes
             if (PyErr_Occurred() || own != start + uint64_t(place.number)) return false;
         }
         nodes->push_back(std::move(node));
+    }
+    if (can_read_graphs()) learn(returned);
+    return true;
+}
+
+void Route::learn(PyObject* returned) const {
+    std::vector<Node*> nodes;
+    for (const Place& place : places) {
+        nodes.push_back(node_at(place, nodes, returned));
+        if (nodes.back() == nullptr) return;
+        if (has_own_class(reinterpret_cast<PyTypeObject*>(place.kind.get()))) {
+            place.node_class = class_of(nodes.back());
+        }
+    }
+}
+
+bool Route::find(PyObject* returned, uint64_t start, std::vector<Node*>* nodes) const {
+    if (!can_read_graphs()) return false;
+    for (const Place& place : places) {
+        if (place.node_class == nullptr) return false;
+        Node* node = node_at(place, *nodes, returned);
+        if (node == nullptr || class_of(node) != place.node_class ||
+            (place.number >= 0 &&
+             sequence_number_of(node) != start + uint64_t(place.number))) {
+            return false;
+        }
+        nodes->push_back(node);
     }
     return true;
 }

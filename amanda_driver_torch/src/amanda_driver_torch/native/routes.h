@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "graphs.h"
 #include "identity.h"
 
 namespace amanda {
@@ -18,6 +19,8 @@ struct Route {
         int edge;    // to follow from there, or the number of the output
         Owned kind;  // its type
         long long number;  // among the nodes that the op made; -1 if it is not compared
+        // Of its type's nodes; null if it is not known, or common to several types.
+        mutable const void* node_class = nullptr;
     };
     std::vector<Place> places;  // each one after the place before it
 
@@ -26,6 +29,13 @@ struct Route {
     // Finds the nodes at all places. `returned` is what the op returned, and `start` the sequence
     // number before it. False if a node differs, perhaps with an exception.
     bool follow(PyObject* returned, uint64_t start, std::vector<Owned>* nodes) const;
+    // Finds them without Python objects; they live as long as what the op returned. False, without
+    // an exception, if a node differs, or Python has to find them.
+    bool find(PyObject* returned, uint64_t start, std::vector<Node*>* nodes) const;
+
+  private:
+    // Notes the classes of the nodes that were found.
+    void learn(PyObject* returned) const;
 };
 
 int add_routes();

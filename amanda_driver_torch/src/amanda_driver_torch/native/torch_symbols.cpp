@@ -24,6 +24,13 @@ void* const* (*transformed)() = nullptr;
 void* const* (*transforms)() = nullptr;
 // at::native::is_set_to(const at::Tensor&, const at::Tensor&): a tensor is one pointer.
 bool (*set_to)(void* const&, void* const&) = nullptr;
+// THPVariable_Wrap(const at::TensorBase&)
+PyObject* (*wrapped)(void* const&) = nullptr;
+// at::TensorBase::grad_fn() const, a smart pointer: its first word is the pointer.
+void* const& (*made_by)(void* const&) = nullptr;
+// at::TensorBase::output_nr() const
+int64_t (*output_number)(void* const&) = nullptr;
+void* undefined = nullptr;  // c10::UndefinedTensorImpl::_singleton
 
 Bindings in_python{};
 
@@ -59,6 +66,12 @@ void find_symbols(const void* address, const Bindings& bindings) {
     find(library, "_ZN2at9functorch20functorchTLSAccessorEv", transformed);
     find(library, "_ZN2at9functorch20getDynamicLayerStackEv", transforms);
     find(library, "_ZN2at6native9is_set_toERKNS_6TensorES3_", set_to);
+    find(library, "_Z16THPVariable_WrapRKN2at10TensorBaseE", wrapped);
+    find(library, "_ZNK2at10TensorBase7grad_fnEv", made_by);
+    find(library, "_ZNK2at10TensorBase9output_nrEv", output_number);
+    undefined = library != nullptr
+                    ? dlsym(library, "_ZN3c1019UndefinedTensorImpl10_singletonE")
+                    : nullptr;
     if (library != nullptr) dlclose(library);  // This releases our handle only; torch stays loaded.
 #else
     (void)address;
@@ -86,6 +99,25 @@ bool lie_alike(void* one, void* other) {
 bool can_set_gradients() { return set_enabled != nullptr; }
 
 void set_gradients(bool on) { set_enabled(on); }
+
+bool can_read_tensors() {
+    return wrapped != nullptr && made_by != nullptr && output_number != nullptr &&
+           undefined != nullptr;
+}
+
+PyObject* wrap(void* const& tensor) { return wrapped(tensor); }
+
+void* node_that_made(void* const& tensor) {
+    try {
+        return made_by(tensor);
+    } catch (...) {
+        return nullptr;  // A view whose base was written may have no node any more.
+    }
+}
+
+int64_t number_of_output(void* const& tensor) { return output_number(tensor); }
+
+void* undefined_tensor() { return undefined; }
 
 uint64_t next_sequence_number() {
     if (sequence != nullptr) return sequence();

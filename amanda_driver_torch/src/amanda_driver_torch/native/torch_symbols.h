@@ -25,6 +25,11 @@ inline constexpr const char* kRegistration = "_register_hook";
 inline constexpr const char* kSequenceNumber = "_sequence_nr";
 inline constexpr const char* kModules = "_modules";
 
+// The class of torch's hooks of each kind, as the compiler names it.
+inline constexpr const char* kTensorPreHook = "N5torch8autograd23PyFunctionTensorPreHookE";
+inline constexpr const char* kPreHook = "N5torch8autograd17PyFunctionPreHookE";
+inline constexpr const char* kPostHook = "N5torch8autograd18PyFunctionPostHookE";
+
 // Python functions that are called instead of symbols that are not found.
 struct Bindings {
     PyObject* is_grad_enabled;
@@ -47,6 +52,17 @@ bool lie_alike(void* one, void* other);
 bool can_set_gradients();
 void set_gradients(bool on);
 uint64_t next_sequence_number();
+// Returns true if the next functions may be called. They take torch's tensors by the place of
+// the pointer to them, since this is what a tensor in C++ is.
+bool can_read_tensors();
+// Returns the Python object of a tensor, or None for an undefined one. Null with an exception.
+PyObject* wrap(void* const& tensor);
+// Returns the node that made a tensor; null if there is none.
+void* node_that_made(void* const& tensor);
+// Returns which of the node's outputs it is.
+int64_t number_of_output(void* const& tensor);
+// Returns the tensor that stands for none, which is not counted.
+void* undefined_tensor();
 // Returns true if the user's function modes are active, which see operations on tensors.
 bool in_function_modes();
 // Returns true if dispatch modes or the profiler see them, too.
