@@ -36,7 +36,7 @@ from amanda_driver_torch._thread.modes import (
     is_observed,
     suspended_modes,
 )
-from amanda_driver_torch._thread.state import STATE
+from amanda_driver_torch._thread.state import STATE, quietly
 from amanda_driver_torch._torch.extension import hastened, native
 from amanda_driver_torch._torch.internals import (
     FUNCTIONS,
@@ -199,14 +199,17 @@ def _set_up(binding: Any) -> None:
 
 def _learn_graphs() -> None:
     """Let the extension find out how torch keeps graphs, unless it knows."""
+    if native.knows_graphs():
+        return
     with (
+        quietly(),
         suspended_modes(),
         hidden_from_modes(()),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
         one, two = (torch.ones(1, device="cpu", requires_grad=True).exp() for _ in range(2))
-        native.learn_graphs(FunctionBase, one, two, one * two)
+        native.learn_graphs(nn.Parameter, FunctionBase, one, two, one * two)
 
 
 def _operator(binding: Any, op_type: str) -> Operator:

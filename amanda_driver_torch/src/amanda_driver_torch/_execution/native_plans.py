@@ -282,14 +282,16 @@ def _node_hooks(
     is_single = made == 1 and not any(way for hook, _ in hooks for *_, way in hook[4])
     is_mixed = len({tensor.dtype for _, _, tensor in placed}) > 1
     edits = context.plan(IPoint.BEFORE_FORWARD).edits
+    depends = not is_single or edits
     laid = [
         (argument, item, *_layout(value))
-        for argument, item, value in (() if is_single and not edits else placed)
+        for argument, item, value in (placed if depends else ())
         if is_mixed or edits or type(value) is torch.Tensor
     ]
     if edits and not _are_laid_alike(call.values, call.bound.values):
         made = -1  # C compares with the layouts before the edits, so Python hooks the nodes.
-    return (made, autocast_enabled, laid, hooks)
+    # Autocast adds nodes, which are counted after the call.
+    return (made, autocast_enabled if depends else None, laid, hooks)
 
 
 def _layout(value: torch.Tensor) -> tuple[int, bool, torch.dtype]:

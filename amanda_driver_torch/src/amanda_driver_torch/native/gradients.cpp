@@ -81,6 +81,22 @@ constexpr Py_ssize_t MOST_DIMENSIONS = 8;
 // Returns a node's result as the gradient of an input of `shape`. The engine has given it the shape
 // and the dtype of what it goes to.
 Owned changed(PyObject* result, GradientSteps::Change change, PyObject* shape) {
+    void* const* tensor = can_compute() ? tensor_in(result) : nullptr;
+    if (tensor != nullptr && change != GradientSteps::Change::NONE) {
+        PyObject* found = nullptr;
+        if (change == GradientSteps::Change::TRANSPOSE) {
+            found = transposed(*tensor);
+        } else {
+            int64_t sizes[MOST_DIMENSIONS];
+            Py_ssize_t count = PyTuple_GET_SIZE(shape);
+            for (Py_ssize_t i = 0; i < count && i < MOST_DIMENSIONS; ++i) {
+                sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, i));
+            }
+            if (count <= MOST_DIMENSIONS) found = reshaped(*tensor, sizes, size_t(count));
+        }
+        if (found != nullptr) return Owned(found);
+        PyErr_Clear();  // The Python function says what is wrong.
+    }
     if (change == GradientSteps::Change::TRANSPOSE) {
         return Owned(PyObject_CallMethodNoArgs(result, transpose));
     }

@@ -28,8 +28,8 @@ struct Layout {
     const void* tables[KINDS] = {};  // the virtual functions of torch's hooks in Python
 };
 Layout layout;
-bool is_known = false;
-PyTypeObject *tensor_type = nullptr, *function_type = nullptr;
+bool is_known = false, is_learning = false;
+PyTypeObject *tensor_type = nullptr, *parameter_type = nullptr, *function_type = nullptr;
 
 // torch's hooks in Python.
 struct PythonHook {
@@ -52,7 +52,7 @@ List& list_at(const void* node, size_t number) {
 }
 
 // The place of the pointer to torch's tensor.
-void* const& tensor_in(PyObject* tensor) {
+void* const& place_in(PyObject* tensor) {
     return *reinterpret_cast<void* const*>(&word(tensor, layout.tensor));
 }
 
@@ -80,12 +80,17 @@ class AsHook {
 
 bool can_read_graphs() { return is_known; }
 
-Node* node_of(PyObject* value) {
-    if (Py_TYPE(value) != tensor_type) return nullptr;
-    return static_cast<Node*>(node_that_made(tensor_in(value)));
+void* const* tensor_in(PyObject* value) {
+    bool is_plain = Py_TYPE(value) == tensor_type || Py_TYPE(value) == parameter_type;
+    return is_known && is_plain ? &place_in(value) : nullptr;
 }
 
-size_t number_of(PyObject* tensor) { return size_t(number_of_output(tensor_in(tensor))); }
+Node* node_of(PyObject* value) {
+    if (Py_TYPE(value) != tensor_type) return nullptr;
+    return static_cast<Node*>(node_that_made(place_in(value)));
+}
+
+size_t number_of(PyObject* tensor) { return size_t(number_of_output(place_in(tensor))); }
 
 const void* class_of(const Node* node) { return reinterpret_cast<const void*>(word(node, 0)); }
 
@@ -240,17 +245,20 @@ bool calls(When when) {
            PyTuple_GET_ITEM(first, 0) == Py_None;
 }
 
-// (type of Python's functions, one, two, their product): finds the layout with nodes that nobody
+// (type of parameters, type of Python's functions, one, two, their product): finds the layout with nodes that nobody
 // uses.
 PyObject* learn_graphs(PyObject*, PyObject* args) {
-    PyObject *functions, *tensors[3];
-    if (!PyArg_ParseTuple(args, "O!OOO", &PyType_Type, &functions, &tensors[0], &tensors[1],
+    PyObject *parameters, *functions, *tensors[3];
+    if (!PyArg_ParseTuple(args, "O!O!OOO", &PyType_Type, &parameters, &PyType_Type, &functions,
+                          &tensors[0], &tensors[1],
                           &tensors[2])) {
         return nullptr;
     }
-    if (is_known) Py_RETURN_TRUE;
+    if (is_known || is_learning) return PyBool_FromLong(is_known);
+    is_learning = true;  // Another thread may run meanwhile.
     layout = Layout();
     Py_XSETREF(tensor_type, reinterpret_cast<PyTypeObject*>(Py_NewRef(Py_TYPE(tensors[0]))));
+    Py_XSETREF(parameter_type, reinterpret_cast<PyTypeObject*>(Py_NewRef(parameters)));
     Py_XSETREF(function_type, reinterpret_cast<PyTypeObject*>(Py_NewRef(functions)));
     bool found = can_read_tensors() && find_tensor(tensors, 3);
     Node* nodes[3] = {};
@@ -263,14 +271,19 @@ PyObject* learn_graphs(PyObject*, PyObject* args) {
             find_hooks(nodes[2], When::AFTER, node.get(), "register_hook", kPostHook) &&
             calls(When::OF_OUTPUT) && calls(When::BEFORE) && calls(When::AFTER);
     Py_CLEAR(noted);
+    is_learning = false;
     if (PyErr_Occurred()) return nullptr;
     is_known = found;
     return PyBool_FromLong(found);
 }
 
+PyObject* knows_graphs(PyObject*, PyObject*) { return PyBool_FromLong(is_known); }
+
 PyMethodDef methods[] = {
+    {"knows_graphs", knows_graphs, METH_NOARGS,
+     "knows_graphs()\n--\n\nReturn whether it is known how torch keeps graphs."},
     {"learn_graphs", learn_graphs, METH_VARARGS,
-     "learn_graphs(function_type, one, two, product, /)\n--\n\n"
+     "learn_graphs(parameter_type, function_type, one, two, product, /)\n--\n\n"
      "Find out how torch keeps graphs, by two tensors with nodes and their product; return whether "
      "that is known now."},
     {nullptr, nullptr, 0, nullptr},

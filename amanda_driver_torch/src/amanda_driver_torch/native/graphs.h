@@ -39,6 +39,9 @@ struct HookAfter {
 // Returns true if the functions below may be called.
 bool can_read_graphs();
 
+// Returns the place of torch's tensor in a plain tensor or a parameter; null for other values, or if
+// it is not known.
+void* const* tensor_in(PyObject* value);
 // Returns the node that made a plain tensor; null if there is none, or for other values.
 Node* node_of(PyObject* value);
 // Returns which of the node's outputs a tensor is.

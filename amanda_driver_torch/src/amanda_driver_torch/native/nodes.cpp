@@ -192,7 +192,7 @@ PyType_Spec plans_spec = {"amanda_driver_torch._native.NodePlans", sizeof(NodePl
 namespace {
 
 // Hooks the nodes at all places without Python objects, if that may be done.
-bool hook_quickly(const std::vector<Hooking>& hooks, const std::vector<Node*>& nodes) {
+bool hook_quickly(const std::vector<Hooking>& hooks, Node* const* nodes) {
     auto can_hook = [&](const Hooking& hooking) {
         return can_hook_in_graph(nodes[size_t(hooking.place)], hooking.steps->seen);
     };
@@ -223,8 +223,8 @@ int hook_nodes(PyObject* object, PyObject* returned, uint64_t start) {
         return hook_pending(pending, returned, start);
     }
     if (plans->leaves->empty()) {
-        std::vector<Node*> nodes;
-        if (plans->route->find(returned, start, &nodes) && hook_quickly(*plans->hooks, nodes)) {
+        Node* nodes[Route::MOST];
+        if (plans->route->find(returned, start, nodes) && hook_quickly(*plans->hooks, nodes)) {
             return 1;
         }
     }

@@ -315,20 +315,14 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
     return !in_stand_ins();
 }
 
-PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch* watch,
-                      Definition* definition, Call& call, bool gradients) {
-    Owned kept = Owned::share(reinterpret_cast<PyObject*>(program));
-    ProgramParts* parts = program->parts;
-    // A routine of the backward program may ask for values of this execution.
-    if (!gradients && !watch->wants_backward && call.takes_others() && is_memoized(*parts)) {
-        Owned result;
-        if (call_with_kept(*parts, watch, call, &result)) return result.release();
-    }
-    Release release(parts, watch, gradients);
+namespace {
+
+// Returns the inputs by position, and lends them to the context. Null with an exception.
+Owned open_context(ProgramParts* parts, const Call& call) {
     const Operands& operands = call.operands();
     size_t shift = operands.first != nullptr, count = size_t(operands.count) + shift;
     Owned inputs(PyList_New(Py_ssize_t(parts->sources.size())));
-    if (!inputs) return nullptr;
+    if (!inputs) return Owned();
     for (size_t j = 0; j < parts->sources.size(); ++j) {
         PyObject* value;
         int source = parts->sources[j];
@@ -337,13 +331,13 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
             if (PyList_Check(value)) {
                 // A routine may write it.
                 Owned copy(PyList_GetSlice(value, 0, PyList_GET_SIZE(value)));
-                if (!copy) return nullptr;
+                if (!copy) return Owned();
                 PyList_SET_ITEM(inputs.get(), Py_ssize_t(j), copy.release());
                 continue;
             }
         } else if (int(j) == parts->spread) {
             Owned rest(PyTuple_New(Py_ssize_t(count) - source));
-            if (!rest) return nullptr;
+            if (!rest) return Owned();
             for (size_t i = size_t(source); i < count; ++i) {
                 PyTuple_SET_ITEM(rest.get(), Py_ssize_t(i) - source,
                                  Py_NewRef(shift && i == 0 ? operands.first
@@ -365,8 +359,28 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         (parts->writes && !lend(parts, writes_name, parts->writes.get())) ||
         (!parts->outs.empty() && !lend_destinations(parts, call)) ||
         PyDict_SetItem(parts->execution.get(), open_name, Py_True) < 0) {
-        return nullptr;
+        return Owned();
     }
+    return inputs;
+}
+
+}  // namespace
+
+PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch* watch,
+                      Definition* definition, Call& call, bool gradients) {
+    Owned kept = Owned::share(reinterpret_cast<PyObject*>(program));
+    ProgramParts* parts = program->parts;
+    // A routine of the backward program may ask for values of this execution.
+    if (!gradients && !watch->wants_backward && call.takes_others() && is_memoized(*parts)) {
+        Owned result;
+        if (call_with_kept(*parts, watch, call, &result)) return result.release();
+    }
+    Release release(parts, watch, gradients);
+    // Without routines, nothing reads the context.
+    bool opens = !parts->before.empty() || !parts->after.empty() || parts->assigns ||
+                 (gradients && watch->wants_backward);
+    Owned inputs = opens ? open_context(parts, call) : Owned();
+    if (opens && !inputs) return nullptr;
     Edits before, after;
     Meetings meetings;
     // Routines at the gradients of inputs run after those at the op's own nodes.

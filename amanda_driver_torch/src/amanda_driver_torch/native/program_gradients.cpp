@@ -47,6 +47,13 @@ bool has(PyObject* object, PyObject* name, PyObject* expected) {
     return found.get() == expected;
 }
 
+// Returns true if a tensor requires a gradient as `expected`; false, too, if it is none.
+bool requires_as(PyObject* value, bool expected) {
+    void* const* tensor = value != nullptr ? tensor_in(value) : nullptr;
+    if (tensor != nullptr) return requires_gradient(*tensor) == expected;
+    return has(value, requires_grad, expected ? Py_True : Py_False);
+}
+
 // Returns an output; null if there are fewer.
 PyObject* output_of(PyObject* returned, size_t number) {
     if (!PyTuple_Check(returned) && !PyList_Check(returned)) {
@@ -81,7 +88,7 @@ bool requires_the_same(const ProgramParts& parts, PyObject* const* values) {
         if (PySequence_Fast_GET_SIZE(values[argument]) != length) return false;
     }
     for (const auto& [place, answer] : parts.required) {
-        if (!has(at(place, values), requires_grad, answer ? Py_True : Py_False)) return false;
+        if (!requires_as(at(place, values), answer)) return false;
     }
     return true;
 }
@@ -130,14 +137,25 @@ Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call) {
 }
 
 bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
-    Owned cast(PyObject_CallNoArgs(parts.autocast.get()));
-    if (cast.get() != Py_False) {
-        PyErr_Clear();
-        return false;
+    if (parts.autocast.get() != Py_None) {
+        Owned cast(PyObject_CallNoArgs(parts.autocast.get()));
+        if (cast.get() != Py_False) {
+            PyErr_Clear();
+            return false;
+        }
     }
     for (const ProgramParts::Laid& laid : parts.laid) {
         PyObject* value = at(laid.at, values);
         if (value == nullptr) return false;
+        void* const* tensor = tensor_in(value);
+        TensorLayout found = tensor != nullptr ? layout_of(*tensor) : TensorLayout();
+        if (tensor != nullptr && laid.type >= 0) {
+            if (found.dimensions != laid.dimensions || found.dtype != laid.type ||
+                found.is_contiguous != laid.contiguous) {
+                return false;
+            }
+            continue;
+        }
         Owned dimensions(PyObject_GetAttr(value, ndim)), dtype(PyObject_GetAttr(value, dtype_name)),
             contiguous(PyObject_CallMethodNoArgs(value, is_contiguous));
         if (!dimensions || !dtype || !contiguous ||
@@ -147,11 +165,27 @@ bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
             PyErr_Clear();
             return false;
         }
+        laid.type = found.dtype;
     }
     return true;
 }
 
 namespace {
+
+// Returns the shape of a tensor.
+Owned shape_of(PyObject* value) {
+    void* const* tensor = tensor_in(value);
+    const int64_t* sizes = tensor != nullptr ? sizes_of(*tensor) : nullptr;
+    if (sizes == nullptr) return Owned(PyObject_GetAttr(value, shape_name));
+    Py_ssize_t count = Py_ssize_t(layout_of(*tensor).dimensions);
+    Owned shape(PyTuple_New(count));
+    for (Py_ssize_t i = 0; shape && i < count; ++i) {
+        PyObject* size = PyLong_FromLongLong(sizes[i]);
+        if (size == nullptr) return Owned();
+        PyTuple_SET_ITEM(shape.get(), i, size);
+    }
+    return shape;
+}
 
 // Returns a hook for one execution, whose inputs are `arguments` among `values`.
 Owned make_reshaping(const Hooking& hooking, const std::vector<At>& arguments,
@@ -159,10 +193,9 @@ Owned make_reshaping(const Hooking& hooking, const std::vector<At>& arguments,
     Owned shapes(PyTuple_New(Py_ssize_t(arguments.size())));
     for (size_t k = 0; shapes && k < arguments.size(); ++k) {
         bool reshaped = hooking.steps->ways[k].change == GradientSteps::Change::RESHAPE;
-        PyObject* shape = reshaped ? PyObject_GetAttr(at(arguments[k], values), shape_name)
-                                   : Py_NewRef(Py_None);
-        if (shape == nullptr) return Owned();
-        PyTuple_SET_ITEM(shapes.get(), Py_ssize_t(k), shape);
+        Owned shape = reshaped ? shape_of(at(arguments[k], values)) : Owned::share(Py_None);
+        if (!shape) return Owned();
+        PyTuple_SET_ITEM(shapes.get(), Py_ssize_t(k), shape.release());
     }
     return shapes ? hooking.make(shapes.get()) : Owned();
 }
@@ -175,8 +208,8 @@ int find_meetings(const ProgramParts& parts, PyObject* returned, uint64_t start,
     found->in_graph =
         in_graph && std::all_of(parts.gradient_nodes.begin(), parts.gradient_nodes.end(),
                                 [&](const Hooking& gradient_node) {
-                                    std::vector<Node*> path;
-                                    return gradient_node.route.find(returned, start, &path);
+                                    Node* path[Route::MOST];
+                                    return gradient_node.route.find(returned, start, path);
                                 });
     if (found->in_graph) return 1;
     for (const Hooking& gradient_node : parts.gradient_nodes) {
@@ -200,10 +233,11 @@ bool hook_meetings(const ProgramParts& parts, const Call& call, PyObject* return
         Owned node;
         if (found.in_graph) {
             // A routine may have separated the result from its node; then nothing is left to hook.
-            std::vector<Node*> path;
-            if (!hooking.route.find(returned, start, &path)) continue;
-            if (can_hook_in_graph(path.back(), Seen::GIVEN)) {
-                hook_in_graph(path.back(), hook.get(), Seen::GIVEN);
+            Node* path[Route::MOST];
+            if (!hooking.route.find(returned, start, path)) continue;
+            Node* last = path[hooking.route.places.size() - 1];
+            if (can_hook_in_graph(last, Seen::GIVEN)) {
+                hook_in_graph(last, hook.get(), Seen::GIVEN);
                 continue;
             }
             std::vector<Owned> objects;
@@ -225,7 +259,7 @@ bool arrives_the_same(const ProgramParts& parts, const Call& call, PyObject* ret
         PyObject* output = output_of(returned, i);
         if (output == nullptr) return false;
         // An op that returns its own input made no node.
-        bool made = has(output, requires_grad, Py_True) &&
+        bool made = requires_as(output, true) &&
                     (parts.in_place || !is_operand(call.operands(), output));
         if (made != parts.made_outputs[i]) return false;
     }

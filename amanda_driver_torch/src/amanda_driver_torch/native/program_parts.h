@@ -60,9 +60,10 @@ struct ProgramParts {
         int dimensions;
         bool contiguous;
         Owned dtype;
+        mutable int32_t type = -1;  // torch's number of the dtype, once it is known
     };
     std::vector<Laid> laid;
-    Owned autocast;  // () -> whether autocast is active
+    Owned autocast;  // () -> whether autocast is active; None if the nodes do not depend on it
     bool with_gradients = true;  // whether it also fits calls with gradients
     // (True) -> the program's hooks on what is saved for backward, where none may be active; or null.
     Owned saved_hooks;

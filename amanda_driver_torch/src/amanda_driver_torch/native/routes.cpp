@@ -54,7 +54,7 @@ Owned object_of_node(PyObject* returned, int number) {
 namespace {
 
 // Returns the node at a place, given those before it; null if there is none.
-Node* node_at(const Route::Place& place, const std::vector<Node*>& nodes, PyObject* returned) {
+Node* node_at(const Route::Place& place, Node* const* nodes, PyObject* returned) {
     if (place.before >= 0) return following(nodes[size_t(place.before)], size_t(place.edge));
     PyObject* output = output_of(returned, place.edge);
     return output != nullptr ? node_of(output) : nullptr;
@@ -97,27 +97,26 @@ bool Route::follow(PyObject* returned, uint64_t start, std::vector<Owned>* nodes
 }
 
 void Route::learn(PyObject* returned) const {
-    std::vector<Node*> nodes;
-    for (const Place& place : places) {
-        nodes.push_back(node_at(place, nodes, returned));
-        if (nodes.back() == nullptr) return;
-        if (has_own_class(reinterpret_cast<PyTypeObject*>(place.kind.get()))) {
-            place.node_class = class_of(nodes.back());
+    Node* nodes[MOST];
+    for (size_t i = 0; i < places.size() && i < MOST; ++i) {
+        nodes[i] = node_at(places[i], nodes, returned);
+        if (nodes[i] == nullptr) return;
+        if (has_own_class(reinterpret_cast<PyTypeObject*>(places[i].kind.get()))) {
+            places[i].node_class = class_of(nodes[i]);
         }
     }
 }
 
-bool Route::find(PyObject* returned, uint64_t start, std::vector<Node*>* nodes) const {
-    if (!can_read_graphs()) return false;
-    for (const Place& place : places) {
-        if (place.node_class == nullptr) return false;
-        Node* node = node_at(place, *nodes, returned);
-        if (node == nullptr || class_of(node) != place.node_class ||
+bool Route::find(PyObject* returned, uint64_t start, Node* (&nodes)[MOST]) const {
+    if (!can_read_graphs() || places.size() > MOST) return false;
+    for (size_t i = 0; i < places.size(); ++i) {
+        const Place& place = places[i];
+        nodes[i] = place.node_class != nullptr ? node_at(place, nodes, returned) : nullptr;
+        if (nodes[i] == nullptr || class_of(nodes[i]) != place.node_class ||
             (place.number >= 0 &&
-             sequence_number_of(node) != start + uint64_t(place.number))) {
+             sequence_number_of(nodes[i]) != start + uint64_t(place.number))) {
             return false;
         }
-        nodes->push_back(node);
     }
     return true;
 }

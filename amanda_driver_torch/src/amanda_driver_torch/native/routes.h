@@ -22,6 +22,7 @@ struct Route {
         // Of its type's nodes; null if it is not known, or common to several types.
         mutable const void* node_class = nullptr;
     };
+    static constexpr size_t MOST = 16;
     std::vector<Place> places;  // each one after the place before it
 
     // Reads a list of places. False with an exception.
@@ -29,9 +30,9 @@ struct Route {
     // Finds the nodes at all places. `returned` is what the op returned, and `start` the sequence
     // number before it. False if a node differs, perhaps with an exception.
     bool follow(PyObject* returned, uint64_t start, std::vector<Owned>* nodes) const;
-    // Finds them without Python objects; they live as long as what the op returned. False, without
+    // Finds up to `MOST` without Python objects; they live as long as what the op returned. False, without
     // an exception, if a node differs, or Python has to find them.
-    bool find(PyObject* returned, uint64_t start, std::vector<Node*>* nodes) const;
+    bool find(PyObject* returned, uint64_t start, Node* (&nodes)[MOST]) const;
 
   private:
     // Notes the classes of the nodes that were found.

@@ -31,6 +31,25 @@ void* const& (*made_by)(void* const&) = nullptr;
 // at::TensorBase::output_nr() const
 int64_t (*output_number)(void* const&) = nullptr;
 void* undefined = nullptr;  // c10::UndefinedTensorImpl::_singleton
+bool (*gradient_required)(const void*) = nullptr;  // c10::TensorImpl::requires_grad() const
+// Functions for compiled code, which return errors.
+int32_t (*get_dimensions)(void* const*, int64_t*) = nullptr;
+int32_t (*get_dtype)(void* const*, int32_t*) = nullptr;
+int32_t (*get_contiguous)(void* const*, bool*) = nullptr;
+int32_t (*get_sizes)(void* const*, int64_t**) = nullptr;
+
+// A tensor as torch returns it. It must be moved away, since it cannot be destroyed here.
+struct Returned {
+    void* tensor;
+    ~Returned() {}  // Like torch's, so that it is returned in the same way.
+};
+struct Sizes {
+    const int64_t* sizes;
+    size_t count;
+};
+PyObject* (*wrapped_away)(Returned*) = nullptr;  // THPVariable_Wrap(at::TensorBase&&)
+Returned (*reshape)(void* const&, Sizes) = nullptr;  // at::_ops::reshape::call
+Returned (*transpose)(void* const&) = nullptr;       // at::_ops::t::call
 
 Bindings in_python{};
 
@@ -69,6 +88,14 @@ void find_symbols(const void* address, const Bindings& bindings) {
     find(library, "_Z16THPVariable_WrapRKN2at10TensorBaseE", wrapped);
     find(library, "_ZNK2at10TensorBase7grad_fnEv", made_by);
     find(library, "_ZNK2at10TensorBase9output_nrEv", output_number);
+    find(library, "_ZNK3c1010TensorImpl13requires_gradEv", gradient_required);
+    find(library, "aoti_torch_get_dim", get_dimensions);
+    find(library, "aoti_torch_get_dtype", get_dtype);
+    find(library, "aoti_torch_is_contiguous", get_contiguous);
+    find(library, "aoti_torch_get_sizes", get_sizes);
+    find(library, "_Z16THPVariable_WrapON2at10TensorBaseE", wrapped_away);
+    find(library, "_ZN2at4_ops7reshape4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE", reshape);
+    find(library, "_ZN2at4_ops1t4callERKNS_6TensorE", transpose);
     undefined = library != nullptr
                     ? dlsym(library, "_ZN3c1019UndefinedTensorImpl10_singletonE")
                     : nullptr;
@@ -102,7 +129,8 @@ void set_gradients(bool on) { set_enabled(on); }
 
 bool can_read_tensors() {
     return wrapped != nullptr && made_by != nullptr && output_number != nullptr &&
-           undefined != nullptr;
+           undefined != nullptr && gradient_required != nullptr && get_dimensions != nullptr &&
+           get_dtype != nullptr && get_contiguous != nullptr && get_sizes != nullptr;
 }
 
 PyObject* wrap(void* const& tensor) { return wrapped(tensor); }
@@ -118,6 +146,45 @@ void* node_that_made(void* const& tensor) {
 int64_t number_of_output(void* const& tensor) { return output_number(tensor); }
 
 void* undefined_tensor() { return undefined; }
+
+bool requires_gradient(void* const& tensor) { return gradient_required(tensor); }
+
+TensorLayout layout_of(void* const& tensor) {
+    TensorLayout layout;
+    if (get_dimensions(&tensor, &layout.dimensions) != 0 ||
+        get_dtype(&tensor, &layout.dtype) != 0 ||
+        get_contiguous(&tensor, &layout.is_contiguous) != 0) {
+        return TensorLayout();
+    }
+    return layout;
+}
+
+const int64_t* sizes_of(void* const& tensor) {
+    int64_t* sizes = nullptr;
+    return get_sizes(&tensor, &sizes) == 0 ? sizes : nullptr;
+}
+
+bool can_compute() {
+    return wrapped_away != nullptr && reshape != nullptr && transpose != nullptr;
+}
+
+PyObject* reshaped(void* const& tensor, const int64_t* sizes, size_t count) {
+    try {
+        Returned result = reshape(tensor, {sizes, count});
+        return wrapped_away(&result);
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+PyObject* transposed(void* const& tensor) {
+    try {
+        Returned result = transpose(tensor);
+        return wrapped_away(&result);
+    } catch (...) {
+        return nullptr;
+    }
+}
 
 uint64_t next_sequence_number() {
     if (sequence != nullptr) return sequence();

@@ -63,6 +63,23 @@ void* node_that_made(void* const& tensor);
 int64_t number_of_output(void* const& tensor);
 // Returns the tensor that stands for none, which is not counted.
 void* undefined_tensor();
+bool requires_gradient(void* const& tensor);
+
+// The layout of a strided tensor.
+struct TensorLayout {
+    int64_t dimensions = -1;
+    int32_t dtype = -1;
+    bool is_contiguous = false;
+};
+TensorLayout layout_of(void* const& tensor);
+// Returns as many sizes as it has dimensions.
+const int64_t* sizes_of(void* const& tensor);
+
+// Returns true if the next two functions may be called.
+bool can_compute();
+// Return the Python object of a changed tensor. Null, perhaps without an exception, if it fails.
+PyObject* reshaped(void* const& tensor, const int64_t* sizes, size_t count);
+PyObject* transposed(void* const& tensor);
 // Returns true if the user's function modes are active, which see operations on tensors.
 bool in_function_modes();
 // Returns true if dispatch modes or the profiler see them, too.
