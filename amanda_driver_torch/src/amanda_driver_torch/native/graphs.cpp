@@ -279,7 +279,15 @@ PyObject* learn_graphs(PyObject*, PyObject* args) {
 
 PyObject* knows_graphs(PyObject*, PyObject*) { return PyBool_FromLong(is_known); }
 
+PyObject* forget_graphs(PyObject*, PyObject*) {
+    is_known = false;
+    Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
+    {"forget_graphs", forget_graphs, METH_NOARGS,
+     "forget_graphs()\n--\n\n"
+     "Let Python register hooks until it is found out again how torch keeps graphs."},
     {"knows_graphs", knows_graphs, METH_NOARGS,
      "knows_graphs()\n--\n\nReturn whether it is known how torch keeps graphs."},
     {"learn_graphs", learn_graphs, METH_VARARGS,
