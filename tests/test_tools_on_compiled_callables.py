@@ -23,6 +23,8 @@ from amanda_tools.prune import Prune, PruneNM, PruneTiles
 from amanda_tools.quantize import Quantize
 from amanda_tools.sparsity import Sparsity
 
+from .shared.compiled import STAYS_COMPILED
+
 EAGERLY = pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")
 
 NOTE = "compiled callables ran eagerly: these are the operators of the eager program"
@@ -126,7 +128,7 @@ EAGER = ("quantize", "quantize dynamically", "quantize, learned")
 
 @pytest.mark.slow
 @pytest.mark.one_interceptor
-@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only")
+@STAYS_COMPILED
 @pytest.mark.filterwarnings("ignore:Quantize")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=EAGERLY) if n in EAGER else n for n in TOOLS]
@@ -142,7 +144,7 @@ def test_bits_of_eager_mode(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.one_interceptor
-@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only")
+@STAYS_COMPILED
 @pytest.mark.parametrize("make", [Latency, Memory, Flops, GraphTracing])
 def test_they_say_what_they_measured(
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -155,7 +157,7 @@ def test_they_say_what_they_measured(
 
 @pytest.mark.slow
 @pytest.mark.one_interceptor
-@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only")
+@STAYS_COMPILED
 @pytest.mark.parametrize("make", [Latency, Memory, Flops, GraphTracing])
 def test_inference_stays_compiled_under_tools_for_backward_operators(
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -176,7 +178,7 @@ def test_inference_stays_compiled_under_tools_for_backward_operators(
 
 
 @pytest.mark.one_interceptor
-@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only")
+@STAYS_COMPILED
 @pytest.mark.parametrize("make", [Latency, Memory, GraphTracing])
 def test_training_stays_compiled_if_tools_do_without_its_backward_operators(
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -199,7 +201,7 @@ def test_training_stays_compiled_if_tools_do_without_its_backward_operators(
 
 @pytest.mark.slow
 @pytest.mark.one_interceptor
-@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only")
+@STAYS_COMPILED
 def test_the_graph_is_that_of_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
     graphs = []

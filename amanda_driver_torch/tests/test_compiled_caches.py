@@ -8,14 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only"
-    ),
-]
+from .interceptors import STAYS_COMPILED
+
+pytestmark = [pytest.mark.slow, STAYS_COMPILED]
 
 PROGRAM = """
 import sys

@@ -24,14 +24,13 @@ import amanda
 from amanda_core.errors import ConfigError
 from amanda_core.testing.tools import watching
 
+from .interceptors import STAYS_COMPILED
 from .tensors import equal
 from .test_compiled_callables import WHOLE
 
 pytestmark = [
     pytest.mark.one_interceptor,
-    pytest.mark.skipif(
-        torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only"
-    ),
+    STAYS_COMPILED,
 ]
 
 X = torch.linspace(-1, 1, 40).reshape(5, 8)

@@ -16,13 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 
+from .interceptors import STAYS_COMPILED
+
 pytestmark = [
     pytest.mark.one_interceptor,
     # A callable that runs eagerly would show nothing.
     pytest.mark.filterwarnings("error::amanda.AmandaWarning"),
-    pytest.mark.skipif(
-        torch.__version__.split(".")[:2] != ["2", "13"], reason="graphs of 2.13 only"
-    ),
+    STAYS_COMPILED,
 ]
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)

@@ -7,7 +7,7 @@ import os
 from amanda_core.errors import ConfigError
 from amanda_core.interceptors import NATIVE
 from amanda_driver_torch._torch.internals import RELEASE
-from amanda_driver_torch._torch.versions import GRAPHS_TRIED
+from amanda_driver_torch._torch.versions import GRAPHS_TRIED, are_graphs_tried
 
 __all__ = ["BACKWARD", "misses_backward", "why_eager"]
 
@@ -36,10 +36,9 @@ def why_eager(interceptor: str) -> str:
         return f"{_SETTING}=eager is set"
     if interceptor != NATIVE:
         return f"Dynamo cannot trace under the interceptor {interceptor}"
-    release = ".".join(RELEASE.split(".")[:2])
-    if release not in GRAPHS_TRIED:
+    if not are_graphs_tried(RELEASE):
         tried = ", ".join(GRAPHS_TRIED)
-        return f"graphs of PyTorch {release} were not tried, only those of {tried}"
+        return f"graphs of PyTorch {RELEASE} were not tried, only those of {tried}"
     return ""
 
 

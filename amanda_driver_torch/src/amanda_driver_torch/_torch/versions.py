@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from amanda_core.framework_versions import FrameworkVersions
 
-__all__ = ["GRAPHS_TRIED", "VARIABLE", "VERSIONS"]
+__all__ = ["GRAPHS_TRIED", "VARIABLE", "VERSIONS", "are_graphs_tried"]
 
 #: Environment variable that selects an interceptor.
 VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
@@ -24,4 +24,9 @@ VERSIONS = FrameworkVersions(
 )
 
 #: Releases, ``major.minor``, whose compiled callables were tried: private parts of Dynamo are used.
-GRAPHS_TRIED = ("2.13",)
+GRAPHS_TRIED = ("2.13", "2.14", "2.15")
+
+
+def are_graphs_tried(release: str) -> bool:
+    """Return True if compiled callables of a release, such as ``2.13.0+cpu``, were tried."""
+    return ".".join(release.split(".")[:2]) in GRAPHS_TRIED
