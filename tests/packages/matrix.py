@@ -247,7 +247,7 @@ def page() -> str:
         "  used and why.",
         "- PyTorch 2.10 and 2.11 cannot make saved tensors from Python. There an edit adds a node",
         "  to the graph, and sums of gradients of gradients may differ in the last bit.",
-        "- Callables of `torch.compile` stay compiled under PyTorch 2.13 with the native",
+        "- Callables of `torch.compile` stay compiled under PyTorch 2.13 to 2.15 with the native",
         "  interceptor. Elsewhere they run eagerly, with the reason.",
         "",
     ]
