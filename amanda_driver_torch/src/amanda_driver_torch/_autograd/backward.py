@@ -23,6 +23,7 @@ from amanda_driver_torch._autograd.lifetime import Lifetime, Token
 from amanda_driver_torch._autograd.nodes import name_of, new_nodes, new_nodes_behind
 from amanda_driver_torch._autograd.records import NodeRecord
 from amanda_driver_torch._identity.leaves import Leaves
+from amanda_driver_torch._torch.extension import native
 from amanda_driver_torch._torch.internals import current_node
 
 __all__ = ["Backward", "unchanged"]
@@ -65,6 +66,8 @@ class Backward:
         #: metadata. They hold neither the node nor its metadata, which may hold users' objects.
         self._hooks: list[tuple[Any, weakref.ref[Callable[[], object]]]] = []
         self._hooks_limit = 64
+        #: Empty once the session has ended; hooks that C has registered on leaves hold it.
+        self.life = [True]
         #: Whether a backward pass was itself differentiated so far.
         self.second_order = False
         #: Node that ran -> records of the nodes that it made (gradients of gradients).
@@ -267,6 +270,10 @@ class Backward:
             register: Registers hooks, which hold the function that removes our mark from the node.
             planned: Whether they are valid in this epoch only.
         """
+        if native is not None:
+            if native.leaf_epoch(node, self.life) == token.epoch:
+                return
+            native.retire_leaf(node, self.life)
         metadata = node.metadata
         lifetime, old, handles = metadata.get(_MARK, (None, None, None))
         if lifetime is self.lifetime and (handles is None or old.epoch == token.epoch):
@@ -441,6 +448,8 @@ class Backward:
             hook.remove()
             if unmark is not None:
                 unmark()
+        self.life.clear()
+        self.life = [True]
         self._hooks.clear()
         self._leaves.clear()
         self._plans.clear()

@@ -85,8 +85,9 @@ class NodeRecord:
         self.context: OpContext | None = None
         #: Epoch in which analysis found no actions; 0 for none.
         self.settled = 0
-        #: An epoch, and the function that hooks this leaf in it; None before it is known.
-        self.planned: tuple[int, Callable[[Any], object]] | None = None
+        #: An epoch, the function that hooks this leaf in it, and the plans by which C does so; None
+        #: before they are known.
+        self.planned: tuple[int, Callable[[Any], object], object] | None = None
         self._start = 0
 
     def idle(self, session: Session) -> bool:

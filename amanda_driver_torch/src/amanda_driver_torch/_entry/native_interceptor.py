@@ -208,8 +208,9 @@ def _learn_graphs() -> None:
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
-        one, two = (torch.ones(1, device="cpu", requires_grad=True).exp() for _ in range(2))
-        native.learn_graphs(nn.Parameter, FunctionBase, one, two, one * two)
+        leaf, other = (torch.ones(1, device="cpu", requires_grad=True) for _ in range(2))
+        one, two = leaf.exp(), other.exp()
+        native.learn_graphs(nn.Parameter, FunctionBase, leaf, one, two, one * two)
 
 
 def _operator(binding: Any, op_type: str) -> Operator:

@@ -7,7 +7,7 @@ and after its backward (as a whole, or at one node), without autodiff. All other
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -369,10 +369,10 @@ def node_plans(
             return failed
     hooks = []
     for (_, own, leaf), number in zip(planned, numbers[len(hooked) :], strict=True):
-        hook = backward.leaf_hook() if own is None else _leaf_hook(backward, watch, own)
+        hook = (backward.leaf_hook(), None) if own is None else _leaf_hook(backward, watch, own)
         if hook is None:
             return failed
-        hooks.append((number, leaf, hook))
+        hooks.append((number, leaf, *hook))
     return native.NodePlans(session.epoch, made, watch, *plans, None, places, hooks)
 
 
@@ -397,16 +397,20 @@ def _add_steps(
     return True
 
 
-def _leaf_hook(backward: Backward, watch: Any, record: NodeRecord) -> Any:
-    """Return a function that hooks the accumulation into a leaf; None if that needs Python."""
+def _leaf_hook(
+    backward: Backward, watch: Any, record: NodeRecord
+) -> tuple[Callable[[Any], object], object] | None:
+    """Return a function that hooks the accumulation into a leaf, and the plans by which C does so;
+    None if that needs Python.
+    """
     epoch = backward.session.epoch
     if record.planned is None or record.planned[0] != epoch:
         plans: tuple[list[Any], list[Any]] = [], []
         if not _add_steps(backward, record, 0, plans):
             return None
-        made = native.NodePlans(epoch, 0, watch, *plans)
-        record.planned = (epoch, backward.planned_hook(made.make))
-    return record.planned[1]
+        made = native.NodePlans(epoch, 0, watch, *plans, None, [], [], backward.life)
+        record.planned = (epoch, backward.planned_hook(made.make), made)
+    return record.planned[1:]
 
 
 def _parts(step: Step, count: int, autodiff: bool = False) -> Any:

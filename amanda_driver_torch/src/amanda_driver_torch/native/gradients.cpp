@@ -386,11 +386,18 @@ class Held {
     Held& operator=(const Held&) = delete;
 
     PyObject* get() const { return hook_; }
+    const GradientSteps& steps() const {
+        return *reinterpret_cast<GradientHook*>(hook_)->steps.get();
+    }
+
+    bool retired = false;  // whether other hooks have replaced it
+    bool is_over() const { return retired || steps().is_over(); }
 
     // Calls the routines with `first`, or with one of it. Null if these change nothing, else what
     // torch has to call.
     Owned call(const Gradients& first, const Gradients* before) const {
         auto* hook = reinterpret_cast<GradientHook*>(hook_);
+        if (is_over()) return Owned();
         if (hook->steps->analyses) return Owned::share(hook_);
         Arriving gradients(before != nullptr ? *before : first);
         Owned done;
@@ -426,8 +433,10 @@ class BeforeHook final : public HookBefore {
     }
 
     void compiled_args(void* args) const override {
-        compile_as_hook(when_, hook_.get(), number_, args);
+        if (!hook_.is_over()) compile_as_hook(when_, hook_.get(), number_, args);
     }
+
+    Held& held() { return hook_; }
 
   private:
     Held hook_;
@@ -447,8 +456,10 @@ class AfterHook final : public HookAfter {
     }
 
     void compiled_args(void* args) const override {
-        compile_as_hook(When::AFTER, hook_.get(), 0, args);
+        if (!hook_.is_over()) compile_as_hook(When::AFTER, hook_.get(), 0, args);
     }
+
+    Held& held() { return hook_; }
 
   private:
     Held hook_;
@@ -567,13 +578,88 @@ bool hook_quickly(PyObject* output, PyObject* hook, Seen seen) {
 
 }  // namespace
 
+namespace {
+
+// The virtual functions of our hooks, once there are any.
+const void *before_table = nullptr, *after_table = nullptr;
+
+// Calls `function` with each of our hooks on the accumulation into a leaf that is in use.
+template <class Function>
+void each_of_leaf(const Node* node, Function function) {
+    for (When when : {When::BEFORE, When::AFTER}) {
+        const void* own = when == When::BEFORE ? before_table : after_table;
+        for (void* hook : hooks_of(node, when)) {
+            if (*static_cast<const void* const*>(hook) != own) continue;
+            Held& held = when == When::BEFORE ? static_cast<BeforeHook*>(hook)->held()
+                                              : static_cast<AfterHook*>(hook)->held();
+            if (held.steps().life && !held.is_over()) function(held);
+        }
+    }
+}
+
+// (node, life): returns the epoch of the hooks on the accumulation into a leaf that C has
+// registered, or None.
+PyObject* leaf_epoch(PyObject*, PyObject* args) {
+    PyObject *object, *life, *epoch = Py_None;
+    if (!PyArg_ParseTuple(args, "OO", &object, &life)) return nullptr;
+    if (Node* node = node_in(object)) {
+        each_of_leaf(node, [&](Held& held) {
+            if (held.steps().life.get() == life && held.steps().epoch) {
+                epoch = held.steps().epoch.get();
+            }
+        });
+    }
+    return Py_NewRef(epoch);
+}
+
+// (node, life): retires these hooks.
+PyObject* retire_leaf(PyObject*, PyObject* args) {
+    PyObject *object, *life;
+    if (!PyArg_ParseTuple(args, "OO", &object, &life)) return nullptr;
+    if (Node* node = node_in(object)) {
+        each_of_leaf(node, [&](Held& held) {
+            held.retired |= held.steps().life.get() == life;
+        });
+    }
+    Py_RETURN_NONE;
+}
+
+}  // namespace
+
+bool can_hook_leaf(const Node* node) {
+    for (When when : {When::BEFORE, When::AFTER}) {
+        for (const void* hook : hooks_of(node, when)) {
+            if (is_pythons(hook, when)) return false;
+        }
+    }
+    return true;
+}
+
+void hook_leaf(Node* node, const std::vector<Hooking>& hooks) {
+    bool present = false;
+    each_of_leaf(node, [&](Held& held) {
+        for (const Hooking& hooking : hooks) present |= held.get() == hooking.hook.get();
+    });
+    if (present || hooks.empty()) return;
+    each_of_leaf(node, [&](Held& held) {
+        held.retired |= held.steps().life.get() == hooks[0].steps->life.get();
+    });
+    for (const Hooking& hooking : hooks) {
+        hook_in_graph(node, hooking.hook.get(), hooking.steps->seen);
+    }
+}
+
 bool can_hook_in_graph(const Node* node, Seen seen) { return can_hook(node, when(seen)); }
 
 void hook_in_graph(Node* node, PyObject* hook, Seen seen, size_t number) {
     if (when(seen) == When::AFTER) {
-        add_hook(node, new AfterHook(hook));
+        auto* made = new AfterHook(hook);
+        after_table = *reinterpret_cast<const void* const*>(made);
+        add_hook(node, made);
     } else {
-        add_hook(node, when(seen), new BeforeHook(hook, when(seen), number));
+        auto* made = new BeforeHook(hook, when(seen), number);
+        before_table = *reinterpret_cast<const void* const*>(made);
+        add_hook(node, when(seen), made);
     }
 }
 
@@ -632,6 +718,11 @@ PyObject* registration_method(PyObject*, PyObject* args) {
 }
 
 PyMethodDef methods[] = {
+    {"leaf_epoch", leaf_epoch, METH_VARARGS,
+     "leaf_epoch(node, life, /)\n--\n\n"
+     "Return the epoch of the hooks that C has registered on a leaf's node; else None."},
+    {"retire_leaf", retire_leaf, METH_VARARGS,
+     "retire_leaf(node, life, /)\n--\n\nLet these hooks do nothing any more."},
     {"registration", registration_method, METH_VARARGS,
      "registration(original, handles, /)\n--\n\n"
      "Return a function that registers the hooks of C without a handle, and others by `original`."},

@@ -47,7 +47,11 @@ struct GradientSteps {
     std::vector<std::pair<int, Py_ssize_t>> lengths;  // of the inputs that are lists
     // BEFORE, AFTER: the context's data of an execution, and its op.
     Owned execution, op;
+    // BEFORE, AFTER at the accumulation into a leaf: a list that is empty once the session has
+    // ended, since the node may live on.
+    Owned life;
 
+    bool is_over() const { return life && PyList_GET_SIZE(life.get()) == 0; }
     void forget();
     // Returns true if any of `ways` needs the shape of its input.
     bool reshapes() const;
@@ -80,6 +84,10 @@ bool hook_node_of(PyObject* output, PyObject* hook);
 bool can_hook_in_graph(const Node* node, Seen seen);
 // Hooks it. `number`: of the output, if the hook is for the gradient of one.
 void hook_in_graph(Node* node, PyObject* hook, Seen seen, size_t number = 0);
+// Hooks the accumulation into a leaf without Python objects, unless it has these hooks already.
+// False if Python has to.
+bool can_hook_leaf(const Node* node);
+void hook_leaf(Node* node, const std::vector<Hooking>& hooks);
 // Hooks a node, before or after it. False with an exception.
 bool hook_node(PyObject* node, PyObject* hook, Seen seen);
 // Hooks a node before it; returns the number of the hook in the order of Python's. Null with an

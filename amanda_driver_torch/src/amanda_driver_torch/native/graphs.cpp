@@ -4,6 +4,10 @@
 #include <cstring>
 #include <typeinfo>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include "identity.h"
 #include "torch_symbols.h"
 
@@ -24,6 +28,8 @@ struct Layout {
     size_t number = UNKNOWN;  // in a node: of its sequence number
     size_t edges = UNKNOWN;   // in a node: of the list of edges
     size_t edge = UNKNOWN;    // the size of an edge, whose first word is the node
+    size_t node = UNKNOWN;    // in a Python object of a node: of torch's
+    size_t leaf = UNKNOWN;    // in a node that accumulates a gradient: of the leaf
     size_t hooks[KINDS] = {UNKNOWN, UNKNOWN, UNKNOWN};  // in a node: of the list of hooks
     const void* tables[KINDS] = {};  // the virtual functions of torch's hooks in Python
 };
@@ -104,23 +110,42 @@ Node* following(const Node* node, size_t result) {
     return at < edges.end ? *reinterpret_cast<Node* const*>(at) : nullptr;
 }
 
+const std::vector<void*>& hooks_of(const Node* node, When when) {
+    return reinterpret_cast<const std::vector<void*>&>(list_at(node, layout.hooks[size_t(when)]));
+}
+
+bool is_pythons(const void* hook, When when) {
+    return reinterpret_cast<const void*>(word(hook, 0)) == layout.tables[size_t(when)];
+}
+
+bool accumulates(const Node* node, PyObject* leaf) {
+    void* const* tensor = tensor_in(leaf);
+    return tensor != nullptr && layout.leaf != UNKNOWN &&
+           word(node, layout.leaf) == reinterpret_cast<Word>(*tensor);
+}
+
+Node* node_in(PyObject* object) {
+    // A node of Python's functions is another kind of object.
+    if (!is_known || layout.node == UNKNOWN || !has_own_class(Py_TYPE(object))) return nullptr;
+    return reinterpret_cast<Node*>(word(object, layout.node));
+}
+
+bool can_hook(const Node* node, When when) {
+    const auto& hooks = hooks_of(node, when);
+    return hooks.empty() || !is_pythons(hooks.back(), when);
+}
+
 namespace {
 
-std::vector<void*>& hooks_of(const Node* node, When when) {
-    return reinterpret_cast<std::vector<void*>&>(list_at(node, layout.hooks[size_t(when)]));
+std::vector<void*>& list_of(Node* node, When when) {
+    return const_cast<std::vector<void*>&>(hooks_of(node, when));
 }
 
 }  // namespace
 
-bool can_hook(const Node* node, When when) {
-    const auto& hooks = hooks_of(node, when);
-    return hooks.empty() || reinterpret_cast<const void*>(word(hooks.back(), 0)) !=
-                                layout.tables[size_t(when)];
-}
+void add_hook(Node* node, When when, HookBefore* hook) { list_of(node, when).push_back(hook); }
 
-void add_hook(Node* node, When when, HookBefore* hook) { hooks_of(node, when).push_back(hook); }
-
-void add_hook(Node* node, HookAfter* hook) { hooks_of(node, When::AFTER).push_back(hook); }
+void add_hook(Node* node, HookAfter* hook) { list_of(node, When::AFTER).push_back(hook); }
 
 Gradients call_as_hook(When when, PyObject* function, const Gradients& gradients, size_t number) {
     using Call = Gradients (*)(const void*, const Gradients&);
@@ -202,6 +227,23 @@ bool find_edges(Node* node, Node* one, Node* two) {
     return false;
 }
 
+// Finds a node in its Python object, and the leaf in the node after it. Does without if they are not
+// found.
+void find_leaf(PyObject* object, Node* node, PyObject* leaf) {
+    for (size_t at = 2; at < TENSOR; ++at) {
+        if (word(object, at) == reinterpret_cast<Word>(node)) layout.node = at;
+    }
+#if defined(__GLIBC__)
+    Node* last = following(node, 0);
+    size_t size = last != nullptr ? malloc_usable_size(last) / WORD : 0;
+    for (size_t at = 1; at < size; ++at) {
+        if (word(last, at) == reinterpret_cast<Word>(place_in(leaf))) layout.leaf = at;
+    }
+#else
+    (void)leaf;
+#endif
+}
+
 // Finds the list of hooks to which one is added by calling `method` of `object`.
 bool find_hooks(Node* node, When when, PyObject* object, const char* method, const char* name) {
     Word before[NODE];
@@ -245,12 +287,12 @@ bool calls(When when) {
            PyTuple_GET_ITEM(first, 0) == Py_None;
 }
 
-// (type of parameters, type of Python's functions, one, two, their product): finds the layout with nodes that nobody
-// uses.
+// (type of parameters, type of Python's functions, a leaf, what is computed from it alone, another
+// tensor, the product of the two): finds the layout with nodes that nobody uses.
 PyObject* learn_graphs(PyObject*, PyObject* args) {
-    PyObject *parameters, *functions, *tensors[3];
-    if (!PyArg_ParseTuple(args, "O!O!OOO", &PyType_Type, &parameters, &PyType_Type, &functions,
-                          &tensors[0], &tensors[1],
+    PyObject *parameters, *functions, *leaf, *tensors[3];
+    if (!PyArg_ParseTuple(args, "O!O!OOOO", &PyType_Type, &parameters, &PyType_Type, &functions,
+                          &leaf, &tensors[0], &tensors[1],
                           &tensors[2])) {
         return nullptr;
     }
@@ -270,6 +312,8 @@ PyObject* learn_graphs(PyObject*, PyObject* args) {
             find_hooks(nodes[2], When::BEFORE, node.get(), "register_prehook", kPreHook) &&
             find_hooks(nodes[2], When::AFTER, node.get(), "register_hook", kPostHook) &&
             calls(When::OF_OUTPUT) && calls(When::BEFORE) && calls(When::AFTER);
+    Owned first(found ? PyObject_GetAttrString(tensors[0], "grad_fn") : nullptr);
+    if (first) find_leaf(first.get(), nodes[0], leaf);
     Py_CLEAR(noted);
     is_learning = false;
     if (PyErr_Occurred()) return nullptr;
@@ -291,9 +335,9 @@ PyMethodDef methods[] = {
     {"knows_graphs", knows_graphs, METH_NOARGS,
      "knows_graphs()\n--\n\nReturn whether it is known how torch keeps graphs."},
     {"learn_graphs", learn_graphs, METH_VARARGS,
-     "learn_graphs(parameter_type, function_type, one, two, product, /)\n--\n\n"
-     "Find out how torch keeps graphs, by two tensors with nodes and their product; return whether "
-     "that is known now."},
+     "learn_graphs(parameter_type, function_type, leaf, one, two, product, /)\n--\n\n"
+     "Find out how torch keeps graphs, by a leaf, two tensors that are computed, the first one from "
+     "the leaf, and their product; return whether that is known now."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -54,12 +54,21 @@ uint64_t sequence_number_of(const Node* node);
 // Returns the node to which a node's result goes; null if there is none.
 Node* following(const Node* node, size_t result);
 
+// Returns true if a node accumulates the gradient of `leaf`; false, too, if it is not known.
+bool accumulates(const Node* node, PyObject* leaf);
+// Returns the node of a Python object of one; null if it is not known.
+Node* node_in(PyObject* object);
+
 // Returns true if a node may be hooked: no hook of Python's is there. Otherwise Python has to hook
 // it, so that hooks are called in the order of registration.
 bool can_hook(const Node* node, When when);
 // Hooks a node, which then owns the hook.
 void add_hook(Node* node, When when, HookBefore* hook);
 void add_hook(Node* node, HookAfter* hook);
+// Returns the hooks of a node: ours, torch's, and those of other libraries.
+const std::vector<void*>& hooks_of(const Node* node, When when);
+// Returns true if a hook is one of torch's in Python.
+bool is_pythons(const void* hook, When when);
 
 // Let torch call a Python function as a hook. torch's exceptions pass.
 Gradients call_as_hook(When when, PyObject* function, const Gradients& gradients, size_t number);

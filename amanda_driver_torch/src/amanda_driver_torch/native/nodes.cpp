@@ -19,6 +19,7 @@ struct Leaf {
     int place;       // in the route
     Owned leaf;      // weak; None for any
     Owned function;  // (node) -> None: hooks the node
+    Owned plans;     // by which C hooks it, or None
 };
 
 struct NodePlans {
@@ -38,16 +39,17 @@ NodePlans* plans_of(PyObject* object) {
                : nullptr;
 }
 
-// NodePlans(epoch, made, watch, before, after, pending=None, route=[], leaves=[]): `before` and
-// `after` are lists for `Hooking::read`, `pending` is for `Pending::read`, `route` for
-// `Route::read`, and each leaf is (place, reference, function).
+// NodePlans(epoch, made, watch, before, after, pending=None, route=[], leaves=[], life=None):
+// `before` and `after` are lists for `Hooking::read`, `pending` is for `Pending::read`, `route` for
+// `Route::read`, `life` is that of a leaf's hooks, and each leaf is (place, reference, function,
+// plans or None).
 PyObject* plans_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *epoch, *watch, *before, *after, *pending = Py_None, *route = nullptr,
-                                              *leaves = nullptr;
+                                              *leaves = nullptr, *life = Py_None;
     long long made;
-    if (!PyArg_ParseTuple(args, "OLOO!O!|OO!O!", &epoch, &made, &watch, &PyList_Type, &before,
+    if (!PyArg_ParseTuple(args, "OLOO!O!|OO!O!O", &epoch, &made, &watch, &PyList_Type, &before,
                           &PyList_Type, &after, &pending, &PyList_Type, &route, &PyList_Type,
-                          &leaves)) {
+                          &leaves, &life)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -61,12 +63,14 @@ PyObject* plans_new(PyTypeObject* type, PyObject* args, PyObject*) {
     if (route != nullptr && !plans->route->read(route)) return nullptr;
     for (Py_ssize_t i = 0; leaves != nullptr && i < PyList_GET_SIZE(leaves); ++i) {
         Leaf one;
-        PyObject *leaf, *function;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(leaves, i), "iOO", &one.place, &leaf, &function)) {
+        PyObject *leaf, *function, *leaf_plans;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(leaves, i), "iOOO", &one.place, &leaf, &function,
+                              &leaf_plans)) {
             return nullptr;
         }
         one.leaf = Owned::share(leaf);
         one.function = Owned::share(function);
+        one.plans = Owned::share(leaf_plans);
         plans->leaves->push_back(std::move(one));
     }
     if (pending != Py_None) {
@@ -80,6 +84,7 @@ PyObject* plans_new(PyTypeObject* type, PyObject* args, PyObject*) {
                               PyList_GET_ITEM(list, i), self.get(), epoch, watch)) {
                 return nullptr;
             }
+            if (PyList_Check(life)) hooking.steps->life = Owned::share(life);
             plans->hooks->push_back(std::move(hooking));
         }
     }
@@ -110,7 +115,10 @@ int plans_traverse(PyObject* self, visitproc visit, void* arg) {
         if (!hooking.steps) continue;
         if (int stop = hooking.steps->traverse(visit, arg)) return stop;
     }
-    for (const Leaf& leaf : *plans->leaves) Py_VISIT(leaf.function.get());
+    for (const Leaf& leaf : *plans->leaves) {
+        Py_VISIT(leaf.function.get());
+        Py_VISIT(leaf.plans.get());
+    }
     return 0;
 }
 
@@ -192,13 +200,28 @@ PyType_Spec plans_spec = {"amanda_driver_torch._native.NodePlans", sizeof(NodePl
 namespace {
 
 // Hooks the nodes at all places without Python objects, if that may be done.
-bool hook_quickly(const std::vector<Hooking>& hooks, Node* const* nodes) {
+bool hook_quickly(const NodePlans* plans, Node* const* nodes) {
     auto can_hook = [&](const Hooking& hooking) {
         return can_hook_in_graph(nodes[size_t(hooking.place)], hooking.steps->seen);
     };
-    if (!std::all_of(hooks.begin(), hooks.end(), can_hook)) return false;
+    auto can_hook_at = [&](const Leaf& leaf) {
+        const Node* node = nodes[size_t(leaf.place)];
+        PyObject* tensor = leaf.plans.get() != Py_None ? PyWeakref_GET_OBJECT(leaf.leaf.get())
+                                                       : nullptr;
+        return tensor != nullptr && plans_of(leaf.plans.get())->hooks != nullptr &&
+               accumulates(node, tensor) && can_hook_leaf(node);
+    };
+    const auto &hooks = *plans->hooks;
+    const auto &leaves = *plans->leaves;
+    if (!std::all_of(hooks.begin(), hooks.end(), can_hook) ||
+        !std::all_of(leaves.begin(), leaves.end(), can_hook_at)) {
+        return false;
+    }
     for (const Hooking& hooking : hooks) {
         hook_in_graph(nodes[size_t(hooking.place)], hooking.hook.get(), hooking.steps->seen);
+    }
+    for (const Leaf& leaf : leaves) {
+        hook_leaf(nodes[size_t(leaf.place)], *plans_of(leaf.plans.get())->hooks);
     }
     return true;
 }
@@ -222,12 +245,8 @@ int hook_nodes(PyObject* object, PyObject* returned, uint64_t start) {
         Shared<Pending> pending = *plans->pending;
         return hook_pending(pending, returned, start);
     }
-    if (plans->leaves->empty()) {
-        Node* nodes[Route::MOST];
-        if (plans->route->find(returned, start, nodes) && hook_quickly(*plans->hooks, nodes)) {
-            return 1;
-        }
-    }
+    Node* found[Route::MOST];
+    if (plans->route->find(returned, start, found) && hook_quickly(plans, found)) return 1;
     std::vector<Owned> nodes;
     if (!plans->route->follow(returned, start, &nodes)) return PyErr_Occurred() ? -1 : 0;
     for (const Leaf& leaf : *plans->leaves) {

@@ -22,7 +22,7 @@ struct Route {
         // Of its type's nodes; null if it is not known, or common to several types.
         mutable const void* node_class = nullptr;
     };
-    static constexpr size_t MOST = 16;
+    static constexpr size_t MOST = 64;
     std::vector<Place> places;  // each one after the place before it
 
     // Reads a list of places. False with an exception.
