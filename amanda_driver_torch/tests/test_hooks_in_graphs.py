@@ -18,6 +18,7 @@ import torch._dynamo.compiled_autograd as compiled
 import torch.nn.functional as F
 
 import amanda
+from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch import extension
 from amanda_driver_torch._torch.versions import VARIABLE
 
@@ -233,3 +234,91 @@ def test_warm_executions_leave_nothing_of_python_on_tensors() -> None:
             kept.append(y._backward_hooks)
     assert kept[0] is not None
     assert kept[-1] is None
+
+
+class Leaves(amanda.Tool):
+    """Counts the accumulations into leaves, before and after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = self.after = 0
+        self.add_inst_for_op(self.analyse, backward=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.get_backward_op().__name__ == "AccumulateGrad":
+            context.insert_before_backward_op(self.count_before)
+            context.insert_after_backward_op(self.count_after)
+
+    def count_before(self, *values: Any) -> None:
+        self.before += 1
+
+    def count_after(self, *values: Any) -> None:
+        self.after += 1
+
+    def counts(self) -> tuple[int, int]:
+        found = self.before, self.after
+        self.before = self.after = 0
+        return found
+
+
+def node_of_leaf(w: torch.Tensor) -> Any:
+    node = torch.relu(w).grad_fn
+    assert node is not None
+    return node.next_functions[0][0]
+
+
+def accumulate(w: torch.Tensor) -> None:
+    (torch.relu(w) * torch.exp(w)).sum().backward()
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("held", [False, True], ids=["new node", "held node"])
+def test_a_leaf_of_several_operators_is_seen_once_under_each_tool(held: bool) -> None:
+    w, first, second = leaf(3), Leaves(), Leaves()
+    node = node_of_leaf(w) if held else None
+    with amanda.apply(first):
+        for _ in range(TIMES):
+            accumulate(w)
+            assert first.counts() == (1, 1)
+        with amanda.apply(second):
+            for _ in range(TIMES):
+                accumulate(w)
+                assert (first.counts(), second.counts()) == ((1, 1), (1, 1))
+        for _ in range(TIMES):
+            accumulate(w)
+            assert (first.counts(), second.counts()) == ((1, 1), (0, 0))
+    accumulate(w)  # It warns of nothing.
+    with amanda.apply(second):
+        for _ in range(TIMES):
+            accumulate(w)
+            assert (first.counts(), second.counts()) == ((0, 0), (1, 1))
+    accumulate(w)
+    assert second.counts() == (0, 0)
+    assert (node is not None) == held
+
+
+@pytest.mark.usefixtures("way")
+def test_hooks_of_the_program_on_a_leaf_do_not_double_those_of_a_tool() -> None:
+    w, tool, calls = leaf(3), Leaves(), list[int]()
+    node = node_of_leaf(w)
+    with amanda.apply(tool):
+        for n in range(2 * TIMES):
+            if n == TIMES:
+                node.register_hook(lambda *values: calls.append(1))
+            accumulate(w)
+            assert tool.counts() == (1, 1)
+            assert len(calls) == max(0, n + 1 - TIMES)
+
+
+def test_c_hooks_a_new_node_of_a_leaf(way: str) -> None:
+    w, epochs = leaf(3), []
+    with amanda.apply(Leaves()):
+        life = STATE.attachment.backward.life  # type: ignore[union-attr]
+        for _ in range(TIMES):
+            y = torch.relu(w)
+            assert y.grad_fn is not None
+            epochs.append(native.leaf_epoch(y.grad_fn.next_functions[0][0], life))
+            y.sum().backward()
+            del y  # The next graph must have a new node.
+        assert epochs[0] is None
+        assert (epochs[-1] is not None) == (way == "in the graph")

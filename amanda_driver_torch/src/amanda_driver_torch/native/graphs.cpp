@@ -4,11 +4,8 @@
 #include <cstring>
 #include <typeinfo>
 
-#if defined(__GLIBC__)
-#include <malloc.h>
-#endif
-
 #include "identity.h"
+#include "memory_map.h"
 #include "torch_symbols.h"
 
 namespace amanda {
@@ -230,18 +227,14 @@ bool find_edges(Node* node, Node* one, Node* two) {
 // Finds a node in its Python object, and the leaf in the node after it. Does without if they are not
 // found.
 void find_leaf(PyObject* object, Node* node, PyObject* leaf) {
-    for (size_t at = 2; at < TENSOR; ++at) {
+    for (size_t at = 2; at < TENSOR && layout.node == UNKNOWN; ++at) {
         if (word(object, at) == reinterpret_cast<Word>(node)) layout.node = at;
     }
-#if defined(__GLIBC__)
     Node* last = following(node, 0);
-    size_t size = last != nullptr ? malloc_usable_size(last) / WORD : 0;
-    for (size_t at = 1; at < size; ++at) {
+    for (size_t at = 1; last != nullptr && at < 2 * NODE && layout.leaf == UNKNOWN; ++at) {
+        if (!is_writable_page(&word(last, at))) break;  // The node may end before.
         if (word(last, at) == reinterpret_cast<Word>(place_in(leaf))) layout.leaf = at;
     }
-#else
-    (void)leaf;
-#endif
 }
 
 // Finds the list of hooks to which one is added by calling `method` of `object`.
