@@ -40,20 +40,23 @@ class IPoint(Enum):
             return cls.AFTER_BACKWARD if require_outputs else cls.BEFORE_BACKWARD
         return cls.AFTER_FORWARD if require_outputs else cls.BEFORE_FORWARD
 
+    def __init__(self, name: str) -> None:
+        self._is_backward, self._rank = "backward" in name, len(type(self).__members__)
+        self._is_before = name.startswith("before")
+
     @property
     def is_backward(self) -> bool:
         """Whether the point belongs to the backward program."""
-        return self in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)
+        return self._is_backward
 
     @property
     def rank(self) -> int:
         """Position in the order of points within one execution, from 0."""
-        return _ORDER[self]
+        return self._rank
 
 
-#: All points; iterating over the class itself takes much longer.
-POINTS = tuple(IPoint)
-_ORDER = {point: rank for rank, point in enumerate(POINTS)}
+#: All points; iterating over the class itself takes much longer. So does reading its members.
+POINTS = BEFORE_FORWARD, AFTER_FORWARD, BEFORE_BACKWARD, AFTER_BACKWARD = tuple(IPoint)
 
 
 class ActionKind(Enum):

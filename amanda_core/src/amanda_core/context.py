@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import chain
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from amanda_core.action import Action, ActionKind, IPoint, Positions, Routine
+from amanda_core.action import (
+    AFTER_FORWARD,
+    BEFORE_BACKWARD,
+    Action,
+    ActionKind,
+    IPoint,
+    Positions,
+    Routine,
+)
 from amanda_core.errors import (
     ActionError,
     LateActionError,
@@ -52,11 +60,14 @@ class OpContext(dict[str, Any]):
     __hash__: ClassVar[Callable[[Any], int]] = object.__hash__  # type: ignore[assignment]
     #: The key under which the store holds it; set by the session.
     _place: tuple[Hashable, ...]
+    _recorder: tuple[Tool, IPoint, list[Action]] | None
+    _plans: dict[IPoint, Plan] | None
+    #: Number of outputs for which the op was analysed.
+    _output_count: int | None
 
     def __init__(
         self, session: Session, site: Site, op_id: int, forward: OpContext | None, backward: bool
     ) -> None:
-        super().__init__()
         self._store = session._store
         self._site, self._forward = site, forward
         self._id, self._backward = op_id, backward
@@ -71,16 +82,12 @@ class OpContext(dict[str, Any]):
         #: For drivers: weak forms (`weak.weakly`) of the last execution's values, for its backward
         #: routines. Native code may write it itself.
         self.remembered: dict[str, Any] = {}
-        self._recorder: tuple[Tool, IPoint, list[Action]] | None = None
-        self._plans: dict[IPoint, Plan] | None = None
-        self._epoch = -1
-        #: Kind of action and position -> serials of the tools that changed the value there.
-        self._edits: dict[tuple[ActionKind, int], set[int]] = {}
-        #: Number of outputs for which the op was analysed.
-        self._output_count: int | None = None
-        self._outputs_vary = False
+        self._recorder = self._plans = self._output_count = None
+        self._epoch, self._outputs_vary = -1, False
         #: Whether a tool has ever requested an action here; set by the session.
         self._has_actions = False
+        #: Kind of action and position -> serials of the tools that changed the value there.
+        self._edits: dict[tuple[ActionKind, int], set[int]] = {}
         #: Point -> epoch in which no analysis was due there any more.
         self._analysed: dict[IPoint, int] = {}
         if forward is None:
@@ -387,7 +394,7 @@ class OpContext(dict[str, Any]):
             i_point: A forward point in a forward context, a backward one in a backward context.
         """
         session = self._store.session
-        after = i_point is IPoint.AFTER_FORWARD
+        after = i_point is AFTER_FORWARD
         if after and self._output_count != (count := self._count("outputs")):
             if self._output_count is not None:
                 # An op such as `split` has another number of outputs, so other positions.
@@ -430,12 +437,10 @@ class OpContext(dict[str, Any]):
         execution = self.execution
         execution["open"] = True
         values = (inputs, outputs, grad_outputs, grad_inputs)
-        for what, given in zip(_VALUES, values, strict=True):
-            if given is not _UNSET:
-                execution[what] = given
-        for fact, known in zip(FACTS, (op, attrs, input_names, constant, recomputed), strict=True):
-            if known is not _UNSET:
-                self._known[fact] = known
+        given = zip(_VALUES, values, strict=True)
+        execution.update([pair for pair in given if pair[1] is not _UNSET])
+        known = zip(FACTS, (op, attrs, input_names, constant, recomputed), strict=True)
+        self._known.update([pair for pair in known if pair[1] is not _UNSET])
 
     def release(self) -> None:
         """Release the tensors at the end of an execution; keys and facts stay.
@@ -518,19 +523,22 @@ class OpContext(dict[str, Any]):
                 fix="Request actions in a routine registered with add_inst_for_op",
             )
         tool, point, log = self._recorder
-        where = f"tool {tool.tool_name}, {point.value}, {self.where}"
+
+        def where() -> str:
+            return f"tool {tool.tool_name}, {point.value}, {self.where}"
+
         if not callable(func):
-            raise ActionError(f"{func!r} cannot be called", where=where, fix="Pass a function")
+            raise ActionError(f"{func!r} cannot be called", where=where(), fix="Pass a function")
         if self._backward and not kind.point.is_backward:
             raise LateActionError(
                 f"{kind.value} on a backward context comes too late: the forward op has run",
-                where=where,
+                where=where(),
                 fix="Request it in a forward analysis routine",
             )
         if kind.point.rank < point.rank:
             raise LateActionError(
                 f"{kind.value} at {point.value} comes too late",
-                where=where,
+                where=where(),
                 fix="Register the routine with require_outputs=False",
             )
         # An observer has no derivative.
@@ -538,7 +546,7 @@ class OpContext(dict[str, Any]):
         if autodiff or kind.point.is_backward or kind.is_replacement:
             from amanda_core.action_requirements import require
 
-            require(self, kind, point, autodiff, where)
+            require(self, kind, point, autodiff, where())
         chosen = self._check_positions(kind, positions, where)
         action = Action(kind, func, chosen, kwargs, tool, autodiff, observe)
         self._store.session.recorded(self, action)
@@ -549,7 +557,7 @@ class OpContext(dict[str, Any]):
             check_weights(self, action, self._store.session)
 
     def _check_positions(
-        self, kind: ActionKind, positions: Positions, where: str
+        self, kind: ActionKind, positions: Positions, where: Callable[[], str]
     ) -> tuple[int, ...] | None:
         if positions is None:
             return None
@@ -561,14 +569,15 @@ class OpContext(dict[str, Any]):
             return chosen
         from amanda_core.positions import refusal
 
-        raise refusal(self, kind, positions, chosen, count, where)
+        raise refusal(self, kind, positions, chosen, count, where())
 
     def _check_aligned_outputs(self) -> None:
         # It was requested before the op had run, when the number of outputs was unknown.
-        plan = self.plan(IPoint.BEFORE_BACKWARD)
-        for step in (*plan.steps, *filter(None, (plan.replacement,))):
-            if step.action.positions is not None and not step.is_left_out(self._output_count or 0):
-                self._check_positions(step.action.kind, step.action.positions, step.where)
+        plan = self.plan(BEFORE_BACKWARD)
+        for step in (*plan.steps, plan.replacement) if plan else ():
+            positions = step.action.positions if step is not None else None
+            if step is not None and positions and not step.is_left_out(self._output_count or 0):
+                self._check_positions(step.action.kind, positions, partial(getattr, step, "where"))
 
     def _count(self, what: str) -> int | None:
         if not self._backward:
@@ -577,20 +586,16 @@ class OpContext(dict[str, Any]):
         return None if values is None else len(values)
 
     def _make_plans(self) -> dict[IPoint, Plan]:
-        # Point -> its steps: those that come first, and those that come last.
-        steps: dict[IPoint, tuple[list[Step], list[Step]]] = {}
-        replacements: dict[IPoint, Step] = {}
+        # Point -> the steps that come first, those that come last, and its replacement.
+        found: dict[IPoint, tuple[list[Step], list[Step], list[Step]]] = {}
         for action in self._store.session.actions_of(self):
-            step, point = Step(action, self), action.kind.point
-            if not action.kind.is_replacement:
-                before = point in (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
-                steps.setdefault(point, ([], []))[action.tool.outermost is not before].append(step)
-            elif point in replacements:
-                self._conflict(action.kind, replacements[point].action.tool, action.tool)
-            else:
-                replacements[point] = step
-        points = {*steps, *replacements}
-        return {p: Plan([*chain(*steps.get(p, ()))], replacements.get(p)) for p in points}
+            kind, tool = action.kind, action.tool
+            parts = found.get(kind.point) or found.setdefault(kind.point, ([], [], []))
+            if kind.is_replacement and parts[2]:
+                self._conflict(kind, parts[2][0].action.tool, tool)
+            last = tool.outermost is not kind.point._is_before
+            parts[2 if kind.is_replacement else last].append(Step(action, self))
+        return {p: Plan([*a, *z], *replacement) for p, (a, z, replacement) in found.items()}
 
     def _refuse_conflict(self, action: Action) -> None:
         """Refuse a second replacement of an op; the core's implementation of the hook."""

@@ -330,5 +330,8 @@ class Labels:
 
 def _unused(name: str, taken: Container[str]) -> str:
     """Return the name, with a number where it is taken."""
-    numbered = (f"{name}#{number}" for number in itertools.count(2))
-    return next(one for one in itertools.chain([name], numbered) if one not in taken)
+    one, number = name, 1
+    while one in taken:
+        number += 1
+        one = f"{name}#{number}"
+    return one

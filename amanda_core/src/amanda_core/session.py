@@ -275,19 +275,29 @@ class Session:
         if context is None:
             context = self._store.places[place] = self._new(backward, site, forward)
             context._place = place
-        context.execution.clear()
-        context.execution.update(open=True, inputs=inputs)
-        facts = (raw, attrs or {}, input_names, constant, recomputed)
-        context._known = dict(zip(FACTS, facts, strict=True))
+        execution = context.execution
+        execution.clear()
+        execution["open"], execution["inputs"] = True, inputs
+        known = context._known = {"op": raw, "attrs": attrs or {}, "input_names": input_names}
+        known["constant"], known["recomputed"] = constant, recomputed
         if new:
             try:
                 with inside_routine():
-                    self._hook.amanda_prepare_context(context=context)
+                    self._prepare(context)
             except BaseException:
                 self._drop(context)  # The next call must not take it for a prepared one.
                 with without_exit("A plugin fails to prepare a context"):
                     raise
         return context
+
+    def _prepare(self, context: OpContext) -> None:
+        hook = self._hook.amanda_prepare_context
+        plugins = hook.get_hookimpls()
+        if any([plugin.wrapper or plugin.hookwrapper for plugin in plugins]):
+            hook(context=context)
+            return
+        for plugin in reversed(plugins):  # As pluggy does, which takes twice as long.
+            plugin.function(*(context,)[: len(plugin.argnames)])
 
     def _new(self, backward: bool, site: Site, forward: OpContext | None) -> OpContext:
         # Without the framework's version, so that an op has the same id under another version.
@@ -319,40 +329,42 @@ class Session:
 
     def analyse(self, context: OpContext, i_point: IPoint) -> None:
         """Run the analysis that is due for `context` at `i_point`."""
-        if self.due(context, i_point):
+        if due := self._due(context, i_point):
             hook = self._hook.amanda_trigger_callback
             # Without other plugins it is the core's own; the way through pluggy takes as long.
-            run = hook if len(hook.get_hookimpls()) > 1 else self.run_analysis
-            run(context=context, i_point=i_point)
+            if len(hook.get_hookimpls()) > 1:
+                hook(context=context, i_point=i_point)
+            else:
+                self.run_analysis(context, i_point, due)
 
     def due(self, context: OpContext, i_point: IPoint) -> bool:
         """Return True if `analyse` would run the analysis of a tool."""
-        if not self._analysing[i_point]:
-            return False
-        caching = self.control.switches[CACHING] != 0
-        if caching and context._analysed.get(i_point) == self.epoch:
-            return False
-        due = bool(self._due(context, i_point))
-        if caching and not due:
-            context._analysed[i_point] = self.epoch
-        return due
+        return bool(self._due(context, i_point))
 
-    def run_analysis(self, context: OpContext, i_point: IPoint) -> None:
+    def run_analysis(
+        self, context: OpContext, i_point: IPoint, due: list[Tool] | None = None
+    ) -> None:
         """Run the rules and analysis routines of the applied tools, in order.
 
         This is the core's implementation of `amanda_trigger_callback`.
+
+        Args:
+            context: The context.
+            i_point: The point.
+            due: The tools whose analysis is due, if they are known.
 
         Raises:
             BaseException: Whatever a routine raised, with a note. The analysis of its tool is not
                 cached.
         """
-        due = {id(tool): tool for tool in self._due(context, i_point)}
+        due = self._due(context, i_point) if due is None else due
+        chosen = {id(tool) for tool in due}
         context._plans, epoch = None, self.epoch
         with inside_routine():
             for tool in self.tools:
                 for rule in tool._amanda.before_rules:
                     self._call(rule, tool, context, i_point)
-                if id(tool) in due:
+                if id(tool) in chosen:
                     self._record(tool, context, i_point)
             try:
                 for tool in reversed(self.tools):
@@ -360,21 +372,24 @@ class Session:
                         self._call(rule, tool, context, i_point)
             except BaseException:
                 # The rules belong to the analysis of all tools, so none of it is cached.
-                for tool in due.values():
+                for tool in due:
                     self._store.log_of(tool).pop((context._key, i_point), None)
                 raise
         if self.control.switches[CACHING] and epoch == self.epoch:
             context._analysed[i_point] = epoch
 
     def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
-        caching, key = self.control.switches[CACHING], (context._key, i_point)
-        return [
-            tool
-            for tool in self._analysing[i_point]
-            if not (caching and key in self._store.log_of(tool))
-            # Rules serve other tools as well, so a selection does not restrict them.
-            and (not tool._amanda.routines[i_point] or self._selects(tool, context))
-        ]
+        caching, due = self.control.switches[CACHING], self._analysing[i_point]
+        if not due or (caching and context._analysed.get(i_point) == self.epoch):
+            return []
+        if caching:
+            logs, key = self._store.logs, (context._key, i_point)
+            due = [tool for tool in due if key not in logs.get(tool._amanda, ())]
+        # Rules serve other tools as well, so a selection does not restrict them.
+        due = [t for t in due if not t._amanda.routines[i_point] or self._selects(t, context)]
+        if caching and not due:
+            context._analysed[i_point] = self.epoch
+        return due
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
         key = (context._key, i_point)
@@ -415,13 +430,15 @@ class Session:
             )
             raise
 
-    def actions_of(self, context: OpContext) -> Iterator[Action]:
-        """Yield the logged actions of the applied tools for an op, in tool order."""
+    def actions_of(self, context: OpContext) -> list[Action]:
+        """Return the logged actions of the applied tools for an op, in tool order."""
+        found: list[Action] = []
         for tool in self.tools:
-            log = self._store.log_of(tool)
+            log = self._store.logs.get(tool._amanda)
             if log and self._selects(tool, context):
                 for point in POINTS:
-                    yield from log.get((context._key, point), ())
+                    found += log.get((context._key, point), ())
+        return found
 
     # For drivers: errors, warnings, steps and scopes.
 

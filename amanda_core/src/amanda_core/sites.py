@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -120,14 +121,31 @@ class Rules:
     is_layered: bool = False
 
 
+class Key(tuple[Any, ...]):
+    """The key of an op, with its printed form, of which the op id is made."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
 class Code:
     """A code object in call sites; `number` is unique in this process."""
 
-    __slots__ = ("code", "kind", "label", "number", "offsets")
+    __slots__ = ("_lines", "code", "file", "kind", "label", "number", "offsets", "text")
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
-        self.offsets = call_offsets(code)
+        self.offsets, self.file = call_offsets(code), os.path.basename(code.co_filename)
+        #: The printed form of the label, before the offset.
+        self.text = f"{repr(label)[:-1]}, "
+        self._lines: list[tuple[int, int, int | None]] = []
+
+    def source(self, offset: int) -> str:
+        """Return ``file:line`` of an instruction."""
+        self._lines = self._lines or list(self.code.co_lines())
+        return f"{self.file}:{self._lines[bisect(self._lines, (offset, sys.maxsize)) - 1][2]}"
 
 
 #: The frames of a call site, innermost first, each with the offset that it calls from.
@@ -293,7 +311,7 @@ class Sites(Generic[R]):
             key += ((position, token),)
         group = self._groups.get(key)
         if group is None:
-            held = (v.token if isinstance(v, Found) else token for _, token, v in weights)
+            held = [v.token if isinstance(v, Found) else token for _, token, v in weights]
             group = self._groups[key] = Group(held)
         return group
 
@@ -387,24 +405,21 @@ class Sites(Generic[R]):
 
     def _site(self, origin: Origin, weights: Operands, occurrence: int) -> Site:
         op_type, scope = origin.op_type, origin.scope
-        key = (
-            "op",
-            scope.root or scope.zone,
-            scope.path,
-            op_type,
-            tuple((*code.label, offset) for code, offset in origin.frames),
-            tuple(self._operand_label(scope, n, tensor) for n, _, tensor in weights),
-            occurrence,
-        )
-        return Site(
-            key=key,
-            op_type=op_type,
-            namespace=self._namespace,
-            name=self._name(scope, op_type, key),
-            module_path=scope.path,
-            source=self.source(sys._getframe(1)),
-            zone=scope.zone or self._rules.zone_of(),
-        )
+        root, path, source, text = scope.root or scope.zone, scope.path, None, ""
+        called = []
+        for code, offset in origin.frames:
+            called.append((*code.label, offset))
+            text = f"{text}, {code.text}{offset})" if text else f"{code.text}{offset})"
+            if source is None and code.kind == USER:
+                source = code.source(offset)
+        read = tuple([self._operand_label(scope, n, tensor) for n, _, tensor in weights])
+        key = Key(("op", root, path, op_type, tuple(called), read, occurrence))
+        text += "," * (len(called) == 1)
+        key.text = f"('op', {root!r}, {path!r}, {op_type!r}, ({text}), {read!r}, {occurrence})"
+        source = source or self.source(sys._getframe(1))
+        zone = scope.zone or self._rules.zone_of()
+        name = self._name(scope, op_type, key)
+        return Site(key, op_type, self._namespace, name, path, source, zone)
 
     def source(self, frame: FrameType | None) -> str | None:
         """Return ``file:line`` of the user's innermost frame, starting from this one outwards."""

@@ -113,6 +113,8 @@ class TorchAttachment:
         #: Checkpointed functions that run for the first time now, from the outermost one.
         self.first_runs: list[Any] = []
         self._compiled: CompiledCode | None = None
+        #: The record that was made last, until its first execution.
+        self._new: object = None
         self._attached = False
 
     def _choose(self) -> Interceptor:
@@ -292,7 +294,9 @@ class TorchAttachment:
         kwargs: dict[str, Any],
     ) -> Any:
         """Execute one call of an operator whose record the native interceptor has found."""
-        if self._is_ignored(operator.op_type, args, kwargs):
+        # What was resolved for this call was not to be ignored.
+        new, self._new = record is self._new, None
+        if not new and self._is_ignored(operator.op_type, args, kwargs):
             return call(*args, **kwargs)
         return self._run(record, operator, call, args, kwargs, by_native=True)
 
@@ -303,7 +307,9 @@ class TorchAttachment:
         if self._is_ignored(op_type, call[0], call[1]):
             return None
         try:
-            return self._sites.resolve(Origin(op_type, scope or OUTSIDE, frames), *call)
+            found = self._sites.resolve(Origin(op_type, scope or OUTSIDE, frames), *call)
+            self._new = found if type(found) is OpRecord and found.context is None else None
+            return found
         except Exception as error:
             self.report_failure(error, op_type)
             return None

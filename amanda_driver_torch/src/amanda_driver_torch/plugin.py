@@ -100,10 +100,11 @@ def _attachment(session: Session) -> TorchAttachment:
 @hookimpl
 def amanda_prepare_context(context: OpContext) -> None:
     """Set the common keys of the context of a PyTorch op."""
-    if not context.namespace.startswith("pytorch/"):
+    namespace = context.namespace
+    if not namespace.startswith("pytorch/"):
         return
     describe(context)
-    if context.namespace.endswith("/eager") and not context.is_backward():
+    if namespace.endswith("/eager") and not context.is_backward():
         state, in_compiled_callable = _state()
         if state.not_compiled and in_compiled_callable(state.not_compiled):
             context["not_compiled"] = True

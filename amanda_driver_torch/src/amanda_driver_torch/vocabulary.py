@@ -6,9 +6,11 @@ Owns the translation and the keys it sets on contexts: ``type``, ``backward_type
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from amanda_core import OpContext
 from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
@@ -234,34 +236,36 @@ def describe(context: OpContext) -> None:
     if context.is_backward():
         context["backward_type"] = _backward_type(context)
         return
-    name = _plain_name(context)
-    common_type = context["type"] = _type(name, context)
-    if common_type is None:
-        return
-    if name in _ROLES:
-        context["input_roles"] = _ROLES[name]
-    if common_type in _WEIGHT_LAYOUTS:
-        context["weight_layout"] = _WEIGHT_LAYOUTS[common_type]
-    if common_type[-2:] in _LAYOUTS:
-        context["layout"] = _LAYOUTS[common_type[-2:]]
-
-
-def _plain_name(context: OpContext) -> str:
-    """Return the operator's name, for an in-place variant without its ``_``."""
-    name = context.op_type
-    in_place = name not in OP_TYPES and name.endswith("_") and not name.endswith("__")
-    return name[:-1] if in_place else name
-
-
-def _type(name: str, context: OpContext) -> str | None:
+    name, common_type, _ = known = _known(context.op_type)
     if name in ("max", "min") and context.input_names[1:2] == ("other",):
-        return f"{name}imum"
-    if name == "convolution":
+        known = _known(context.op_type, f"{name}imum")
+    elif name == "convolution":
         # ATen graphs use one operator for every rank: (input, weight, bias, stride, padding,
         # dilation, transposed, ...).
         inputs = context.get_inputs()
-        return f"conv{'_transpose' * bool(inputs[6])}{inputs[1].dim() - 2}d"
-    return OP_TYPES.get(name)
+        common_type = f"conv{'_transpose' * bool(inputs[6])}{inputs[1].dim() - 2}d"
+        known = _known(context.op_type, common_type)
+    context.update(known[2])
+
+
+@functools.cache
+def _known(op_type: str, common_type: str | None = None) -> tuple[str, str | None, dict[str, Any]]:
+    """Return an operator's name, for an in-place variant without its ``_``, its common type, and
+    the keys of its contexts.
+    """
+    in_place = op_type not in OP_TYPES and op_type.endswith("_") and not op_type.endswith("__")
+    name = op_type[:-1] if in_place else op_type
+    common_type = common_type or OP_TYPES.get(name)
+    keys: dict[str, Any] = {"type": common_type}
+    if common_type is not None:
+        for key, known, of in (
+            ("input_roles", _ROLES, name),
+            ("weight_layout", _WEIGHT_LAYOUTS, common_type),
+            ("layout", _LAYOUTS, common_type[-2:]),
+        ):
+            if of in known:
+                keys[key] = known[of]
+    return name, common_type, keys
 
 
 def _backward_type(context: OpContext) -> str | None:
@@ -270,7 +274,7 @@ def _backward_type(context: OpContext) -> str | None:
     if not isinstance(common_type, str) or common_type not in COMMON_TYPES:
         # A tool may have set a type of its own.
         common_type = (
-            None if context.forward is None else OP_TYPES.get(_plain_name(context.forward))
+            None if context.forward is None else _known(context.forward.op_type)[1]
         )
     if common_type is not None and (
         kind.startswith(_OF_FORWARD) or kind in _OWN_NODES.get(common_type, ())

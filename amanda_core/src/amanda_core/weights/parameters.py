@@ -33,6 +33,7 @@ class Layouts:
         is_weight: Returns True if it may be a weight although it is not marked.
         version: Returns a number that grows with each write to it; None if writes are not counted.
         attribute: Returns the parameter that a module holds by a name, or None.
+        key: Returns the key of `memory` alone, or None if there is a faster way.
     """
 
     memory: Callable[[Any], Memory | None]
@@ -43,6 +44,7 @@ class Layouts:
     is_weight: Callable[[Any], bool]
     version: Callable[[Any], int | None]
     attribute: Callable[[Any, str], Any]
+    key: Callable[[Any], Hashable] | None = None
 
 
 class Found(NamedTuple):
@@ -76,14 +78,9 @@ class Found(NamedTuple):
         return extents_of(self.place.region, self.shape)
 
 
-class _Entry(NamedTuple):
-    """A parameter of a root. `owner` is the root and name by which it was known first."""
-
-    owner: tuple[str, str]
-    name: str
-    memory: Memory | None
-    shape: tuple[int, ...]
-    get: Callable[[], Any]
+#: A parameter of a root: the root and name by which it was known first, its name, and a function
+#: that returns it. A plain tuple, because there is one for each parameter of a model.
+_Entry = tuple[tuple[str, str], str, Callable[[], Any]]
 
 
 class Parameters:
@@ -100,19 +97,23 @@ class Parameters:
 
     def __init__(self, scopes: Scopes, labels: Labels, layouts: Layouts) -> None:
         self._scopes, self._labels, self._layouts = scopes, labels, layouts
+        self._key = layouts.key or self._key_of
         self.sessions = 0
         #: Label of a root -> its parameters, by their memory, and by their names.
         self._tables: dict[str, dict[Hashable, list[_Entry]]] = {}
         self._entries: dict[str, dict[str, _Entry]] = {}
         #: Id of a parameter -> its owner, see `_Entry`. The parameter may have died.
         self._owners: dict[int, tuple[str, str]] = {}
+        self._most_owners = 64
         #: Parameters that no root holds, as of when the table was made last.
         self._strangers: Known[bool] = Known()
 
     def shapes(self, root: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each parameter of a root, by the root that owns it and its name."""
         self._table(root)
-        return {":".join(entry.owner): entry.shape for entry in self._entries[root].values()}
+        held = ((owner, get()) for owner, _, get in self._entries[root].values())
+        shapes = {":".join(owner): self._layouts.shape(p) for owner, p in held if p is not None}
+        return {name: shape for name, shape in shapes.items() if shape is not None}
 
     def find(self, value: Any, root: str, operand: bool = True) -> Found | None:
         """Return the parameter that a tensor is or shows a part of; None if there is none.
@@ -123,21 +124,21 @@ class Parameters:
             operand: Whether the position may hold a weight that is not marked as a parameter.
         """
         layouts = self._layouts
-        memory = layouts.memory(value)
+        key = self._key(value)
         # Outside of modules, parameters of the models that have run are read as well.
         for label in (root,) if root else tuple(self._tables):
-            if (found := self._held(value, label, memory)) is not None:
+            if (found := self._held(value, label, key)) is not None:
                 return found if root else found._replace(path=f"{label}:{found.path}")
         base = layouts.base(value)
         marked = layouts.is_parameter(base)
         if root and marked and not self._strangers.get(base):
             # The table lacks this parameter: it has moved, or is newer than the table.
             self.forget(root)
-            if (found := self._held(value, root, memory)) is not None:
+            if (found := self._held(value, root, key)) is not None:
                 return found
             self._strangers.set(base, True)
         if marked or (not root and operand and layouts.is_weight(base)):
-            return self._unnamed(value, base, memory)
+            return self._unnamed(value, base)
         return None
 
     def memory(self, value: Any) -> Memory | None:
@@ -168,32 +169,38 @@ class Parameters:
         """Make the table of a root again when it is used next."""
         self._tables.pop(root, None)
 
-    def _held(
-        self, value: Any, root: str, memory: Memory | None, again: bool = True
-    ) -> Found | None:
-        for entry in self._table(root).get(memory and memory.key, ()):
-            if entry.memory is None or memory is None:
-                place = _whole(entry.shape) if entry.get() is value else None
-            else:
-                place = place_in(entry.memory, memory)
-            if place is None:
-                continue
-            parameter, (owner, name) = entry.get(), entry.owner
-            moved = parameter is None or self._layouts.memory(parameter) != entry.memory
-            if moved or not self._holds(owner, name, parameter):
+    def _key_of(self, value: Any) -> Hashable:
+        memory = self._layouts.memory(value)
+        return memory and memory.key
+
+    def _held(self, value: Any, root: str, key: Hashable, again: bool = True) -> Found | None:
+        layouts = self._layouts
+        for (owner, owned), name, get in self._table(root).get(key, ()):
+            parameter = get()
+            moved = parameter is None or self._key(parameter) != key
+            if moved or not self._holds(owner, owned, parameter):
                 # Another tensor may lie here now.
                 self.forget(root)
-                return self._held(value, root, memory, False) if again else None
-            path = entry.name + region_text(place.region)
-            return Found(owner, name, 0, entry.shape, entry.memory, place, entry.get, path)
+                return self._held(value, root, key, False) if again else None
+            memory, whole = layouts.memory(value), layouts.memory(parameter)
+            if (shape := layouts.shape(parameter)) is None:
+                continue
+            if whole is None or memory is None:
+                place = _whole(shape) if parameter is value else None
+            else:
+                place = place_in(whole, memory)
+            if place is not None:
+                path = name + region_text(place.region)
+                return Found(owner, owned, 0, shape, whole, place, get, path)
         return None
 
     def _holds(self, root: str, name: str, parameter: Any) -> bool:
         entry = self._entries.get(root, {}).get(name)
-        return entry is not None and entry.get() is parameter
+        return entry is not None and entry[2]() is parameter
 
-    def _unnamed(self, value: Any, base: Any, memory: Memory | None) -> Found | None:
+    def _unnamed(self, value: Any, base: Any) -> Found | None:
         shape, whole = self._layouts.shape(base), self._layouts.memory(base)
+        memory = self._layouts.memory(value)
         if shape is None:
             return None
         place = (place_in(whole, memory) if whole and memory else None) or _whole(shape)
@@ -205,21 +212,19 @@ class Parameters:
         table = self._tables.get(root)
         known = next(iter(self._entries.get(root, {}).values()), None)
         # Another model may have the label of one that has died.
-        if table is None or (known is not None and known.get() is None):
+        if table is None or (known is not None and known[2]() is None):
             if root in self._scopes.held_by:
                 self._table(self._scopes.held_by[root])
             table = self._tables[root] = {}
             entries = self._entries[root] = {}
             for name, module, parameter in self._scopes.weights(root):
-                memory, shape = self._layouts.memory(parameter), self._layouts.shape(parameter)
-                if shape is not None:
-                    get = partial(self._current, weakref.ref(module), name.rpartition(".")[2])
-                    owner = self._owner(parameter, root, name)
-                    entry = entries[name] = _Entry(owner, name, memory, shape, get)
-                    table.setdefault(memory and memory.key, []).append(entry)
-            if len(self._owners) > 2 * sum(map(len, self._entries.values())) + 64:
+                get = partial(self._current, weakref.ref(module), name.rpartition(".")[2])
+                entry = entries[name] = (self._owner(parameter, root, name), name, get)
+                table.setdefault(self._key(parameter), []).append(entry)
+            if len(self._owners) > self._most_owners:
                 every = [entry for names in self._entries.values() for entry in names.values()]
-                self._owners = {id(p): e.owner for e in every if (p := e.get()) is not None}
+                self._owners = {id(p): owner for owner, _, get in every if (p := get()) is not None}
+                self._most_owners = 2 * len(self._owners) + 64
         return table
 
     def _owner(self, parameter: Any, root: str, name: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
+from amanda_core.action import AFTER_FORWARD, BEFORE_BACKWARD, BEFORE_FORWARD
 from amanda_core.driver_failures import OriginalCall
 from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
 from amanda_core.threads import standing_for
@@ -264,7 +265,7 @@ class Run:
         kwargs: dict[str, Any],
         by_native: bool,
     ) -> None:
-        self.by_native = by_native
+        self.by_native, self.new = by_native, record.context is None
         self.execution, self.record, self.operator = execution, record, operator
         self.original = original
         self.call: Callable[..., Any] = original
@@ -311,11 +312,11 @@ class Run:
 
     def _run(self, context: OpContext) -> Any:
         session, record = self.session, self.record
-        before = self._analyse(context, IPoint.BEFORE_FORWARD)
+        before = self._analyse(context, BEFORE_FORWARD)
         if before.steps:
             if not self.edited:
                 self._edit_inputs(before)
-            context.fill(inputs=self.values)
+            context.execution["inputs"] = self.values
         taps = None
         if torch.is_grad_enabled():
             taps = Taps(self.execution.backward, context, self)
@@ -326,11 +327,11 @@ class Run:
             self.values = taps.before(self.values, self.start)
         returned = self._call(before, context)
         self.original.keep(returned)
-        outputs = self.outputs_of(returned)
+        outputs = unchanged = self.outputs_of(returned)
         if taps is not None:
             outputs = taps.untap(outputs)
         context.execution["outputs"] = outputs
-        after = self._analyse(context, IPoint.AFTER_FORWARD)
+        after = self._analyse(context, AFTER_FORWARD)
         made = self.made_count = next_sequence() - self.start
         # After-forward analysis may have requested gradients, too. They count even if there are
         # none now, since the op may run with gradients later.
@@ -362,7 +363,9 @@ class Run:
                 returned,
             )
         # An op that returns nothing (`x[i] = v`) has its written argument as output.
-        return None if returned is None else restructure(returned, results)
+        if returned is None or results is unchanged:
+            return returned
+        return restructure(returned, results)
 
     def _track(self, context: OpContext, outputs: list[Any], opened: bool) -> bool:
         """Set hooks on the op's nodes; return True if they need none in this epoch."""
@@ -379,8 +382,9 @@ class Run:
         return False
 
     def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
-        if not self.session.due(context, i_point):
-            if i_point is IPoint.BEFORE_FORWARD:
+        session = self.session
+        if not (session.wants(i_point) if self.new else session.due(context, i_point)):
+            if i_point is BEFORE_FORWARD:
                 return context.plan(i_point)
             # The number of outputs may have changed.
             return context.trigger_callback(i_point)
@@ -438,7 +442,7 @@ class Run:
     def _call(self, before: Plan, context: OpContext) -> Any:
         if before.replacement is not None:
             return self._replace(before.replacement)
-        replaced = context.plan(IPoint.BEFORE_BACKWARD).replacement
+        replaced = context.plan(BEFORE_BACKWARD).replacement
         if replaced is not None and torch.is_grad_enabled():
             return run_with_replaced_backward(self, self.execution.backward, replaced)
         if self._edits_in_place(context):
@@ -532,8 +536,8 @@ class Run:
         """Return True if edits may change storage that the op saves for backward."""
         if not (self.bound.signature.in_place and torch.is_grad_enabled()):
             return False
-        asked = context.plan(IPoint.AFTER_FORWARD).edits
-        return asked or self.session.due(context, IPoint.AFTER_FORWARD)
+        asked = context.plan(AFTER_FORWARD).edits
+        return asked or self.session.due(context, AFTER_FORWARD)
 
     def _written_memory(self) -> set[int]:
         memory = {memory_of(t) for t in tensors_in(self.values[p] for p in self.mutated)}

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,12 +22,18 @@ from amanda_driver_torch._identity.frames import is_own, is_torchs, looks_away
 from amanda_driver_torch._torch.facts import FACTS
 from amanda_driver_torch._torch.internals import (
     BUILDING_METHODS,
+    PARAMETER_MARK,
     children_of,
     modules_in,
     parameter_of,
     parameters_of,
 )
-from amanda_driver_torch._torch.tensor_attributes import is_weight, layout_of, storage_of
+from amanda_driver_torch._torch.tensor_attributes import (
+    is_weight,
+    layout_of,
+    memory_of,
+    storage_of,
+)
 
 __all__ = ["BOUNDARY", "RULES", "new_labels", "new_parameters", "new_scopes"]
 
@@ -51,6 +58,9 @@ def zone_of() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         role = _ROLES.get(id(frame.f_code)) or _role_of(frame)
+        if not role.counts:
+            frame = frame.f_back
+            continue
         if role.ends:
             return "model"
         if role.zone:
@@ -68,7 +78,8 @@ def zone_of() -> str:
     return "model"
 
 
-class _Role(NamedTuple):
+@dataclass(slots=True)
+class _Role:
     """What a code object says about the part of a program that runs.
 
     Attributes:
@@ -78,6 +89,8 @@ class _Role(NamedTuple):
         owned: Whether its `self` may decide.
         builds: Whether it builds, if it is a module's; `runs`: whether it runs one.
         users: Whether it is the user's.
+        owner: The variable that holds the object or class whose method it is.
+        counts: Whether it may decide anything.
     """
 
     code: CodeType
@@ -87,6 +100,8 @@ class _Role(NamedTuple):
     builds: bool
     runs: bool
     users: bool
+    owner: str
+    counts: bool
 
 
 #: By id of the code object: comparing code objects takes longer than all the rest.
@@ -101,7 +116,10 @@ def _role_of(frame: FrameType) -> _Role:
     builds = code.co_name in BUILDING_METHODS
     users = not (is_torchs(namespace) or is_own(code))
     owned = builds or code.co_name == "step"
-    role = _Role(code, code in BOUNDARY, zone, owned, builds, code.co_name == "forward", users)
+    ends, runs = code in BOUNDARY, code.co_name == "forward"
+    owner = "self" if "self" in code.co_varnames else "cls"
+    counts = bool(ends or zone or owned or users)
+    role = _Role(code, ends, zone, owned, builds, runs, users, owner, counts)
     if len(_ROLES) > _ROLES_KEPT:
         _ROLES.clear()
     _ROLES[id(code)] = role
@@ -118,7 +136,7 @@ def _is_building(frame: FrameType | None) -> bool:
         if role.ends:
             return False
         if role.builds or role.runs:
-            owner = local_of(frame, "self" if "self" in frame.f_code.co_varnames else "cls")
+            owner = local_of(frame, role.owner)
             kind = owner if isinstance(owner, type) else type(owner)
             if issubclass(kind, nn.Module):
                 return role.builds  # A constructor may run the model.
@@ -164,6 +182,9 @@ def new_parameters(scopes: Scopes, labels: Labels) -> Parameters:
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
+    # For a plain tensor, as the class of `nn.Parameter` does, which takes four times as long.
+    if type(tensor) is torch.Tensor:
+        return bool(getattr(tensor, PARAMETER_MARK, False))
     return isinstance(tensor, nn.Parameter)
 
 
@@ -181,6 +202,7 @@ _LAYOUTS = Layouts(
     is_weight,
     FACTS.version,
     parameter_of,
+    memory_of,
 )
 
 

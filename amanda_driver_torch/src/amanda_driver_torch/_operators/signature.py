@@ -87,6 +87,8 @@ class BoundCall:
         Raises:
             ValueError: There are more or fewer values than positions.
         """
+        if len(values) == len(self._originals) and all(map(is_, values, self._originals)):
+            return self._args, dict(self._kwargs)
         plan = self._plan
         args: list[Any] | None = None
         kwargs = dict(self._kwargs)

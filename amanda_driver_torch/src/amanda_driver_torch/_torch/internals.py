@@ -221,6 +221,8 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+#: The attribute by which `isinstance` takes other tensors for instances of `nn.Parameter`.
+PARAMETER_MARK = "_is_param"
 has_storage: Callable[[torch.Tensor], bool] = _C._has_storage
 
 
