@@ -56,6 +56,13 @@ class OpContext(dict[str, Any]):
     Made by drivers through `Session.open`.
     """
 
+    # Faster to set and read than a dictionary.
+    __slots__ = (
+        *("__dict__", "__weakref__", "_analysed", "_backward", "_edits", "_epoch", "_forward"),
+        *("_has_actions", "_id", "_key", "_known", "_output_count", "_outputs_vary", "_place"),
+        *("_plans", "_recorder", "_site", "_store", "execution", "remembered"),
+    )
+
     # A context represents an op, so two contexts are equal only if they are the same object.
     __hash__: ClassVar[Callable[[Any], int]] = object.__hash__  # type: ignore[assignment]
     #: The key under which the store holds it; set by the session.

@@ -58,8 +58,8 @@ class Session:
         pending: Exceptions that wait for `raise_pending`, oldest first.
     """
 
-    # A slot, because drivers may read the epoch at every operator.
-    __slots__ = ("__dict__", "__weakref__", "epoch")
+    # Slots, because these are read at every operator.
+    __slots__ = ("__dict__", "__weakref__", "_analysing", "_hook", "_store", "control", "epoch")
 
     _epochs = itertools.count(1)
 
@@ -329,7 +329,7 @@ class Session:
 
     def analyse(self, context: OpContext, i_point: IPoint) -> None:
         """Run the analysis that is due for `context` at `i_point`."""
-        if due := self._due(context, i_point):
+        if self._analysing[i_point] and (due := self._due(context, i_point)):
             hook = self._hook.amanda_trigger_callback
             # Without other plugins it is the core's own; the way through pluggy takes as long.
             if len(hook.get_hookimpls()) > 1:
@@ -339,7 +339,7 @@ class Session:
 
     def due(self, context: OpContext, i_point: IPoint) -> bool:
         """Return True if `analyse` would run the analysis of a tool."""
-        return bool(self._due(context, i_point))
+        return bool(self._analysing[i_point] and self._due(context, i_point))
 
     def run_analysis(
         self, context: OpContext, i_point: IPoint, due: list[Tool] | None = None
@@ -379,14 +379,16 @@ class Session:
             context._analysed[i_point] = epoch
 
     def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
-        caching, due = self.control.switches[CACHING], self._analysing[i_point]
-        if not due or (caching and context._analysed.get(i_point) == self.epoch):
-            return []
-        if caching:
-            logs, key = self._store.logs, (context._key, i_point)
-            due = [tool for tool in due if key not in logs.get(tool._amanda, ())]
-        # Rules serve other tools as well, so a selection does not restrict them.
-        due = [t for t in due if not t._amanda.routines[i_point] or self._selects(t, context)]
+        caching = self.control.switches[CACHING]
+        due: list[Tool] = []
+        if caching and context._analysed.get(i_point) == self.epoch:
+            return due
+        logs, key = self._store.logs, (context._key, i_point)
+        for tool in self._analysing[i_point]:
+            if not caching or key not in logs.get(tool._amanda, ()):
+                # Rules serve other tools as well, so a selection does not restrict them.
+                if not tool._amanda.routines[i_point] or self._selects(tool, context):
+                    due.append(tool)
         if caching and not due:
             context._analysed[i_point] = self.epoch
         return due
