@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from amanda_core import IPoint, OpContext, Plan, Step
+from amanda_core import OpContext, Plan, Step
+from amanda_core.action import AFTER_BACKWARD, AFTER_FORWARD, BEFORE_BACKWARD, BEFORE_FORWARD
 from amanda_core.weights.state import Memoized
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.edits import OfAliasing
@@ -38,8 +39,6 @@ __all__ = ["are_native", "compiled", "node_plans"]
 _MANY = 16
 # The most arguments of a call that C handles (`MOST_OPERANDS`).
 _MOST = 24
-#: The points of an op's gradients as a whole.
-_OF_GRADIENTS = IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD
 
 
 def compiled(
@@ -67,7 +66,7 @@ def compiled(
     """
     session, bound = call.session, call.bound
     layout = bound.layout
-    arriving, leaving = (context.plan(point) for point in _OF_GRADIENTS)
+    arriving, leaving = context.plan(BEFORE_BACKWARD), context.plan(AFTER_BACKWARD)
     on_gradients = bool(arriving or leaving)
     if (
         native is None
@@ -77,8 +76,8 @@ def compiled(
         or arriving.replacement is not None
         or leaving.replacement is not None
         or len(layout.sources) > _MANY
-        or session.due(context, IPoint.BEFORE_FORWARD)
-        or session.due(context, IPoint.AFTER_FORWARD)
+        or session.due(context, BEFORE_FORWARD)
+        or session.due(context, AFTER_FORWARD)
     ):
         return None
     assigns = call.operator.op_type == "__setitem__"
@@ -100,7 +99,7 @@ def compiled(
     )
     with_gradients = (
         # Without gradients there is nothing to differentiate.
-        not any(step.action.autodiff for step in (*before.steps, *after.steps))
+        not any([step.action.autodiff for step in (*before.steps, *after.steps)])
         # Without gradients in this execution, nothing is known about them.
         and (taps is not None or not on_gradients)
         # If the result of an op that writes its argument may be edited, it must be known what the
@@ -109,7 +108,8 @@ def compiled(
     )
     if torch.is_grad_enabled() and not with_gradients:
         return None
-    steps = [_parts(step, len(layout.sources), autodiff=True) for step in before.steps]
+    width = len(layout.sources)
+    steps = [_parts(step, width, autodiff=True) for step in before.steps]
     steps_after = [_parts(step, _MANY, autodiff=True) for step in after.steps]
     if None in steps or None in steps_after:
         return None
@@ -127,18 +127,12 @@ def compiled(
         # A subclass may override attributes that C would read.
         return None
     names = tuple(kwargs)
-    count = len(args)
-    sources = tuple(
-        [
-            -1 if s is None else count + names.index(s) if isinstance(s, str) else s
-            for s in layout.sources
-        ]
-    )
+    sources, attrs, outs = layout.numbered(len(args), names)
     operands = (*args, *kwargs.values())
-    if len(operands) > _MOST or not {type(kwargs[name]) for name in layout.attrs} <= KINDS.keys():
-        return None
     # The context shows attributes as they were in the execution that Python has seen.
-    fixed = [(count + names.index(name), kwargs[name]) for name in layout.attrs]
+    fixed = [(number, operands[number]) for number in attrs]
+    if len(operands) > _MOST or not all([type(value) in KINDS for _, value in fixed]):
+        return None
     tapped: list[Any] = []
     node_hooks: Any = None
     required: list[tuple[int, int, bool]] = []
@@ -190,7 +184,7 @@ def compiled(
         -1 if layout.spread is None else layout.spread,
         fixed,
         len(returned) if isinstance(returned, (tuple, list)) else 1,
-        tuple([count + names.index(name) for name in layout.outs]),
+        outs,
         in_place and on_gradients,
         # Hooks of the program may have taken what was saved elsewhere before it can be copied.
         top_saved_tensor_hooks if copies else None,
@@ -281,7 +275,7 @@ def _node_hooks(
     # convert the op's gradients. A single node, whose type is compared, has the same results.
     is_single = made == 1 and not any(way for hook, _ in hooks for *_, way in hook[4])
     is_mixed = len({tensor.dtype for _, _, tensor in placed}) > 1
-    edits = context.plan(IPoint.BEFORE_FORWARD).edits
+    edits = context.plan(BEFORE_FORWARD).edits
     depends = not is_single or edits
     laid = [
         (argument, item, *_layout(value))
@@ -381,7 +375,7 @@ def _add_steps(
 ) -> bool:
     """Add the steps before and after a node to `plans`; return False if they need Python."""
     context, op = record.context, BackwardOp(record.site.op_type)
-    points = IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD
+    points = BEFORE_BACKWARD, AFTER_BACKWARD
     if context is None or not record.analysed(backward.session):
         for hook, hooked in zip(backward.hooks(record), plans, strict=True):
             hooked.append((hook, [], number, None, op))
@@ -428,12 +422,10 @@ def _parts(step: Step, count: int, autodiff: bool = False) -> Any:
 
 def _memoized(parts: list[Any], steps: Sequence[Step], values: Sequence[Any]) -> list[Any]:
     """Return the parts with the stamps of memoized routines in place of None."""
-    found = []
-    for part, step in zip(parts, steps, strict=True):
+    for number, step in enumerate(steps):
         routine, positions = step.action.routine, step.action.positions or ()
         if isinstance(routine, Memoized) and len(positions) == 1:
             value: Any = values[positions[0]]
             if type(value) in PLAIN:
-                part = (*part[:4], routine.stamp)
-        found.append(part)
-    return found
+                parts[number] = (*parts[number][:4], routine.stamp)
+    return parts

@@ -13,7 +13,7 @@ import numbers
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -105,7 +105,8 @@ class Signature:
     one_node: bool = False
 
 
-class Plan(NamedTuple):
+@dataclass(slots=True)
+class Plan:
     """The place of each position's value in one kind of call: args[k], kwargs[name] or none."""
 
     signature: Signature
@@ -117,6 +118,25 @@ class Plan(NamedTuple):
     attrs: tuple[str, ...]
     outs: tuple[str, ...]
     bound: bool
+    _numbered: tuple[Any, ...] = ()
+
+    def numbered(
+        self, count: int, names: tuple[str, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Return `sources`, `attrs` and `outs` as numbers of arguments, -1 for none.
+
+        Args:
+            count: The number of positional arguments.
+            names: The names of the others, which follow them.
+        """
+        if self._numbered[:2] != (count, names):
+            numbers = {name: count + place for place, name in enumerate(names)}
+            sources = [
+                -1 if s is None else numbers[s] if isinstance(s, str) else s for s in self.sources
+            ]
+            attrs, outs = ([numbers[name] for name in of] for of in (self.attrs, self.outs))
+            self._numbered = (count, names, (tuple(sources), tuple(attrs), tuple(outs)))
+        return self._numbered[2]  # type: ignore[no-any-return]
 
 
 # --- kinds of arguments, and the slots that accept them -----------------------------------------

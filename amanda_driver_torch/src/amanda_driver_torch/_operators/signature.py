@@ -54,7 +54,8 @@ class BoundCall:
         self._originals = tuple(values)
         self.signature = plan.signature
         self.values: list[Any] = values
-        self.attrs: dict[str, Any] = {name: kwargs[name] for name in plan.attrs}
+        attrs = plan.attrs
+        self.attrs: dict[str, Any] = {name: kwargs[name] for name in attrs} if attrs else {}
         outs = plan.outs
         self.out: Any = None
         if outs:
