@@ -108,6 +108,7 @@ class Rules:
         tensor_types: Types of values that may be weights; subclasses never are.
         is_weight: Returns True if a value of `tensor_types` is a weight. It is called only outside
             of any module and not for the first operand, which is usually an activation.
+        may_decide_zone: Returns False for code that `zone_of` passes over or takes for the model's.
         is_layered: Whether all frames of the framework count, and not only the innermost one. It is
             True for frameworks that have layers of Python over one wrapper for each type of
             operator, where the innermost frame is the same for all calls.
@@ -119,6 +120,7 @@ class Rules:
     tensor_types: frozenset[type] = frozenset()
     is_weight: Callable[[Any], bool] = bool
     is_layered: bool = False
+    may_decide_zone: Callable[[CodeType, Mapping[str, Any]], bool] = lambda code, namespace: True
 
 
 class Key(tuple[Any, ...]):
@@ -133,10 +135,13 @@ class Key(tuple[Any, ...]):
 class Code:
     """A code object in call sites; `number` is unique in this process."""
 
-    __slots__ = ("_lines", "code", "file", "kind", "label", "number", "offsets", "text")
+    __slots__ = ("_lines", "code", "file", "kind", "label", "number", "offsets", "text", "zoned")
 
-    def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
+    def __init__(
+        self, code: CodeType, kind: int, label: tuple[str, str, int], number: int, zoned: bool
+    ) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
+        self.zoned = zoned  # Whether it may decide the zone, which native code reads.
         self.offsets, self.file = call_offsets(code), os.path.basename(code.co_filename)
         #: The printed form of the label, before the offset.
         self.text = f"{repr(label)[:-1]}, "
@@ -164,12 +169,13 @@ class Origin:
         op_type: Its type.
         scope: That of the innermost activation.
         frames: Its call site, from `Sites.walk`.
+        zone: The part of the program that runs, or an empty string if it is not known.
     """
 
-    __slots__ = ("frames", "numbers", "op_type", "scope")
+    __slots__ = ("frames", "numbers", "op_type", "scope", "zone")
 
-    def __init__(self, op_type: str, scope: Scope, frames: Frames) -> None:
-        self.op_type, self.scope, self.frames = op_type, scope, frames
+    def __init__(self, op_type: str, scope: Scope, frames: Frames, zone: str = "") -> None:
+        self.op_type, self.scope, self.frames, self.zone = op_type, scope, frames, zone
         numbers: list[Any] = [scope.number, op_type]
         for code, offset in frames:
             numbers += (code.number, offset)
@@ -315,13 +321,6 @@ class Sites(Generic[R]):
             group = self._groups[key] = Group(held)
         return group
 
-    def _add(self, group: Group[R], origin: Origin, weights: Operands, occurrence: int) -> R:
-        self._purge()
-        caller = origin.frames[0][0].label[0] if origin.frames else ""
-        record = self._make(self._site(origin, weights, occurrence), caller)
-        group.records[occurrence] = record
-        return record
-
     # Call sites.
 
     def walk(
@@ -371,7 +370,7 @@ class Sites(Generic[R]):
         line = code.co_firstlineno if "<" in code.co_name or not hasattr(code, "co_qualname") else 0
         label = (module, name, line)
         number = self._code_numbers.setdefault((kind, label), len(self._code_numbers) + 1)
-        known = Code(code, kind, label, number)
+        known = Code(code, kind, label, number, self._rules.may_decide_zone(code, namespace))
         self._codes[id(code)] = known  # `known` keeps the code alive, so its id is not used again.
         return known
 
@@ -403,7 +402,8 @@ class Sites(Generic[R]):
 
     # New sites.
 
-    def _site(self, origin: Origin, weights: Operands, occurrence: int) -> Site:
+    def _add(self, group: Group[R], origin: Origin, weights: Operands, occurrence: int) -> R:
+        self._purge()
         op_type, scope = origin.op_type, origin.scope
         root, path, source, text = scope.root or scope.zone, scope.path, None, ""
         called = []
@@ -417,9 +417,12 @@ class Sites(Generic[R]):
         text += "," * (len(called) == 1)
         key.text = f"('op', {root!r}, {path!r}, {op_type!r}, ({text}), {read!r}, {occurrence})"
         source = source or self.source(sys._getframe(1))
-        zone = scope.zone or self._rules.zone_of()
+        zone = scope.zone or origin.zone or self._rules.zone_of()
         name = self._name(scope, op_type, key)
-        return Site(key, op_type, self._namespace, name, path, source, zone)
+        site = Site(key, op_type, self._namespace, name, path, source, zone)
+        record = self._make(site, origin.frames[0][0].label[0] if origin.frames else "")
+        group.records[occurrence] = record
+        return record
 
     def source(self, frame: FrameType | None) -> str | None:
         """Return ``file:line`` of the user's innermost frame, starting from this one outwards."""

@@ -300,14 +300,14 @@ class TorchAttachment:
             return call(*args, **kwargs)
         return self._run(record, operator, call, args, kwargs, by_native=True)
 
-    def resolve(self, op_type: str, scope: Scope | None, frames: Any, *call: Any) -> Any:
+    def resolve(self, op_type: str, scope: Scope | None, frames: Any, zone: str, *call: Any) -> Any:
         """Return the record of an op that the native interceptor does not know; None to ignore the
         op.
         """
         if self._is_ignored(op_type, call[0], call[1]):
             return None
         try:
-            found = self._sites.resolve(Origin(op_type, scope or OUTSIDE, frames), *call)
+            found = self._sites.resolve(Origin(op_type, scope or OUTSIDE, frames, zone), *call)
             self._new = found if type(found) is OpRecord and found.context is None else None
             return found
         except Exception as error:

@@ -80,7 +80,7 @@ class Found(NamedTuple):
 
 #: A parameter of a root: the root and name by which it was known first, its name, and a function
 #: that returns it. A plain tuple, because there is one for each parameter of a model.
-_Entry = tuple[tuple[str, str], str, Callable[[], Any]]
+_Entry = tuple[tuple[str, str], str, partial[Any]]
 
 
 class Parameters:
@@ -104,7 +104,7 @@ class Parameters:
         self._entries: dict[str, dict[str, _Entry]] = {}
         #: Id of a parameter -> its owner, see `_Entry`. The parameter may have died.
         self._owners: dict[int, tuple[str, str]] = {}
-        self._most_owners = 64
+        self._most_owners = 1024
         #: Parameters that no root holds, as of when the table was made last.
         self._strangers: Known[bool] = Known()
 
@@ -212,7 +212,7 @@ class Parameters:
         table = self._tables.get(root)
         known = next(iter(self._entries.get(root, {}).values()), None)
         # Another model may have the label of one that has died.
-        if table is None or (known is not None and known[2]() is None):
+        if table is None or (known is not None and known[2].args[0]() is None):
             if root in self._scopes.held_by:
                 self._table(self._scopes.held_by[root])
             table = self._tables[root] = {}
@@ -224,7 +224,7 @@ class Parameters:
             if len(self._owners) > self._most_owners:
                 every = [entry for names in self._entries.values() for entry in names.values()]
                 self._owners = {id(p): owner for owner, _, get in every if (p := get()) is not None}
-                self._most_owners = 2 * len(self._owners) + 64
+                self._most_owners = 2 * len(self._owners) + 1024
         return table
 
     def _owner(self, parameter: Any, root: str, name: str) -> tuple[str, str]:

@@ -8,7 +8,6 @@ and `out=`. The sites identify the call; `_autograd` handles gradients. The modu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -194,6 +193,8 @@ class Execution:
                     return result
                 # The remembered constants are those of another execution.
                 record.context.remember_constants()
+                if self._hook_by_plans(record, record.context, bound, outputs, start):
+                    return result
                 if self._track(record, record.context, bound, outputs, start):
                     record.idle_nodes = made_nodes
                 else:
@@ -227,6 +228,29 @@ class Execution:
     ) -> bool:
         tensors = made(bound, outputs)
         return self.backward.track(record.nodes, context, tensors, start, tapped=tapped)
+
+    def _hook_by_plans(
+        self,
+        record: OpRecord,
+        context: OpContext,
+        bound: BoundCall,
+        outputs: Sequence[Any],
+        start: int,
+    ) -> bool:
+        """Make plans of the op's nodes, all of which were analysed, and set hooks by them; return
+        False if that is not possible, or if no node needs a hook.
+        """
+        nodes, session = record.nodes.values(), self.session
+        if (
+            not are_native(record.hooks)  # It was not possible before.
+            or all([node.idle(session) for node in nodes])
+            or not all([node.analysed(session) for node in nodes])
+        ):
+            return False
+        record.hooks = later_hooks(
+            self.backward, self.watch, record, context, bound, outputs, start
+        )
+        return are_native(record.hooks) and self._hook_as_before(record, outputs, start, bound)
 
     def _hook_as_before(
         self,
@@ -301,7 +325,7 @@ class Run:
         )
         context.execution["passes_weights_on"] = self.passes_weights_on
         context.execution["writes"] = self.mutated
-        context.execution["destinations"] = tensors_in([bound.out])
+        context.execution["destinations"] = tensors_in([bound.out]) if bound.out is not None else []
         try:
             return self._run(context)
         finally:
@@ -372,7 +396,10 @@ class Run:
         execution, record, bound, start = self.execution, self.record, self.bound, self.start
         # Plans of nodes set their hooks after those for gradients of inputs, which must run later.
         ordered = not self.tapped or getattr(record.hooks, "pending", False)
-        if ordered and execution._hook_as_before(record, outputs, start, bound):
+        if ordered and (
+            execution._hook_as_before(record, outputs, start, bound)
+            or execution._hook_by_plans(record, context, bound, outputs, start)
+        ):
             return False
         if execution._track(record, context, bound, outputs, start, self.tapped):
             return True
@@ -411,9 +438,12 @@ class Run:
     def _edit_inputs(self, plan: Plan) -> None:
         for i, step in enumerate(plan.steps):
             # The routine's own program may save for backward what the op is about to write.
-            saves = step.action.autodiff and self.mutated and torch.is_grad_enabled()
-            with keep_saved(self._written_memory()) if saves else nullcontext():
-                changes = changes_of(step, self.values, self.done_before[i : i + 1])
+            done = self.done_before[i : i + 1]
+            if step.action.autodiff and self.mutated and torch.is_grad_enabled():
+                with keep_saved(self._written_memory()):
+                    changes = changes_of(step, self.values, done)
+            else:
+                changes = changes_of(step, self.values, done)
             self.execution.edits += len(changes)
             for position, new in changes:
                 old = self.values[position]

@@ -57,7 +57,7 @@ def zone_of() -> str:
     """Return which part of a program runs, by the frames from the call up to the user's first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        role = _ROLES.get(id(frame.f_code)) or _role_of(frame)
+        role = _ROLES.get(id(frame.f_code)) or _role_of(frame.f_code, frame.f_globals)
         if not role.counts:
             frame = frame.f_back
             continue
@@ -109,8 +109,13 @@ _ROLES: dict[int, _Role] = {}
 _ROLES_KEPT = 16384
 
 
-def _role_of(frame: FrameType) -> _Role:
-    code, namespace = frame.f_code, frame.f_globals
+def may_decide_zone(code: CodeType, namespace: Mapping[str, Any]) -> bool:
+    """Return False for code that `zone_of` passes over or takes for the model's."""
+    role = _role_of(code, namespace)
+    return bool(role.zone or role.owned)
+
+
+def _role_of(code: CodeType, namespace: Mapping[str, Any]) -> _Role:
     module = str(namespace.get("__name__", ""))
     zone = "init" * (module == "torch.nn.init") or "optimizer" * module.startswith("torch.optim.")
     builds = code.co_name in BUILDING_METHODS
@@ -132,7 +137,7 @@ def _is_building(frame: FrameType | None) -> bool:
     A library does so in functions of its own, which its models' constructors and loaders call.
     """
     while frame is not None:
-        role = _ROLES.get(id(frame.f_code)) or _role_of(frame)
+        role = _ROLES.get(id(frame.f_code)) or _role_of(frame.f_code, frame.f_globals)
         if role.ends:
             return False
         if role.builds or role.runs:
@@ -150,6 +155,7 @@ RULES = Rules(
     tensor_types=frozenset({torch.Tensor}),
     is_weight=is_weight,
     zone_of=zone_of,
+    may_decide_zone=may_decide_zone,
 )
 
 

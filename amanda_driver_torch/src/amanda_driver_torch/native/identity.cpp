@@ -92,12 +92,14 @@ Identity::Code* Identity::code_of(PyObject* code, PyObject* globals) {
     if (!made) return nullptr;
     long kind = number_of(made.get(), "kind"), number = number_of(made.get(), "number");
     std::vector<int> offsets = numbers_of(made.get(), "offsets");
+    bool zoned = is_true(made.get(), "zoned");
     if (PyErr_Occurred()) return nullptr;
     Code& entry = codes_.at(key_of(code));
     entry.code = std::move(made);
     entry.offsets = std::move(offsets);
     entry.kind = kind;
     entry.number = uint64_t(number);
+    entry.zoned = zoned;
     return &entry;
 }
 
@@ -128,19 +130,25 @@ bool Identity::hash_site(Thread* thread, const void* bound, bool inside, uint64_
     return true;
 }
 
-Owned Identity::frames_of(Thread* thread, const void* bound, bool inside) {
+Owned Identity::frames_of(Thread* thread, const void* bound, bool inside, bool* zoned) {
     Owned frames(PyList_New(0));
     int limit = inside ? AMANDA_SITE_FRAMES : 1;
+    *zoned = bound == nullptr;
     for (AmandaFrame* frame = amanda_innermost_frame(thread->state);
          frames && frame != nullptr && frame != bound; frame = amanda_frame_back(frame)) {
         PyObject* object = reinterpret_cast<PyObject*>(amanda_frame_code(frame));
         Code* code = code_of(object, amanda_frame_globals(frame));
         if (code == nullptr) return Owned();
         if (code->kind == AMANDA_STOP) break;
+        *zoned = *zoned || code->zoned;
+        if (limit == 0) {
+            if (*zoned) break;
+            continue;  // The other frames of the module's call may decide the zone.
+        }
         if (!amanda_frame_counts(code->kind, PyList_GET_SIZE(frames.get()) != 0)) continue;
         Owned pair(Py_BuildValue("(Oi)", code->code.get(), code->offset_of(frame)));
         if (!pair || PyList_Append(frames.get(), pair.get()) < 0) return Owned();
-        if (code->kind == AMANDA_USER && --limit == 0) break;
+        if (code->kind == AMANDA_USER) --limit;
     }
     return frames;
 }
@@ -327,7 +335,8 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
 Entry* Identity::resolve_new(Thread* thread, const OpType& type, const Operands& operands,
                              PyObject* scope, const void* bound, bool inside, uint64_t hash,
                              uint64_t key, uint32_t occurrence, uint64_t site) {
-    Owned frames = frames_of(thread, bound, inside);
+    bool zoned;
+    Owned frames = frames_of(thread, bound, inside, &zoned);
     if (!frames) return nullptr;
     Py_ssize_t shift = operands.first != nullptr;
     Owned args(PyTuple_New(operands.count + shift));
@@ -338,9 +347,11 @@ Entry* Identity::resolve_new(Thread* thread, const OpType& type, const Operands&
     }
     Owned kwargs(operands.keywords());
     Owned number(PyLong_FromUnsignedLong(occurrence));
-    if (!kwargs || !number) return nullptr;
+    Owned zone(PyUnicode_FromString(zoned ? "" : "model"));
+    if (!kwargs || !number || !zone) return nullptr;
     Owned record(PyObject_CallFunctionObjArgs(resolve.get(), type.name, scope, frames.get(),
-                                              args.get(), kwargs.get(), number.get(), nullptr));
+                                              zone.get(), args.get(), kwargs.get(), number.get(),
+                                              nullptr));
     if (!record || record.get() == Py_None) return nullptr;
     if (PyLong_Check(record.get())) {
         regional_.at(site) = std::move(record);

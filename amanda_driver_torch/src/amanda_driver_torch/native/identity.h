@@ -242,6 +242,7 @@ class Identity {
         std::vector<int> offsets;
         long kind = 0;
         uint64_t number = 0;
+        bool zoned = true;  // It may decide the zone of the ops that it calls.
     };
     struct Type {
         Owned type;
@@ -261,7 +262,7 @@ class Identity {
     Entry* resolve_new(Thread*, const OpType&, const Operands&, PyObject* scope, const void* bound,
                        bool inside, uint64_t hash, uint64_t key, uint32_t occurrence,
                        uint64_t site);
-    Owned frames_of(Thread*, const void* bound, bool inside);
+    Owned frames_of(Thread*, const void* bound, bool inside, bool* zoned);
 
     Table<Code> codes_;
     Table<Token> tokens_;
