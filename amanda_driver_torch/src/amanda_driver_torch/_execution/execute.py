@@ -193,11 +193,12 @@ class Execution:
                     return result
                 # The remembered constants are those of another execution.
                 record.context.remember_constants()
-                if self._hook_by_plans(record, record.context, bound, outputs, start):
+                planned = self._plan(record, record.context, bound, outputs, start)
+                if planned and self._hook_as_before(record, outputs, start, bound):
                     return result
                 if self._track(record, record.context, bound, outputs, start):
                     record.idle_nodes = made_nodes
-                else:
+                elif not planned:
                     record.hooks = later_hooks(
                         self.backward, self.watch, record, record.context, bound, outputs, start
                     )
@@ -229,7 +230,7 @@ class Execution:
         tensors = made(bound, outputs)
         return self.backward.track(record.nodes, context, tensors, start, tapped=tapped)
 
-    def _hook_by_plans(
+    def _plan(
         self,
         record: OpRecord,
         context: OpContext,
@@ -237,20 +238,19 @@ class Execution:
         outputs: Sequence[Any],
         start: int,
     ) -> bool:
-        """Make plans of the op's nodes, all of which were analysed, and set hooks by them; return
-        False if that is not possible, or if no node needs a hook.
+        """Make the plans of the op's nodes if all of them were analysed; return False otherwise.
+
+        If they all need no hook, there are no plans.
         """
         nodes, session = record.nodes.values(), self.session
-        if (
-            not are_native(record.hooks)  # It was not possible before.
-            or all([node.idle(session) for node in nodes])
-            or not all([node.analysed(session) for node in nodes])
+        if all([node.idle(session) for node in nodes]) or not all(
+            [node.analysed(session) for node in nodes]
         ):
             return False
         record.hooks = later_hooks(
             self.backward, self.watch, record, context, bound, outputs, start
         )
-        return are_native(record.hooks) and self._hook_as_before(record, outputs, start, bound)
+        return True
 
     def _hook_as_before(
         self,
@@ -396,16 +396,17 @@ class Run:
         execution, record, bound, start = self.execution, self.record, self.bound, self.start
         # Plans of nodes set their hooks after those for gradients of inputs, which must run later.
         ordered = not self.tapped or getattr(record.hooks, "pending", False)
-        if ordered and (
-            execution._hook_as_before(record, outputs, start, bound)
-            or execution._hook_by_plans(record, context, bound, outputs, start)
-        ):
+        if ordered and execution._hook_as_before(record, outputs, start, bound):
+            return False
+        planned = ordered and execution._plan(record, context, bound, outputs, start)
+        if planned and execution._hook_as_before(record, outputs, start, bound):
             return False
         if execution._track(record, context, bound, outputs, start, self.tapped):
             return True
-        record.hooks = later_hooks(
-            execution.backward, execution.watch, record, context, bound, outputs, start, opened
-        )
+        if not planned:
+            record.hooks = later_hooks(
+                execution.backward, execution.watch, record, context, bound, outputs, start, opened
+            )
         return False
 
     def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
