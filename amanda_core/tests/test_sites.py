@@ -386,6 +386,20 @@ def test_native_code_asks_for_what_it_has_not_seen(toy: Toy) -> None:
     assert key_of(found)[6] == 2
 
 
+@pytest.mark.parametrize("count", range(4))
+@pytest.mark.parametrize("op_type", ["mul", "it's", 'a "name"'])
+def test_a_key_is_printed_like_the_tuple_that_it_is(toy: Toy, count: int, op_type: str) -> None:
+    # The op id is made of the printed form.
+    here, weight = sys._getframe(), Weight()
+    frames = [(toy.sites.classify(here.f_code, here.f_globals), 2 * n) for n in range(count)]
+    for values in ((), (weight,), (weight, weight)):
+        found = toy.sites.resolve(Origin(op_type, OUTSIDE, frames), values, {}, 0)
+        assert not isinstance(found, int)
+        key = key_of(found)
+        assert len(key[4]) == count
+        assert repr(key) == repr(tuple(key))
+
+
 def test_a_passing_says_which_one_it_is(toy: Toy) -> None:
     origin = Origin("mul", toy.scopes.enter(Module(), None, False), ())
     counts = dict[Any, int]()

@@ -40,19 +40,15 @@ class IPoint(Enum):
             return cls.AFTER_BACKWARD if require_outputs else cls.BEFORE_BACKWARD
         return cls.AFTER_FORWARD if require_outputs else cls.BEFORE_FORWARD
 
-    def __init__(self, name: str) -> None:
-        self._is_backward, self._rank = "backward" in name, len(type(self).__members__)
-        self._is_before = name.startswith("before")
-
     @property
     def is_backward(self) -> bool:
         """Whether the point belongs to the backward program."""
-        return self._is_backward
+        return self in POINTS[2:]
 
     @property
     def rank(self) -> int:
         """Position in the order of points within one execution, from 0."""
-        return self._rank
+        return POINTS.index(self)
 
 
 #: All points; iterating over the class itself takes much longer. So does reading its members.

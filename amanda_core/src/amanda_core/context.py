@@ -12,15 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from amanda_core.action import (
-    AFTER_FORWARD,
-    BEFORE_BACKWARD,
-    Action,
-    ActionKind,
-    IPoint,
-    Positions,
-    Routine,
-)
+from amanda_core.action import POINTS, Action, ActionKind, IPoint, Positions, Routine
 from amanda_core.errors import (
     ActionError,
     LateActionError,
@@ -39,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OpContext"]
 
+_, _AFTER_FORWARD, _BEFORE_BACKWARD, _ = POINTS
 #: Where `OpContext.execution` has values.
 _VALUES = ("inputs", "outputs", "grad_outputs", "grad_inputs")
 #: What `fill` sets beside them; `Session.open` sets all.
@@ -67,10 +60,6 @@ class OpContext(dict[str, Any]):
     __hash__: ClassVar[Callable[[Any], int]] = object.__hash__  # type: ignore[assignment]
     #: The key under which the store holds it; set by the session.
     _place: tuple[Hashable, ...]
-    _recorder: tuple[Tool, IPoint, list[Action]] | None
-    _plans: dict[IPoint, Plan] | None
-    #: Number of outputs for which the op was analysed.
-    _output_count: int | None
 
     def __init__(
         self, session: Session, site: Site, op_id: int, forward: OpContext | None, backward: bool
@@ -89,10 +78,12 @@ class OpContext(dict[str, Any]):
         #: For drivers: weak forms (`weak.weakly`) of the last execution's values, for its backward
         #: routines. Native code may write it itself.
         self.remembered: dict[str, Any] = {}
-        self._recorder = self._plans = self._output_count = None
-        self._epoch, self._outputs_vary = -1, False
-        #: Whether a tool has ever requested an action here; set by the session.
-        self._has_actions = False
+        self._recorder: tuple[Tool, IPoint, list[Action]] | None = None
+        self._plans: dict[IPoint, Plan] | None = None
+        #: Number of outputs for which the op was analysed.
+        self._output_count: int | None = None
+        #: Whether a tool has ever requested an action here, the last; set by the session.
+        self._epoch, self._outputs_vary, self._has_actions = -1, False, False
         #: Kind of action and position -> serials of the tools that changed the value there.
         self._edits: dict[tuple[ActionKind, int], set[int]] = {}
         #: Point -> epoch in which no analysis was due there any more.
@@ -401,7 +392,7 @@ class OpContext(dict[str, Any]):
             i_point: A forward point in a forward context, a backward one in a backward context.
         """
         session = self._store.session
-        after = i_point is AFTER_FORWARD
+        after = i_point is _AFTER_FORWARD
         if after and self._output_count != (count := self._count("outputs")):
             if self._output_count is not None:
                 # An op such as `split` has another number of outputs, so other positions.
@@ -441,11 +432,9 @@ class OpContext(dict[str, Any]):
         recomputed: bool = _UNSET,
     ) -> None:
         """Set the facts and values of the current execution."""
-        execution = self.execution
-        execution["open"] = True
-        values = (inputs, outputs, grad_outputs, grad_inputs)
-        given = zip(_VALUES, values, strict=True)
-        execution.update([pair for pair in given if pair[1] is not _UNSET])
+        self.execution["open"] = True
+        given = zip(_VALUES, (inputs, outputs, grad_outputs, grad_inputs), strict=True)
+        self.execution.update([pair for pair in given if pair[1] is not _UNSET])
         known = zip(FACTS, (op, attrs, input_names, constant, recomputed), strict=True)
         self._known.update([pair for pair in known if pair[1] is not _UNSET])
 
@@ -580,7 +569,7 @@ class OpContext(dict[str, Any]):
 
     def _check_aligned_outputs(self) -> None:
         # It was requested before the op had run, when the number of outputs was unknown.
-        plan = self.plan(BEFORE_BACKWARD)
+        plan = self.plan(_BEFORE_BACKWARD)
         for step in (*plan.steps, plan.replacement) if plan else ():
             positions = step.action.positions if step is not None else None
             if step is not None and positions and not step.is_left_out(self._output_count or 0):
@@ -600,7 +589,7 @@ class OpContext(dict[str, Any]):
             parts = found.get(kind.point) or found.setdefault(kind.point, ([], [], []))
             if kind.is_replacement and parts[2]:
                 self._conflict(kind, parts[2][0].action.tool, tool)
-            last = tool.outermost is not kind.point._is_before
+            last = tool.outermost is not (kind.point in POINTS[::2])
             parts[2 if kind.is_replacement else last].append(Step(action, self))
         return {p: Plan([*a, *z], *replacement) for p, (a, z, replacement) in found.items()}
 

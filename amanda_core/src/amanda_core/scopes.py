@@ -330,8 +330,5 @@ class Labels:
 
 def _unused(name: str, taken: Container[str]) -> str:
     """Return the name, with a number where it is taken."""
-    one, number = name, 1
-    while one in taken:
-        number += 1
-        one = f"{name}#{number}"
-    return one
+    numbered = (f"{name}#{number}" if number > 1 else name for number in itertools.count(1))
+    return next(one for one in numbered if one not in taken)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.action import POINTS, Action, IPoint
 from amanda_core.containment import without_exit
-from amanda_core.context import FACTS, OpContext
+from amanda_core.context import OpContext
 from amanda_core.errors import annotate
 from amanda_core.identity import stable_id
 from amanda_core.store import Stage, Store
@@ -67,19 +67,16 @@ class Session:
         self, store: Store, hook: pluggy.HookRelay, resolve: Callable[[], Sequence[Tool]]
     ) -> None:
         self.control: Control = THREAD.control
-        self.closed = False
+        self.closed, self._step = False, 0
         self.tools: tuple[Tool, ...] = ()
         self.epoch = 0  # Until the tools are known.
         self._policy: OnDriverError = "raise"
-        self._store = store
-        self._hook = hook
-        self._resolve = resolve
+        self._store, self._hook, self._resolve = store, hook, resolve
         self._drivers: dict[str, tuple[DriverInfo | None, Facts | None]] = {}
         self.pending: list[BaseException] = []
         self._warned: set[str] = set()
         #: Called after each change of `epoch`.
         self.listener: Callable[[], None] | None = None
-        self._step = 0
         self.watches_calls = self.watches_values = self.contended = False
         self.call: int | None = None
         store.session = self
@@ -275,8 +272,7 @@ class Session:
         if context is None:
             context = self._store.places[place] = self._new(backward, site, forward)
             context._place = place
-        execution = context.execution
-        execution.clear()
+        (execution := context.execution).clear()
         execution["open"], execution["inputs"] = True, inputs
         known = context._known = {"op": raw, "attrs": attrs or {}, "input_names": input_names}
         known["constant"], known["recomputed"] = constant, recomputed
@@ -293,7 +289,7 @@ class Session:
     def _prepare(self, context: OpContext) -> None:
         hook = self._hook.amanda_prepare_context
         plugins = hook.get_hookimpls()
-        if any([plugin.wrapper or plugin.hookwrapper for plugin in plugins]):
+        if any(plugin.wrapper or plugin.hookwrapper for plugin in plugins):
             hook(context=context)
             return
         for plugin in reversed(plugins):  # As pluggy does, which takes twice as long.
@@ -329,42 +325,32 @@ class Session:
 
     def analyse(self, context: OpContext, i_point: IPoint) -> None:
         """Run the analysis that is due for `context` at `i_point`."""
-        if self._analysing[i_point] and (due := self._due(context, i_point)):
+        if self.due(context, i_point):
             hook = self._hook.amanda_trigger_callback
             # Without other plugins it is the core's own; the way through pluggy takes as long.
-            if len(hook.get_hookimpls()) > 1:
-                hook(context=context, i_point=i_point)
-            else:
-                self.run_analysis(context, i_point, due)
+            run = hook if len(hook.get_hookimpls()) > 1 else self.run_analysis
+            run(context=context, i_point=i_point)
 
     def due(self, context: OpContext, i_point: IPoint) -> bool:
         """Return True if `analyse` would run the analysis of a tool."""
         return bool(self._analysing[i_point] and self._due(context, i_point))
 
-    def run_analysis(
-        self, context: OpContext, i_point: IPoint, due: list[Tool] | None = None
-    ) -> None:
+    def run_analysis(self, context: OpContext, i_point: IPoint) -> None:
         """Run the rules and analysis routines of the applied tools, in order.
 
         This is the core's implementation of `amanda_trigger_callback`.
-
-        Args:
-            context: The context.
-            i_point: The point.
-            due: The tools whose analysis is due, if they are known.
 
         Raises:
             BaseException: Whatever a routine raised, with a note. The analysis of its tool is not
                 cached.
         """
-        due = self._due(context, i_point) if due is None else due
-        chosen = {id(tool) for tool in due}
+        due = {id(tool): tool for tool in self._due(context, i_point)}
         context._plans, epoch = None, self.epoch
         with inside_routine():
             for tool in self.tools:
                 for rule in tool._amanda.before_rules:
                     self._call(rule, tool, context, i_point)
-                if id(tool) in chosen:
+                if id(tool) in due:
                     self._record(tool, context, i_point)
             try:
                 for tool in reversed(self.tools):
@@ -372,7 +358,7 @@ class Session:
                         self._call(rule, tool, context, i_point)
             except BaseException:
                 # The rules belong to the analysis of all tools, so none of it is cached.
-                for tool in due:
+                for tool in due.values():
                     self._store.log_of(tool).pop((context._key, i_point), None)
                 raise
         if self.control.switches[CACHING] and epoch == self.epoch:
@@ -385,10 +371,11 @@ class Session:
             return due
         logs, key = self._store.logs, (context._key, i_point)
         for tool in self._analysing[i_point]:
-            if not caching or key not in logs.get(tool._amanda, ()):
-                # Rules serve other tools as well, so a selection does not restrict them.
-                if not tool._amanda.routines[i_point] or self._selects(tool, context):
-                    due.append(tool)
+            if caching and key in logs.get(tool._amanda, ()):
+                continue
+            # Rules serve other tools as well, so a selection does not restrict them.
+            if not tool._amanda.routines[i_point] or self._selects(tool, context):
+                due.append(tool)
         if caching and not due:
             context._analysed[i_point] = self.epoch
         return due
@@ -434,13 +421,9 @@ class Session:
 
     def actions_of(self, context: OpContext) -> list[Action]:
         """Return the logged actions of the applied tools for an op, in tool order."""
-        found: list[Action] = []
-        for tool in self.tools:
-            log = self._store.logs.get(tool._amanda)
-            if log and self._selects(tool, context):
-                for point in POINTS:
-                    found += log.get((context._key, point), ())
-        return found
+        logs, keys = self._store.logs, [(context._key, point) for point in POINTS]
+        tools = [t for t in self.tools if logs.get(t._amanda) and self._selects(t, context)]
+        return [action for t in tools for key in keys for action in logs[t._amanda].get(key, ())]
 
     # For drivers: errors, warnings, steps and scopes.
 

@@ -137,19 +137,16 @@ class Code:
 
     __slots__ = ("_lines", "code", "file", "kind", "label", "number", "offsets", "text", "zoned")
 
-    def __init__(
-        self, code: CodeType, kind: int, label: tuple[str, str, int], number: int, zoned: bool
-    ) -> None:
+    def __init__(self, code: CodeType, kind: int, label: Any, number: int, zoned: bool) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
         self.zoned = zoned  # Whether it may decide the zone, which native code reads.
         self.offsets, self.file = call_offsets(code), os.path.basename(code.co_filename)
         #: The printed form of the label, before the offset.
         self.text = f"{repr(label)[:-1]}, "
-        self._lines: list[tuple[int, int, int | None]] = []
+        self._lines = list(code.co_lines())
 
     def source(self, offset: int) -> str:
         """Return ``file:line`` of an instruction."""
-        self._lines = self._lines or list(self.code.co_lines())
         return f"{self.file}:{self._lines[bisect(self._lines, (offset, sys.maxsize)) - 1][2]}"
 
 
@@ -362,8 +359,7 @@ class Sites(Generic[R]):
         if len(self._codes) > _CODES:
             self._codes.clear()
         module = str(namespace.get("__name__", ""))
-        own = code.co_filename.startswith(_CORE)
-        kind = OWN if own else self._rules.kind_of(code, namespace)
+        kind = OWN if code.co_filename.startswith(_CORE) else self._rules.kind_of(code, namespace)
         # The first line distinguishes lambdas and code of exec(), which have no names of their own.
         # Named functions do without it, so that an edit above them does not change ids.
         name = getattr(code, "co_qualname", code.co_name)
@@ -396,9 +392,8 @@ class Sites(Generic[R]):
     def _operand_label(self, scope: Scope, position: int, tensor: Any) -> Any:
         if isinstance(tensor, Found):
             return (position, tensor.path)
-        number = self.labels.look_up(tensor)[1]
         name = self._scopes.weight_name(scope, tensor)
-        return (position, name if name is not None else number)
+        return (position, self.labels.look_up(tensor)[1] if name is None else name)
 
     # New sites.
 
@@ -409,19 +404,17 @@ class Sites(Generic[R]):
         called = []
         for code, offset in origin.frames:
             called.append((*code.label, offset))
-            text = f"{text}, {code.text}{offset})" if text else f"{code.text}{offset})"
-            if source is None and code.kind == USER:
-                source = code.source(offset)
+            text = f"{text}{code.text}{offset}), "
+            source = source or (code.source(offset) if code.kind == USER else None)
         read = tuple([self._operand_label(scope, n, tensor) for n, _, tensor in weights])
         key = Key(("op", root, path, op_type, tuple(called), read, occurrence))
-        text += "," * (len(called) == 1)
+        text = text[: -2 if len(called) > 1 else -1]  # A single item is printed with its comma.
         key.text = f"('op', {root!r}, {path!r}, {op_type!r}, ({text}), {read!r}, {occurrence})"
         source = source or self.source(sys._getframe(1))
         zone = scope.zone or origin.zone or self._rules.zone_of()
         name = self._name(scope, op_type, key)
         site = Site(key, op_type, self._namespace, name, path, source, zone)
-        record = self._make(site, origin.frames[0][0].label[0] if origin.frames else "")
-        group.records[occurrence] = record
+        record = group.records[occurrence] = self._make(site, called[0][0] if called else "")
         return record
 
     def source(self, frame: FrameType | None) -> str | None:
@@ -443,9 +436,7 @@ class Sites(Generic[R]):
 
     def _purge(self) -> None:
         dead = dict(self.labels.take_dead())
-        if not dead:
-            return
-        for key, group in tuple(self._groups.items()):
+        for key, group in tuple(self._groups.items()) if dead else ():
             if group.tokens.isdisjoint(dead):
                 continue
             del self._groups[key]

@@ -273,9 +273,7 @@ def _backward_type(context: OpContext) -> str | None:
     common_type = context.forward["type"] if context.forward is not None else None
     if not isinstance(common_type, str) or common_type not in COMMON_TYPES:
         # A tool may have set a type of its own.
-        common_type = (
-            None if context.forward is None else _known(context.forward.op_type)[1]
-        )
+        common_type = None if context.forward is None else _known(context.forward.op_type)[1]
     if common_type is not None and (
         kind.startswith(_OF_FORWARD) or kind in _OWN_NODES.get(common_type, ())
     ):

@@ -97,7 +97,7 @@ class Parameters:
 
     def __init__(self, scopes: Scopes, labels: Labels, layouts: Layouts) -> None:
         self._scopes, self._labels, self._layouts = scopes, labels, layouts
-        self._key = layouts.key or self._key_of
+        self._key = layouts.key or (lambda value: (m := layouts.memory(value)) and m.key)
         self.sessions = 0
         #: Label of a root -> its parameters, by their memory, and by their names.
         self._tables: dict[str, dict[Hashable, list[_Entry]]] = {}
@@ -168,10 +168,6 @@ class Parameters:
     def forget(self, root: str) -> None:
         """Make the table of a root again when it is used next."""
         self._tables.pop(root, None)
-
-    def _key_of(self, value: Any) -> Hashable:
-        memory = self._layouts.memory(value)
-        return memory and memory.key
 
     def _held(self, value: Any, root: str, key: Hashable, again: bool = True) -> Found | None:
         layouts = self._layouts

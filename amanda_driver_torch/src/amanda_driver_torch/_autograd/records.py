@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from amanda_core import IPoint, OpContext, Session, Site
+from amanda_core import OpContext, Session, Site
+from amanda_core.action import AFTER_BACKWARD, BEFORE_BACKWARD
 from amanda_driver_torch._autograd.gradient_plans import fold, replaced
 from amanda_driver_torch._autograd.nodes import BackwardOp, tensors_in
 from amanda_driver_torch._thread.modes import call_routine
@@ -101,15 +102,15 @@ class NodeRecord:
 
     def analysed(self, session: Session) -> bool:
         """Return True if no analysis routine is due for this node."""
-        return self.context is not None and not any(
-            session.due(self.context, point)
-            for point in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)
+        context = self.context
+        return context is not None and not (
+            session.due(context, BEFORE_BACKWARD) or session.due(context, AFTER_BACKWARD)
         )
 
     def _is_planned(self) -> bool:
         context = self.context
         return context is not None and any(
-            context.plan(point) for point in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)
+            context.plan(point) for point in (BEFORE_BACKWARD, AFTER_BACKWARD)
         )
 
     def _open(self, session: Session) -> OpContext:
@@ -129,7 +130,7 @@ class NodeRecord:
         self._start = next_sequence()
         try:
             context.execution["grad_outputs"] = list(grads)
-            plan = call_routine(context.trigger_callback, IPoint.BEFORE_BACKWARD)
+            plan = call_routine(context.trigger_callback, BEFORE_BACKWARD)
             return fold(plan, grads, done)
         finally:
             context.release()
@@ -148,12 +149,12 @@ class NodeRecord:
         context = self.context = self._open(session)
         try:
             context.execution["grad_outputs"] = list(grads)
-            before = context.plan(IPoint.BEFORE_BACKWARD)
+            before = context.plan(BEFORE_BACKWARD)
             results: Sequence[Any] = grad_inputs
             if before.replacement is not None:
                 results = replaced(before, grads, grad_inputs, context)
             context.execution["grad_inputs"] = list(results)
-            plan = call_routine(context.trigger_callback, IPoint.AFTER_BACKWARD)
+            plan = call_routine(context.trigger_callback, AFTER_BACKWARD)
             changed = fold(plan, results, done)
             # Gradients of gradients are found from here, so with these the node stays hooked.
             if not (before or plan) and session.caching and not backward.second_order:

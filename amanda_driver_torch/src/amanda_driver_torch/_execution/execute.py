@@ -243,9 +243,7 @@ class Execution:
         If they all need no hook, there are no plans.
         """
         nodes, session = record.nodes.values(), self.session
-        if all([node.idle(session) for node in nodes]) or not all(
-            [node.analysed(session) for node in nodes]
-        ):
+        if all(n.idle(session) for n in nodes) or not all(n.analysed(session) for n in nodes):
             return False
         record.hooks = later_hooks(
             self.backward, self.watch, record, context, bound, outputs, start

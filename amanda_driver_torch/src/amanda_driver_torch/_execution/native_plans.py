@@ -99,7 +99,7 @@ def compiled(
     )
     with_gradients = (
         # Without gradients there is nothing to differentiate.
-        not any([step.action.autodiff for step in (*before.steps, *after.steps)])
+        not any(step.action.autodiff for step in (*before.steps, *after.steps))
         # Without gradients in this execution, nothing is known about them.
         and (taps is not None or not on_gradients)
         # If the result of an op that writes its argument may be edited, it must be known what the
@@ -131,7 +131,7 @@ def compiled(
     operands = (*args, *kwargs.values())
     # The context shows attributes as they were in the execution that Python has seen.
     fixed = [(number, operands[number]) for number in attrs]
-    if len(operands) > _MOST or not all([type(value) in KINDS for _, value in fixed]):
+    if len(operands) > _MOST or not all(type(value) in KINDS for _, value in fixed):
         return None
     tapped: list[Any] = []
     node_hooks: Any = None
