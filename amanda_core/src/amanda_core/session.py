@@ -169,11 +169,10 @@ class Session:
 
     def _stage_now(self) -> Stage:
         """Return what plans depend on: the tools' registrations and the steps they select."""
-        known = [(tool._amanda, tool._amanda.selection) for tool in self.tools]
         at = self._step, self.call
         return tuple(
-            (tool.serial, tool.generation, () if chosen is None else chosen.phase(*at))
-            for tool, chosen in known
+            (t.serial, t.generation, () if t.selection is None else t.selection.phase(*at))
+            for t in (tool._amanda for tool in self.tools)
         )
 
     def _selects(self, tool: Tool, context: OpContext) -> bool:
@@ -371,10 +370,9 @@ class Session:
             return due
         logs, key = self._store.logs, (context._key, i_point)
         for tool in self._analysing[i_point]:
-            if caching and key in logs.get(tool._amanda, ()):
-                continue
+            is_new = not caching or key not in logs.get(tool._amanda, ())
             # Rules serve other tools as well, so a selection does not restrict them.
-            if not tool._amanda.routines[i_point] or self._selects(tool, context):
+            if is_new and (not tool._amanda.routines[i_point] or self._selects(tool, context)):
                 due.append(tool)
         if caching and not due:
             context._analysed[i_point] = self.epoch
@@ -421,9 +419,12 @@ class Session:
 
     def actions_of(self, context: OpContext) -> list[Action]:
         """Return the logged actions of the applied tools for an op, in tool order."""
-        logs, keys = self._store.logs, [(context._key, point) for point in POINTS]
-        tools = [t for t in self.tools if logs.get(t._amanda) and self._selects(t, context)]
-        return [action for t in tools for key in keys for action in logs[t._amanda].get(key, ())]
+        found: list[Action] = []
+        for tool in self.tools:
+            if (log := self._store.logs.get(tool._amanda)) and self._selects(tool, context):
+                for point in POINTS:
+                    found += log.get((context._key, point), ())
+        return found
 
     # For drivers: errors, warnings, steps and scopes.
 
