@@ -108,7 +108,6 @@ class Rules:
         tensor_types: Types of values that may be weights; subclasses never are.
         is_weight: Returns True if a value of `tensor_types` is a weight. It is called only outside
             of any module and not for the first operand, which is usually an activation.
-        may_decide_zone: Returns False for code that `zone_of` passes over or takes for the model's.
         is_layered: Whether all frames of the framework count, and not only the innermost one. It is
             True for frameworks that have layers of Python over one wrapper for each type of
             operator, where the innermost frame is the same for all calls.
@@ -120,7 +119,6 @@ class Rules:
     tensor_types: frozenset[type] = frozenset()
     is_weight: Callable[[Any], bool] = bool
     is_layered: bool = False
-    may_decide_zone: Callable[[CodeType, Mapping[str, Any]], bool] = lambda code, namespace: True
 
 
 class Key(tuple[Any, ...]):
@@ -133,13 +131,17 @@ class Key(tuple[Any, ...]):
 
 
 class Code:
-    """A code object in call sites; `number` is unique in this process."""
+    """A code object in call sites; `number` is unique in this process.
+
+    Attributes:
+        zoned: Whether it may decide the zone. A driver whose native code reads it sets it.
+    """
 
     __slots__ = ("_lines", "code", "file", "kind", "label", "number", "offsets", "text", "zoned")
 
-    def __init__(self, code: CodeType, kind: int, label: Any, number: int, zoned: bool) -> None:
+    def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
-        self.zoned = zoned  # Whether it may decide the zone, which native code reads.
+        self.zoned = True
         self.offsets, self.file = call_offsets(code), os.path.basename(code.co_filename)
         #: The printed form of the label, before the offset.
         self.text = f"{repr(label)[:-1]}, "
@@ -366,7 +368,7 @@ class Sites(Generic[R]):
         line = code.co_firstlineno if "<" in code.co_name or not hasattr(code, "co_qualname") else 0
         label = (module, name, line)
         number = self._code_numbers.setdefault((kind, label), len(self._code_numbers) + 1)
-        known = Code(code, kind, label, number, self._rules.may_decide_zone(code, namespace))
+        known = Code(code, kind, label, number)
         self._codes[id(code)] = known  # `known` keeps the code alive, so its id is not used again.
         return known
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import torch
 
 from amanda_core import OpContext, Session, Site
-from amanda_core.action import AFTER_BACKWARD, BEFORE_BACKWARD
 from amanda_driver_torch._autograd.gradient_plans import fold, replaced
 from amanda_driver_torch._autograd.nodes import BackwardOp, tensors_in
 from amanda_driver_torch._thread.modes import call_routine
+from amanda_driver_torch._thread.points import AFTER_BACKWARD, BEFORE_BACKWARD
 from amanda_driver_torch._torch.internals import next_sequence
 
 __all__ = ["BackwardProgram", "NodeRecord", "OpRecord"]

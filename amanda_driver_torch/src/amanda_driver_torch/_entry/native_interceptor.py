@@ -7,9 +7,10 @@ called), and operators that are not bindings. `native/` handles the calls.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 from amanda_core import CoverageGap, Step
 from amanda_core.errors import annotate
 from amanda_core.scopes import Activation, Scope
-from amanda_core.sites import Sites
+from amanda_core.sites import Code, Sites
 from amanda_core.threads import THREAD
 from amanda_core.weak import WeakValue, weakly
 from amanda_driver_torch._autograd.driver_nodes import tap
@@ -28,6 +29,7 @@ from amanda_driver_torch._entry.interceptor import Handler
 from amanda_driver_torch._entry.patches import PATCHES
 from amanda_driver_torch._entry.tracing import FAKE_TENSOR_CHECKS
 from amanda_driver_torch._execution.execute import Execution
+from amanda_driver_torch._identity.rules import may_decide_zone
 from amanda_driver_torch._operators.bindings import is_operator, operators, type_name
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._thread.modes import (
@@ -84,7 +86,7 @@ class NativeInterceptor:
             resolve=_hide_from_modes(attachment.resolve),
             region=_hide_from_modes(sites.regions.token),
             is_weight=_hide_from_modes(is_weight),
-            classify=sites.classify,
+            classify=functools.partial(_classify, sites),
             look_up=sites.labels.look_up,
             record_type=OpRecord,
             parameter_type=nn.Parameter,
@@ -154,6 +156,12 @@ def _hide_from_modes(function: Callable[..., R]) -> Callable[..., R]:
             return function(*arguments)
 
     return run
+
+
+def _classify(sites: Sites[OpRecord], code: CodeType, namespace: Mapping[str, Any]) -> Code:
+    known = sites.classify(code, namespace)
+    known.zoned = may_decide_zone(code, namespace)
+    return known
 
 
 def _annotate(step: Step, error: BaseException) -> None:

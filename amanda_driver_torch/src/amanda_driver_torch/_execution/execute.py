@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
-from amanda_core.action import AFTER_FORWARD, BEFORE_BACKWARD, BEFORE_FORWARD
 from amanda_core.driver_failures import OriginalCall
 from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
 from amanda_core.threads import standing_for
@@ -31,6 +30,7 @@ from amanda_driver_torch._operators.bindings import IN_PLACE_METADATA
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of, restructure
 from amanda_driver_torch._thread.modes import call_routine, changes_of, resumed_modes
+from amanda_driver_torch._thread.points import AFTER_FORWARD, BEFORE_BACKWARD, BEFORE_FORWARD
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.internals import next_sequence, version_of
 from amanda_driver_torch._torch.tensor_attributes import (

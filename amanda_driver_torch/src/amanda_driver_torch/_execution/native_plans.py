@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from amanda_core import OpContext, Plan, Step
-from amanda_core.action import AFTER_BACKWARD, AFTER_FORWARD, BEFORE_BACKWARD, BEFORE_FORWARD
 from amanda_core.weights.state import Memoized
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.edits import OfAliasing
@@ -23,6 +22,12 @@ from amanda_driver_torch._autograd.records import NodeRecord, OpRecord
 from amanda_driver_torch._autograd.taps import Taps
 from amanda_driver_torch._operators.bindings import FACTORIES, IN_PLACE_METADATA
 from amanda_driver_torch._operators.overloads import KINDS
+from amanda_driver_torch._thread.points import (
+    AFTER_BACKWARD,
+    AFTER_FORWARD,
+    BEFORE_BACKWARD,
+    BEFORE_FORWARD,
+)
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.extension import native
 from amanda_driver_torch._torch.internals import (

@@ -35,7 +35,7 @@ from amanda_driver_torch._torch.tensor_attributes import (
     storage_of,
 )
 
-__all__ = ["BOUNDARY", "RULES", "new_labels", "new_parameters", "new_scopes"]
+__all__ = ["BOUNDARY", "RULES", "may_decide_zone", "new_labels", "new_parameters", "new_scopes"]
 
 #: Codes at which a call site ends: what lies further out may differ between a first run and a
 #: recomputation. Module calls and checkpointed functions add theirs.
@@ -155,7 +155,6 @@ RULES = Rules(
     tensor_types=frozenset({torch.Tensor}),
     is_weight=is_weight,
     zone_of=zone_of,
-    may_decide_zone=may_decide_zone,
 )
 
 
