@@ -398,6 +398,7 @@ def test_a_key_is_printed_like_the_tuple_that_it_is(toy: Toy, count: int, op_typ
         key = key_of(found)
         assert len(key[4]) == count
         assert repr(key) == repr(tuple(key))
+        assert repr(type(key)(key)) == repr(tuple(key))
 
 
 def test_a_passing_says_which_one_it_is(toy: Toy) -> None:

@@ -124,10 +124,10 @@ class Rules:
 class Key(tuple[Any, ...]):
     """The key of an op, with its printed form, of which the op id is made."""
 
-    text: str
+    text = ""
 
     def __repr__(self) -> str:
-        return self.text
+        return self.text or super().__repr__()
 
 
 class Code:
