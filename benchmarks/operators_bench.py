@@ -62,9 +62,8 @@ take a microsecond. Budgets: a microsecond before and after an operator, two for
 - PyTorch's own hooks cost about 16,500 for a node (`register_prehook` with an empty function) and
   26,000 for a tensor (`register_hook`), counted in the same way for `relu`. Routines for gradients
   are called by hooks in C. Of their cost, torch takes about 1,000 to take the GIL around each hook,
-  2,300 for the Python object of each gradient (2,000 of them to free it, with the GIL once more),
-  and 700 to free the hook. A gradient that is reshaped or transposed for a routine is a view more,
-  for 3,000 to 4,000.
+  and 2,300 for the Python object of each gradient (2,000 of them to free it, with the GIL once
+  more). A gradient that is reshaped or transposed for a routine is a view more, for 3,000 to 4,000.
 - The gradients of inputs of `einsum` pass identities, whose backward runs in Python. `[tensor]`
   indexes twice.
 - The first execution includes a share of what each new module costs, which grows with their number.

@@ -92,7 +92,14 @@ Owned changed(PyObject* result, GradientSteps::Change change, PyObject* shape) {
             for (Py_ssize_t i = 0; i < count && i < MOST_DIMENSIONS; ++i) {
                 sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, i));
             }
-            if (count <= MOST_DIMENSIONS) found = reshaped(*tensor, sizes, size_t(count));
+            if (count <= MOST_DIMENSIONS) {
+                const int64_t* own = sizes_of(*tensor);
+                if (own != nullptr && layout_of(*tensor).dimensions == count &&
+                    std::equal(own, own + count, sizes)) {
+                    return Owned::share(result);
+                }
+                found = reshaped(*tensor, sizes, size_t(count));
+            }
         }
         if (found != nullptr) return Owned(found);
         PyErr_Clear();  // The Python function says what is wrong.
@@ -369,25 +376,16 @@ class HoldingGil {
     PyGILState_STATE state_;
 };
 
-// A hook in a graph. It may be destroyed without the GIL.
+// A hook in a graph.
 class Held {
   public:
-    explicit Held(PyObject* hook) : hook_(Py_NewRef(hook)) {}
-    ~Held() {
-        if (!Py_IsInitialized()) return;  // The interpreter has ended, and its objects with it.
-        if (PyGILState_Check()) {
-            Py_DECREF(hook_);
-        } else {
-            HoldingGil gil;
-            Py_DECREF(hook_);
-        }
-    }
+    explicit Held(const SharedHook& hook) : hook_(hook) {}
     Held(const Held&) = delete;
     Held& operator=(const Held&) = delete;
 
-    PyObject* get() const { return hook_; }
+    PyObject* get() const { return hook_.get(); }
     const GradientSteps& steps() const {
-        return *reinterpret_cast<GradientHook*>(hook_)->steps.get();
+        return *reinterpret_cast<GradientHook*>(get())->steps.get();
     }
 
     bool retired = false;  // whether other hooks have replaced it
@@ -396,18 +394,18 @@ class Held {
     // Calls the routines with `first`, or with one of it. Null if these change nothing, else what
     // torch has to call.
     Owned call(const Gradients& first, const Gradients* before) const {
-        auto* hook = reinterpret_cast<GradientHook*>(hook_);
+        auto* hook = reinterpret_cast<GradientHook*>(get());
         if (is_over()) return Owned();
-        if (hook->steps->analyses) return Owned::share(hook_);
+        if (hook->steps->analyses) return Owned::share(get());
         Arriving gradients(before != nullptr ? *before : first);
         Owned done;
         if (call_routines(hook, Arriving(first), &gradients, &done)) return Owned();
         Owned then = make_resumption(hook, done);
-        return then ? std::move(then) : Owned::share(hook_);
+        return then ? std::move(then) : Owned::share(get());
     }
 
   private:
-    PyObject* hook_;
+    SharedHook hook_;
 };
 
 // Returns what torch has passed, which it then replaces by what it gets.
@@ -417,7 +415,7 @@ Gradients unchanged(const Gradients& gradients) {
 
 class BeforeHook final : public HookBefore {
   public:
-    BeforeHook(PyObject* hook, When when, size_t number) : hook_(hook), when_(when), number_(number) {}
+    BeforeHook(const SharedHook& hook, When when, size_t number) : hook_(hook), when_(when), number_(number) {}
 
     Gradients operator()(const Gradients& gradients) override {
         HoldingGil gil;
@@ -446,7 +444,7 @@ class BeforeHook final : public HookBefore {
 
 class AfterHook final : public HookAfter {
   public:
-    explicit AfterHook(PyObject* hook) : hook_(hook) {}
+    explicit AfterHook(const SharedHook& hook) : hook_(hook) {}
 
     Gradients operator()(const Gradients& results, const Gradients& gradients) override {
         HoldingGil gil;
@@ -547,8 +545,21 @@ bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch,
         }
         if (!own) return false;
     }
-    hook = make(own.get());
+    hook = share_hook(make(own.get()));
     return bool(hook);
+}
+
+SharedHook share_hook(Owned hook) {
+    if (!hook) return nullptr;
+    return SharedHook(hook.release(), [](PyObject* released) {
+        if (!Py_IsInitialized()) return;  // The interpreter has ended, and its objects with it.
+        if (PyGILState_Check()) {
+            Py_DECREF(released);
+        } else {
+            HoldingGil gil;
+            Py_DECREF(released);
+        }
+    });
 }
 
 Owned Hooking::make(PyObject* held) const {
@@ -569,7 +580,7 @@ When when(Seen seen) {
 }
 
 // Hooks the node of an output without Python objects, if that may be done.
-bool hook_quickly(PyObject* output, PyObject* hook, Seen seen) {
+bool hook_quickly(PyObject* output, const SharedHook& hook, Seen seen) {
     Node* node = can_read_graphs() ? node_of(output) : nullptr;
     if (node == nullptr || !can_hook_in_graph(node, seen)) return false;
     hook_in_graph(node, hook, seen, number_of(output));
@@ -645,13 +656,13 @@ void hook_leaf(Node* node, const std::vector<Hooking>& hooks) {
         held.retired |= held.steps().life.get() == hooks[0].steps->life.get();
     });
     for (const Hooking& hooking : hooks) {
-        hook_in_graph(node, hooking.hook.get(), hooking.steps->seen);
+        hook_in_graph(node, hooking.hook, hooking.steps->seen);
     }
 }
 
 bool can_hook_in_graph(const Node* node, Seen seen) { return can_hook(node, when(seen)); }
 
-void hook_in_graph(Node* node, PyObject* hook, Seen seen, size_t number) {
+void hook_in_graph(Node* node, const SharedHook& hook, Seen seen, size_t number) {
     if (when(seen) == When::AFTER) {
         auto* made = new AfterHook(hook);
         after_table = *reinterpret_cast<const void* const*>(made);
@@ -663,8 +674,9 @@ void hook_in_graph(Node* node, PyObject* hook, Seen seen, size_t number) {
     }
 }
 
-bool hook_tensor(PyObject* tensor, PyObject* hook) {
-    if (hook_quickly(tensor, hook, Seen::ARRIVING)) return true;
+bool hook_tensor(PyObject* tensor, const SharedHook& shared) {
+    if (hook_quickly(tensor, shared, Seen::ARRIVING)) return true;
+    PyObject* hook = shared.get();
     Owned hooks(PyObject_GetAttr(tensor, backward_hooks));
     if (!hooks) return false;
     if (hooks.get() != Py_None) {
@@ -681,10 +693,10 @@ bool hook_tensor(PyObject* tensor, PyObject* hook) {
     return protect(node.get()) && bool(Owned(PyObject_CallMethodOneArg(node.get(), register_hook_dict, tensor)));
 }
 
-bool hook_node_of(PyObject* output, PyObject* hook) {
+bool hook_node_of(PyObject* output, const SharedHook& hook) {
     if (hook_quickly(output, hook, Seen::TOGETHER)) return true;
     Owned node(PyObject_GetAttr(output, grad_fn));
-    return node && protect(node.get()) && hook_node(node.get(), hook, Seen::BEFORE);
+    return node && protect(node.get()) && hook_node(node.get(), hook.get(), Seen::BEFORE);
 }
 
 namespace {

@@ -2,6 +2,8 @@
 // and all other special cases.
 #pragma once
 
+#include <memory>
+
 #include "graphs.h"
 #include "routes.h"
 #include "steps.h"
@@ -58,10 +60,14 @@ struct GradientSteps {
     int traverse(visitproc visit, void* arg) const;
 };
 
+// A hook that graphs share. They may be destroyed without the GIL, which only the last one needs.
+using SharedHook = std::shared_ptr<PyObject>;
+SharedHook share_hook(Owned hook);  // null for null
+
 // One hook per execution, or one for all.
 struct Hooking {
     Owned function;  // does everything in Python; also accepts the results of the first routines
-    Owned hook;      // null if each execution needs its own, since gradients are reshaped
+    SharedHook hook;      // null if each execution needs its own, since gradients are reshaped
     Shared<GradientSteps> steps;
     Route route;      // GIVEN: to the node
     int place = 0;    // BEFORE, AFTER: of the node in the route of its op
@@ -77,13 +83,13 @@ struct Hooking {
 };
 
 // Hooks the gradient that arrives at `tensor`. False with an exception.
-bool hook_tensor(PyObject* tensor, PyObject* hook);
+bool hook_tensor(PyObject* tensor, const SharedHook& hook);
 // Hooks the node that made `output`, before it. False with an exception.
-bool hook_node_of(PyObject* output, PyObject* hook);
+bool hook_node_of(PyObject* output, const SharedHook& hook);
 // Returns true if a node may be hooked without Python objects of it, else Python has to.
 bool can_hook_in_graph(const Node* node, Seen seen);
 // Hooks it. `number`: of the output, if the hook is for the gradient of one.
-void hook_in_graph(Node* node, PyObject* hook, Seen seen, size_t number = 0);
+void hook_in_graph(Node* node, const SharedHook& hook, Seen seen, size_t number = 0);
 // Hooks the accumulation into a leaf without Python objects, unless it has these hooks already.
 // False if Python has to.
 bool can_hook_leaf(const Node* node);

@@ -218,7 +218,7 @@ bool hook_quickly(const NodePlans* plans, Node* const* nodes) {
         return false;
     }
     for (const Hooking& hooking : hooks) {
-        hook_in_graph(nodes[size_t(hooking.place)], hooking.hook.get(), hooking.steps->seen);
+        hook_in_graph(nodes[size_t(hooking.place)], hooking.hook, hooking.steps->seen);
     }
     for (const Leaf& leaf : leaves) {
         hook_leaf(nodes[size_t(leaf.place)], *plans_of(leaf.plans.get())->hooks);

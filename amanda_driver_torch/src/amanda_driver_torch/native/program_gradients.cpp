@@ -227,8 +227,8 @@ bool hook_meetings(const ProgramParts& parts, const Call& call, PyObject* return
     flatten(call.operands(), values);
     for (size_t i = 0; i < parts.gradient_nodes.size(); ++i) {
         const Hooking& hooking = parts.gradient_nodes[i];
-        Owned hook = hooking.hook ? Owned::share(hooking.hook.get())
-                                  : make_reshaping(hooking, parts.shaped[i], values);
+        SharedHook hook = hooking.hook ? hooking.hook
+                                       : share_hook(make_reshaping(hooking, parts.shaped[i], values));
         if (!hook) return false;
         Owned node;
         if (found.in_graph) {
@@ -237,7 +237,7 @@ bool hook_meetings(const ProgramParts& parts, const Call& call, PyObject* return
             if (!hooking.route.find(returned, start, path)) continue;
             Node* last = path[hooking.route.places.size() - 1];
             if (can_hook_in_graph(last, Seen::GIVEN)) {
-                hook_in_graph(last, hook.get(), Seen::GIVEN);
+                hook_in_graph(last, hook, Seen::GIVEN);
                 continue;
             }
             std::vector<Owned> objects;
@@ -270,8 +270,8 @@ bool hook_arrivals(const ProgramParts& parts, PyObject* returned) {
     for (const Hooking& arrival : parts.arrivals) {
         PyObject* output = output_of(returned, size_t(arrival.steps->ways[0].position));
         bool hooked = arrival.steps->seen == Seen::ARRIVING
-                          ? hook_tensor(output, arrival.hook.get())
-                          : hook_node_of(output, arrival.hook.get());
+                          ? hook_tensor(output, arrival.hook)
+                          : hook_node_of(output, arrival.hook);
         if (!hooked) return false;
     }
     return true;
