@@ -278,21 +278,12 @@ class Session:
         if new:
             try:
                 with inside_routine():
-                    self._prepare(context)
+                    self._hook.amanda_prepare_context(context=context)
             except BaseException:
                 self._drop(context)  # The next call must not take it for a prepared one.
                 with without_exit("A plugin fails to prepare a context"):
                     raise
         return context
-
-    def _prepare(self, context: OpContext) -> None:
-        hook = self._hook.amanda_prepare_context
-        plugins = hook.get_hookimpls()
-        if any(plugin.wrapper or plugin.hookwrapper for plugin in plugins):
-            hook(context=context)
-            return
-        for plugin in reversed(plugins):  # As pluggy does, which takes twice as long.
-            plugin.function(*(context,)[: len(plugin.argnames)])
 
     def _new(self, backward: bool, site: Site, forward: OpContext | None) -> OpContext:
         # Without the framework's version, so that an op has the same id under another version.
