@@ -7,6 +7,7 @@
 #include "graphs.h"
 #include "routes.h"
 #include "steps.h"
+#include "torch_symbols.h"
 
 namespace amanda {
 
@@ -82,23 +83,57 @@ struct Hooking {
     Owned make(PyObject* own) const;
 };
 
-// Hooks the gradient that arrives at `tensor`. False with an exception.
-bool hook_tensor(PyObject* tensor, const SharedHook& hook);
-// Hooks the node that made `output`, before it. False with an exception.
-bool hook_node_of(PyObject* output, const SharedHook& hook);
-// Returns true if a node may be hooked without Python objects of it, else Python has to.
-bool can_hook_in_graph(const Node* node, Seen seen);
-// Hooks it. `number`: of the output, if the hook is for the gradient of one.
-void hook_in_graph(Node* node, const SharedHook& hook, Seen seen, size_t number = 0);
-// Hooks the accumulation into a leaf without Python objects, unless it has these hooks already.
-// False if Python has to.
-bool can_hook_leaf(const Node* node);
-void hook_leaf(Node* node, const std::vector<Hooking>& hooks);
-// Hooks a node, before or after it. False with an exception.
-bool hook_node(PyObject* node, PyObject* hook, Seen seen);
-// Hooks a node before it; returns the number of the hook in the order of Python's. Null with an
-// exception.
-Owned hook_before(PyObject* node, PyObject* hook);
+// A hook, which torch or Python calls.
+struct GradientHook {
+    PyObject_HEAD
+    PyObject *function, *own;  // own: see `Hooking::make`
+    Shared<GradientSteps> steps;
+};
+
+// The gradients with which a hook is called, by Python or by torch.
+class Arriving {
+  public:
+    explicit Arriving(PyObject* tuple) : tuple_(tuple) {}
+    explicit Arriving(const Gradients& gradients) : gradients_(&gradients) {}
+
+    size_t size() const {
+        return tuple_ != nullptr ? size_t(PyTuple_GET_SIZE(tuple_)) : gradients_->size();
+    }
+    Owned operator[](size_t number) const {
+        return tuple_ != nullptr ? Owned::share(PyTuple_GET_ITEM(tuple_, Py_ssize_t(number)))
+                                 : Owned(wrap((*gradients_)[number]));
+    }
+    Owned list() const {
+        Owned values(PyList_New(Py_ssize_t(size())));
+        for (size_t i = 0; values && i < size(); ++i) {
+            Owned value = (*this)[i];
+            if (!value) return value;
+            PyList_SET_ITEM(values.get(), Py_ssize_t(i), value.release());
+        }
+        return values;
+    }
+
+  private:
+    PyObject* tuple_ = nullptr;
+    const Gradients* gradients_ = nullptr;
+};
+
+// Calls the routines of a hook. `before`: the gradients before a node, if the hook comes after it.
+// False with an exception, or if Python has to go on: from the results in `done`.
+bool call_routines(GradientHook* hook, const Arriving& first, const Arriving* before, Owned* done);
+// Lets Python go on in a hook that was called with `args`; returns what it returns.
+PyObject* hand_over(GradientHook* hook, PyObject* args, const Owned& done);
+
+class HoldingGil {
+  public:
+    HoldingGil() : state_(PyGILState_Ensure()) {}
+    ~HoldingGil() { PyGILState_Release(state_); }
+    HoldingGil(const HoldingGil&) = delete;
+    HoldingGil& operator=(const HoldingGil&) = delete;
+
+  private:
+    PyGILState_STATE state_;
+};
 
 int add_gradients(PyObject* module);
 

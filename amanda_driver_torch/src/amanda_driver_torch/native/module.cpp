@@ -5,6 +5,7 @@
 #include "compiled.h"
 #include "gradients.h"
 #include "graphs.h"
+#include "hooking.h"
 #include "identity.h"
 #include "modules.h"
 #include "nodes.h"
@@ -34,11 +35,13 @@ int execute(PyObject* module) {
         return -1;
     }
     if (amanda::add_thread(module) < 0 || amanda::add_identity(module) < 0 ||
-        amanda::add_activation(module) < 0 ||
-        amanda::add_watch(module) < 0 || amanda::add_redirect(module) < 0 ||
-        amanda::add_graphs(module) < 0 || amanda::add_gradients(module) < 0 || amanda::add_nodes(module) < 0 || amanda::add_program(module) < 0 || amanda::add_modules(module) < 0 ||
-        amanda::add_class_method(module) < 0 || amanda::add_calls(module) < 0 ||
-         amanda::add_compiled(module) < 0 || amanda::add_unwinding(module) < 0) {
+        amanda::add_activation(module) < 0 || amanda::add_watch(module) < 0 ||
+        amanda::add_redirect(module) < 0 || amanda::add_graphs(module) < 0 ||
+        amanda::add_gradients(module) < 0 || amanda::add_hooking(module) < 0 ||
+        amanda::add_nodes(module) < 0 || amanda::add_program(module) < 0 ||
+        amanda::add_modules(module) < 0 || amanda::add_class_method(module) < 0 ||
+        amanda::add_calls(module) < 0 || amanda::add_compiled(module) < 0 ||
+        amanda::add_unwinding(module) < 0) {
         return -1;
     }
     loaded = true;

@@ -1,7 +1,7 @@
 // The single hook of an execution, which sets the others.
 #include "pending.h"
 
-#include "gradients.h"
+#include "hooking.h"
 
 namespace amanda {
 

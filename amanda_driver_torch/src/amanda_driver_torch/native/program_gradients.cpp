@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "hooking.h"
 #include "torch_symbols.h"
 #include "watch.h"
 
