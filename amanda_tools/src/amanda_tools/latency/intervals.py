@@ -43,23 +43,20 @@ class Interval(Generic[T]):
         """Return the time from start to end."""
         return self.end - self.start
 
-    @property
-    def self(self) -> int:
-        """Return the time without the executions inside."""
-        return self.end - self.start - self.inner
-
 
 class Stack(Generic[T]):
-    """The executions in progress on one thread, each inside the previous one."""
+    """The executions in progress on one thread, each inside the previous one.
+
+    Attributes:
+        dropped: Those that did not end, inner ones first; an exception ended them.
+    """
 
     def __init__(self) -> None:
         self._open: list[Interval[T]] = []
-        self._given_up: list[Interval[T]] = []
+        self.dropped: list[Interval[T]] = []
 
     def __contains__(self, what: T) -> bool:
         """Return True if an execution of this is in progress."""
-        if self._open and self._open[-1].what is what:
-            return True
         return any(interval.what is what for interval in self._open)
 
     @property
@@ -86,7 +83,7 @@ class Stack(Generic[T]):
         Executions that started since and have not ended are dropped; their time counts for this
         one.
         """
-        if what not in self:
+        if not (self._open and self._open[-1].what is what) and what not in self:
             return None
         while True:
             interval = self._open.pop()
@@ -108,19 +105,15 @@ class Stack(Generic[T]):
         while self._open:
             self._give_up(self._open.pop())
 
-    def given_up(self) -> list[Interval[T]]:
-        """Return the executions dropped since the last call, inner ones first; an exception ended
-        them.
-        """
-        found = self._given_up
-        if found:
-            self._given_up = []
+    def take_dropped(self) -> list[Interval[T]]:
+        """Return `dropped`, and forget these."""
+        found, self.dropped = self.dropped, []
         return found
 
     def _give_up(self, interval: Interval[T]) -> None:
         if interval.parent is not None:
             interval.parent.inner += interval.inner
-        self._given_up.append(interval)
+        self.dropped.append(interval)
 
 
 class Overlapping(Generic[T]):

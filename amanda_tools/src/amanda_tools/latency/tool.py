@@ -167,12 +167,13 @@ class Latency(OperatorTool["_Op"]):
             if op.is_graph:
                 interval = self._graph.leave(op, end)
             else:
-                if op not in thread.stack and op.facts.phase == "backward":
+                if op.facts.phase == "backward" and op not in thread.stack:
                     # A framework's workers may begin it in one thread and end it in another.
                     others = self._threads.values()
                     thread = next((other for other in others if op in other.stack), thread)
                 interval = thread.stack.leave(op, end)
-                self._give_up(thread)
+                if thread.stack.dropped:
+                    self._give_up(thread)
             if interval is not None:
                 if interval.marks is not _NO_MARKS:
                     self._end_marks(interval)
@@ -340,7 +341,8 @@ class Latency(OperatorTool["_Op"]):
         self._keep(op, pair.stream, start, start + total, step)
 
     def _count(self, interval: Interval[_Op], thread: _Thread) -> None:
-        op, total, own = interval.what, interval.total, interval.self
+        op, total = interval.what, interval.total
+        own = total - interval.inner
         op.facts.add(total, own)
         op.samples.add(total)
         of_thread = thread.time
@@ -385,7 +387,7 @@ class Latency(OperatorTool["_Op"]):
         return self._steps[-1].number if self._steps else 0
 
     def _give_up(self, thread: _Thread) -> None:
-        for interval in thread.stack.given_up():
+        for interval in thread.stack.take_dropped():
             interval.what.facts.unfinished += 1
             if interval.marks.inside is not None and self._kernels is not None:
                 self._kernels.end(interval.marks.inside)
