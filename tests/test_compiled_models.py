@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from stays_compiled import STAYS_COMPILED
 from torch import nn
 from torch._dynamo.utils import counters
 
 import amanda
-
-from .shared.compiled import STAYS_COMPILED
 
 pytestmark = [
     pytest.mark.one_interceptor,

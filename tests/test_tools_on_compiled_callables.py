@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from stays_compiled import STAYS_COMPILED
 from torch import nn
 
 import amanda
@@ -22,8 +23,6 @@ from amanda_tools.nonfinite import NonFinite
 from amanda_tools.prune import Prune, PruneNM, PruneTiles
 from amanda_tools.quantize import Quantize
 from amanda_tools.sparsity import Sparsity
-
-from .shared.compiled import STAYS_COMPILED
 
 EAGERLY = pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")
 
