@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from . import device
 from .results import Part
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--framework", default="torch", help="framework of faults and programs")
     parser.add_argument("--steps", type=int, default=10_000, help="how long the long runs are")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--device", default="cpu", help="where PyTorch's parts make their tensors")
     parser.add_argument("--verbose", action="store_true", help="name each case before it runs")
     options = parser.parse_args()
     if options.shipped and options.part not in SHIPPED_ALONE:
@@ -36,7 +38,10 @@ def main() -> int:
         from .report import write
 
         return write(options.output)
+    device.name = options.device
     part = PARTS[options.part](options)
+    if options.device != "cpu":
+        part.name = f"{part.name}, {options.device}"
     if options.shipped:
         part.name = f"{part.name}, shipped"
     part.options.append(" ".join(_again(sys.argv[1:])))
@@ -44,6 +49,8 @@ def main() -> int:
     what: str = f"{options.part}-shipped" if options.shipped else options.part
     if options.part in OF_KIND:
         what = f"{what}-{getattr(options, OF_KIND[options.part])}"
+    if options.device != "cpu":
+        what = f"{what}-{options.device}"
     if options.sample is not None:
         what = f"{what}-{options.sample}-seed-{options.seed}"
     part.write(options.output / f"{what}-{shard}.json")

@@ -38,7 +38,7 @@ def movable(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout == torch.strided
         and not _is_wrapper(tensor)
-        and tensor.device.type == "cpu"
+        and tensor.device.type in ("cpu", "cuda")
         and not tensor.is_nested
         and not tensor.is_quantized
         and not tensor.is_conj()

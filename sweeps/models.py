@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import amanda
 
+from . import device
 from .coverage import Inside, Operators, unaccounted
 from .identity import ROUTINES, Identity, clones
 from .model_list import MODELS
@@ -87,7 +88,7 @@ def build(name: str) -> torch.nn.Module:
         size = sum(parameter.numel() for parameter in cls(config).parameters())
     if size > MOST:
         raise ValueError(f"{name} has {size} parameters")
-    model = cls(config)
+    model = cls(config).to(device.name)
     assert isinstance(model, torch.nn.Module)
     return model
 
@@ -130,7 +131,7 @@ def run(
 
     with watch or nullcontext(), extent:
         for step in range(2):
-            given = feed(task, model)
+            given = {key: t.to(device.name) for key, t in feed(task, model).items()}
             model.zero_grad()
             output = model(**given)
             output.loss.backward()
@@ -141,7 +142,7 @@ def run(
                     if parameter.grad is not None:
                         parameter -= 0.01 * parameter.grad
         model.eval()
-        given = feed(task, model)
+        given = {key: t.to(device.name) for key, t in feed(task, model).items()}
         with torch.no_grad():
             note("evaluation", model(**given).logits)
         if task in ("causal language", "sequence to sequence"):

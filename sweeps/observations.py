@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from . import device
+
 #: Name of a fact -> the fact; comparable by `==`.
 Facts = dict[str, Any]
 
@@ -108,7 +110,7 @@ def kind(name: str) -> str:
 
 def random_states() -> tuple[int, int]:
     """Return checksums of the states of torch's and Python's random generators."""
-    state = torch.get_rng_state().numpy().tobytes()
+    state = b"".join(g.get_state().numpy().tobytes() for g in device.generators())
     # Not `hash`, which differs between processes.
     return zlib.crc32(state), zlib.crc32(repr(random.getstate()).encode())
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 import amanda
 
-from . import exceptions
+from . import device, exceptions
 from .identity import ROUTINES, Identity
 from .observations import Facts, different, kind
 from .programs import Program, Ran, programs
@@ -52,7 +52,7 @@ def cases() -> list[Case]:
         (op, dtype)
         for op in sorted(op_db, key=lambda op: str(op.formatted_name))
         for dtype in DTYPES
-        if dtype in op.supported_dtypes("cpu")
+        if dtype in op.supported_dtypes(device.name)
     ]
 
 
@@ -119,8 +119,8 @@ def quiet() -> Iterator[None]:
 def _samples(case: Case, seed: int, inputs: int | None) -> list[Any]:
     op, dtype = case
     torch.manual_seed(seed + zlib.crc32(name_of(case).encode()))
-    gradients = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
-    found = list(op.sample_inputs("cpu", dtype, requires_grad=gradients))
+    gradients = op.supports_autograd and dtype in op.supported_backward_dtypes(device.name)
+    found = list(op.sample_inputs(device.name, dtype, requires_grad=gradients))
     if inputs is not None and inputs < len(found):
         found = random.Random(seed).sample(found, inputs)
     return found

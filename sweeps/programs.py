@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 import amanda
 
+from . import device
 from .identity import movable
 from .observations import OF_RESULTS, Facts, facts, kind, others, random_states, tensors
 
@@ -122,7 +123,8 @@ class Program:
 
     def run(self, inputs: Any) -> Ran:
         """Run the operator on arguments from `inputs`."""
-        torch.default_generator.manual_seed(3)
+        for generator in device.generators():
+            generator.manual_seed(3)
         ran = Ran(tensors(inputs), twice=self.twice)
         leaves = [t for t in ran.inputs if t.requires_grad]
         try:
@@ -173,13 +175,13 @@ def _seed(tensor: torch.Tensor) -> torch.Tensor:
     """Return a gradient for a result, created without being observed."""
     with amanda.disabled(), torch.no_grad():
         if tensor.layout == torch.strided and not tensor.is_nested:
-            return torch.randn(tensor.shape, dtype=tensor.dtype)
+            return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         return torch.ones_like(tensor)
 
 
 def programs(op: Any, sample: Any, dtype: torch.dtype) -> list[Program]:
     """Return the forms of an operator that its entry provides, for one sample."""
-    gradients = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    gradients = op.supports_autograd and dtype in op.supported_backward_dtypes(device.name)
     twice = gradients and op.supports_gradgrad
     made = [Program(op, sample, "function", gradients, twice)]
     single = isinstance(sample.input, torch.Tensor)

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 
+from . import device
 from .identity import ROUTINES, Identity, clones
 from .models import LEFT_ALONE
 from .observations import Facts, different, random_states, value
@@ -76,7 +77,7 @@ def _mixed(drawn: Drawn, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _autocast(drawn: Drawn, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device.name, dtype=torch.bfloat16):
         hidden: torch.Tensor = drawn.shared(a)
     return hidden.float() * b
 
@@ -150,13 +151,13 @@ def run(seed: int, *tools: amanda.Tool, cached: bool = True) -> Facts:
 
 def trained(seed: int, extent: AbstractContextManager[Any], cached: bool = True) -> Facts:
     """Train in a context manager, such as that of a tool."""
-    model = Drawn(seed)
+    model = Drawn(seed).to(device.name)
     found: Facts = {}
     steps = []
     with extent:
         for _ in range(3):
             with amanda.disabled():
-                x = torch.randn(WIDTH, WIDTH).requires_grad_()
+                x = torch.randn(WIDTH, WIDTH).to(device.name).requires_grad_()
             if cached:
                 loss = model(x)
                 loss.backward()
