@@ -63,6 +63,7 @@ class ActionKind(Enum):
             the op.
         selects: Name of the values that the routine gets.
         is_replacement: Whether the routine runs instead of the op.
+        on_backward: Whether the action is one on the backward program.
     """
 
     INSERT_BEFORE_OP = "insert_before_op", IPoint.BEFORE_FORWARD, "inputs"
@@ -75,13 +76,14 @@ class ActionKind(Enum):
     point: IPoint
     selects: str
     is_replacement: bool
+    on_backward: bool
 
     __hash__ = object.__hash__
 
     def __new__(cls, value: str, point: IPoint, selects: str) -> ActionKind:  # noqa: D102
         kind = object.__new__(cls)
         kind._value_, kind.point, kind.selects = value, point, selects
-        kind.is_replacement = value.startswith("replace")
+        kind.is_replacement, kind.on_backward = value.startswith("replace"), point.is_backward
         return kind
 
 
@@ -102,9 +104,10 @@ def staged(routine: Routine) -> Routine:
     return routine
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# Not frozen: it is made for each op, and a frozen one takes ten times as long to make.
+@dataclass(slots=True, eq=False)
 class Action:
-    """One request of an analysis routine.
+    """One request of an analysis routine, which nothing changes.
 
     Attributes:
         kind: Which of the six kinds.

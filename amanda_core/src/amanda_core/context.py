@@ -400,7 +400,7 @@ class OpContext(dict[str, Any]):
                 self._outputs_vary = True
             self._output_count = count
         session.analyse(self, i_point)
-        if after:
+        if after and self._has_actions:
             self._check_aligned_outputs()
         return self.plan(i_point)
 
@@ -525,13 +525,13 @@ class OpContext(dict[str, Any]):
 
         if not callable(func):
             raise ActionError(f"{func!r} cannot be called", where=where(), fix="Pass a function")
-        if self._backward and not kind.point.is_backward:
+        if self._backward and not kind.on_backward:
             raise LateActionError(
                 f"{kind.value} on a backward context comes too late: the forward op has run",
                 where=where(),
                 fix="Request it in a forward analysis routine",
             )
-        if kind.point.rank < point.rank:
+        if kind.point is not point and kind.point.rank < point.rank:
             raise LateActionError(
                 f"{kind.value} at {point.value} comes too late",
                 where=where(),
@@ -539,11 +539,11 @@ class OpContext(dict[str, Any]):
             )
         # An observer has no derivative.
         autodiff = self._store.session.control.autodiff and not observe
-        if autodiff or kind.point.is_backward or kind.is_replacement:
+        if autodiff or kind.on_backward or kind.is_replacement:
             from amanda_core.action_requirements import require
 
             require(self, kind, point, autodiff, where())
-        chosen = self._check_positions(kind, positions, where)
+        chosen = None if positions is None else self._check_positions(kind, positions, where)
         action = Action(kind, func, chosen, kwargs, tool, autodiff, observe)
         self._store.session.recorded(self, action)
         log.append(action)
@@ -553,10 +553,8 @@ class OpContext(dict[str, Any]):
             check_weights(self, action, self._store.session)
 
     def _check_positions(
-        self, kind: ActionKind, positions: Positions, where: Callable[[], str]
-    ) -> tuple[int, ...] | None:
-        if positions is None:
-            return None
+        self, kind: ActionKind, positions: Sequence[int], where: Callable[[], str]
+    ) -> tuple[int, ...]:
         # Convert it once: an iterator would be empty after the check.
         chosen = tuple(positions) if isinstance(positions, Iterable) else (None,)
         count = self._count(kind.selects)
@@ -582,16 +580,17 @@ class OpContext(dict[str, Any]):
         return None if values is None else len(values)
 
     def _make_plans(self) -> dict[IPoint, Plan]:
-        # Point -> the steps that come first, those that come last, and its replacement.
-        found: dict[IPoint, tuple[list[Step], list[Step], list[Step]]] = {}
-        for action in self._store.session.actions_of(self):
-            kind, tool = action.kind, action.tool
-            parts = found.get(kind.point) or found.setdefault(kind.point, ([], [], []))
-            if kind.is_replacement and parts[2]:
-                self._conflict(kind, parts[2][0].action.tool, tool)
-            last = tool.outermost is not (kind.point in POINTS[::2])
-            parts[2 if kind.is_replacement else last].append(Step(action, self))
-        return {p: Plan([*a, *z], *replacement) for p, (a, z, replacement) in found.items()}
+        found: dict[IPoint, Plan] = {}
+        for action in sorted(self._store.session.actions_of(self), key=_comes_last):
+            kind, step = action.kind, Step(action, self)
+            plan = found.get(kind.point) or found.setdefault(kind.point, Plan())
+            if not kind.is_replacement:
+                plan.steps += (step,)
+            elif plan.replacement is not None:
+                self._conflict(kind, plan.replacement.action.tool, action.tool)
+            else:
+                plan.replacement = step
+        return found
 
     def _refuse_conflict(self, action: Action) -> None:
         """Refuse a second replacement of an op; the core's implementation of the hook."""
@@ -608,3 +607,7 @@ class OpContext(dict[str, Any]):
             where=self.where,
             fix="Apply only one of them, or let one insert before or after the op instead",
         )
+
+
+def _comes_last(action: Action) -> bool:
+    return action.tool.outermost is not (action.kind.point in POINTS[::2])

@@ -101,9 +101,10 @@ class CoverageGap:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: it is made for each op, and a frozen one takes ten times as long to make.
+@dataclass(slots=True, unsafe_hash=True)
 class Site:
-    """The unchanging facts of one op, found by a driver.
+    """The unchanging facts of one op, found by a driver. Nothing changes it.
 
     Attributes:
         key: Identity of the op, made of strings, numbers, None and tuples of them. It is the same

@@ -34,7 +34,7 @@ class Step:
         self.action = action
         self._context = context
         # A gradient that does not exist is None, and a routine is not called for it.
-        self._skip_none = action.kind.point.is_backward and not action.kind.is_replacement
+        self._skip_none = action.kind.on_backward and not action.kind.is_replacement
 
     def __repr__(self) -> str:
         return f"<Step {self.where}>"

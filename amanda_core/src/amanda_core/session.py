@@ -67,9 +67,9 @@ class Session:
         self, store: Store, hook: pluggy.HookRelay, resolve: Callable[[], Sequence[Tool]]
     ) -> None:
         self.control: Control = THREAD.control
-        self.closed, self._step = False, 0
+        # The epoch is 0 until the tools are known.
+        self.closed, self._step, self.epoch = False, 0, 0
         self.tools: tuple[Tool, ...] = ()
-        self.epoch = 0  # Until the tools are known.
         self._policy: OnDriverError = "raise"
         self._store, self._hook, self._resolve = store, hook, resolve
         self._drivers: dict[str, tuple[DriverInfo | None, Facts | None]] = {}
@@ -278,7 +278,13 @@ class Session:
         if new:
             try:
                 with inside_routine():
-                    self._hook.amanda_prepare_context(context=context)
+                    hook = self._hook.amanda_prepare_context
+                    for plugin in reversed(hook.get_hookimpls()):
+                        if plugin.wrapper or plugin.hookwrapper:  # These come first.
+                            hook(context=context)
+                            break
+                        # Without them, the way through pluggy takes longer than the plugins do.
+                        plugin.function(context) if plugin.argnames else plugin.function()
             except BaseException:
                 self._drop(context)  # The next call must not take it for a prepared one.
                 with without_exit("A plugin fails to prepare a context"):
@@ -315,32 +321,36 @@ class Session:
 
     def analyse(self, context: OpContext, i_point: IPoint) -> None:
         """Run the analysis that is due for `context` at `i_point`."""
-        if self.due(context, i_point):
+        if self._analysing[i_point] and (due := self._due(context, i_point)):
             hook = self._hook.amanda_trigger_callback
             # Without other plugins it is the core's own; the way through pluggy takes as long.
-            run = hook if len(hook.get_hookimpls()) > 1 else self.run_analysis
-            run(context=context, i_point=i_point)
+            if len(hook.get_hookimpls()) > 1:
+                hook(context=context, i_point=i_point)
+            else:
+                self.run_analysis(context, i_point, due)
 
     def due(self, context: OpContext, i_point: IPoint) -> bool:
         """Return True if `analyse` would run the analysis of a tool."""
         return bool(self._analysing[i_point] and self._due(context, i_point))
 
-    def run_analysis(self, context: OpContext, i_point: IPoint) -> None:
+    def run_analysis(self, context: OpContext, i_point: IPoint, due: Any = None) -> None:
         """Run the rules and analysis routines of the applied tools, in order.
 
-        This is the core's implementation of `amanda_trigger_callback`.
+        This is the core's implementation of `amanda_trigger_callback`. `due` are the tools whose
+        analysis is due, if the caller knows them.
 
         Raises:
             BaseException: Whatever a routine raised, with a note. The analysis of its tool is not
                 cached.
         """
-        due = {id(tool): tool for tool in self._due(context, i_point)}
+        tools = self._due(context, i_point) if due is None else due
+        ids = set(map(id, tools))
         context._plans, epoch = None, self.epoch
         with inside_routine():
             for tool in self.tools:
                 for rule in tool._amanda.before_rules:
                     self._call(rule, tool, context, i_point)
-                if id(tool) in due:
+                if id(tool) in ids:
                     self._record(tool, context, i_point)
             try:
                 for tool in reversed(self.tools):
@@ -348,7 +358,7 @@ class Session:
                         self._call(rule, tool, context, i_point)
             except BaseException:
                 # The rules belong to the analysis of all tools, so none of it is cached.
-                for tool in due.values():
+                for tool in tools:
                     self._store.log_of(tool).pop((context._key, i_point), None)
                 raise
         if self.control.switches[CACHING] and epoch == self.epoch:
@@ -370,9 +380,8 @@ class Session:
         return due
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
-        key = (context._key, i_point)
-        old = self._store.log_of(tool).pop(key, ())
-        actions: list[Action] = []
+        key, log = (context._key, i_point), self._store.log_of(tool)
+        old, actions = log.pop(key, ()), list[Action]()
         context._recorder = (tool, i_point, actions)
         tool._amanda.analysed = True
         try:
@@ -380,8 +389,7 @@ class Session:
                 self._call(routine, tool, context, i_point)
         finally:
             context._recorder = None
-        # Looked up now: the routine may have invalidated its tool.
-        self._store.log_of(tool)[key] = tuple(actions)
+        log[key] = tuple(actions)
         context._has_actions |= bool(actions)
         if not self.control.caching and (old or actions):
             # Plans that were cached before this analysis are no longer valid.

@@ -104,10 +104,14 @@ def amanda_prepare_context(context: OpContext) -> None:
     if not namespace.startswith("pytorch/"):
         return
     describe(context)
-    if namespace.endswith("/eager") and not context.is_backward():
-        state, in_compiled_callable = _state()
-        if state.not_compiled and in_compiled_callable(state.not_compiled):
-            context["not_compiled"] = True
+    state, in_compiled_callable = _state()
+    if (
+        state.not_compiled
+        and namespace.endswith("/eager")
+        and not context.is_backward()
+        and in_compiled_callable(state.not_compiled)
+    ):
+        context["not_compiled"] = True
 
 
 @functools.cache
