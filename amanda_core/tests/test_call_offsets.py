@@ -1,4 +1,4 @@
-"""`call_offsets`: one offset for one place in a program, whatever bytecode the interpreter runs."""
+"""`call_offset`: one offset for one place in a program, whatever bytecode the interpreter runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amanda_core.identity import call_offsets
+from amanda_core.identity import call_offset, call_offsets
 
 
 class Noting:
@@ -23,7 +23,9 @@ class Noting:
     def note(self, depth: int = 2) -> int:
         frame = sys._getframe(depth)
         self.raw.add(frame.f_lasti)
-        self.offsets.add(call_offsets(frame.f_code)[frame.f_lasti >> 1])
+        offset = call_offset(frame.f_code.co_code, frame.f_lasti)
+        assert offset == call_offsets(frame.f_code)[frame.f_lasti >> 1]
+        self.offsets.add(offset)
         return 0
 
     def __getitem__(self, key: object) -> int:

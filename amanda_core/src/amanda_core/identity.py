@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Hashable
 from types import CodeType
 
-__all__ = ["call_offsets", "stable_id"]
+__all__ = ["call_offset", "call_offsets", "stable_id"]
 
 # The opcode of inline caches in compiled code, which exist from Python 3.11 on.
 _CACHE = dis.opmap.get("CACHE", 0)
@@ -48,9 +48,17 @@ def call_offsets(code: CodeType) -> array[int]:
     >>> len(set(offsets)) < len(offsets) or sys.version_info < (3, 11)
     True
     """
-    offsets, here = array("i"), 0
-    for index, unit in enumerate(code.co_code[::2]):
-        if unit != _CACHE:
-            here = 2 * index + (_TO_CALL if unit == _PRECALL else 0)
-        offsets.append(here)
-    return offsets
+    instructions = code.co_code
+    return array("i", [call_offset(instructions, at) for at in range(0, len(instructions), 2)])
+
+
+def call_offset(instructions: bytes, offset: int) -> int:
+    """Return the one of `call_offsets` that belongs to an ``f_lasti``.
+
+    Args:
+        instructions: ``co_code`` of the frame's code.
+        offset: ``f_lasti`` of the frame.
+    """
+    while offset > 0 and instructions[offset] == _CACHE:
+        offset -= 2
+    return offset + (_TO_CALL if instructions[offset] == _PRECALL else 0)

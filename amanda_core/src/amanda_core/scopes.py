@@ -331,4 +331,4 @@ class Labels:
 def _unused(name: str, taken: Container[str]) -> str:
     """Return the name, with a number where it is taken."""
     numbered = (f"{name}#{number}" if number > 1 else name for number in itertools.count(1))
-    return next(one for one in numbered if one not in taken)
+    return next(itertools.filterfalse(taken.__contains__, numbered))

@@ -17,7 +17,7 @@ from types import CodeType, FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
 from amanda_core.driver import Site
-from amanda_core.identity import call_offsets
+from amanda_core.identity import call_offset
 from amanda_core.scopes import OUTSIDE, Activation, Labels, Scope, Scopes
 from amanda_core.weights.parameters import Found, Parameters
 from amanda_core.weights.regions import Regions
@@ -137,15 +137,15 @@ class Code:
         zoned: Whether it may decide the zone. A driver whose native code reads it sets it.
     """
 
-    __slots__ = ("_lines", "code", "file", "kind", "label", "number", "offsets", "text", "zoned")
+    __slots__ = ("_lines", "code", "file", "kind", "label", "number", "opcodes", "text", "zoned")
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
         self.zoned = True
-        self.offsets, self.file = call_offsets(code), os.path.basename(code.co_filename)
+        self.opcodes, self.file = code.co_code, os.path.basename(code.co_filename)
         #: The printed form of the label, before the offset.
         self.text = f"{repr(label)[:-1]}, "
-        self._lines = list(code.co_lines())
+        self._lines = list(code.co_lines()) if kind == USER else []
 
     def source(self, offset: int) -> str:
         """Return ``file:line`` of an instruction."""
@@ -346,7 +346,7 @@ class Sites(Generic[R]):
             # wrappers may call several operators from one line of the user.
             if kind == USER or (kind != OWN and (is_layered or (kind != QUIET and not found))):
                 offset = frame.f_lasti
-                found.append((code, code.offsets[offset >> 1]))
+                found.append((code, call_offset(code.opcodes, offset)))
                 if levels is not None:
                     levels.append((depth, code.code, offset))
                 if kind == USER:
@@ -385,7 +385,8 @@ class Sites(Generic[R]):
             kind = kinds.get(type(value))
             if kind is None:
                 kind = kinds[type(value)] = issubclass(type(value), self._rules.weight_types)
-            if distinguishes(kind, position, inside) and (kind > 0 or self._is_weight(value)):
+            is_weight = kind > 0 or (kind < 0 and not inside and self._is_weight(value))
+            if is_weight and distinguishes(kind, position, inside):
                 found.append((position, self.labels.look_up(value)[0], value))
         if self.regions:
             found += self.regions.operands(origin.numbers, values)
@@ -408,13 +409,13 @@ class Sites(Generic[R]):
             called.append((*code.label, offset))
             text = f"{text}{code.text}{offset}), "
             source = source or (code.source(offset) if code.kind == USER else None)
-        read = tuple([self._operand_label(scope, n, tensor) for n, _, tensor in weights])
+        read = tuple([self._operand_label(scope, n, t) for n, _, t in weights]) if weights else ()
         key = Key(("op", root, path, op_type, tuple(called), read, occurrence))
         text = text[: -2 if len(called) > 1 else -1]  # A single item is printed with its comma.
         key.text = f"('op', {root!r}, {path!r}, {op_type!r}, ({text}), {read!r}, {occurrence})"
         source = source or self.source(sys._getframe(1))
         zone = scope.zone or origin.zone or self._rules.zone_of()
-        name = self._name(scope, op_type, key)
+        name = self._name(scope, op_type, key.text)
         site = Site(key, op_type, self._namespace, name, path, source, zone)
         record = group.records[occurrence] = self._make(site, called[0][0] if called else "")
         return record
@@ -428,7 +429,7 @@ class Sites(Generic[R]):
             frame = frame.f_back
         return None
 
-    def _name(self, scope: Scope, op_type: str, key: Any) -> str:
+    def _name(self, scope: Scope, op_type: str, key: str) -> str:
         base = f"{scope.path}/{op_type}" if scope.path else op_type
         if "#" in scope.root and not scope.path.startswith(scope.root):
             base = f"{scope.root}:{base}"

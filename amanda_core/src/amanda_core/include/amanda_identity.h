@@ -36,6 +36,20 @@ static inline int amanda_frame_counts(long kind, int found) {
     return kind == AMANDA_USER || (kind == AMANDA_FRAMEWORK && !found);
 }
 
+/* As `identity.call_offset`, given half of `f_lasti`; `code` is the `co_code` of the frame's code. */
+static inline int amanda_call_offset(PyObject* code, Py_ssize_t unit) {
+    const unsigned char* instructions = (const unsigned char*)PyBytes_AS_STRING(code);
+    if (unit < 0 || 2 * unit >= PyBytes_GET_SIZE(code)) return -1;
+#if PY_VERSION_HEX >= 0x030B0000
+    while (unit > 0 && instructions[2 * unit] == 0) --unit; /* CACHE */
+#endif
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
+    if (instructions[2 * unit] == 166) unit += 2; /* PRECALL */
+#endif
+    (void)instructions;
+    return (int)(2 * unit);
+}
+
 static inline uint64_t amanda_mix(uint64_t hash, uint64_t value) {
     hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
     return hash ^ (hash >> 29);

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from amanda_core.identity import call_offset
 from amanda_core.scopes import OUTSIDE, Activation
 from amanda_core.sites import FRAMES, FRAMEWORK, STOP, USER, Code, Origin, Sites
 from amanda_driver_torch._identity.frames import is_own, is_torchs
@@ -202,7 +203,7 @@ class Places:
         found: list[tuple[Code, int]] = []
         if wrapper is not None:
             code = self._sites.classify(wrapper[0], wrapper[1])
-            found.append((code, code.offsets[wrapper[2] >> 1]))
+            found.append((code, call_offset(code.opcodes, wrapper[2])))
         stopped = called.whole
         for frame in called.frames:
             code = self._sites.classify(frame.code, frame.names)
@@ -210,9 +211,9 @@ class Places:
                 stopped = True
                 break
             if code.kind == USER or (code.kind == FRAMEWORK and not found):
-                places = code.offsets
-                index = frame.offset >> 1
-                found.append((code, places[index] if index < len(places) else index))
+                offset = frame.offset
+                known = offset < len(code.opcodes)
+                found.append((code, call_offset(code.opcodes, offset) if known else offset >> 1))
                 if code.kind == USER:
                     limit -= 1
                     if not limit:

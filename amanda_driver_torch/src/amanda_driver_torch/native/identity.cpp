@@ -30,17 +30,6 @@ long number_of(PyObject* object, const char* name) {
     return value ? PyLong_AsLong(value.get()) : -1;
 }
 
-// Reads an array of C ints; empty with an exception set if it is not one.
-std::vector<int> numbers_of(PyObject* object, const char* name) {
-    Owned value(PyObject_GetAttrString(object, name));
-    Py_buffer buffer;
-    if (!value || PyObject_GetBuffer(value.get(), &buffer, PyBUF_SIMPLE) < 0) return {};
-    const int* first = static_cast<const int*>(buffer.buf);
-    std::vector<int> numbers(first, first + size_t(buffer.len) / sizeof(int));
-    PyBuffer_Release(&buffer);
-    return numbers;
-}
-
 bool is_true(PyObject* object, const char* name) {
     Owned value(PyObject_GetAttrString(object, name));
     return value && PyObject_IsTrue(value.get()) == 1;
@@ -91,12 +80,12 @@ Identity::Code* Identity::code_of(PyObject* code, PyObject* globals) {
     Owned made(PyObject_CallFunctionObjArgs(classify.get(), code, globals, nullptr));
     if (!made) return nullptr;
     long kind = number_of(made.get(), "kind"), number = number_of(made.get(), "number");
-    std::vector<int> offsets = numbers_of(made.get(), "offsets");
+    Owned opcodes(PyObject_GetAttrString(made.get(), "opcodes"));
     bool zoned = is_true(made.get(), "zoned");
     if (PyErr_Occurred()) return nullptr;
     Code& entry = codes_.at(key_of(code));
     entry.code = std::move(made);
-    entry.offsets = std::move(offsets);
+    entry.opcodes = std::move(opcodes);
     entry.kind = kind;
     entry.number = uint64_t(number);
     entry.zoned = zoned;

@@ -234,12 +234,11 @@ class Identity {
     struct Code {
         // The place from which a frame calls, valid as long as the program runs.
         int offset_of(AmandaFrame* frame) const {
-            size_t unit = size_t(amanda_frame_unit(frame));
-            return unit < offsets.size() ? offsets[unit] : -1;
+            return amanda_call_offset(opcodes.get(), amanda_frame_unit(frame));
         }
 
         Owned code;  // `Code` of `amanda_core.sites`, which holds the code object
-        std::vector<int> offsets;
+        Owned opcodes;  // bytes
         long kind = 0;
         uint64_t number = 0;
         bool zoned = true;  // It may decide the zone of the ops that it calls.
