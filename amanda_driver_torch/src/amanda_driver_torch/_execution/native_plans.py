@@ -72,7 +72,6 @@ def compiled(
     session, bound = call.session, call.bound
     layout = bound.layout
     arriving, leaving = context.plan(BEFORE_BACKWARD), context.plan(AFTER_BACKWARD)
-    on_gradients = bool(arriving or leaving)
     if (
         native is None
         or watch is None
@@ -85,6 +84,7 @@ def compiled(
         or session.due(context, AFTER_FORWARD)
     ):
         return None
+    on_gradients = bool(arriving.steps or leaving.steps)
     assigns = call.operator.op_type == "__setitem__"
     in_place = bound.signature.in_place
     unknown = not (layout.bound or call.operator.op_type in FACTORIES)
@@ -114,17 +114,11 @@ def compiled(
     if torch.is_grad_enabled() and not with_gradients:
         return None
     width = len(layout.sources)
-    steps = [_parts(step, width, autodiff=True) for step in before.steps]
-    steps_after = [_parts(step, _MANY, autodiff=True) for step in after.steps]
+    aliases = call.operator.aliases
+    steps = [_parts(step, width, True, aliases, bound.values) for step in before.steps]
+    steps_after = [_parts(step, _MANY, True, aliases) for step in after.steps]
     if None in steps or None in steps_after:
         return None
-    if call.operator.aliases:
-        steps, steps_after = (
-            [(*parts[:3], OfAliasing(parts[3]), None) for parts in of_point]
-            for of_point in (steps, steps_after)
-        )
-    else:
-        steps = _memoized(steps, before.steps, bound.values)
     args, kwargs = bound.given
     if (on_gradients or edits_written) and not all(
         type(value) in PLAIN for value in (*tensors_in(args), *tensors_in(kwargs.values()))
@@ -135,8 +129,8 @@ def compiled(
     sources, attrs, outs = layout.numbered(len(args), names)
     operands = (*args, *kwargs.values())
     # The context shows attributes as they were in the execution that Python has seen.
-    fixed = [(number, operands[number]) for number in attrs]
-    if len(operands) > _MOST or not all(type(value) in KINDS for _, value in fixed):
+    fixed = [(number, operands[number]) for number in attrs] if attrs else []
+    if len(operands) > _MOST or (fixed and not all(type(value) in KINDS for _, value in fixed)):
         return None
     tapped: list[Any] = []
     node_hooks: Any = None
@@ -412,25 +406,33 @@ def _leaf_hook(
     return record.planned[1:]
 
 
-def _parts(step: Step, count: int, autodiff: bool = False) -> Any:
-    """Return routine, keyword arguments, positions, step and None; None alone if the step needs
-    more than these.
+def _parts(
+    step: Step,
+    count: int,
+    autodiff: bool = False,
+    aliases: bool = False,
+    values: Sequence[Any] = (),
+) -> Any:
+    """Return routine, keyword arguments, positions, step and the stamp of a memoized routine.
+
+    Args:
+        step: The step.
+        count: The number of values that there are at least.
+        autodiff: Whether the routine's operations may be differentiated.
+        aliases: Whether the op may return its inputs, or views of them.
+        values: The values, if memoized results serve.
+
+    Returns:
+        None if the step needs more than these.
     """
-    action = step.action
-    positions = action.positions
+    action, stamp = step.action, None
+    routine, positions = action.routine, action.positions
     if (action.autodiff and not autodiff) or len(action.kwargs) > _MANY // 2:
         return None
     if positions is not None and not all(0 <= position < count for position in positions):
         return None
-    return action.routine, dict(action.kwargs), positions, step, None
-
-
-def _memoized(parts: list[Any], steps: Sequence[Step], values: Sequence[Any]) -> list[Any]:
-    """Return the parts with the stamps of memoized routines in place of None."""
-    for number, step in enumerate(steps):
-        routine, positions = step.action.routine, step.action.positions or ()
-        if isinstance(routine, Memoized) and len(positions) == 1:
-            value: Any = values[positions[0]]
-            if type(value) in PLAIN:
-                parts[number] = (*parts[number][:4], routine.stamp)
-    return parts
+    if aliases:
+        return routine, dict(action.kwargs), positions, OfAliasing(step), None
+    if values and isinstance(routine, Memoized) and len(positions or ()) == 1:
+        stamp = routine.stamp if type(values[(positions or (0,))[0]]) in PLAIN else None
+    return routine, dict(action.kwargs), positions, step, stamp

@@ -13,6 +13,7 @@ A little over 400 lines: one list.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -231,9 +232,8 @@ def stored_elements(tensor: torch.Tensor) -> int:
     return int(tensor._nnz())
 
 
-def storage_address(storage: torch.UntypedStorage) -> int:
-    """Return the address of a storage object, not of its data."""
-    return int(storage._cdata)
+#: Returns the address of a storage object, not of its data.
+storage_address: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
 
 
 def users_of_storage(storage: torch.UntypedStorage) -> int:

@@ -120,8 +120,12 @@ def memory_of(tensor: torch.Tensor) -> int | None:
     It is the address of the storage object, since reading that of the data would trigger
     copy-on-write.
     """
-    storage = storage_of(tensor)
-    return None if storage is None else storage_address(storage)
+    if type(tensor) not in PLAIN:
+        return None  # A wrapper's storage is a dummy.
+    try:
+        return storage_address(tensor.untyped_storage())
+    except RuntimeError:
+        return None  # Sparse and opaque layouts.
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
