@@ -104,13 +104,18 @@ def sweep(
 def quiet() -> Iterator[None]:
     """Use one thread without warnings, and restore the choice of interceptor at the end."""
     threads, before = torch.get_num_threads(), os.environ.get(VARIABLE)
+    deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
+    if device.name != "cpu":
+        # Kernels with atomic additions round in another order each time.
+        torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
         os.environ.pop(VARIABLE, None)
         if before is not None:
             os.environ[VARIABLE] = before

@@ -28,6 +28,7 @@ from amanda_driver_torch._identity.rules import BOUNDARY
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.dynamo import (
     ConvertFrameReturn,
+    compiled_with_effects,
     guard_scope,
     is_dynamos,
     new_recompile_region,
@@ -35,7 +36,6 @@ from amanda_driver_torch._torch.dynamo import (
     set_frame_count,
     set_recompile_region,
     skipped,
-    uncached,
     users_backend,
     with_backend,
     without_saved_tensors_hooks,
@@ -240,7 +240,7 @@ class _Backend:
                 is_woven = owner.weave(gm)
             if not is_woven:
                 return quiet_code(self._users(gm, inputs))
-            with uncached():
+            with compiled_with_effects():
                 return quiet_code(self._users(gm, inputs))
         except (CannotWeave, AnalysisFailed) as error:
             self.failure = error

@@ -6,6 +6,7 @@ profile's counts are not used, because under a dispatch mode the profiler report
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -57,8 +58,12 @@ class Kernels:
         if self._profile is None and not self.foreign:
             self.foreign = ranges._is_profiler_enabled
             if not self.foreign:
-                self._profile = profiler.profile(activities=supported())
-                self._profile.start()
+                profile = profiler.profile(activities=supported())
+                with warnings.catch_warnings():
+                    # Some releases warn of schedules, though there is none.
+                    warnings.simplefilter("ignore")
+                    profile.start()
+                self._profile = profile
                 # PyTorch crashes at the exit of a process whose profiler still runs.
                 self._stop = weakref.finalize(self, self._profile.stop)
         entered: Any = ranges.record_function(f"{_PREFIX}{number}")
