@@ -231,6 +231,48 @@ def test_reduced_overhead() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("chosen_by", ["mode", "options", "config"])
+def test_no_cuda_graph_records_a_routine_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, chosen_by: str
+) -> None:
+    """A replay of a CUDA graph calls no Python, so such a routine would silently be missed."""
+    config, recorded = torch._inductor.config, []
+    original: Any = torch._TorchCompileInductorWrapper.__call__
+
+    def compiling(backend: Any, *args: Any, **kwargs: Any) -> Any:
+        recorded.append(backend.config.get("triton.cudagraphs", config.triton.cudagraphs))
+        return original(backend, *args, **kwargs)
+
+    monkeypatch.setattr(torch._TorchCompileInductorWrapper, "__call__", compiling)
+    how: dict[str, Any] = {
+        "mode": {"mode": "reduce-overhead"},
+        "options": {"options": {"triton.cudagraphs": True}},
+        "config": {},
+    }[chosen_by]
+    by_config = {"triton.cudagraphs": True} if chosen_by == "config" else {}
+    with config.patch(by_config):
+        _check_recordings(recorded, how)
+
+
+def _check_recordings(recorded: list[bool], how: dict[str, Any]) -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    called = torch.compile(net, fullgraph=True, **how)
+    called(X).sum().backward()
+    assert set(recorded) == {True}
+    for tool, expected in ((Prune(), True), (watching()[1], False)):
+        recorded.clear()
+        with amanda.apply(tool) as handle:
+            called(X).sum().backward()
+            gaps = [gap.what for gap in handle.coverage()["pytorch"]]
+        assert set(recorded) == {expected}
+        assert ("CUDA graphs of compiled callables" in gaps) is not expected
+    recorded.clear()
+    torch._dynamo.reset()
+    called(X).sum().backward()
+    assert set(recorded) == {True}
+
+
+@pytest.mark.slow
 def test_a_weight_of_its_own_for_each_module_of_one_class() -> None:
     nets = [nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2)]
     run = torch.compile(lambda net: net(X), backend="aot_eager", fullgraph=True)

@@ -6,6 +6,7 @@ between a woven graph and eager execution for each frame, and what is compiled f
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,13 +23,13 @@ from amanda_driver_torch._compiled.call_sites import Places, called_of, recordin
 from amanda_driver_torch._compiled.choice import BACKWARD, misses_backward
 from amanda_driver_torch._compiled.graph import AnalysisFailed, GraphTools, weave
 from amanda_driver_torch._compiled.host import Host
+from amanda_driver_torch._compiled.operators import Woven
 from amanda_driver_torch._compiled.refusals import CannotWeave
 from amanda_driver_torch._identity.frames import is_own
 from amanda_driver_torch._identity.rules import BOUNDARY
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.dynamo import (
     ConvertFrameReturn,
-    compiled_with_effects,
     guard_scope,
     is_dynamos,
     new_recompile_region,
@@ -36,13 +37,17 @@ from amanda_driver_torch._torch.dynamo import (
     set_frame_count,
     set_recompile_region,
     skipped,
+    uncached,
     users_backend,
     with_backend,
+    without_cuda_graphs,
     without_saved_tensors_hooks,
 )
 from amanda_driver_torch._torch.internals import count_frame
 
 __all__ = ["CompiledCode"]
+
+_NOT_RECORDED = "a replay would leave out the routines; it keeps those marked with amanda.staged"
 
 
 class CompiledCode:
@@ -120,8 +125,8 @@ class CompiledCode:
         set_recompile_region(found.region)
         return found
 
-    def weave(self, gm: fx.GraphModule) -> bool:
-        """Weave the applied tools into a graph; return whether they do anything there."""
+    def weave(self, gm: fx.GraphModule) -> Sequence[Woven]:
+        """Weave the applied tools into a graph; return the nodes at which they do anything."""
         assert self._tools is not None
         assert self._enter is not None
         is_outermost = self.session.watches_calls and not STATE.activations
@@ -237,10 +242,13 @@ class _Backend:
         try:
             # The program's hooks, such as those of checkpointing, are for its own operators.
             with without_saved_tensors_hooks():
-                is_woven = owner.weave(gm)
-            if not is_woven:
-                return quiet_code(self._users(gm, inputs))
-            with compiled_with_effects():
+                woven = owner.weave(gm)
+            with contextlib.ExitStack() as stack:
+                if woven:
+                    stack.enter_context(uncached())
+                on_host = any(node.on_host for node in woven)
+                if on_host and stack.enter_context(without_cuda_graphs(self._users)):
+                    owner.gaps["CUDA graphs of compiled callables"] = _NOT_RECORDED
                 return quiet_code(self._users(gm, inputs))
         except (CannotWeave, AnalysisFailed) as error:
             self.failure = error

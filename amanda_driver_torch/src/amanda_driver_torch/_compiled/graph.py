@@ -75,11 +75,11 @@ class GraphTools:
     constant: Callable[[Any], Any]
 
 
-def weave(gm: fx.GraphModule, tools: GraphTools, places: Places) -> bool:
+def weave(gm: fx.GraphModule, tools: GraphTools, places: Places) -> list[Woven]:
     """Analyse the operators of a graph, and write the steps of their plans into it.
 
     Returns:
-        Whether anything was written.
+        What was written.
 
     Raises:
         CannotWeave: A tool asks for something that a compiled graph cannot have.
@@ -113,7 +113,7 @@ class _Weaving:
         self.again: dict[int, tuple[Any, Any]] = {}
         self.woven: list[tuple[fx.Node, Woven]] = []
 
-    def weave(self) -> bool:
+    def weave(self) -> list[Woven]:
         grad = torch.is_grad_enabled()
         try:
             with self.fake_mode or contextlib.nullcontext(), fresh_symbols(self.fake_mode):
@@ -129,7 +129,7 @@ class _Weaving:
         for module in self.gm.modules():
             if isinstance(module, fx.GraphModule) and self.woven:
                 module.recompile()
-        return bool(self.woven)
+        return [found for _, found in self.woven]
 
     def _analyse_graph(self, gm: fx.GraphModule) -> None:
         states: dict[fx.Node, Any] = {}

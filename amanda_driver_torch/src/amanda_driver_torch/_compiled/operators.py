@@ -82,6 +82,11 @@ class Woven:
     lifted: list[torch.Tensor] = field(default_factory=list)
 
     @property
+    def on_host(self) -> bool:
+        """Whether any routine runs on the host."""
+        return any(plan.on_host for plan in self.plans if plan)
+
+    @property
     def stages_gradients(self) -> bool:
         """Whether a staged routine gets gradients."""
         plans = (p for plan in self.plans if plan for p in (plan.arriving, plan.leaving))

@@ -44,7 +44,6 @@ __all__ = [
     "FakeTensor",
     "HigherOrderOperator",
     "add_buffer",
-    "compiled_with_effects",
     "effectful",
     "fresh_symbols",
     "guard_identity",
@@ -58,14 +57,13 @@ __all__ = [
     "skipped",
     "tree_leaves",
     "tree_map",
+    "uncached",
     "unset_fake_temporarily",
     "users_backend",
     "with_backend",
+    "without_cuda_graphs",
     "without_saved_tensors_hooks",
 ]
-
-#: Names of the operators that were declared as effects.
-_EFFECTS: list[str] = []
 
 #: Runs a graph that is a checkpointed function.
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
@@ -88,7 +86,6 @@ STATE_CHANGES = frozenset(
 def effectful(library: torch.library.Library, name: str) -> None:
     """Declare that calls of a custom operator are neither dropped nor merged nor reordered."""
     library._register_effectful_op(name, _EffectType.ORDERED)
-    _EFFECTS.append(name)
 
 
 def is_dynamos(namespace: Mapping[str, Any]) -> bool:
@@ -177,26 +174,35 @@ def skipped(*, below: bool) -> ConvertFrameReturn:
 
 
 @contextlib.contextmanager
-def compiled_with_effects() -> Iterator[None]:
-    """Compile inside `with` code that may call effects.
-
-    The compilers' caches are neither read nor written, and no CUDA graph records an effect: it
-    would not happen in a replay.
-    """
+def uncached() -> Iterator[None]:
+    """Compile inside `with` without reading or writing the compilers' caches."""
     import torch._functorch.config
     import torch._inductor.config
 
     with (
-        torch._inductor.config.patch(
-            force_disable_caches=True,
-            graph_partition=True,
-            custom_should_partition_ops=[
-                *torch._inductor.config.custom_should_partition_ops,
-                *_EFFECTS,
-            ],
-        ),
+        torch._inductor.config.patch(force_disable_caches=True),
         torch._functorch.config.patch(
             enable_autograd_cache=False, force_non_lazy_backward_lowering=True
         ),
     ):
         yield
+
+
+@contextlib.contextmanager
+def without_cuda_graphs(backend: Any) -> Iterator[bool]:
+    """Let a backend record no CUDA graphs inside `with`; yield whether it would have."""
+    import torch._inductor.config
+
+    name = "triton.cudagraphs"
+    innermost = getattr(backend, "_torchdynamo_orig_backend", backend)
+    own: Any = getattr(innermost, "config", None)  # The mode or the options of the callable.
+    settings = own if isinstance(own, dict) else {}
+    wanted = settings.get(name, torch._inductor.config.triton.cudagraphs)
+    before = dict(settings)
+    settings[name] = False
+    try:
+        with torch._inductor.config.patch({name: False}):
+            yield bool(wanted)
+    finally:
+        settings.clear()
+        settings.update(before)
