@@ -109,6 +109,8 @@ def quiet() -> Iterator[None]:
     if device.name != "cpu":
         # Kernels with atomic additions round in another order each time.
         torch.use_deterministic_algorithms(True, warn_only=True)
+        # Some models have weights that nobody has written.
+        _fill_memory(False)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -116,9 +118,16 @@ def quiet() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
+        _fill_memory(True)
         os.environ.pop(VARIABLE, None)
         if before is not None:
             os.environ[VARIABLE] = before
+
+
+def _fill_memory(filled: bool) -> None:
+    """Choose whether deterministic algorithms fill memory that nobody has written with NaN."""
+    settings: Any = torch.utils.deterministic
+    settings.fill_uninitialized_memory = filled
 
 
 def _samples(case: Case, seed: int, inputs: int | None) -> list[Any]:

@@ -126,6 +126,16 @@ for _name, _what in {
         f"{_what} Both interceptors.\n\n{_SHIPPED}",
     )
 
+for _name, _what in {
+    "operators": "With torch's deterministic algorithms. `torch.cuda.jiterator` calls no routine.",
+    "random": "Here, too, plain runs have to agree.",
+}.items():
+    PARTS[f"{_name}, cuda"] = (
+        f"{PARTS[_name][0]} on CUDA",
+        "As in the parts above, with all tensors on a GPU: routines that change nothing and the "
+        f"shipped tools.\n{_what}",
+    )
+
 PARTS["long, shipped"] = (
     "Long runs under the shipped tools",
     "Many sessions one after another, each with new tools, one step of training and the results of "

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from . import device
+
 PACKAGES = (
     *("torch", "transformers", "tensorflow-cpu", "numpy", "amanda-core", "accelerate"),
     *("lightning", "keras", "tf-keras"),
@@ -120,4 +122,8 @@ def versions() -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    if device.name == "cuda":
+        import torch
+
+        found["device"] = torch.cuda.get_device_name()
     return found

@@ -117,6 +117,7 @@ def test_two_of_four() -> None:
     not torch.cuda.is_available(),
     reason="torch.sparse.to_sparse_semi_structured takes CUDA tensors only",
 )
+@pytest.mark.filterwarnings("ignore:The PyTorch API of SparseSemiStructuredTensor")
 def test_what_pytorch_accepts_as_two_of_four() -> None:
     weight = two_of_four((128, 128), 1).half().cuda()
     dense = torch.ones(128, 128).half().cuda()

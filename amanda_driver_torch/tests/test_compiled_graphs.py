@@ -236,7 +236,8 @@ def test_no_cuda_graph_records_a_routine_on_the_host(
     monkeypatch: pytest.MonkeyPatch, chosen_by: str
 ) -> None:
     """A replay of a CUDA graph calls no Python, so such a routine would silently be missed."""
-    config, recorded = torch._inductor.config, []
+    config: Any = torch._inductor.config
+    recorded: list[bool] = []
     original: Any = torch._TorchCompileInductorWrapper.__call__
 
     def compiling(backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -244,14 +245,14 @@ def test_no_cuda_graph_records_a_routine_on_the_host(
         return original(backend, *args, **kwargs)
 
     monkeypatch.setattr(torch._TorchCompileInductorWrapper, "__call__", compiling)
-    how: dict[str, Any] = {
+    ways: dict[str, dict[str, Any]] = {
         "mode": {"mode": "reduce-overhead"},
         "options": {"options": {"triton.cudagraphs": True}},
         "config": {},
-    }[chosen_by]
+    }
     by_config = {"triton.cudagraphs": True} if chosen_by == "config" else {}
     with config.patch(by_config):
-        _check_recordings(recorded, how)
+        _check_recordings(recorded, ways[chosen_by])
 
 
 def _check_recordings(recorded: list[bool], how: dict[str, Any]) -> None:

@@ -1,5 +1,8 @@
 """CUDA graphs: recordings and replays that no tool sees, with the notice that says so."""
 
+# mypy: allow-untyped-calls
+# torch leaves Stream untyped.
+
 from __future__ import annotations
 
 import warnings
