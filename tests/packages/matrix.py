@@ -249,8 +249,8 @@ def page() -> str:
         "  to the graph, and sums of gradients of gradients may differ in the last bit.",
         "- Callables of `torch.compile` stay compiled under PyTorch 2.13 to 2.15 with the native",
         "  interceptor. Elsewhere they run eagerly, with the reason.",
-        "- On a GPU (NVIDIA H100, PyTorch 2.11.0 with CUDA 13.0, Python 3.12) all fast tests of the",
-        "  driver passed; [trust.md](trust.md) shows what else ran there.",
+        "- On a GPU (NVIDIA H100, PyTorch 2.11.0 with CUDA 13.0, Python 3.12) all fast tests of",
+        "  the driver passed; [trust.md](trust.md) shows what else ran there.",
         "",
     ]
     for framework, title in (("torch", "PyTorch"), ("tensorflow-cpu", "TensorFlow")):
