@@ -7,7 +7,9 @@ The oracle is the order and the values in the first execution, which Python hook
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import platform
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,6 +49,17 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.setattr(native, "knows_graphs", lambda: True)  # So that it stays forgotten.
     yield request.param
     monkeypatch.undo()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads what glibc's malloc notes")
+def test_a_node_has_as_many_words_as_are_searched() -> None:
+    """`NODE` in graphs.cpp, for the nodes with which the extension finds out how torch keeps them."""
+    one, two = leaf(1).exp(), leaf(1).exp()
+    for tensor in (one, two, one * two):
+        node = ctypes.c_size_t.from_address(id(tensor.grad_fn) + 16).value
+        chunk = ctypes.c_size_t.from_address(node - 8).value & ~7
+        # Its own header, before the memory, counts too.
+        assert (48 + 1) * 8 <= chunk <= 4096
 
 
 #: Place -> how a routine is inserted there.

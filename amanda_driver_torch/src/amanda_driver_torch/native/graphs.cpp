@@ -54,6 +54,13 @@ List& list_at(const void* node, size_t number) {
     return *reinterpret_cast<List*>(const_cast<Word*>(&word(node, number)));
 }
 
+// Returns how many words from the start of a node, at most `most`, are on pages that can be read. torch
+// does not say how large a node is; a test asserts that `NODE` words belong to it.
+size_t readable(const Node* node, size_t most = NODE) {
+    while (most > 0 && !is_writable_page(&word(node, most - 1))) --most;
+    return most;
+}
+
 // The place of the pointer to torch's tensor.
 void* const& place_in(PyObject* tensor) {
     return *reinterpret_cast<void* const*>(&word(tensor, layout.tensor));
@@ -191,7 +198,9 @@ bool find_tensor(PyObject* const* tensors, size_t count) {
 }
 
 bool find_number(PyObject* const* tensors, size_t count) {
-    for (size_t at = 1; at < NODE; ++at) {
+    size_t end = NODE;
+    for (size_t i = 0; i < count; ++i) end = readable(node_of(tensors[i]), end);
+    for (size_t at = 1; at < end; ++at) {
         bool found = true;
         for (size_t i = 0; found && i < count; ++i) {
             Owned node(PyObject_GetAttrString(tensors[i], "grad_fn"));
@@ -210,7 +219,7 @@ bool find_number(PyObject* const* tensors, size_t count) {
 
 // Finds the edges of a node to two others.
 bool find_edges(Node* node, Node* one, Node* two) {
-    for (size_t at = 1; at + 2 < NODE; ++at) {
+    for (size_t at = 1, end = readable(node); at + 2 < end; ++at) {
         const List& edges = list_at(node, at);
         Word size = edges.end - edges.begin;
         if (edges.end <= edges.begin || edges.room < edges.end || size > 8 * WORD ||
@@ -231,8 +240,8 @@ void find_leaf(PyObject* object, Node* node, PyObject* leaf) {
         if (word(object, at) == reinterpret_cast<Word>(node)) layout.node = at;
     }
     Node* last = following(node, 0);
-    for (size_t at = 1; last != nullptr && at < 2 * NODE && layout.leaf == UNKNOWN; ++at) {
-        if (!is_writable_page(&word(last, at))) break;  // The node may end before.
+    size_t end = last != nullptr ? readable(last, 2 * NODE) : 0;
+    for (size_t at = 1; at < end && layout.leaf == UNKNOWN; ++at) {
         if (word(last, at) == reinterpret_cast<Word>(place_in(leaf))) layout.leaf = at;
     }
 }
@@ -240,10 +249,11 @@ void find_leaf(PyObject* object, Node* node, PyObject* leaf) {
 // Finds the list of hooks to which one is added by calling `method` of `object`.
 bool find_hooks(Node* node, When when, PyObject* object, const char* method, const char* name) {
     Word before[NODE];
-    std::memcpy(before, node, sizeof before);
+    size_t end = readable(node);
+    std::memcpy(before, node, end * WORD);
     Owned hook(PyCFunction_New(&note_method, nullptr));
     if (!hook || !Owned(PyObject_CallMethod(object, method, "O", hook.get()))) return false;
-    for (size_t at = 1; at + 2 < NODE; ++at) {
+    for (size_t at = 1; at + 2 < end; ++at) {
         const List& hooks = list_at(node, at);
         if (before[at] != 0 || before[at + 1] != 0 || before[at + 2] != 0 || hooks.begin == 0 ||
             hooks.end != hooks.begin + WORD || hooks.room < hooks.end) {
