@@ -65,8 +65,7 @@ take a microsecond. Budgets: a microsecond before and after an operator, two for
   are called by hooks in C. Of their cost, torch takes about 1,000 to take the GIL around each hook,
   and 2,300 for the Python object of each gradient (2,000 of them to free it, with the GIL once
   more). A gradient that is reshaped or transposed for a routine is a view more, for 3,000 to 4,000.
-- The gradients of inputs of `einsum` pass identities, whose backward runs in Python. `[tensor]`
-  indexes twice.
+- The gradients of inputs of `einsum` are reshaped and permuted. `[tensor]` indexes twice.
 - The first execution includes a share of what each new module costs, which grows with their number.
   It is above its budget: it makes the context, its name, its id, the tool's actions and the plan in
   Python, in about 300 calls.

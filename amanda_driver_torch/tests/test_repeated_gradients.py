@@ -153,6 +153,102 @@ def test_a_single_node_serves_inputs_of_every_layout() -> None:
         equal(seen, expected)
 
 
+class OfOperands(amanda.Tool):
+    """Multiplies the gradients of what `einsum` gets, and keeps them as they were."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.seen: list[list[torch.Tensor]] = []
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.get_op().__name__ == "einsum":
+            context.insert_after_backward_op(self.keep, grad_inputs=[1])
+
+    def keep(self, grads: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        self.seen.append([grad.clone() for grad in grads])
+        return None if self.factor == 1 else [grad * self.factor for grad in grads]
+
+
+Contraction = tuple[str, list[tuple[int, ...]]]
+
+
+def contracted_under(tool: OfOperands, calls: list[Contraction]) -> None:
+    """Check einsums, called at one place of the program, by the same without tools."""
+    made = []
+    with amanda.apply(tool):
+        for equation, shapes in calls:
+            operands = [leaf(*shape) for shape in shapes]
+            result = torch.einsum(equation, *operands)
+            weights = torch.randn(result.shape)
+            (result * weights).sum().backward()
+            made.append((equation, operands, result, weights))
+    assert len(tool.seen) == len(calls)
+    for (equation, operands, result, weights), seen in zip(made, tool.seen, strict=True):
+        plain = torch.einsum(equation, *operands)
+        assert nodes_behind(result) == nodes_behind(plain)
+        expected = torch.autograd.grad((plain * weights).sum(), operands)
+        equal(seen, list(expected))
+        equal([operand.grad for operand in operands], [grad * tool.factor for grad in expected])
+
+
+def nodes_behind(tensor: torch.Tensor) -> list[str]:
+    """Return the names of all nodes that lead to a tensor."""
+    nodes: list[Any] = [tensor.grad_fn]
+    for node in nodes:
+        nodes += [following for following, _ in node.next_functions if following is not None]
+    return [node.name() for node in nodes]
+
+
+CONTRACTIONS: dict[str, list[tuple[int, ...]]] = {
+    "bij,jk->bik": [(2, 3, 4), (4, 5)],
+    "bij,kj->bik": [(2, 3, 4), (5, 4)],
+    "bqhd,bkhd->bhqk": [(2, 3, 4, 5), (2, 6, 4, 5)],
+    "bhqk,bkhd->bqhd": [(2, 4, 3, 6), (2, 6, 4, 5)],
+    "i,j->ij": [(3,), (4,)],
+    "bij->jbi": [(2, 3, 4)],
+    "bij,b->ji": [(2, 3, 4), (2,)],
+    "ijb,b->bij": [(2, 1, 4), (4,)],
+}
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+@pytest.mark.parametrize("equation", CONTRACTIONS)
+def test_inputs_whose_dimensions_the_op_permutes(equation: str, factor: float) -> None:
+    contracted_under(OfOperands(factor), [(equation, CONTRACTIONS[equation])] * TIMES)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        # Dimensions are summed, or not, depending on what has size one.
+        [("abij,abjk->abik", [(2, 3, 4, 5), sizes]) for sizes in [(2, 3, 5, 6), (1, 3, 5, 6)]],
+        [("abij,abjk->abik", [(2, 3, 4, 5), sizes]) for sizes in [(2, 3, 5, 6), (2, 1, 5, 6)]],
+        [("bij,bjk->bik", [(2, 3, 4), sizes]) for sizes in [(1, 4, 5), (2, 4, 5), (2, 4, 1)]],
+        [("bij,bjk->bik", [(n, 3, 4), (n, 4, 5)]) for n in [2, 7]],
+        [(equation, [(3, 3, 3), (3, 3, 3)]) for equation in ["abc,abd->cd", "cab,bda->cd"]],
+        [(equation, [(3, 3), (3, 3)]) for equation in ["ij,jk->ik", "ji,jk->ki"]],
+    ],
+)
+def test_permutations_that_change(calls: list[Contraction]) -> None:
+    contracted_under(OfOperands(2.0), [call for call in [*calls, *calls[:1]] for _ in range(TIMES)])
+
+
+def test_a_list_of_dimensions_that_changes() -> None:
+    tool, dims, made = AtInputs("tensordot", [0, 1]), ([0], [1]), []
+    with amanda.apply(tool):
+        for first, second in [(1, 0)] * TIMES + [(0, 1)] * TIMES + [(1, 1)]:
+            dims[0][0], dims[1][0] = first, second
+            x, y = leaf(3, 3), leaf(3, 3)
+            torch.tensordot(x * 1, y * 1, dims).square().sum().backward()
+            made.append(([first], [second], x, y))
+    assert len(tool.seen) == len(made)
+    for (one, two, x, y), seen in zip(made, tool.seen, strict=True):
+        plain = torch.tensordot(x, y, (one, two)).square().sum()
+        equal(seen, list(torch.autograd.grad(plain, (x, y))))
+
+
 def test_switched_off_at_backward_runs_nothing() -> None:
     x, w = data()
     watch = Arriving("linear", lambda n, grad: None)

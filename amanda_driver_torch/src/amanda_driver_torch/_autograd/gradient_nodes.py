@@ -13,22 +13,20 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from amanda_driver_torch._autograd.nodes import Edge, Slot, edges_from, name_of
-from amanda_driver_torch._torch.internals import input_metadata, saved_sizes
+from amanda_driver_torch._torch.internals import input_metadata, saved_dims, saved_sizes
 
 __all__ = ["GradientNode", "Result", "contributors", "find_gradient_node", "group_nodes"]
 
-#: Nodes that only change the shape of a gradient -> how to change the result of the node before
-#: them in the same way; empty if it need not be changed.
+#: Nodes of operators that keep the order of elements, and change the shape.
 _RESHAPING = {
-    "ViewBackward0": "reshape",
-    "UnsafeViewBackward0": "reshape",
-    "ReshapeAliasBackward0": "reshape",
-    "UnsqueezeBackward0": "reshape",
-    "SqueezeBackward0": "reshape",
-    "SqueezeBackward1": "reshape",
-    "TBackward0": "t",
-    "CloneBackward0": "",
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "ReshapeAliasBackward0",
+    "SqueezeBackward0",
+    "SqueezeBackward1",
 }
+#: The most dimensions that are permuted: each is a digit.
+_MANY = 10
 
 
 #: Edge -> the nodes with this outgoing edge, and the numbers of their results.
@@ -40,11 +38,18 @@ class Result(NamedTuple):
 
     Attributes:
         number: Its number.
-        way: ``reshape`` or ``t`` if that makes it the gradient of the input; else empty.
+        way: ``reshape`` or ``t`` if that makes it the gradient of the input, else empty. If the op
+            permuted dimensions, their order, such as ``021``: with the input's dimensions in this
+            order, its gradient has the result's elements in order.
     """
 
     number: int
     way: str
+
+    @property
+    def order(self) -> list[int]:
+        """The order of the input's dimensions; empty if they were not permuted."""
+        return [int(d) for d in self.way] if self.way.isdigit() else []
 
     def given(self, value: torch.Tensor | None, shape: torch.Size | None) -> torch.Tensor | None:
         """Return the gradient of an input of `shape`, given this result of the node.
@@ -56,13 +61,20 @@ class Result(NamedTuple):
         if self.way == "t":
             return value.t()
         assert shape is not None
-        return value.reshape(shape)
+        if not (order := self.order):
+            return value.reshape(shape)
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        return value.reshape([shape[d] for d in order]).permute(inverse)
 
     def back(self, gradient: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:
         """Return this result of the node, changed so that the input gets `gradient`."""
         if gradient is None or not self.way:
             return gradient
-        return gradient.t() if self.way == "t" else gradient.reshape(value.shape)
+        if self.way == "t":
+            return gradient.t()
+        if self.order:
+            gradient = gradient.permute(self.order)
+        return gradient.reshape(value.shape)
 
 
 class GradientNode(NamedTuple):
@@ -95,28 +107,71 @@ def find_gradient_node(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> Grad
 def _origins(leading: _Leading, edge: Edge) -> dict[Any, Result]:
     """Return the nodes whose results become the gradient of an edge, and how."""
     found: dict[Any, Result] = {}
-    way = ""
+    layout = _Layout()
     while True:
         origins = leading.get(edge, [])
         if len(origins) != 1:
             return found
         ((node, number),) = origins
-        found[node] = Result(number, way)
-        change = _change(node)
-        if change is None or (way and change and way + change != "reshapereshape"):
+        found[node] = Result(number, layout.way())
+        if not layout.pass_on(node):
             return found
-        way, edge = way or change, (node, 0)
+        edge = (node, 0)
 
 
-def _change(node: Any) -> str | None:
-    """Return how a node changes the shape of a gradient; None if it does anything else."""
-    name = name_of(node)
-    if name == "ExpandBackward0":
-        # The shape is unchanged, so nothing is summed.
-        (given,) = input_metadata(node) or (None,)
-        same = given is not None and tuple(given.shape) == saved_sizes(node)
-        return "" if same else None
-    return _RESHAPING.get(name)
+class _Layout:
+    """How operators that only change the layout have changed that of an input."""
+
+    def __init__(self) -> None:
+        #: The input's dimensions as they come now; None for further ones, of size one.
+        self._order: list[int | None] = list(range(_MANY))
+        #: Whether dimensions have been permuted, perhaps to their old order.
+        self._permuted = False
+        #: Whether there have been others in between, so that dimensions are not known any more.
+        self._reshaped = False
+        #: Whether it is transposed, and has one or two dimensions.
+        self._transposed = False
+
+    def way(self) -> str:
+        """Return the `Result.way` of a result that is a gradient in this layout."""
+        if self._transposed:
+            return "t"
+        order = [d for d in self._order if d is not None]
+        if self._permuted:
+            return "".join(map(str, order))
+        return "reshape" if self._reshaped or len(order) < len(self._order) else ""
+
+    def pass_on(self, node: Any) -> bool:
+        """Change the layout as the operator of a node did; return False if the operator does more
+        than that.
+        """
+        name = name_of(node)
+        if name == "ExpandBackward0":
+            # If the shape is unchanged, nothing is summed.
+            (given,) = input_metadata(node) or (None,)
+            return given is not None and tuple(given.shape) == saved_sizes(node)
+        if name == "CloneBackward0":
+            return True
+        if self._transposed:
+            return False
+        if name in _RESHAPING:
+            self._reshaped = True
+        elif name == "UnsqueezeBackward0":
+            (dim,) = saved_dims(node)
+            self._order.insert(dim, None)
+            # Counted from the end, which is not known.
+            self._reshaped |= dim < 0
+        elif name == "PermuteBackward0" and not self._reshaped:
+            dims = saved_dims(node)
+            if len(dims) > len(self._order):
+                return False
+            self._order = [self._order[dim % len(dims)] for dim in dims]
+            self._permuted = True
+        elif name == "TBackward0" and not self.way():
+            self._transposed = True
+        else:
+            return False
+        return True
 
 
 def group_nodes(

@@ -146,6 +146,13 @@ def compiled(
         if node_hooks is not None:
             # Without identities, there are fewer nodes.
             nodes = nodes - (taps.begin - call.start) if nodes >= 0 else nodes
+            *node_hooks, permutes = node_hooks
+            if permutes:
+                # How depends on the arguments that are not tensors.
+                fixed = [(i, v) for i, v in enumerate(operands) if not tensors_in([v])]
+                if not all(type(v) in KINDS or _holds_integers(v) for _, v in fixed):
+                    return None
+                fixed = [(i, list(v) if type(v) is list else v) for i, v in fixed]
         else:
             given = None if taps.readable else taps.reusable_functions()
             if given is None:
@@ -176,7 +183,7 @@ def compiled(
         with_gradients,
         watch,
         arrivals,
-        node_hooks,
+        None if node_hooks is None else tuple(node_hooks),
         context,
         bound.signature.mutated or None,
         assigns,
@@ -188,6 +195,10 @@ def compiled(
         # Hooks of the program may have taken what was saved elsewhere before it can be copied.
         top_saved_tensor_hooks if copies else None,
     )
+
+
+def _holds_integers(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(type(item) is int for item in value)
 
 
 def _count_saved(call: Call, returned: Any) -> int:
@@ -272,19 +283,29 @@ def _node_hooks(
     made = call.made_count - (taps.begin - call.start)
     # The nodes that an op makes depend on more than the types of its arguments. The engine may
     # convert the op's gradients. A single node, whose type is compared, has the same results.
-    is_single = made == 1 and not any(way for hook, _ in hooks for *_, way in hook[4])
+    changes = [way for hook, _ in hooks for *_, way in hook[4]]
+    is_single = made == 1 and not any(changes)
+    permutes = any(map(str.isdigit, changes))
     is_mixed = len({tensor.dtype for _, _, tensor in placed}) > 1
     edits = context.plan(BEFORE_FORWARD).edits
     depends = not is_single or edits
     laid = [
-        (argument, item, *_layout(value))
+        # Dimensions of size one are moved.
+        (argument, item, *_layout(value), _ones(value) if permutes else -1)
         for argument, item, value in (placed if depends else ())
-        if is_mixed or edits or type(value) is torch.Tensor
+        if is_mixed or edits or permutes or type(value) is torch.Tensor
     ]
+    if edits and permutes:
+        return None
     if edits and not _are_laid_alike(call.values, call.bound.values):
         made = -1  # C compares with the layouts before the edits, so Python hooks the nodes.
     # Autocast adds nodes, which are counted after the call.
-    return (made, autocast_enabled if depends else None, laid, hooks)
+    return (made, autocast_enabled if depends else None, laid, hooks, permutes)
+
+
+def _ones(value: torch.Tensor) -> int:
+    """Return the dimensions of size one as bits."""
+    return sum(1 << dim for dim, size in enumerate(value.shape) if size == 1)
 
 
 def _layout(value: torch.Tensor) -> tuple[int, bool, torch.dtype]:

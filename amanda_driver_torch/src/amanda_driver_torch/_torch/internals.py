@@ -120,6 +120,7 @@ __all__ = [
     "registered_schemas",
     "runs_higher_order",
     "saved_by",
+    "saved_dims",
     "saved_sizes",
     "schema_of",
     "sequence_number",
@@ -287,6 +288,13 @@ def input_metadata(node: Any) -> Iterable[Any]:
 def saved_sizes(node: Any) -> tuple[int, ...]:
     """Return the sizes that an ``ExpandBackward0`` sums its gradient to."""
     return tuple(node._saved_self_sym_sizes)
+
+
+def saved_dims(node: Any) -> tuple[int, ...]:
+    """Return the dimensions of a ``PermuteBackward0``, or that of an ``UnsqueezeBackward0``."""
+    dims = node._saved_dims if hasattr(node, "_saved_dims") else (node._saved_dim,)
+    # PyTorch shows them without a sign.
+    return tuple(dim - 2**64 if dim >= 2**63 else dim for dim in dims)
 
 
 def backward_class(function: type[Function]) -> type:

@@ -14,7 +14,7 @@ namespace amanda {
 namespace {
 
 PyTypeObject* hook_type = nullptr;
-PyObject *reshape, *transpose, *open_name, *op_name, *grad_outputs, *grad_inputs;
+PyObject *reshape, *transpose, *permute, *open_name, *op_name, *grad_outputs, *grad_inputs;
 
 // Returns the watch of this thread if the steps are valid under it now, else null.
 Watch* in_force(const GradientSteps& steps, const Thread* thread) {
@@ -99,6 +99,29 @@ Owned changed(PyObject* result, GradientSteps::Change change, PyObject* shape) {
     return Owned::share(result);
 }
 
+// Returns a node's result as the gradient of an input of `shape`, whose dimensions it has in another
+// order.
+Owned ordered(PyObject* result, const std::vector<uint8_t>& order, PyObject* shape) {
+    int64_t inverse[GradientSteps::MOST_ORDERED];
+    Owned sizes(PyTuple_New(Py_ssize_t(order.size())));
+    for (size_t i = 0; sizes && i < order.size(); ++i) {
+        PyTuple_SET_ITEM(sizes.get(), Py_ssize_t(i), Py_NewRef(PyTuple_GET_ITEM(shape, order[i])));
+        inverse[order[i]] = int64_t(i);
+    }
+    Owned value(sizes ? changed(result, GradientSteps::Change::RESHAPE, sizes.get()) : Owned());
+    if (!value) return value;
+    void* const* tensor = can_compute() ? tensor_in(value.get()) : nullptr;
+    if (tensor != nullptr) {
+        Owned found(permuted(*tensor, inverse, order.size()));
+        if (found) return found;
+        PyErr_Clear();
+    }
+    for (size_t i = 0; i < order.size(); ++i) {
+        PyTuple_SetItem(sizes.get(), Py_ssize_t(i), PyLong_FromLongLong(inverse[i]));
+    }
+    return Owned(PyObject_CallMethodOneArg(value.get(), permute, sizes.get()));
+}
+
 // Returns a list that contains None only.
 Owned nothing(Py_ssize_t count) {
     Owned values(PyList_New(count));
@@ -127,7 +150,10 @@ Owned given(const GradientSteps& steps, const Arriving& results, PyObject* shape
         Owned result = results[size_t(way.index)];
         if (!result) return result;
         if (result.get() == Py_None) continue;
-        Owned value = changed(result.get(), way.change, PyTuple_GET_ITEM(shapes, Py_ssize_t(i)));
+        PyObject* shape = PyTuple_GET_ITEM(shapes, Py_ssize_t(i));
+        Owned value = way.change == GradientSteps::Change::PERMUTE
+                          ? ordered(result.get(), way.order, shape)
+                          : changed(result.get(), way.change, shape);
         if (!value) return value;
         if (way.item < 0) {
             PyList_SetItem(values.get(), way.position, value.release());
@@ -265,7 +291,18 @@ bool read_ways(PyObject* list, GradientSteps* steps) {
         }
         way.change = *change == 'r'   ? GradientSteps::Change::RESHAPE
                      : *change == 't' ? GradientSteps::Change::TRANSPOSE
+                     : *change        ? GradientSteps::Change::PERMUTE
                                       : GradientSteps::Change::NONE;
+        if (way.change == GradientSteps::Change::PERMUTE) {
+            for (; *change; ++change) way.order.push_back(uint8_t(*change - '0'));
+            if (std::is_sorted(way.order.begin(), way.order.end())) {
+                way.change = GradientSteps::Change::RESHAPE;
+            }
+            if (way.order.size() > GradientSteps::MOST_ORDERED) {
+                PyErr_SetString(PyExc_ValueError, "too many dimensions");
+                return false;
+            }
+        }
         if (way.position < 0 || way.position >= steps->count || way.index < 0) {
             PyErr_SetString(PyExc_ValueError, "no such input or output");
             return false;
@@ -300,7 +337,7 @@ void GradientSteps::forget() {
 
 bool GradientSteps::reshapes() const {
     return std::any_of(ways.begin(), ways.end(),
-                       [](const Way& way) { return way.change == Change::RESHAPE; });
+                       [](const Way& way) { return way.reshapes(); });
 }
 
 int GradientSteps::traverse(visitproc visit, void* arg) const {
@@ -394,7 +431,7 @@ int add_gradients(PyObject* module) {
         PyObject** name;
         const char* text;
     };
-    for (const Name& name : {Name{&reshape, "reshape"}, Name{&transpose, "t"},
+    for (const Name& name : {Name{&reshape, "reshape"}, Name{&transpose, "t"}, Name{&permute, "permute"},
                              Name{&open_name, "open"}, Name{&op_name, "op"},
                              Name{&grad_outputs, "grad_outputs"},
                              Name{&grad_inputs, "grad_inputs"}}) {

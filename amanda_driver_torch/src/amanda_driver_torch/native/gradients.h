@@ -25,13 +25,18 @@ enum class Seen {
 // garbage collector cannot follow.
 struct GradientSteps {
     // How to make the gradient of an input from a node's result.
-    enum class Change { NONE, RESHAPE, TRANSPOSE };
+    enum class Change { NONE, RESHAPE, TRANSPOSE, PERMUTE };
+    static constexpr size_t MOST_ORDERED = 10;  // each dimension is a digit
     struct Way {
         int position;
         int item;  // in a list; -1 if it is the input itself
         int index;
         Change change;
         bool is_read;  // by any step
+        // PERMUTE: the order of the input's dimensions in the result, which is reshaped first.
+        std::vector<uint8_t> order;
+
+        bool reshapes() const { return change == Change::RESHAPE || change == Change::PERMUTE; }
     };
 
     long references = 0;

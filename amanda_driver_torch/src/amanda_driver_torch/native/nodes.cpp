@@ -239,6 +239,8 @@ bool serves(PyObject* object, const Watch* watch, uint64_t made) {
     return may_serve(object, watch) && uint64_t(plans_of(object)->made) == made;
 }
 
+bool hooks_at_once(PyObject* object) { return plans_of(object)->pending == nullptr; }
+
 int hook_nodes(PyObject* object, PyObject* returned, uint64_t start) {
     Owned kept = Owned::share(object);
     NodePlans* plans = plans_of(object);

@@ -9,6 +9,8 @@ namespace amanda {
 bool serves(PyObject* object, const Watch* watch, uint64_t made);
 // Returns true if it is one of this epoch.
 bool may_serve(PyObject* object, const Watch* watch);
+// Returns true if it hooks nodes when the op runs, not when the first of them does.
+bool hooks_at_once(PyObject* object);
 // Hooks the nodes of `output`: 1, or 0 if they differ from last time, or -1 with an exception.
 int hook_nodes(PyObject* object, PyObject* output, uint64_t start);
 // Notes that nodes have been analysed since, so that it serves no more executions.

@@ -430,16 +430,17 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     bool tensor = reinterpret_cast<PyObject*>(Py_TYPE(returned.get())) == watch->identity->tensor;
     PyObject* unhooked = nullptr;  // the record, if nodes of this execution need hooks
     if (gradients) {
+        if (watch->wants_backward && next_sequence_number() - start != uint64_t(parts->nodes)) {
+            unhooked = record;
+        }
         // Python does the rest: everything, or everything except the gradients of inputs.
         int met = arrives_the_same(*parts, call, returned.get());
         if (met == 1 && parts->meets) {
             // Python may set the hooks of nodes later, before those that it has registered.
-            met = find_meetings(*parts, returned.get(), start, !watch->wants_backward, &meetings);
+            bool in_graph = unhooked == nullptr || !hooks_later(watch, record);
+            met = find_meetings(*parts, returned.get(), start, in_graph, &meetings);
         }
         if (met < 0) return nullptr;
-        if (watch->wants_backward && next_sequence_number() - start != uint64_t(parts->nodes)) {
-            unhooked = record;
-        }
         if (met == 0) {
             meetings = {};
             return go_on_from(before.so_far(all), after.so_far(0), returned.get(), start,

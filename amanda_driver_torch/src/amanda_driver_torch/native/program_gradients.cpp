@@ -137,6 +137,15 @@ Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call) {
     return returned;
 }
 
+// Returns which dimensions are of size one, as bits.
+int ones_of(void* const& tensor) {
+    const int64_t* sizes = sizes_of(tensor);
+    int64_t count = sizes != nullptr ? layout_of(tensor).dimensions : 0;
+    int ones = 0;
+    for (int64_t i = 0; i < count; ++i) ones |= int(sizes[i] == 1) << i;
+    return ones;
+}
+
 bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
     if (parts.autocast.get() != Py_None) {
         Owned cast(PyObject_CallNoArgs(parts.autocast.get()));
@@ -149,6 +158,7 @@ bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
         PyObject* value = at(laid.at, values);
         if (value == nullptr) return false;
         void* const* tensor = tensor_in(value);
+        if (laid.ones >= 0 && (tensor == nullptr || ones_of(*tensor) != laid.ones)) return false;
         TensorLayout found = tensor != nullptr ? layout_of(*tensor) : TensorLayout();
         if (tensor != nullptr && laid.type >= 0) {
             if (found.dimensions != laid.dimensions || found.dtype != laid.type ||
@@ -193,7 +203,7 @@ Owned make_reshaping(const Hooking& hooking, const std::vector<At>& arguments,
                      PyObject* const* values) {
     Owned shapes(PyTuple_New(Py_ssize_t(arguments.size())));
     for (size_t k = 0; shapes && k < arguments.size(); ++k) {
-        bool reshaped = hooking.steps->ways[k].change == GradientSteps::Change::RESHAPE;
+        bool reshaped = hooking.steps->ways[k].reshapes();
         Owned shape = reshaped ? shape_of(at(arguments[k], values)) : Owned::share(Py_None);
         if (!shape) return Owned();
         PyTuple_SET_ITEM(shapes.get(), Py_ssize_t(k), shape.release());

@@ -54,11 +54,13 @@ struct ProgramParts {
     std::vector<std::vector<At>> shaped;  // per node: the arguments whose shapes it needs
     std::vector<std::pair<int, Py_ssize_t>> lengths;  // of the arguments that are lists
     long long made = 0;                    // number of nodes of an execution without identities
-    // By argument, what the nodes depend on: number of dimensions, whether contiguous.
+    // By argument, what the nodes depend on: number of dimensions, whether contiguous, and where they
+    // permute dimensions, which ones are of size one, as bits (else -1).
     struct Laid {
         At at;
         int dimensions;
         bool contiguous;
+        int ones;
         Owned dtype;
         mutable int32_t type = -1;  // torch's number of the dtype, once it is known
     };

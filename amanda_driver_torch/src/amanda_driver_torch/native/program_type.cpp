@@ -62,8 +62,8 @@ bool read_gradient_nodes(PyObject* given, PyObject* program, PyObject* epoch, Py
         ProgramParts::Laid one;
         int contiguous;
         PyObject* dtype;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(laid, i), "iiipO", &one.at.argument, &one.at.item,
-                              &one.dimensions, &contiguous, &dtype)) {
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(laid, i), "iiipOi", &one.at.argument, &one.at.item,
+                              &one.dimensions, &contiguous, &dtype, &one.ones)) {
             return false;
         }
         one.contiguous = contiguous != 0;

@@ -50,6 +50,7 @@ struct Sizes {
 PyObject* (*wrapped_away)(Returned*) = nullptr;  // THPVariable_Wrap(at::TensorBase&&)
 Returned (*reshape)(void* const&, Sizes) = nullptr;  // at::_ops::reshape::call
 Returned (*transpose)(void* const&) = nullptr;       // at::_ops::t::call
+Returned (*permute)(void* const&, Sizes) = nullptr;  // at::_ops::permute::call
 
 Bindings in_python{};
 
@@ -96,6 +97,7 @@ void find_symbols(const void* address, const Bindings& bindings) {
     find(library, "_Z16THPVariable_WrapON2at10TensorBaseE", wrapped_away);
     find(library, "_ZN2at4_ops7reshape4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE", reshape);
     find(library, "_ZN2at4_ops1t4callERKNS_6TensorE", transpose);
+    find(library, "_ZN2at4_ops7permute4callERKNS_6TensorEN3c108ArrayRefIlEE", permute);
     undefined = library != nullptr
                     ? dlsym(library, "_ZN3c1019UndefinedTensorImpl10_singletonE")
                     : nullptr;
@@ -168,22 +170,30 @@ bool can_compute() {
     return wrapped_away != nullptr && reshape != nullptr && transpose != nullptr;
 }
 
-PyObject* reshaped(void* const& tensor, const int64_t* sizes, size_t count) {
+namespace {
+
+template <class... Arguments>
+PyObject* computed(Returned (*function)(void* const&, Arguments...), void* const& tensor,
+                   Arguments... arguments) {
     try {
-        Returned result = reshape(tensor, {sizes, count});
+        Returned result = function(tensor, arguments...);
         return wrapped_away(&result);
     } catch (...) {
         return nullptr;
     }
 }
 
-PyObject* transposed(void* const& tensor) {
-    try {
-        Returned result = transpose(tensor);
-        return wrapped_away(&result);
-    } catch (...) {
-        return nullptr;
-    }
+}  // namespace
+
+PyObject* reshaped(void* const& tensor, const int64_t* sizes, size_t count) {
+    return computed(reshape, tensor, Sizes{sizes, count});
+}
+
+PyObject* transposed(void* const& tensor) { return computed(transpose, tensor); }
+
+PyObject* permuted(void* const& tensor, const int64_t* dimensions, size_t count) {
+    if (permute == nullptr) return nullptr;  // On macOS its name is another one.
+    return computed(permute, tensor, Sizes{dimensions, count});
 }
 
 uint64_t next_sequence_number() {

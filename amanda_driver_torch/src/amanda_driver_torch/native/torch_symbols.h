@@ -75,11 +75,12 @@ TensorLayout layout_of(void* const& tensor);
 // Returns as many sizes as it has dimensions.
 const int64_t* sizes_of(void* const& tensor);
 
-// Returns true if the next two functions may be called.
+// Returns true if the next three functions may be called.
 bool can_compute();
 // Return the Python object of a changed tensor. Null, perhaps without an exception, if it fails.
 PyObject* reshaped(void* const& tensor, const int64_t* sizes, size_t count);
 PyObject* transposed(void* const& tensor);
+PyObject* permuted(void* const& tensor, const int64_t* dimensions, size_t count);
 // Returns true if the user's function modes are active, which see operations on tensors.
 bool in_function_modes();
 // Returns true if dispatch modes or the profiler see them, too.

@@ -90,6 +90,10 @@ bool may_hook(const Watch* watch, PyObject* record) {
     return may_serve(slot(record, hooks_at), watch);
 }
 
+bool hooks_later(const Watch* watch, PyObject* record) {
+    return !may_hook(watch, record) || !hooks_at_once(slot(record, hooks_at));
+}
+
 namespace {
 
 // Returns true for a plain tensor that is no view.

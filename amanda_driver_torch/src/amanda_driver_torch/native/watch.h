@@ -84,6 +84,8 @@ PyObject* operate(Thread* thread, Definition* definition, Call& call);
 int hook_record(Watch* watch, PyObject* record, PyObject* returned, uint64_t start);
 // Returns true if that may be possible.
 bool may_hook(const Watch* watch, PyObject* record);
+// Returns true if nodes may be hooked only when the first of them runs.
+bool hooks_later(const Watch* watch, PyObject* record);
 
 int add_watch(PyObject* module);
 
