@@ -53,7 +53,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads what glibc's malloc notes")
 def test_a_node_has_as_many_words_as_are_searched() -> None:
-    """`NODE` in graphs.cpp, for the nodes with which the extension finds out how torch keeps them."""
+    """`NODE` in graphs.cpp, for the nodes by which the extension learns how torch keeps them."""
     one, two = leaf(1).exp(), leaf(1).exp()
     for tensor in (one, two, one * two):
         node = ctypes.c_size_t.from_address(id(tensor.grad_fn) + 16).value

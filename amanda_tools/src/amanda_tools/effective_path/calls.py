@@ -88,6 +88,10 @@ class Calls:
 
         Operators that ran several times, or inside loops, are left out.
         """
+        if all(execution.program is None for execution in run.executions):
+            # Eager executions have numbers of their own, and come in order.
+            run.fixed -= run.unseen.keys()
+            return
         counts = Counter(execution.order for execution in run.executions)
         links: dict[Port, Port] = {}
         hidden = self._follow(run, links)

@@ -7,6 +7,7 @@ start. NumPy is imported only when needed.
 from __future__ import annotations
 
 import fnmatch
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,8 +69,9 @@ class Execution:
 
     def ports(self, positions: Sequence[int] | None = None) -> list[Port]:
         """Return the origins of the tensors at these input positions, or at all of them."""
-        chosen = range(len(self.inputs)) if positions is None else positions
-        return [port for at in chosen if at < len(self.inputs) for port in self.inputs[at]]
+        if positions is None:
+            return list(itertools.chain.from_iterable(self.inputs))
+        return [port for at in positions if at < len(self.inputs) for port in self.inputs[at]]
 
 
 @dataclass
@@ -113,6 +115,7 @@ class Network:
         self.nodes: list[Node] = []
         self.values: dict[int, Any] = {}
         self.names: dict[int, str] = {}
+        self._taken: set[str] = set()
         self.ended: dict[int, PathEnd] = {}
         self.logits: int | None = None
         self._run = run
@@ -380,10 +383,12 @@ class Network:
 
     def _named(self, number: int, name: str) -> str:
         """Give a value a name, with a number if the name is taken."""
-        taken, count, unique = set(self.names.values()), 1, name
-        while unique in taken:
+        count, unique = 1, name
+        while unique in self._taken:
             count += 1
             unique = f"{name}#{count}"
+        self._taken.discard(self.names.get(number, ""))
+        self._taken.add(unique)
         self.names[number] = unique
         return unique
 

@@ -374,8 +374,9 @@ class _Op:
 
     def listed(self, value: Any) -> list[Any]:
         """Return the tensors at a position."""
-        listed = value if isinstance(value, (list, tuple)) else [value]
-        return [item for item in listed if self.is_tensor(item)]
+        if isinstance(value, (list, tuple)):
+            return [item for item in value if self.is_tensor(item)]
+        return [value] if self.is_tensor(value) else []
 
     def is_fixed(self, tensor: Any) -> bool:
         """Return True if a tensor that no operator produced is not an input: a variable or a
