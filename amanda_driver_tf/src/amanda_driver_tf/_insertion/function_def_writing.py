@@ -13,7 +13,7 @@ from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
 
 from amanda_driver_tf._graphs.body import Body, Node, Value, outputs_of
 from amanda_driver_tf._insertion.host_functions import Listener, register
-from amanda_driver_tf._insertion.nodes import Argument, Host, Inlined, New, Plain
+from amanda_driver_tf._insertion.nodes import Argument, Host, Inlined, Mark, New, Plain
 from amanda_driver_tf._tensorflow_internals.modules import context
 from amanda_driver_tf._tensorflow_internals.names import INPUT_SHAPES
 
@@ -21,11 +21,13 @@ __all__ = [
     "Names",
     "Written",
     "attr_func",
+    "attr_int",
     "attr_shape",
     "attr_type",
     "attr_types",
     "name_of",
     "node_defs",
+    "plain",
     "write_function",
 ]
 
@@ -42,6 +44,11 @@ def attr_types(dtypes: Sequence[int]) -> Any:
 def attr_type(dtype: int) -> Any:
     """Return an attribute that is a type."""
     return attr_value_pb2.AttrValue(type=dtype)
+
+
+def attr_int(number: int) -> Any:
+    """Return an attribute that is an integer."""
+    return attr_value_pb2.AttrValue(i=number)
 
 
 def attr_shape(sizes: Sequence[int]) -> Any:
@@ -84,7 +91,7 @@ class Written:
     Attributes:
         alive: Host functions and traced routines.
         names: Names of the functions that were written.
-        has_hosts: Whether any written function calls Python.
+        has_hosts: Whether any written function calls Python, or records marks.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -107,12 +114,13 @@ def node_defs(new: Sequence[New], names: Names, written: Written) -> list[Any]:
             definition.op = "EagerPyFunc"
             definition.attr["token"].s = host.token.encode()
             definition.attr["is_async"].b = False
-            definition.attr["Tin"].CopyFrom(attr_types([_plain(v.dtype) for v in node.inputs]))
+            definition.attr["Tin"].CopyFrom(attr_types([plain(v.dtype) for v in node.inputs]))
             definition.attr["Tout"].CopyFrom(attr_types(node.dtypes))
         elif isinstance(node, Inlined):
             written.alive.append(node.function)
             found += _call_of_routine(node, definition, names)
         elif isinstance(node, Plain):
+            written.has_hosts = written.has_hosts or isinstance(node, Mark)
             definition.op = node.op_type
             for key, value in node.attrs.items():
                 definition.attr[key].CopyFrom(value)
@@ -120,13 +128,14 @@ def node_defs(new: Sequence[New], names: Names, written: Written) -> list[Any]:
     return found
 
 
-def _plain(dtype: int) -> int:
+def plain(dtype: int) -> int:
+    """Return a dtype without the reference to it."""
     return dtype - 100 if dtype > 100 else dtype
 
 
 def _call_of_routine(node: Inlined, definition: Any, names: Names) -> list[Any]:
     constants = []
-    dtypes = [_plain(value.dtype) for value in node.inputs]
+    dtypes = [plain(value.dtype) for value in node.inputs]
     for captured in node.function.graph.external_captures:
         constant = node_def_pb2.NodeDef()
         constant.name = names.take(f"{node.name}/constant")
@@ -193,7 +202,7 @@ def write_function(
     for value in results:
         definition = fdef.signature.output_arg.add()
         definition.name = names.take("result")
-        definition.type = _plain(value.dtype)
+        definition.type = plain(value.dtype)
         fdef.ret[definition.name] = texts.of(value)
     for each in kept:
         fdef.signature.control_output.append(each.name)

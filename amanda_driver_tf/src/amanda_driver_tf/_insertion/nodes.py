@@ -10,7 +10,7 @@ from typing import Any
 
 from amanda_driver_tf._graphs.body import Value
 
-__all__ = ["Argument", "Flat", "Host", "Inlined", "New", "Plain"]
+__all__ = ["Argument", "Flat", "Host", "Inlined", "Mark", "New", "Plain"]
 
 #: A function over flat tensors.
 Flat = Callable[[list[Any]], list[Any]]
@@ -101,6 +101,10 @@ class Plain(New):
         super().__init__(name, inputs, dtypes)
         self.op_type, self.attrs = op_type, attrs
         self.output_names = tuple(output_names)
+
+
+class Mark(Plain):
+    """A node that records when it ran, without Python."""
 
 
 class Argument(New):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from amanda_core.plan import Step
 from amanda_driver_tf._graphs.body import Node, Value
 from amanda_driver_tf._insertion.body_edits import BodyEdits
+from amanda_driver_tf._insertion.marks import mark_of
 from amanda_driver_tf._insertion.nodes import Host, Inlined, New
 from amanda_driver_tf._insertion.staging import trace
 from amanda_driver_tf._insertion.step_functions import Layout, observing_function
@@ -40,11 +41,14 @@ class Observers:
     ) -> New:
         """Insert a node that calls the routines of `steps` with `values`.
 
-        Only one staged step may be given at a time.
+        Only one staged step, or one that records marks, may be given at a time.
         """
         flat = observing_function(steps, layout, self._edits.around.refused)
-        made: New
-        if steps[0].action.staged:
+        is_function = self._edits.body.fdef is not None
+        made: New | None = mark_of(name, steps[0], layout, values) if is_function else None
+        if made is not None:
+            pass
+        elif steps[0].action.staged:
             made = Inlined(name, trace(name, flat, values), values, ())
         else:
             made = Host(name, flat, values, ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from amanda_core.marks import Marks
 from amanda_core.plan import Step
 from amanda_driver_tf._graphs.body import Node
 from amanda_driver_tf._insertion.step_functions import Layout
@@ -26,7 +27,8 @@ def grouped_steps(steps: Sequence[Step]) -> list[list[Step]]:
 def _kind(step: Step) -> bool | None:
     """Return True for an observing step, False for an edit; None if it needs a node of its own."""
     action = step.action
-    return None if action.staged or action.autodiff else action.observe
+    alone = action.staged or action.autodiff or Marks.of(action.routine) is not None
+    return None if alone else action.observe
 
 
 def selected_indices(

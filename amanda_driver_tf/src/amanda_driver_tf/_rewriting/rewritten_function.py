@@ -6,7 +6,7 @@ from typing import Any
 
 from amanda_driver_tf._graphs.body import Body, Node, Value
 from amanda_driver_tf._insertion.body_edits import BodyEdits
-from amanda_driver_tf._insertion.nodes import Argument, Host
+from amanda_driver_tf._insertion.nodes import Argument, Host, Mark
 from amanda_driver_tf._rewriting.body_rewriting import BodyRewriter
 
 __all__ = ["RewrittenFunction"]
@@ -47,9 +47,9 @@ class RewrittenFunction:
         return found[1] if found is not None else []
 
     def runs_python(self) -> bool:
-        """Return True if a host routine runs in this function or in one that it calls."""
+        """Return True if a host routine or a mark is in this function or in one that it calls."""
         inner = (function for _, functions in self.calls.values() for function in functions)
-        return any(isinstance(node, Host) for node in self.edits.new) or any(
+        return any(isinstance(node, (Host, Mark)) for node in self.edits.new) or any(
             function.runs_python() for function in inner if function is not None
         )
 

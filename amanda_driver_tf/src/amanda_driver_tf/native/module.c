@@ -2,7 +2,8 @@
 #include "parts.h"
 
 static int execute(PyObject* module) {
-    return add_call_site(module) < 0 ? -1 : add_interceptor(module);
+    if (add_call_site(module) < 0 || add_interceptor(module) < 0) return -1;
+    return add_marks(module);
 }
 
 static PyModuleDef_Slot slots[] = {

@@ -8,6 +8,7 @@
 /* Add the types of a part to the module; -1 with an exception set on failure. */
 int add_call_site(PyObject* module);
 int add_interceptor(PyObject* module);
+int add_marks(PyObject* module);
 
 /* Return true if the innermost Python frame but `skipped` is called from a call site. */
 int is_call_site_here(PyObject* call_site, int skipped);

@@ -191,12 +191,14 @@ class Between:
         if module is not None:
             self._module = module
 
-    def end(self, time: int, module: str | None) -> None:
-        """Record the start of an execution; do nothing if another one is running."""
-        if self._since is not None:
-            place = _around(self._module, self._module if module is None else module)
-            self.times[place] = self.times.get(place, 0) + time - self._since
-            self._since = None
+    def end(self, time: int, module: str | None) -> bool:
+        """Record the start of an execution; return False if another one is running."""
+        if self._since is None:
+            return False
+        place = _around(self._module, self._module if module is None else module)
+        self.times[place] = self.times.get(place, 0) + time - self._since
+        self._since = None
+        return True
 
     def drop(self) -> None:
         """Do not count the interval that has begun."""

@@ -15,6 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from amanda_core import OpContext
+from amanda_core.action import Routine
+from amanda_core.marks import Marks
 from amanda_core.selection import Selection, select
 from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, Pair
 from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
@@ -86,6 +88,10 @@ class Latency(OperatorTool["_Op"]):
         #: The execution that started last, and when the tool was called for it, until that counts.
         self._entered: tuple[int, Interval[_Op]] | None = None
         self._threads: dict[int, _Thread] = {}
+        #: When operators of graphs were reached: twice the number of the operator, and 1 more if it
+        #: was its end.
+        self._marks = Marks(self._take_marks, self.now)
+        self._has_graphs = False
         self._graph: Overlapping[_Op] = Overlapping()
         self._between = Between()
         self._by_number: list[_Op] = []
@@ -121,8 +127,10 @@ class Latency(OperatorTool["_Op"]):
             if op.waits_unseen(context.get_op(), values):
                 self._unseen.add(context.name)
                 return
-            context.insert_before_op(self.enter, observe=True, inputs=op.awaited(values), op=op)
-            context.insert_after_op(self.leave, observe=True, outputs=[], op=op)
+            (enter, start), (leave, end) = self._routines(op)
+            inputs = op.awaited(values)
+            context.insert_before_op(enter, observe=True, inputs=inputs, **start)
+            context.insert_after_op(leave, observe=True, outputs=[], **end)
 
     def analyse_backward(self, context: OpContext) -> None:
         """Insert routines that time the executions of a backward operator."""
@@ -132,10 +140,10 @@ class Latency(OperatorTool["_Op"]):
             if op.waits_unseen(context.get_backward_op(), values):
                 self._unseen.add(context.name)
                 return
-            context.insert_before_backward_op(
-                self.enter, observe=True, grad_outputs=op.awaited(values), op=op
-            )
-            context.insert_after_backward_op(self.leave, observe=True, grad_inputs=[], op=op)
+            (enter, start), (leave, end) = self._routines(op)
+            grads = op.awaited(values)
+            context.insert_before_backward_op(enter, observe=True, grad_outputs=grads, **start)
+            context.insert_after_backward_op(leave, observe=True, grad_inputs=[], **end)
 
     def enter(self, *values: Any, op: _Op) -> None:
         """Start the time of one execution."""
@@ -146,13 +154,10 @@ class Latency(OperatorTool["_Op"]):
             if not self._last:
                 self._step_begin = arrived
             self._between.end(arrived, op.module)
-            if op.is_graph:
-                interval = self._graph.enter(op, arrived)
-            else:
-                marks = _NO_MARKS
-                if op.device is not None or self._kernels is not None:
-                    marks = self._begin_marks(op, thread.stack.innermost)
-                interval = thread.stack.enter(op, arrived, marks)
+            marks = _NO_MARKS
+            if op.device is not None or self._kernels is not None:
+                marks = self._begin_marks(op, thread.stack.innermost)
+            interval = thread.stack.enter(op, arrived, marks)
             self._entered = arrived, interval
             # Last, so that as little of the tool as possible is in the operator's time.
             interval.start = interval.end = self.now()
@@ -164,16 +169,13 @@ class Latency(OperatorTool["_Op"]):
             thread = self._threads.get(threading.get_ident()) or self._new_thread()
             self._settle()
             self._between.end(end, op.module)
-            if op.is_graph:
-                interval = self._graph.leave(op, end)
-            else:
-                if op.facts.phase == "backward" and op not in thread.stack:
-                    # A framework's workers may begin it in one thread and end it in another.
-                    others = self._threads.values()
-                    thread = next((other for other in others if op in other.stack), thread)
-                interval = thread.stack.leave(op, end)
-                if thread.stack.dropped:
-                    self._give_up(thread)
+            if op.facts.phase == "backward" and op not in thread.stack:
+                # A framework's workers may begin it in one thread and end it in another.
+                others = self._threads.values()
+                thread = next((other for other in others if op in other.stack), thread)
+            interval = thread.stack.leave(op, end)
+            if thread.stack.dropped:
+                self._give_up(thread)
             if interval is not None:
                 if interval.marks is not _NO_MARKS:
                     self._end_marks(interval)
@@ -183,6 +185,38 @@ class Latency(OperatorTool["_Op"]):
             self._spent(end, done)
             if not self._is_running:
                 self._between.begin(done, op.module)
+
+    def _routines(self, op: _Op) -> list[tuple[Routine, dict[str, Any]]]:
+        """Return the routines before and after an operator, and their arguments."""
+        if not op.is_graph:
+            return [(self.enter, {"op": op}), (self.leave, {"op": op})]
+        self._has_graphs = True
+        return [(self._marks.note, {"number": 2 * op.number + end}) for end in (0, 1)]
+
+    def _take_marks(self) -> None:
+        """Count the executions in graphs since the last call, whose times were only recorded."""
+        with self._lock:
+            begin = last = self.now()
+            for mark, at, ident in self._marks.take():
+                op = self._by_number[mark >> 1]
+                if not self._last:
+                    self._step_begin = at
+                    self._clock.add(at, at)
+                self._between.end(at, op.module)
+                if mark & 1:
+                    interval = self._graph.leave(op, at)
+                    if interval is not None:
+                        self._count(interval, self._threads.get(ident) or self._new_thread(ident))
+                    if not self._is_running:
+                        self._between.begin(at, op.module)
+                else:
+                    self._graph.enter(op, at)
+                self._last = last = at
+            if last != begin:
+                done = self.now()
+                if self._between.end(begin, ""):
+                    self._between.begin(done, "")
+                self._spent(begin, done)
 
     def begin_step(self, number: int) -> None:
         """Record the start of a step."""
@@ -309,8 +343,11 @@ class Latency(OperatorTool["_Op"]):
                     return device
         return None
 
-    def _new_thread(self) -> _Thread:
-        thread = self._threads[threading.get_ident()] = _Thread()
+    def _new_thread(self, ident: int | None = None) -> _Thread:
+        ident = threading.get_ident() if ident is None else ident
+        known = (thread.name for thread in threading.enumerate() if thread.ident == ident)
+        # A framework's own thread may never have run Python.
+        thread = self._threads[ident] = _Thread(next(known, f"thread {len(self._threads) + 1}"))
         return thread
 
     def _begin_marks(self, op: _Op, outer: Interval[_Op] | None) -> _Marks:
@@ -410,6 +447,8 @@ class Latency(OperatorTool["_Op"]):
             if interval.parent is not None:
                 interval.parent.inner += interval.start - arrived
             self._spent(arrived, interval.start)
+        if self._has_graphs:
+            self._take_marks()
 
     def _spent(self, start: int, end: int) -> None:
         self._clock.add(start, end)
@@ -541,9 +580,9 @@ class _Op:
 class _Thread:
     """One thread on which operators run."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self.stack: Stack[_Op] = Stack()
-        self.time = ThreadTime(threading.current_thread().name)
+        self.time = ThreadTime(name)
         self.warm = ThreadTime(self.time.name)
 
     def end_warm_up(self) -> None:

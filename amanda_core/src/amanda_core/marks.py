@@ -1,0 +1,84 @@
+"""`Marks`: a routine that only records when it was called.
+
+Owns the record. A driver may record the same without Python where that is faster, as in a graph, in
+which each call of a routine takes ten times as long as a mark.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+__all__ = ["Marks"]
+
+#: Numbers that a mark consists of: its own, the time, and the thread.
+_PER_MARK = 3
+#: Number of marks after which `Marks.full` is called.
+LIMIT = 1 << 16
+
+
+class Marks:
+    """Records of when a tool's operators were reached.
+
+    A tool inserts `note` as an observer, and gets the records by `take` whenever it needs them,
+    such as at the end of a step.
+
+    Args:
+        full: Called if many marks wait, from any thread; it should call `take`.
+        clock: Returns the time in nanoseconds. A driver records marks itself only with the default
+            clock.
+
+    >>> marks = Marks(full=lambda: None)
+    >>> marks.note(number=7)
+    >>> [number for number, time, thread in marks.take()]
+    [7]
+    """
+
+    def __init__(
+        self, full: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        self.full, self.clock = full, clock
+        self._noted = array("q")
+        #: What drivers have recorded themselves; each call returns this and forgets it.
+        self._sources: dict[Hashable, Any] = {}
+
+    def note(self, *values: Any, number: int) -> None:
+        """Record a mark; the values are ignored."""
+        self._noted.extend((number, self.clock(), threading.get_ident()))
+        if len(self._noted) >= _PER_MARK * LIMIT:
+            self.full()
+
+    def source(self, key: Hashable, make: Callable[[], Callable[[], bytes]]) -> Any:
+        """Return what a driver records marks with, made on first use.
+
+        Args:
+            key: Identifies the driver.
+            make: Makes a function that returns all marks since its last call, in the form of an
+                ``array("q")``: the number of each, its time and its thread.
+        """
+        if key not in self._sources:
+            self._sources[key] = make()
+        return self._sources[key]
+
+    def take(self) -> Iterator[tuple[int, int, int]]:
+        """Return the number, time and thread of all marks since the last call, by time."""
+        noted, self._noted = self._noted, array("q")
+        if not self._sources:
+            return zip(*[iter(noted)] * _PER_MARK, strict=True)
+        parts = [noted]
+        for source in list(self._sources.values()):
+            parts.append(array("q", source()))
+        full = [part for part in parts if part]
+        marks = [mark for part in full for mark in zip(*[iter(part)] * _PER_MARK, strict=True)]
+        if len(full) > 1:
+            marks.sort(key=lambda mark: mark[1])
+        return iter(marks)
+
+    @staticmethod
+    def of(routine: Callable[..., Any]) -> Marks | None:
+        """Return the marks whose `note` a routine is; None for other routines."""
+        owner = getattr(routine, "__self__", None)
+        return owner if isinstance(owner, Marks) and routine == owner.note else None
