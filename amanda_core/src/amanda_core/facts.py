@@ -115,6 +115,16 @@ class Facts:
         """
         raise NotReadableError("its driver does not read values")
 
+    def view(self, tensor: Any) -> Any:
+        """Return the same as `values`, but share the memory where this is possible.
+
+        The array must not be written, nor kept for longer than the routine runs.
+
+        Raises:
+            NotReadableError: As for `values`.
+        """
+        return self.values(tensor)
+
     def tensor(self, values: Any, like: Any) -> Any:
         """Return a NumPy array in a form that operators of the framework combine with `like`.
 

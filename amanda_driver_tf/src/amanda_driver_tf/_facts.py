@@ -93,13 +93,16 @@ class _TensorFlowFacts(Facts):
         return Storage(key, size, tensor)
 
     def values(self, tensor: Any) -> Any:
+        return self.view(tensor).copy()
+
+    def view(self, tensor: Any) -> Any:
         import numpy as np
 
         name = self.dtype(tensor)
         if name in _NO_NUMBERS:
             raise NotReadableError(f"dtype {name}")
         try:
-            array = np.array(np.asarray(tensor), order="C")
+            array = np.asarray(tensor, order="C")
         except Exception as error:  # TensorFlow raises various types for tensors without values.
             raise NotReadableError(f"no values: {type(error).__name__}") from error
         if name in _BITS:

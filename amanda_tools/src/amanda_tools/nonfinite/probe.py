@@ -81,11 +81,12 @@ class Probe:
             if not self.facts.is_tensor(value) or self.facts.dtype(value) not in _SUMMED:
                 return False
             try:
-                array = numpy.asarray(self.facts.values(value))
+                array = numpy.asarray(self.facts.view(value)).ravel()
             except Exception:  # The closer look handles it.
                 return False
             with numpy.errstate(all="ignore"):
-                if not math.isfinite(array.sum()):
+                # As fast as a sum, or three times as fast.
+                if not math.isfinite(array.dot(array)):
                     return False
         return True
 
