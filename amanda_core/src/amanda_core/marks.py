@@ -43,7 +43,7 @@ class Marks:
         self.full, self.clock = full, clock
         self._noted = array("q")
         #: What drivers have recorded themselves; each call returns this and forgets it.
-        self._sources: dict[Hashable, Any] = {}
+        self._sources: dict[Hashable, Callable[[], bytes]] = {}
 
     def note(self, *values: Any, number: int) -> None:
         """Record a mark; the values are ignored."""
@@ -68,10 +68,8 @@ class Marks:
         noted, self._noted = self._noted, array("q")
         if not self._sources:
             return zip(*[iter(noted)] * _PER_MARK, strict=True)
-        parts = [noted]
-        for source in list(self._sources.values()):
-            parts.append(array("q", source()))
-        full = [part for part in parts if part]
+        others = [array("q", source()) for source in list(self._sources.values())]
+        full = [part for part in (noted, *others) if part]
         marks = [mark for part in full for mark in zip(*[iter(part)] * _PER_MARK, strict=True)]
         if len(full) > 1:
             marks.sort(key=lambda mark: mark[1])

@@ -29,6 +29,7 @@ PUBLIC_MODULES: Mapping[str, str] = {
     "amanda_core.execution": "parts of the execution of an op that drivers share",
     "amanda_core.frame_locals": "a local variable of a running function, leaving no copy",
     "amanda_core.immutable_parameters": "weights of frameworks whose arrays are never written",
+    "amanda_core.marks": "routines of tools that a driver may record without calling them",
     "amanda_core.module_paths": "paths of the modules inside a module",
     "amanda_core.contiguous_memory": "where tensors without strides lie",
     "amanda_core.path_modules": "where modules run that programs make again at each call",

@@ -58,7 +58,8 @@ def mark_of(name: str, step: Step, layout: Layout, values: Sequence[Value]) -> M
         values: What the routine would get. The node waits for it.
     """
     marks = Marks.of(step.action.routine)
-    if marks is None or not all(layout.present) and step.action.kind.point.is_backward:
+    # A routine is not called for gradients all of which are missing.
+    if marks is None or not all(layout.present):
         return None
     if marks.clock is not time.perf_counter_ns or not _is_registered():
         return None

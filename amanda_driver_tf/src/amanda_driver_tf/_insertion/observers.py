@@ -44,13 +44,12 @@ class Observers:
         Only one staged step, or one that records marks, may be given at a time.
         """
         flat = observing_function(steps, layout, self._edits.around.refused)
-        is_function = self._edits.body.fdef is not None
-        made: New | None = mark_of(name, steps[0], layout, values) if is_function else None
-        if made is not None:
-            pass
-        elif steps[0].action.staged:
+        made: New | None = None
+        if self._edits.body.fdef is not None:
+            made = mark_of(name, steps[0], layout, values)
+        if made is None and steps[0].action.staged:
             made = Inlined(name, trace(name, flat, values), values, ())
-        else:
+        elif made is None:
             made = Host(name, flat, values, ())
         self._edits.new.append(made)
         self._edits.changed = True
