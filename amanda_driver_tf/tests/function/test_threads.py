@@ -166,3 +166,26 @@ def test_routines_of_parallel_branches_run_one_after_the_other() -> None:
     with amanda.apply(before("Sin", routine)):
         function(X)
     assert most == [1]
+
+
+def test_threads_of_tensorflow_keep_what_python_has_for_them() -> None:
+    """Otherwise each call of a routine would make it again, which takes as long as the call."""
+    local, found = threading.local(), set[tuple[int, bool]]()
+
+    class Looking(amanda.Tool):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_inst_for_op(lambda context: context.insert_before_op(self.look, observe=True))
+
+        def look(self, *values: Any) -> None:
+            known = hasattr(local, "known")
+            local.known = True
+            pair = threading.get_ident(), known
+            assert known or pair not in found, "made again in the same thread"
+            found.add(pair)
+
+    function = tf.function(lambda x: tf.sin(tf.exp(tf.tanh(x))) + 1.0)
+    with amanda.apply(Looking()):
+        for _ in range(20):
+            function(tf.ones(3))
+    assert any(known for _, known in found)

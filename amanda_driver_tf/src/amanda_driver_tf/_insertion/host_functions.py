@@ -15,7 +15,7 @@ from typing import Any
 
 from amanda_core import Session
 from amanda_driver_tf._insertion.nodes import Flat
-from amanda_driver_tf._shared.state import STATE
+from amanda_driver_tf._shared.state import STATE, keep_thread
 from amanda_driver_tf._tensorflow_internals.modules import context, script_ops
 from amanda_driver_tf._tensorflow_internals.objects import host_functions, put_host_function
 from amanda_driver_tf._tensorflow_internals.tapes import (
@@ -81,6 +81,8 @@ class HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
         put_host_function(token, self)
 
     def __call__(self, device: Any, token: Any, args: Any) -> Any:
+        if not STATE.is_kept:
+            keep_thread()
         if not executes_eagerly():
             with context.eager_mode():
                 return self(device, token, args)

@@ -6,6 +6,7 @@ one object because the native interceptor reads it. Modes are known only by the 
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 from amanda_core import Session
 
-__all__ = ["STATE", "FunctionCalls", "SessionRuns", "quietly"]
+__all__ = ["STATE", "FunctionCalls", "SessionRuns", "keep_thread", "quietly"]
 
 
 class FunctionCalls(Protocol):
@@ -64,11 +65,25 @@ class _State(threading.local):
         self.saved_results: Any = None
         #: Whether a forward accumulator tracks the function call that is being prepared.
         self.tangents = False
+        #: Whether Python keeps this state between two calls from the thread; see `keep_thread`.
+        self.is_kept = False
         #: The saved values of a call while its gradient is computed.
         self.passed_results: Any = None
 
 
 STATE = _State()
+
+
+def keep_thread() -> None:
+    """Let Python keep its state of this thread for as long as the thread lives.
+
+    For a call from a thread that TensorFlow has started, Python makes such a state, and everything
+    that is local to a thread, and discards it with the call. That takes as long as a routine.
+    """
+    if not STATE.is_kept:
+        STATE.is_kept = True
+        if threading.get_ident() != threading.main_thread().ident:
+            ctypes.pythonapi.PyGILState_Ensure()  # Without the release that would discard it.
 
 
 @contextmanager
