@@ -103,8 +103,7 @@ class Step:
         Raises:
             RoutineResultError: The routine returned None, and the op would not have.
         """
-        _, selected = self._select(values)
-        result = self._call(selected)
+        result = self._call(self._select(values)[1])
         if result is None and not empty:
             raise RoutineResultError(
                 "A replacement returned None",
