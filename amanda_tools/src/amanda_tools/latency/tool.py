@@ -460,7 +460,7 @@ class Latency(OperatorTool["_Op"]):
         notes = list(self._notes)
         if self._graph.total:
             notes.append(
-                "operators of graphs are timed between two nodes beside them, waiting included, and "
+                "operators of graphs are timed between two nodes, waiting included, and "
                 f"overlap: {self._graph.total / 1e6:.3f} ms in {self._graph.busy / 1e6:.3f} ms"
             )
         if self._unseen:
