@@ -380,8 +380,8 @@ class Session:
         return due
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
-        key, log = (context._key, i_point), self._store.log_of(tool)
-        old, actions = log.pop(key, ()), list[Action]()
+        old = (log := self._store.log_of(tool)).pop(key := (context._key, i_point), ())
+        actions: list[Action] = []
         context._recorder = (tool, i_point, actions)
         tool._amanda.analysed = True
         try:

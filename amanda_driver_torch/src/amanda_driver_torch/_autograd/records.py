@@ -70,6 +70,7 @@ class NodeRecord:
 
     __slots__ = (
         "__weakref__",
+        "_acting",
         "_start",
         "backward",
         "context",
@@ -90,28 +91,35 @@ class NodeRecord:
         #: before they are known.
         self.planned: tuple[int, Callable[[Any], object], object] | None = None
         self._start = 0
+        #: The epoch in which it was analysed, and whether it has actions then.
+        self._acting = 0, False
 
     def idle(self, session: Session) -> bool:
         """Return True if this node needs no hook: analysed in this epoch, and without actions."""
         if not session.caching or self.backward.second_order:
             return False
         # In an epoch in which no tool looks at it, the node is not analysed when it runs.
-        if self.settled != session.epoch and self.analysed(session) and not self._is_planned():
+        if self.settled != session.epoch and self._acts(session) is False:
             self.settled = session.epoch
         return self.settled == session.epoch
 
     def analysed(self, session: Session) -> bool:
         """Return True if no analysis routine is due for this node."""
-        context = self.context
-        return context is not None and not (
-            session.due(context, BEFORE_BACKWARD) or session.due(context, AFTER_BACKWARD)
-        )
+        return self._acts(session) is not None
 
-    def _is_planned(self) -> bool:
+    def _acts(self, session: Session) -> bool | None:
+        """Return whether this node has actions; None if an analysis routine is due."""
+        epoch, acts = self._acting
+        if epoch == session.epoch and session.caching:
+            return acts
         context = self.context
-        return context is not None and any(
-            context.plan(point) for point in (BEFORE_BACKWARD, AFTER_BACKWARD)
-        )
+        if context is None or (
+            session.due(context, BEFORE_BACKWARD) or session.due(context, AFTER_BACKWARD)
+        ):
+            return None
+        acts = bool(context.plan(BEFORE_BACKWARD) or context.plan(AFTER_BACKWARD))
+        self._acting = session.epoch, acts
+        return acts
 
     def _open(self, session: Session) -> OpContext:
         op = BackwardOp(self.site.op_type)

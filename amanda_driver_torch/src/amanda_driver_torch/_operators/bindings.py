@@ -188,6 +188,8 @@ def type_name(func: object) -> str:
 
 def is_binding(func: object) -> bool:
     """Return True if `func` is one of torch's own, which live for ever and may be cached."""
+    if id(func) in _bindings_by_id():
+        return True
     raw = operator_of(func)
     return id(raw) in _bindings_by_id() or isinstance(raw, (OpOverload, OpOverloadPacket))
 
