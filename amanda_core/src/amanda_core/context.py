@@ -581,8 +581,7 @@ class OpContext(dict[str, Any]):
 
     def _make_plans(self) -> dict[IPoint, Plan]:
         found: dict[IPoint, Plan] = {}
-        actions = self._store.session.actions_of(self)
-        for action in sorted(actions, key=_comes_last) if len(actions) > 1 else actions:
+        for action in sorted(self._store.session.actions_of(self), key=_comes_last):
             kind, step = action.kind, Step(action, self)
             plan = found.get(kind.point) or found.setdefault(kind.point, Plan())
             if not kind.is_replacement:
