@@ -338,14 +338,23 @@ def test_tensors_spread_over_devices(tmp_path: Path) -> None:
             check(y, kernel)
         wanted = X.T @ (1 - np.tanh(X @ kernel) ** 2)
         np.testing.assert_allclose(dtensor.unpack(gradient)[0], wanted, rtol=1e-4)
-    with amanda.apply(tool(half)):
-        check(layer(x), half(W))
+    def refused():
         try:
             step(x)
         except amanda.AmandaError as error:
             assert "DTensor" in str(error) and "@amanda.staged" in str(error)
         else:
             raise AssertionError("not refused")
+
+    with amanda.apply(tool(half)):
+        check(layer(x), half(W))
+        refused()
+    from amanda_core.marks import Marks
+
+    marks, marking = Marks(lambda: None), amanda.Tool()
+    marking.add_inst_for_op(lambda c: c.insert_before_op(marks.note, observe=True, number=0))
+    with amanda.apply(marking):
+        refused()
     check(step(x)[0], W)
     """,
     )

@@ -8,6 +8,7 @@ the twins. The module is over 400 lines because it follows one path, from a call
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import threading
 import weakref
@@ -145,9 +146,12 @@ class _SavedResults:
         raise error
 
 
+_NOT_SPREAD = re.compile(r"'tf\.(EagerPyFunc|AmandaMark)' op does not implement layout propagation")
+
+
 def _spread(error: BaseException) -> UnsupportedError | None:
     """Return the refusal of a host routine in a DTensor function, if `error` was raised by one."""
-    if "'tf.EagerPyFunc' op does not implement layout propagation" not in str(error):
+    if not _NOT_SPREAD.search(str(error)):
         return None
     return UnsupportedError(
         "A host routine was inserted into a function that runs on DTensors",

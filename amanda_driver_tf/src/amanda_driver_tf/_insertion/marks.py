@@ -86,9 +86,9 @@ def _is_registered() -> bool:
         addresses = tuple(
             ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _FUNCTIONS
         )
-    except (AttributeError, OSError, StopIteration):
-        return False
-    _extension.native.register_marks(_OP_TYPE, _full, addresses)
+        _extension.native.register_marks(_OP_TYPE, _full, addresses)
+    except (AttributeError, OSError, StopIteration, RuntimeError):
+        return False  # Functions are missing, or TensorFlow refused the op.
     return True
 
 
