@@ -7,6 +7,7 @@ holds. Without modules, all ops are `OUTSIDE`. Modules and weights are held weak
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import weakref
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping
@@ -297,7 +298,9 @@ class Labels:
         self._weight_types, self._token_of = weight_types, token_of
         #: Tensor -> its token and number, and whether it is of a weight type.
         self._known: Known[tuple[tuple[int, int], bool]] = Known(self._forgotten)
-        self._taken: set[int] = set()
+        #: Numbers that are free again, as a heap, and how many there were.
+        self._free: list[int] = []
+        self._made = itertools.count()
         self._tokens = itertools.count(1)
         self._dead: list[tuple[int, bool]] = []
 
@@ -305,8 +308,7 @@ class Labels:
         """Return the tensor's token, which is unique in this process, and its number."""
         known = self._known.get(tensor)
         if known is None:
-            number = next(n for n in itertools.count() if n not in self._taken)
-            self._taken.add(number)
+            number = heapq.heappop(self._free) if self._free else next(self._made)
             own = self._token_of is None
             token = next(self._tokens) if self._token_of is None else self._token_of(tensor)
             known = (token, number), isinstance(tensor, self._weight_types) if own else token > 0
@@ -324,7 +326,7 @@ class Labels:
 
     def _forgotten(self, known: tuple[tuple[int, int], bool]) -> None:
         (token, number), weight = known
-        self._taken.discard(number)
+        heapq.heappush(self._free, number)
         self._dead.append((token, weight))
 
 
