@@ -589,6 +589,18 @@ def test_tensors_may_carry_their_tokens() -> None:
     assert sorted(labels.take_dead()) == [(-8, False), (7, True)]
 
 
+def test_the_smallest_free_number_is_given_to_a_tensor() -> None:
+    labels = Labels(())
+    tensors = [Named(str(number)) for number in range(6)]
+    assert [labels.look_up(tensor)[1] for tensor in tensors] == [0, 1, 2, 3, 4, 5]
+    tokens = {labels.look_up(tensor)[0] for tensor in tensors}
+    del tensors[3], tensors[1]
+    gc.collect()
+    new = [Named(str(number)) for number in range(3)]
+    assert [labels.look_up(tensor)[1] for tensor in new] == [1, 3, 6]
+    assert tokens.isdisjoint(labels.look_up(tensor)[0] for tensor in new)
+
+
 def test_an_activation_that_is_resumed_goes_on_counting() -> None:
     activation = Activation(Scopes(lambda _: {}, lambda _: ()).enter(Module(), None, False))
     activation.counts["site"] = 2
