@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -41,7 +41,8 @@ def timed(step: Callable[[], object], count: int) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=7, help="in each turn")
+    parser.add_argument("--turns", type=int, default=5, help="of plain steps and steps under it")
     parser.add_argument("--only", nargs="+", help="the beginnings of names of models", default=[""])
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -50,22 +51,36 @@ def main() -> None:
             continue
         step = subject.program(training=True)
         timed(step, 3)
-        before, tool = timed(step, options.steps), OfThread()
-        with amanda.apply(tool):
-            timed(step, WARM + options.steps)
-        after, found = timed(step, options.steps), tool.result()
-        steps = [one for one in found.steps if one.number >= WARM]
+        plain, turns = [timed(step, options.steps)], []
+        for _ in range(options.turns):
+            tool = OfThread()
+            with amanda.apply(tool):
+                timed(step, WARM + options.steps)
+            turns.append([one for one in tool.result().steps if one.number >= WARM])
+            plain.append(timed(step, options.steps))
+        print(f"{subject.name}: {told(plain, turns)}", flush=True)
 
-        def median(part: Callable[[StepTime], int], steps: list[StepTime] = steps) -> float:
-            return statistics.median(map(part, steps)) / 1e6
 
-        own = median(lambda one: one.ops)
-        print(
-            f"{subject.name}: plain {before:.1f} and {after:.1f} ms, self times {own:.1f} ms "
-            f"({own / statistics.mean((before, after)):.2f}), tool {median(lambda s: s.tool):.1f}, "
-            f"driver {median(lambda s: s.driver):.1f}, rest {median(lambda s: s.rest):.1f}",
-            flush=True,
-        )
+def told(plain: Sequence[float], turns: Sequence[Sequence[StepTime]]) -> str:
+    """Return the medians of the turns; each is compared with the plain steps around it."""
+
+    def median(part: Callable[[StepTime], int]) -> list[float]:
+        return [statistics.median(map(part, steps)) / 1e6 for steps in turns]
+
+    own = median(lambda step: step.ops)
+    ratios = [2 * ops / sum(around) for ops, *around in zip(own, plain, plain[1:], strict=False)]
+    parts = {
+        "self times": own,
+        "tool": median(lambda step: step.tool),
+        "driver": median(lambda step: step.driver),
+        "rest": median(lambda step: step.rest),
+    }
+    return (
+        f"plain {statistics.median(plain):.1f} ms ({min(plain):.1f} to {max(plain):.1f}), "
+        + ", ".join(f"{name} {statistics.median(times):.1f}" for name, times in parts.items())
+        + f"; self times over plain {statistics.median(ratios):.2f} "
+        f"({min(ratios):.2f} to {max(ratios):.2f})"
+    )
 
 
 if __name__ == "__main__":
