@@ -300,8 +300,7 @@ class Labels:
         self._known: Known[tuple[tuple[int, int], bool]] = Known(self._forgotten)
         #: Numbers that are free again, as a heap, and how many there were.
         self._free: list[int] = []
-        self._made = itertools.count()
-        self._tokens = itertools.count(1)
+        self._made, self._tokens = itertools.count(), itertools.count(1)
         self._dead: list[tuple[int, bool]] = []
 
     def look_up(self, tensor: Any) -> tuple[int, int]:
