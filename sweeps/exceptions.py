@@ -38,7 +38,7 @@ class Excepted:
 
     @property
     def is_of_this_release(self) -> bool:
-        """Whether these facts may differ in the release of torch that is installed."""
+        """Whether it applies to the release of torch that is installed."""
         return fnmatch.fnmatch(importlib.metadata.version("torch"), self.releases)
 
     def covers(self, op: str, form: str, routine: str, names: Iterable[str]) -> bool:

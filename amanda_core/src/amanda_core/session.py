@@ -333,24 +333,23 @@ class Session:
         """Return True if `analyse` would run the analysis of a tool."""
         return bool(self._analysing[i_point] and self._due(context, i_point))
 
-    def run_analysis(self, context: OpContext, i_point: IPoint, due: Any = None) -> None:
+    def run_analysis(self, context: OpContext, i_point: IPoint, known: Sequence[Tool] = ()) -> None:
         """Run the rules and analysis routines of the applied tools, in order.
 
-        This is the core's implementation of `amanda_trigger_callback`. `due` are the tools whose
-        analysis is due, if the caller knows them.
+        This is the core's implementation of `amanda_trigger_callback`. `known` are the tools whose
+        analysis is due, if the caller has found them.
 
         Raises:
             BaseException: Whatever a routine raised, with a note. The analysis of its tool is not
                 cached.
         """
-        tools = self._due(context, i_point) if due is None else due
-        ids = set(map(id, tools))
+        due = {id(tool): tool for tool in known or self._due(context, i_point)}
         context._plans, epoch = None, self.epoch
         with inside_routine():
             for tool in self.tools:
                 for rule in tool._amanda.before_rules:
                     self._call(rule, tool, context, i_point)
-                if id(tool) in ids:
+                if id(tool) in due:
                     self._record(tool, context, i_point)
             try:
                 for tool in reversed(self.tools):
@@ -358,7 +357,7 @@ class Session:
                         self._call(rule, tool, context, i_point)
             except BaseException:
                 # The rules belong to the analysis of all tools, so none of it is cached.
-                for tool in tools:
+                for tool in due.values():
                     self._store.log_of(tool).pop((context._key, i_point), None)
                 raise
         if self.control.switches[CACHING] and epoch == self.epoch:
@@ -380,7 +379,8 @@ class Session:
         return due
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
-        old = (log := self._store.log_of(tool)).pop(key := (context._key, i_point), ())
+        log, key = self._store.log_of(tool), (context._key, i_point)
+        old = log.pop(key, ())
         actions: list[Action] = []
         context._recorder = (tool, i_point, actions)
         tool._amanda.analysed = True

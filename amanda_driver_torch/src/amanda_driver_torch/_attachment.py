@@ -25,7 +25,7 @@ from amanda_core.weights.state import forget_all_edited
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._compiled.choice import why_eager
-from amanda_driver_torch._entry import cuda_graphs
+from amanda_driver_torch._entry import device_graphs
 from amanda_driver_torch._entry.checkpoint import is_foreign_rerun
 from amanda_driver_torch._entry.function_mode import FunctionModeInterceptor
 from amanda_driver_torch._entry.interceptor import Interceptor
@@ -168,7 +168,7 @@ class TorchAttachment:
                 "tracing, scripting, export, FakeTensor modes", "they run the model on fake tensors"
             ),
             *self._compiled_gaps(),
-            cuda_graphs.GAP,
+            device_graphs.GAP,
             CoverageGap("Triton kernels, torch.cuda.jiterator", "they bypass torch's operators"),
             CoverageGap(
                 "threads other than the one that entered `apply`", "they run without tools"

@@ -25,6 +25,7 @@ from amanda_driver_tf._graphs import records
 from amanda_driver_tf._graphs.analysis import Analysis, OpPlans
 from amanda_driver_tf._graphs.constants import Constants
 from amanda_driver_tf._graphs.records import GRAPHS, Records, children_of, name_of
+from amanda_driver_tf._insertion.marks import OP_TYPE
 from amanda_driver_tf._insertion.shape_checks import failed_check_error
 from amanda_driver_tf._rewriting.function_rewriting import (
     Call,
@@ -146,7 +147,7 @@ class _SavedResults:
         raise error
 
 
-_NOT_SPREAD = re.compile(r"'tf\.(EagerPyFunc|AmandaMark)' op does not implement layout propagation")
+_NOT_SPREAD = re.compile(rf"'tf\.(EagerPyFunc|{OP_TYPE})' op does not implement layout propagation")
 
 
 def _spread(error: BaseException) -> UnsupportedError | None:

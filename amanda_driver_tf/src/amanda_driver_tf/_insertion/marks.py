@@ -25,9 +25,9 @@ from amanda_driver_tf._insertion.nodes import Mark
 from amanda_driver_tf._insertion.step_functions import Layout
 from amanda_driver_tf._interceptor_choice import INTERCEPTORS
 
-__all__ = ["mark_of"]
+__all__ = ["OP_TYPE", "mark_of"]
 
-_OP_TYPE = "AmandaMark"
+OP_TYPE = "AmandaMark"
 _CLOCK = "clock_gettime(CLOCK_MONOTONIC)"
 #: The functions of TensorFlow's C API that the extension calls, in its order.
 _FUNCTIONS = (
@@ -70,7 +70,7 @@ def mark_of(name: str, step: Step, layout: Layout, values: Sequence[Value]) -> M
         "number": attr_int(step.action.kwargs["number"]),
         "Tin": attr_types([plain(value.dtype) for value in values]),
     }
-    return Mark(name, _OP_TYPE, values, (), attributes, ())
+    return Mark(name, OP_TYPE, values, (), attributes, ())
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def _is_registered() -> bool:
         addresses = tuple(
             ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _FUNCTIONS
         )
-        _extension.native.register_marks(_OP_TYPE, _full, addresses)
+        _extension.native.register_marks(OP_TYPE, _full, addresses)
     except (AttributeError, OSError, StopIteration, RuntimeError):
         return False  # Functions are missing, or TensorFlow refused the op.
     return True

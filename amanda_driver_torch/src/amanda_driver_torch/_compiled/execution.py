@@ -91,7 +91,7 @@ class OpPlan:
 
     @property
     def on_host(self) -> bool:
-        """Whether any routine runs on the host."""
+        """Whether a routine runs on the host."""
         steps = (step for plan in self.plans for step in (*plan.steps, plan.replacement))
         return any(step is not None and not step.action.staged for step in steps)
 

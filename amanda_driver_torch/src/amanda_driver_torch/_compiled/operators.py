@@ -83,7 +83,7 @@ class Woven:
 
     @property
     def on_host(self) -> bool:
-        """Whether any routine runs on the host."""
+        """Whether a routine runs on the host."""
         return any(plan.on_host for plan in self.plans if plan)
 
     @property

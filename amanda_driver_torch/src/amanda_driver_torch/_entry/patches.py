@@ -21,7 +21,7 @@ from amanda_core.patching import Patches
 from amanda_core.weights.state import forget_all_edited
 from amanda_driver_torch import extensions
 from amanda_driver_torch._autograd import function_apply
-from amanda_driver_torch._entry import cuda_graphs, swap_tensors
+from amanda_driver_torch._entry import device_graphs, swap_tensors
 from amanda_driver_torch._entry.checkpoint import Rerun, watch_first_run
 from amanda_driver_torch._execution.pending_hooks import hook_at_once
 from amanda_driver_torch._identity.rules import BOUNDARY
@@ -75,7 +75,7 @@ class _Patches(Patches):
         self.replace(nn.Module, "__call__", _module_call(nn.Module.__call__))
         self.afterwards(function_apply.replace())
         self.afterwards(swap_tensors.replace())
-        self.afterwards(cuda_graphs.replace())
+        self.afterwards(device_graphs.replace())
         self._patch_engine()
         if native is not None and hasattr(*HOOK_REGISTRATION):
             quick = native.registration(getattr(*HOOK_REGISTRATION), RemovableHandle)

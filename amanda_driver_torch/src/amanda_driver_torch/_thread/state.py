@@ -91,7 +91,7 @@ class _State(threading.local):
         self.activations: list[Activation] = []
         #: More than 0 while operators are not the user's (printing, tracing, ...).
         self.quiet = 0
-        #: How many CUDA graphs are being recorded; each counts in `quiet`, too.
+        #: How many graphs of devices are being recorded; each counts in `quiet`, too.
         self.recordings = 0
         #: More than 0 inside an operator written in Python, or in the backward engine. A module
         #: called there resets it, since the operator is then only a container.

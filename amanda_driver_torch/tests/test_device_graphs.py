@@ -1,4 +1,4 @@
-"""CUDA graphs: recordings and replays that no tool sees, with the notice that says so."""
+"""Graphs of devices: recordings and replays that no tool sees, with the notice that says so."""
 
 # mypy: allow-untyped-calls
 # torch leaves Stream untyped.
@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 import amanda
+from amanda_driver_torch._entry.device_graphs import kinds
 from amanda_driver_torch._thread.state import STATE
 
-NOTICE = "CUDA graphs are not instrumented"
+NOTICE = "CUDA graphs and those of other devices are not instrumented"
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
@@ -32,12 +33,18 @@ class Doubling(amanda.Tool):
         context.insert_after_op(lambda value: value * 2)
 
 
-@pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return torch's class, with methods that do nothing on a machine without a device."""
+@pytest.fixture(params=kinds(), ids=lambda kind: kind.__name__)
+def recorder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a class of torch, with methods that do nothing on a machine without a device."""
     for name in ("capture_begin", "capture_end", "replay"):
-        monkeypatch.setattr(torch.cuda.CUDAGraph, name, lambda *args: None)
-    return torch.cuda.CUDAGraph
+        monkeypatch.setattr(request.param, name, lambda *args: None)
+    return request.param
+
+
+def test_the_classes_that_torch_documents_are_known() -> None:
+    assert torch.cuda.CUDAGraph in kinds()
+    if hasattr(torch.accelerator, "Graph"):
+        assert torch.accelerator.Graph in kinds()
 
 
 def test_operators_in_a_recording_are_not_seen(recorder: Any) -> None:
@@ -56,7 +63,7 @@ def test_operators_in_a_recording_are_not_seen(recorder: Any) -> None:
         warnings.simplefilter("always")
         inside, outside = run()
         gaps = {gap.what for gap in handle.coverage()["pytorch"]}
-    assert "CUDA graphs" in gaps
+    assert "CUDA graphs and those of other devices" in gaps
     assert len([warning for warning in told if NOTICE in str(warning.message)]) == 1
     assert tool.seen == ["sigmoid"]
     assert inside.equal(x)

@@ -1,4 +1,4 @@
-"""CUDA graphs, which are recorded once and replayed without calling operators.
+"""CUDA graphs and those of other devices: recorded once, and replayed without calling operators.
 
 While one is recorded nothing is computed, so there are no values that routines could get, and what
 they would run would be replayed after `apply` has ended. Tools do not see it, and are told.
@@ -16,20 +16,29 @@ from amanda_core import CoverageGap
 from amanda_core.patching import Patch
 from amanda_driver_torch._thread.state import STATE
 
-__all__ = ["GAP", "replace"]
+__all__ = ["GAP", "kinds", "replace"]
 
 GAP = CoverageGap(
-    "CUDA graphs", "no values exist while one is recorded, and its replays call no operators"
+    "CUDA graphs and those of other devices",
+    "no values exist while one is recorded, and its replays call no operators",
 )
+#: Module of torch -> its class of graphs. Some came with later releases.
+_KINDS = {"cuda": "CUDAGraph", "accelerator": "Graph", "xpu": "XPUGraph", "mtia": "MTIAGraph"}
+
+
+def kinds() -> list[Any]:
+    """Return the classes of graphs that this release of torch has."""
+    found = (getattr(getattr(torch, module, None), name, None) for module, name in _KINDS.items())
+    return [kind for kind in found if kind is not None]
 
 
 def replace() -> Callable[[], object]:
     """Watch recordings and replays; return the function that undoes it."""
-    kind: Any = torch.cuda.CUDAGraph
+    wrappers = {"capture_begin": _beginning, "capture_end": _ending, "replay": _replaying}
     patches = [
-        Patch(kind, "capture_begin", _beginning(kind.capture_begin)),
-        Patch(kind, "capture_end", _ending(kind.capture_end)),
-        Patch(kind, "replay", _replaying(kind.replay)),
+        Patch(kind, name, wrap(getattr(kind, name)))
+        for kind in kinds()
+        for name, wrap in wrappers.items()
     ]
 
     def undo() -> None:
