@@ -56,7 +56,8 @@ def test_a_node_has_as_many_words_as_are_searched() -> None:
     """`NODE` in graphs.cpp, for the nodes by which the extension learns how torch keeps them."""
     one, two = leaf(1).exp(), leaf(1).exp()
     for tensor in (one, two, one * two):
-        node = ctypes.c_size_t.from_address(id(tensor.grad_fn) + 16).value
+        seen = tensor.grad_fn  # Some releases free it as soon as Python does.
+        node = ctypes.c_size_t.from_address(id(seen) + 16).value
         chunk = ctypes.c_size_t.from_address(node - 8).value & ~7
         # Its own header, before the memory, counts too.
         assert (48 + 1) * 8 <= chunk <= 4096

@@ -30,6 +30,7 @@ from amanda_driver_torch._identity.rules import BOUNDARY
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.dynamo import (
     ConvertFrameReturn,
+    compile_apart,
     guard_scope,
     is_dynamos,
     new_recompile_region,
@@ -122,7 +123,8 @@ class CompiledCode:
         if epoch not in known:
             known[epoch] = _Callback(self, original, backend, epoch)
         found = known[epoch]
-        set_recompile_region(found.region)
+        if set_recompile_region is not None:
+            set_recompile_region(found.region)
         return found
 
     def weave(self, gm: fx.GraphModule) -> Sequence[Woven]:
@@ -194,7 +196,7 @@ class _Callback:
         self._backend.forget()
         try:
             with recording():
-                result = self._compile(frame, cache_entry, frame_state)
+                result = compile_apart(self._compile, frame, cache_entry, frame_state)
         except BaseException:
             failure: Exception | None = self._backend.failure
             if isinstance(failure, AnalysisFailed):

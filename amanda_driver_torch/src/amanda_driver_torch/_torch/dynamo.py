@@ -7,7 +7,9 @@ this module imports torch's compiler.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,10 +17,6 @@ import torch._dynamo.output_graph
 import torch._dynamo.variables.nn_module
 from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
 from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
-from torch._C._dynamo.eval_frame import (
-    set_eval_frame_isolate_recompiles_id as set_recompile_region,
-)
-from torch._C._dynamo.eval_frame import set_fullgraph_compiled_frame_count as set_frame_count
 from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.guards import GuardBuilder, install_guard
@@ -33,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 
 from amanda_driver_torch._torch.extension import native
+from amanda_driver_torch._torch.internals import COMPILED_FRAMES
 
 __all__ = [
     "CHECKPOINT",
@@ -44,6 +43,7 @@ __all__ = [
     "FakeTensor",
     "HigherOrderOperator",
     "add_buffer",
+    "compile_apart",
     "effectful",
     "fresh_symbols",
     "guard_identity",
@@ -64,6 +64,17 @@ __all__ = [
     "without_cuda_graphs",
     "without_saved_tensors_hooks",
 ]
+
+_FRAMES: Any = torch._C._dynamo.eval_frame
+#: Sets the count of compiled frames; None if the version does not count them.
+set_frame_count: Callable[[int], int] | None = getattr(_FRAMES, COMPILED_FRAMES.frame_count, None)
+#: Sets the region of recompilations of the frames that follow; None if the version has no regions.
+set_recompile_region: Callable[[int], int] | None = getattr(_FRAMES, COMPILED_FRAMES.region, None)
+_REGIONS: Iterator[int] = getattr(
+    torch._dynamo.eval_frame, "_next_isolate_recompiles_id", itertools.count()
+)
+#: Whether a frame is being compiled that counts only code of its own backend.
+_COUNTS_OWN: ContextVar[bool] = ContextVar("counts_own", default=False)
 
 #: Runs a graph that is a checkpointed function.
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
@@ -107,7 +118,49 @@ def fresh_symbols(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:
 
 def new_recompile_region() -> int:
     """Return the number of a new region, whose code is limited apart from that of others."""
-    return next(torch._dynamo.eval_frame._next_isolate_recompiles_id)
+    return next(_REGIONS)
+
+
+class _Entry:
+    """A piece of compiled code, followed by those of the same backend only."""
+
+    def __init__(self, entry: Any, following: _Entry | None) -> None:
+        self._entry, self.next = entry, following
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entry, name)
+
+
+def compile_apart(
+    callback: CatchErrorsWrapper, frame: Any, entry: Any, state: Any
+) -> ConvertFrameReturn:
+    """Compile a frame by a callback with a backend of its own; other code does not count for it.
+
+    Args:
+        callback: The callback.
+        frame: The frame.
+        entry: The first piece of code that was compiled for it.
+        state: What Dynamo knows of the frame.
+    """
+    if set_recompile_region is not None:  # Dynamo counts by region.
+        return callback(frame, entry, state)
+    backend = callback._torchdynamo_orig_backend._torchdynamo_orig_backend
+    own: _Entry | None = None
+    while entry is not None:
+        if entry.backend is backend:
+            own = _Entry(entry, own)
+        entry = entry.next
+    token = _COUNTS_OWN.set(True)
+    try:
+        result = callback(frame, own, state)
+    finally:
+        _COUNTS_OWN.reset(token)
+    if result.guarded_code is not None:
+        # Dynamo counts code that serves the same objects as the frame. Here is one more object,
+        # which no frame has: a function in place of a weak reference, dead for the own callback.
+        matched = result.guarded_code.guard_manager.id_matched_objs
+        matched["___amanda"] = lambda: None if _COUNTS_OWN.get() else matched
+    return result
 
 
 def users_backend(callback: Any) -> Callable[..., Any] | None:
@@ -151,7 +204,10 @@ def guard_scope(number: int) -> None:
     check = native.in_scope(number)
 
     def create(builder: Any, guard: Any) -> None:
-        builder.guard_manager.root.add_lambda_guard(check, [f"___amanda_scope() == {number}"], None)
+        add = builder.guard_manager.root.add_lambda_guard
+        # From PyTorch 2.11 on it takes the user's stack, too.
+        stack = (None,) if "arg2" in add.__doc__ else ()
+        add(check, [f"___amanda_scope() == {number}"], *stack)
 
     install_guard(torch._guards.Guard(GlobalStateSource(), create))
 

@@ -24,7 +24,7 @@ VERSIONS = FrameworkVersions(
 )
 
 #: Releases, ``major.minor``, whose compiled callables were tried: private parts of Dynamo are used.
-GRAPHS_TRIED = ("2.13", "2.14", "2.15")
+GRAPHS_TRIED = ("2.10", "2.11", "2.12", "2.13", "2.14", "2.15")
 
 
 def are_graphs_tried(release: str) -> bool:

@@ -23,7 +23,7 @@ bool Callbacks::keep(PyObject* callback, PyObject* chosen, PyObject* region, int
 
 namespace {
 
-// (original, choose, set_region), and the callback.
+// (original, choose, set_region), of which the last may be None, and the callback.
 PyObject* choose_callback(PyObject* self, PyObject* callback) {
     PyObject *original = PyTuple_GET_ITEM(self, 0), *choose = PyTuple_GET_ITEM(self, 1);
     Thread* thread = current;
@@ -43,7 +43,9 @@ PyObject* choose_callback(PyObject* self, PyObject* callback) {
     Owned allowed(PyObject_CallOneArg(original, callback));
     if (!allowed) return nullptr;
     if (allowed.get() != callback) return PyObject_CallOneArg(choose, callback);
-    Owned before(PyObject_CallOneArg(PyTuple_GET_ITEM(self, 2), region.get()));
+    PyObject* set_region = PyTuple_GET_ITEM(self, 2);
+    if (set_region == Py_None) return chosen.release();
+    Owned before(PyObject_CallOneArg(set_region, region.get()));
     return before ? chosen.release() : nullptr;
 }
 
