@@ -61,8 +61,9 @@ if not WHY_NOT_NATIVE:
     pytest.mark.xfail(
         raises=AssertionError, strict=True, reason="without the cache, the program runs eagerly"
     )(getattr(TestCompiled, "test_ids_stay_the_same_from_run_to_run"))  # noqa: B009
-    # Dynamo's own warning, after a graph break.
-    TestCompiled = pytest.mark.filterwarnings("ignore:The .grad attribute")(TestCompiled)
+    # Dynamo's own warnings, after a graph break and of one.
+    for message in ("The .grad attribute", "Dynamo does not know how to trace"):
+        TestCompiled = pytest.mark.filterwarnings(f"ignore:{message}")(TestCompiled)
 
 
 class Mistaken:
