@@ -131,9 +131,7 @@ class _Entry:
         return getattr(self._entry, name)
 
 
-def compile_apart(
-    callback: CatchErrorsWrapper, frame: Any, entry: Any, state: Any
-) -> ConvertFrameReturn:
+def compile_apart(callback: Any, frame: Any, entry: Any, state: Any) -> ConvertFrameReturn:
     """Compile a frame by a callback with a backend of its own; other code does not count for it.
 
     Args:
@@ -142,10 +140,11 @@ def compile_apart(
         entry: The first piece of code that was compiled for it.
         state: What Dynamo knows of the frame.
     """
+    result: ConvertFrameReturn
     if set_recompile_region is not None:  # Dynamo counts by region.
-        return callback(frame, entry, state)
-    backend = callback._torchdynamo_orig_backend._torchdynamo_orig_backend
-    own: _Entry | None = None
+        result = callback(frame, entry, state)
+        return result
+    backend, own = callback._torchdynamo_orig_backend._torchdynamo_orig_backend, None
     while entry is not None:
         if entry.backend is backend:
             own = _Entry(entry, own)
@@ -158,8 +157,8 @@ def compile_apart(
     if result.guarded_code is not None:
         # Dynamo counts code that serves the same objects as the frame. Here is one more object,
         # which no frame has: a function in place of a weak reference, dead for the own callback.
-        matched = result.guarded_code.guard_manager.id_matched_objs
-        matched["___amanda"] = lambda: None if _COUNTS_OWN.get() else matched
+        manager: Any = result.guarded_code.guard_manager
+        manager.id_matched_objs["___amanda"] = lambda: None if _COUNTS_OWN.get() else _Entry
     return result
 
 
