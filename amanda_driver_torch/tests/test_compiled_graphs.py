@@ -721,3 +721,108 @@ def test_transforms_of_functions_run_eagerly() -> None:
     tool.add_inst_for_op(lambda context: context.insert_before_op(lambda *_: None, observe=True))
     with amanda.apply(tool), pytest.warns(amanda.AmandaWarning, match=r"transforms of torch\.func"):
         equal(called(X), plain)
+
+
+def test_modules_made_in_a_compiled_callable() -> None:
+    """Dynamo continues in code that cannot be hashed."""
+
+    def made(x: torch.Tensor) -> Any:
+        return nn.Sequential(*[nn.Linear(8, 8) for _ in range(2)])(x)
+
+    found = []
+    for called in (torch.compile(made, backend="eager"), made):
+        seen, watch = watching()
+        with amanda.apply(watch):
+            called(X)
+        found.append(seen)
+    assert found[0] == found[1] != []
+
+
+def test_parameters_made_in_a_compiled_callable() -> None:
+    called = torch.compile(lambda x: x * nn.Parameter(x), backend="eager", fullgraph=True)
+    seen, watch = watching()
+    with pytest.warns(amanda.AmandaWarning, match="it makes a parameter"), amanda.apply(watch):
+        got = called(X)
+    equal(got, X * X)
+    assert seen == ["mul"]
+
+
+def test_modules_are_freed_while_tools_are_applied() -> None:
+    def run() -> weakref.ref[nn.Module]:
+        inner = nn.Linear(8, 8)
+
+        class Outer(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, x: torch.Tensor) -> Any:
+                return self.inner(x)
+
+        torch.compile(Outer(), backend="eager")(X)
+        return weakref.ref(inner)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: None)
+    with amanda.apply(tool):
+        gone = run()
+        torch._dynamo.reset_code(nn.Linear.forward.__code__)
+        gc.collect()
+        assert gone() is None
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_numbers_that_are_not_constant(backend: str) -> None:
+    def scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return F.relu(x) * scale
+
+    called = torch.compile(scaled, backend=backend, fullgraph=True, dynamic=True)
+    types, scales = [], []
+
+    def analyse(context: amanda.OpContext) -> None:
+        types.append(context.op_type)
+
+    def watch(context: amanda.OpContext) -> None:
+        if context.op_type == "mul":
+            context.insert_before_op(scales.append, inputs=[1], observe=True)
+
+    tools = amanda.Tool(), amanda.Tool()
+    for tool, routine in zip(tools, (analyse, watch), strict=True):
+        tool.add_inst_for_op(routine)
+    with amanda.apply(tools[0]):
+        equal([called(X, s) for s in (0.5, 1.5)], [scaled(X, s) for s in (0.5, 1.5)])
+        types.clear()
+        called(X, 2.5)
+    assert set(types) <= {"relu", "mul"}
+    with pytest.warns(amanda.AmandaWarning, match="not an integer"), amanda.apply(tools[1]):
+        called(X, 0.5), called(X, 1.5)
+    assert scales == [0.5, 1.5]
+
+
+def test_an_error_of_the_backend_is_the_users_own() -> None:
+    def failing(gm: Any, inputs: Any) -> Any:
+        raise ValueError("no backend")
+
+    called, tool = torch.compile(lambda x: F.relu(x), backend=failing), amanda.Tool()
+    tool.add_inst_for_op(lambda context: None)
+    for _ in range(2):
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no backend"):
+            called(X)
+        with amanda.apply(tool), pytest.raises(Exception, match="no backend") as caught:
+            called(X)
+        assert caught.type is torch._dynamo.exc.BackendCompilerFailed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_program_may_keep_its_graph(backend: str) -> None:
+    called = torch.compile(lambda x: x * x, backend=backend, fullgraph=True)
+    seen, watch = watching()
+    for tools in ([], [watch]):
+        x = X.clone().requires_grad_()
+        with amanda.apply(*tools):
+            out = called(x).sum()
+            for _ in range(2):
+                out.backward(retain_graph=True)
+        equal(x.grad, 4 * X)
+    assert "mul" in seen

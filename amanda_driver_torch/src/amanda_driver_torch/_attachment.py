@@ -132,7 +132,7 @@ class TorchAttachment:
         PATCHES.acquire()
         self._attached = True
         STATE.attachment = self
-        STATE.not_compiled = set()
+        STATE.not_compiled = {}
         self._interceptor.start()
 
     def detach(self) -> None:
@@ -513,7 +513,7 @@ class TorchAttachment:
 
 
 # The native interceptor calls it without a frame of the replaced `Module.__call__`.
-BOUNDARY.add(TorchAttachment.call_module.__code__)
+BOUNDARY[id(TorchAttachment.call_module.__code__)] = TorchAttachment.call_module.__code__
 
 
 def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:

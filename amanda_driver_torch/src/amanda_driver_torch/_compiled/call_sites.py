@@ -27,7 +27,7 @@ from amanda_driver_torch._torch.dynamo import (
     guard_identity,
 )
 
-__all__ = ["Called", "Places", "called_of", "recording", "watch_tracing"]
+__all__ = ["Called", "Places", "called_of", "forget_calls", "recording", "watch_tracing"]
 
 _CALLED = "amanda_called"
 _NOTING = "__amanda_noting__"
@@ -227,3 +227,10 @@ def called_of(node: torch.fx.Node) -> Called:
     """Return where a node was called; nowhere if Dynamo made it itself."""
     found: Called = node.meta.get(_CALLED, Called({}, (), True, None))
     return found
+
+
+def forget_calls(gm: torch.fx.GraphModule) -> None:
+    """Forget where the nodes of a graph and of those in it were called, which outlive modules."""
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop(_CALLED, None)

@@ -19,7 +19,13 @@ from torch import fx, nn
 from amanda_core import Session, Site
 from amanda_core.scopes import Activation
 from amanda_core.sites import FRAMES, FRAMEWORK, Sites
-from amanda_driver_torch._compiled.call_sites import Places, called_of, recording, watch_tracing
+from amanda_driver_torch._compiled.call_sites import (
+    Places,
+    called_of,
+    forget_calls,
+    recording,
+    watch_tracing,
+)
 from amanda_driver_torch._compiled.choice import BACKWARD, misses_backward
 from amanda_driver_torch._compiled.graph import AnalysisFailed, GraphTools, weave
 from amanda_driver_torch._compiled.host import Host
@@ -154,7 +160,7 @@ class CompiledCode:
 def _outside() -> Any:
     """Return the innermost frame outside of Dynamo."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code not in BOUNDARY:
+    while frame.f_back is not None and id(frame.f_code) not in BOUNDARY:
         if not (is_own(frame.f_code) or is_dynamos(frame.f_globals)):
             break
         frame = frame.f_back
@@ -173,14 +179,15 @@ class _Callback:
         self._owner = weakref.ref(owner)
         self._epoch = epoch
         self._backend = _Backend(self._owner, users)
-        self._eager: set[CodeType] = set()
-        self._skipped: dict[CodeType, ConvertFrameReturn] = {}
+        # By the id of a code, since some that Dynamo makes cannot be hashed.
+        self._eager: dict[int, CodeType] = {}
+        self._skipped: dict[int, tuple[CodeType, ConvertFrameReturn]] = {}
         self._compile = with_backend(original, self._backend, self)
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         code, owner, attachment = frame.f_code, self._owner(), STATE.attachment
         if is_own(code):
-            return skipped(below=code not in BOUNDARY)
+            return skipped(below=id(code) not in BOUNDARY)
         if (
             owner is None
             or attachment is None
@@ -188,10 +195,10 @@ class _Callback:
             or attachment.session.epoch != self._epoch
         ):
             return skipped(below=True)
-        if code in self._eager:
+        if id(code) in self._eager:
             return self._run_eagerly(code)
-        if code in self._skipped:
-            return self._skipped[code]
+        if id(code) in self._skipped:
+            return self._skipped[id(code)][1]
         before = self._backend.failure
         self._backend.forget()
         try:
@@ -203,7 +210,7 @@ class _Callback:
                 raise failure.error from None
             if failure is None:
                 raise
-            self._eager.add(code)
+            self._eager[id(code)] = code
             owner.note_eager(getattr(code, "co_qualname", code.co_name), str(failure))
             return self._run_eagerly(code)
         finally:
@@ -211,11 +218,11 @@ class _Callback:
         if result.guarded_code is None:
             # Without tools the code may well be compiled.
             result.apply_to_code = False
-            self._skipped[code] = result
+            self._skipped[id(code)] = code, result
         return result
 
     def _run_eagerly(self, code: CodeType) -> ConvertFrameReturn:
-        STATE.not_compiled.add(code)
+        STATE.not_compiled[id(code)] = code
         # A callable with `fullgraph=True` must have compiled at least one frame.
         count_frame(set_frame_count)
         return skipped(below=True)
@@ -241,10 +248,12 @@ class _Backend:
         owner = self._owner()
         assert owner is not None
         STATE.quiet += 1
+        woven: Sequence[Woven] | None = None
         try:
             # The program's hooks, such as those of checkpointing, are for its own operators.
             with without_saved_tensors_hooks():
                 woven = owner.weave(gm)
+            forget_calls(gm)
             with contextlib.ExitStack() as stack:
                 if woven:
                     stack.enter_context(uncached())
@@ -256,7 +265,9 @@ class _Backend:
             self.failure = error
             raise
         except Exception as error:
-            self.failure = CannotWeave(f"the backend fails on the woven graph: {error}")
+            # Without plans it is the program's own graph.
+            if woven or woven is None:
+                self.failure = CannotWeave(f"the backend fails on the woven graph: {error}")
             raise
         finally:
             STATE.quiet -= 1

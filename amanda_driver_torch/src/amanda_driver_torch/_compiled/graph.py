@@ -40,6 +40,7 @@ from amanda_driver_torch._torch.dynamo import (
     add_buffer,
     fresh_symbols,
     guard_identity,
+    is_made_inside,
     is_transform,
     tree_leaves,
     tree_map,
@@ -155,6 +156,8 @@ class _Weaving:
         if argument is None or not getattr(argument, "is_tensor", False):
             return
         source, value = argument.source, argument.example
+        if is_made_inside(source):
+            raise CannotWeave("it makes a parameter, which has no values before it runs")
         if type(value) is FakeTensor or not isinstance(value, torch.Tensor):
             return
         if is_weight(value) or self.tools.constant(value) is not None:

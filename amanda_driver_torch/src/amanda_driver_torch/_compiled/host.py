@@ -245,9 +245,7 @@ class _Selection:
             self.sources.append(value)
             self.tensors.append(value.detach())
             return _Slot(0, len(self.tensors) - 1)
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            if not isinstance(value, torch.SymInt):
-                value = int(value)
+        if isinstance(value, torch.SymInt):  # Other symbolic numbers are refused.
             self.numbers.append(value)
             return _Slot(1, len(self.numbers) - 1)
         return value

@@ -17,6 +17,7 @@ from amanda_driver_torch._compiled.execution import OpPlan
 from amanda_driver_torch._operators.bindings import IN_PLACE_METADATA
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import BoundCall, outputs_of
+from amanda_driver_torch._torch.dynamo import tree_leaves
 
 __all__ = ["CannotWeave", "check", "does_nothing", "likes"]
 
@@ -62,6 +63,9 @@ def check(
         refuse("a tool replaces the backward of an operator with outputs that are no tensors")
     if gradients and any(map(_is_nested, (*bound.values, *outputs))):
         refuse("a tool requests gradients of an operator with lists of lists of tensors")
+    values = tree_leaves((bound.values, outputs))
+    if plan.on_host and any(isinstance(v, (torch.SymFloat, torch.SymBool)) for v in values):
+        refuse("a routine on the host gets a symbolic number that is not an integer")
     step = plan.before.replacement
     if step is not None and not step.action.staged and not plan.outputs:
         refuse("a replacement on the host has outputs of unknown shape")

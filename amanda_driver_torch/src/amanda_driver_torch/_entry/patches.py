@@ -35,6 +35,7 @@ from amanda_driver_torch._torch.internals import (
     ENGINE,
     GRADIENT_SEEDS,
     HOOK_REGISTRATION,
+    NUMBER_CONVERSION,
     SCRIPT_TRACING,
     SYMBOLIC_TRACING,
     TENSOR_PRINTING,
@@ -86,6 +87,7 @@ class _Patches(Patches):
             self.replace(*VERSION_RESET, _forgetting(getattr(*VERSION_RESET)))
         self._patch_optimizers()
         self._patch_scripts()
+        self._silence(NUMBER_CONVERSION)
         for owner, name, op_type in extensions.registered():
             self.add_operator(owner, name, op_type)
         call = _higher_order_call(HigherOrderOperator.__call__)
@@ -139,11 +141,11 @@ class _Patches(Patches):
     def _patch_checkpoint(self) -> None:
         module = sys.modules["torch.utils.checkpoint"]
         # Call sites of a first run end at `checkpoint`, as those of a rerun end at `Rerun`.
-        codes = [
-            getattr(module, name).__code__ for name in CHECKPOINT_FUNCTIONS if hasattr(module, name)
-        ]
-        BOUNDARY.update(codes)
-        self.afterwards(lambda: BOUNDARY.difference_update(codes))
+        for name in CHECKPOINT_FUNCTIONS:
+            if hasattr(module, name):
+                code = getattr(module, name).__code__
+                BOUNDARY[id(code)] = code
+                self.afterwards(functools.partial(BOUNDARY.pop, id(code)))
         reentrant = module.CheckpointFunction
         forward = vars(reentrant)["forward"].__func__
 
@@ -179,7 +181,7 @@ class _Patches(Patches):
                 if found is not None or chosen in (None, False):
                     return found
                 reason = "its compiler is not known"
-            STATE.not_compiled.add(wrapper.f_code)
+            STATE.not_compiled[id(wrapper.f_code)] = wrapper.f_code
             count_frame(set_count)
             attachment.session.warn_once(
                 "Compiled callables run eagerly while tools are applied, so that their operators "
@@ -222,7 +224,7 @@ def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(module, *args, **kwargs)
         return attachment.call_module(module, original, args, kwargs)
 
-    BOUNDARY.add(call.__code__)
+    BOUNDARY[id(call.__code__)] = call.__code__
     # `inspect.signature` of a model must be that of the original.
     replacement = functools.wraps(original)(call)
     if native is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -34,16 +34,16 @@ def is_own(code: CodeType) -> bool:
     return code.co_filename.startswith(_OWN)
 
 
-def in_compiled_callable(eager: Set[CodeType]) -> bool:
+def in_compiled_callable(eager: Mapping[int, CodeType]) -> bool:
     """Return True if this thread is in code of a compiled callable that runs eagerly.
 
     Args:
-        eager: The code of such frames; that of torch's wrapper if whole callables run eagerly.
+        eager: The code of such frames by id; that of torch's wrapper if callables run eagerly.
     """
     frame: FrameType | None = sys._getframe(1)
     found = False
     while frame is not None:
-        found = found or frame.f_code in eager
+        found = found or id(frame.f_code) in eager
         if (
             found
             and frame.f_code.co_name == COMPILED_FRAMES.wrapper

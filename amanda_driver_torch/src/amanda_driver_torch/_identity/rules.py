@@ -37,14 +37,15 @@ from amanda_driver_torch._torch.tensor_attributes import (
 
 __all__ = ["BOUNDARY", "RULES", "may_decide_zone", "new_labels", "new_parameters", "new_scopes"]
 
-#: Codes at which a call site ends: what lies further out may differ between a first run and a
-#: recomputation. Module calls and checkpointed functions add theirs.
-BOUNDARY: set[CodeType] = set()
+#: Codes at which a call site ends, by id, since some that Dynamo makes cannot be hashed: what lies
+#: further out may differ between a first run and a recomputation. Module calls and checkpointed
+#: functions add theirs.
+BOUNDARY: dict[int, CodeType] = {}
 
 
 def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
     """Return the kind of a frame that runs `code`, which says whether it is part of a call site."""
-    if code in BOUNDARY:
+    if id(code) in BOUNDARY:
         return STOP
     if looks_away(code, namespace):
         return QUIET
@@ -121,7 +122,7 @@ def _role_of(code: CodeType, namespace: Mapping[str, Any]) -> _Role:
     builds = code.co_name in BUILDING_METHODS
     users = not (is_torchs(namespace) or is_own(code))
     owned = builds or code.co_name == "step"
-    ends, runs = code in BOUNDARY, code.co_name == "forward"
+    ends, runs = id(code) in BOUNDARY, code.co_name == "forward"
     owner = "self" if "self" in code.co_varnames else "cls"
     counts = bool(ends or zone or owned or users)
     role = _Role(code, ends, zone, owned, builds, runs, users, owner, counts)

@@ -104,8 +104,8 @@ class _State(threading.local):
         self.transparent: list[Any] = []
         #: The number of nested backward passes in this thread.
         self.backward = 0
-        #: Code of compiled callables that has been run eagerly since tools were applied.
-        self.not_compiled: set[CodeType] = set()
+        #: Code of compiled callables that has been run eagerly since tools were applied, by id.
+        self.not_compiled: dict[int, CodeType] = {}
         #: Whether a checkpointed function is being recomputed.
         self.recomputing = False
 

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo.output_graph
@@ -20,7 +21,7 @@ from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
 from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import ConstantSource, GlobalStateSource
+from torch._dynamo.source import ConstantSource, GlobalStateSource, SyntheticLocalSource
 from torch._dynamo.types import ConvertFrameReturn
 from torch._functorch._aot_autograd.runtime_wrappers import (
     _disable_saved_tensors_hooks as without_saved_tensors_hooks,
@@ -49,6 +50,7 @@ __all__ = [
     "guard_identity",
     "guard_scope",
     "is_dynamos",
+    "is_made_inside",
     "is_transform",
     "new_recompile_region",
     "quiet_code",
@@ -102,6 +104,11 @@ def effectful(library: torch.library.Library, name: str) -> None:
 def is_dynamos(namespace: Mapping[str, Any]) -> bool:
     """Return True if code with these globals is of torch's compiler."""
     return str(namespace.get("__name__", "")).startswith("torch._dynamo")
+
+
+def is_made_inside(source: Any) -> bool:
+    """Return True if the program that is traced makes the parameter with this source."""
+    return isinstance(source, SyntheticLocalSource)
 
 
 def is_transform(function: Any) -> bool:
@@ -230,15 +237,18 @@ def skipped(*, below: bool) -> ConvertFrameReturn:
 
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
-    """Compile inside `with` without reading or writing the compilers' caches."""
+    """Compile inside `with` without the compilers' caches, and without donated buffers."""
     import torch._functorch.config
     import torch._inductor.config
+    from torch._functorch._aot_autograd import graph_compile
 
     with (
         torch._inductor.config.patch(force_disable_caches=True),
         torch._functorch.config.patch(
             enable_autograd_cache=False, force_non_lazy_backward_lowering=True
         ),
+        # Graphs with donated buffers cannot be kept, and without tools there may be none.
+        mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", return_value=[]),
     ):
         yield
 

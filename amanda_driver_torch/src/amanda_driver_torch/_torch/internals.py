@@ -55,6 +55,7 @@ __all__ = [
     "GRADIENT_SEEDS",
     "HOOK_REGISTRATION",
     "LOOKED_AWAY",
+    "NUMBER_CONVERSION",
     "PARTS_OF_OTHERS",
     "RELEASE",
     "SCRIPT_TRACING",
@@ -472,6 +473,8 @@ GRADIENT_SEEDS = (torch.autograd, "_make_grads")
 #: name.
 VERSION_RESET = (_AUTOGRAD, "_unsafe_set_version_counter")
 TENSOR_PRINTING = Named("torch._tensor_str", ("_str",))
+#: By this function code that Dynamo made turns a number of the program's into a tensor.
+NUMBER_CONVERSION = Named("torch", ("_as_tensor_fullprec",))
 #: Both functions run the model three times, and compare the runs.
 SCRIPT_TRACING = Named("torch.jit._trace", ("_trace_impl", "trace_module"))
 #: A class whose `trace` runs the model on proxies.
