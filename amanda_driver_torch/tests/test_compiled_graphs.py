@@ -766,7 +766,6 @@ def test_modules_are_freed_while_tools_are_applied() -> None:
     tool.add_inst_for_op(lambda context: None)
     with amanda.apply(tool):
         gone = run()
-        torch._dynamo.reset_code(nn.Linear.forward.__code__)
         gc.collect()
         assert gone() is None
 
@@ -777,7 +776,8 @@ def test_numbers_that_are_not_constant(backend: str) -> None:
         return F.relu(x) * scale
 
     called = torch.compile(scaled, backend=backend, fullgraph=True, dynamic=True)
-    types, scales = [], []
+    types: list[str] = []
+    scales: list[float] = []
 
     def analyse(context: amanda.OpContext) -> None:
         types.append(context.op_type)
@@ -790,10 +790,9 @@ def test_numbers_that_are_not_constant(backend: str) -> None:
     for tool, routine in zip(tools, (analyse, watch), strict=True):
         tool.add_inst_for_op(routine)
     with amanda.apply(tools[0]):
-        equal([called(X, s) for s in (0.5, 1.5)], [scaled(X, s) for s in (0.5, 1.5)])
-        types.clear()
-        called(X, 2.5)
-    assert set(types) <= {"relu", "mul"}
+        got = [called(X, s) for s in (0.5, 1.5)]
+    equal(got, [scaled(X, s) for s in (0.5, 1.5)])
+    assert set(types) == {"relu", "mul"}
     with pytest.warns(amanda.AmandaWarning, match="not an integer"), amanda.apply(tools[1]):
         called(X, 0.5), called(X, 1.5)
     assert scales == [0.5, 1.5]
