@@ -35,7 +35,6 @@ from amanda_driver_torch._torch.internals import (
     ENGINE,
     GRADIENT_SEEDS,
     HOOK_REGISTRATION,
-    NUMBER_CONVERSION,
     SCRIPT_TRACING,
     SYMBOLIC_TRACING,
     TENSOR_PRINTING,
@@ -87,7 +86,6 @@ class _Patches(Patches):
             self.replace(*VERSION_RESET, _forgetting(getattr(*VERSION_RESET)))
         self._patch_optimizers()
         self._patch_scripts()
-        self._silence(NUMBER_CONVERSION)
         for owner, name, op_type in extensions.registered():
             self.add_operator(owner, name, op_type)
         call = _higher_order_call(HigherOrderOperator.__call__)

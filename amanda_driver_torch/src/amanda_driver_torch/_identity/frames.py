@@ -13,7 +13,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 import amanda_core
-from amanda_driver_torch._torch.internals import COMPILED_FRAMES, LOOKED_AWAY, TENSOR_METHODS
+from amanda_driver_torch._torch.internals import (
+    COMPILED_FRAMES,
+    LOOKED_AWAY,
+    NUMBER_CONVERSION,
+    TENSOR_METHODS,
+)
 
 __all__ = ["in_compiled_callable", "is_own", "is_torchs", "looks_away"]
 
@@ -55,5 +60,7 @@ def in_compiled_callable(eager: Mapping[int, CodeType]) -> bool:
 
 
 def looks_away(code: CodeType, namespace: Mapping[str, Any]) -> bool:
-    """Return True if code is of a method of tensors that is not made of the model's operators."""
-    return namespace.get("__name__") == TENSOR_METHODS and code.co_name in LOOKED_AWAY
+    """Return True if code is of a function of torch that is not made of the model's operators."""
+    module, name = namespace.get("__name__"), code.co_name
+    is_method = module == TENSOR_METHODS and name in LOOKED_AWAY
+    return is_method or (module, name) == NUMBER_CONVERSION

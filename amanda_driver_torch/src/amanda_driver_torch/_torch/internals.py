@@ -254,6 +254,9 @@ LOOKED_AWAY = frozenset(
     | {"__len__", "__hash__", "__array__", "__dlpack__", "__dlpack_device__", "share_memory_"}
     | {"is_shared", "storage", "storage_type", "_typed_storage", "_reduce_ex_internal"}
 )
+#: The module and the name of the function by which code of Dynamo turns a number of the program's
+#: into a tensor.
+NUMBER_CONVERSION = ("torch", "_as_tensor_fullprec")
 
 # Autograd.
 
@@ -473,8 +476,6 @@ GRADIENT_SEEDS = (torch.autograd, "_make_grads")
 #: name.
 VERSION_RESET = (_AUTOGRAD, "_unsafe_set_version_counter")
 TENSOR_PRINTING = Named("torch._tensor_str", ("_str",))
-#: By this function code that Dynamo made turns a number of the program's into a tensor.
-NUMBER_CONVERSION = Named("torch", ("_as_tensor_fullprec",))
 #: Both functions run the model three times, and compare the runs.
 SCRIPT_TRACING = Named("torch.jit._trace", ("_trace_impl", "trace_module"))
 #: A class whose `trace` runs the model on proxies.
