@@ -255,7 +255,7 @@ def test_the_same_op_has_the_same_id_and_another_operator_another() -> None:
 
 
 def test_ids_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amanda_core.session.stable_id", lambda key: 5)
+    monkeypatch.setattr("amanda_core.context.stable_id", lambda key: 5)
     with amanda.apply() as handle:
         session = session_of(handle)
         first, second = session.open(site("a"), None), session.open(site("b"), None)

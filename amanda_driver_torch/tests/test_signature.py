@@ -137,7 +137,7 @@ def test_positions(case: str) -> None:
     assert shown(bound) == expected
     assert len(bound.signature.names) == len(bound.values)
     args, kwargs = bound.call_args(bound.values)
-    assert (args, kwargs) == (bound._args, bound._kwargs)
+    assert (args, kwargs) == bound.given
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ class Rebinding(TorchFunctionMode):
 
 def same(func: Any, bound: BoundCall) -> Any:
     args, kwargs = bound.call_args(list(bound.values))
-    assert len(args) == len(bound._args)
-    assert all(new is old for new, old in zip(args, bound._args, strict=True))
-    assert kwargs == bound._kwargs or [*kwargs] == [*bound._kwargs]
+    assert len(args) == len(bound.given[0])
+    assert all(new is old for new, old in zip(args, bound.given[0], strict=True))
+    assert kwargs == bound.given[1] or [*kwargs] == [*bound.given[1]]
     return func(*args, **kwargs)
 
 
@@ -69,7 +69,7 @@ def copied(value: Any) -> Any:
 def every_slot(func: Any, bound: BoundCall) -> Any:
     """Treat every position as edited, including those that the call left out."""
     if not bound.bound:
-        return func(*bound._args, **bound._kwargs)
+        return func(*bound.given[0], **bound.given[1])
     bound._originals = (NEW,) * len(bound.values)
     args, kwargs = bound.call_args([copied(value) for value in bound.values])
     return func(*args, **kwargs)
@@ -81,8 +81,8 @@ def by_name(func: Any, bound: BoundCall) -> Any:
     is_method = hasattr(func, "__objclass__")
     takes_names = not (is_method and "input" not in names) and not func.__name__.startswith("__")
     if not bound.bound or not takes_names:
-        return func(*bound._args, **bound._kwargs)
-    found = zip(names, bound._plan.sources, bound.values, strict=True)
+        return func(*bound.given[0], **bound.given[1])
+    found = zip(names, bound.layout.sources, bound.values, strict=True)
     given = {name: value for name, source, value in found if source is not None}
     args = (given.pop("input"),) if is_method else ()
     kwargs = {**given, **bound.attrs, **({} if bound.out is None else {"out": bound.out})}
@@ -91,7 +91,7 @@ def by_name(func: Any, bound: BoundCall) -> Any:
     assert all(again.values[names.index(name)] is value for name, value in given.items())
     if not isinstance(func, (OpOverload, OpOverloadPacket)):  # those take schemas' own names
         return func(*args, **kwargs)
-    return func(*bound._args, **bound._kwargs)
+    return func(*bound.given[0], **bound.given[1])
 
 
 def samples(number: int) -> Iterator[tuple[str, Callable[[Rebinding | None], Any]]]:

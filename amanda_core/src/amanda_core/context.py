@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from amanda_core.action import POINTS, Action, ActionKind, IPoint, Positions, Routine
 from amanda_core.errors import (
     ActionError,
-    LateActionError,
     PositionError,
     ReplacementConflictError,
     StaleContextError,
 )
+from amanda_core.identity import stable_id
 from amanda_core.plan import EMPTY, Plan, Step
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class OpContext(dict[str, Any]):
     # Faster to set and read than a dictionary.
     __slots__ = (
         *("__dict__", "__weakref__", "_analysed", "_backward", "_edits", "_epoch", "_forward"),
-        *("_has_actions", "_id", "_key", "_known", "_output_count", "_outputs_vary", "_place"),
+        *("_has_actions", "_key", "_known", "_number", "_output_count", "_outputs_vary", "_place"),
         *("_plans", "_recorder", "_site", "_store", "execution", "remembered"),
     )
 
@@ -62,13 +61,12 @@ class OpContext(dict[str, Any]):
     _place: tuple[Hashable, ...]
 
     def __init__(
-        self, session: Session, site: Site, op_id: int, forward: OpContext | None, backward: bool
+        self, session: Session, site: Site, forward: OpContext | None, backward: bool
     ) -> None:
         self._store = session._store
-        self._site, self._forward = site, forward
-        self._id, self._backward = op_id, backward
-        #: Identifies the op, and distinguishes its context from that of its backward op.
-        self._key = (backward, op_id)
+        self._site, self._forward, self._backward = site, forward, backward
+        self._number: int | None = None
+        self._key = next(session._store.keys)
         #: What `fill` sets and `release` keeps: facts about the op besides its values.
         self._known: dict[str, Any] = {}
         #: For drivers: what `fill` has set for the current execution. Values are under "inputs",
@@ -393,16 +391,18 @@ class OpContext(dict[str, Any]):
         """
         session = self._store.session
         after = i_point is _AFTER_FORWARD
-        if after and self._output_count != (count := self._count("outputs")):
+        outputs = self.execution.get("outputs") if after else None
+        if after and self._output_count != (count := None if outputs is None else len(outputs)):
             if self._output_count is not None:
                 # An op such as `split` has another number of outputs, so other positions.
                 session.analyse_again(self, i_point)
                 self._outputs_vary = True
             self._output_count = count
         session.analyse(self, i_point)
-        if after and self._has_actions:
-            self._check_aligned_outputs()
-        return self.plan(i_point)
+        plan = self.plan(i_point)
+        if after and self._plans and _BEFORE_BACKWARD in self._plans:
+            self._check_aligned_outputs(self._plans[_BEFORE_BACKWARD])
+        return plan
 
     def plan(self, i_point: IPoint) -> Plan:
         """Return the current plan of a point without running analysis.
@@ -468,6 +468,21 @@ class OpContext(dict[str, Any]):
 
     # Inside.
 
+    @property
+    def _id(self) -> int:
+        """The op's id, made when it is first read: many tools read none."""
+        if self._number is None:
+            site = self._site
+            # Without the framework's version: an op has the same id under another version.
+            framework, _, rest = site.namespace.partition("/")
+            key = site.key if self._forward is None else (self._forward._id, site.key)
+            number = stable_id(((framework, site.same_as or rest.partition("/")[2]), key))
+            ids = self._store.ids if self._key in self._store.contexts else {}
+            while ids.setdefault((self._backward, number), self) is not self:
+                number += 1  # Two keys have one hash: the second takes the next free number.
+            self._number = number
+        return self._number
+
     def _note_edits(self, action: Action, changed: Iterable[tuple[int, Any]]) -> None:
         serial = action.tool._amanda.serial
         for position, _ in changed:
@@ -512,38 +527,23 @@ class OpContext(dict[str, Any]):
         kwargs: Mapping[str, Any],
         observe: bool = False,
     ) -> None:
-        if self._recorder is None:
-            raise LateActionError(
-                f"{kind.value} was called outside an analysis routine",
-                where=self.where,
-                fix="Request actions in a routine registered with add_inst_for_op",
-            )
-        tool, point, log = self._recorder
+        if (
+            (recorder := self._recorder) is None
+            or not callable(func)
+            or (self._backward and not kind.on_backward)
+            or (kind.point is not recorder[1] and kind.point.rank < recorder[1].rank)
+        ):
+            from amanda_core.refused_actions import refusal
 
-        def where() -> str:
-            return f"tool {tool.tool_name}, {point.value}, {self.where}"
-
-        if not callable(func):
-            raise ActionError(f"{func!r} cannot be called", where=where(), fix="Pass a function")
-        if self._backward and not kind.on_backward:
-            raise LateActionError(
-                f"{kind.value} on a backward context comes too late: the forward op has run",
-                where=where(),
-                fix="Request it in a forward analysis routine",
-            )
-        if kind.point is not point and kind.point.rank < point.rank:
-            raise LateActionError(
-                f"{kind.value} at {point.value} comes too late",
-                where=where(),
-                fix="Register the routine with require_outputs=False",
-            )
+            raise refusal(self, kind, func)
+        tool, point, log = recorder
         # An observer has no derivative.
         autodiff = self._store.session.control.autodiff and not observe
         if autodiff or kind.on_backward or kind.is_replacement:
             from amanda_core.action_requirements import require
 
-            require(self, kind, point, autodiff, where())
-        chosen = None if positions is None else self._check_positions(kind, positions, where)
+            require(self, kind, point, autodiff, self._requested())
+        chosen = None if positions is None else self._check_positions(kind, positions)
         action = Action(kind, func, chosen, kwargs, tool, autodiff, observe)
         self._store.session.recorded(self, action)
         log.append(action)
@@ -552,8 +552,12 @@ class OpContext(dict[str, Any]):
 
             check_weights(self, action, self._store.session)
 
+    def _requested(self) -> str:
+        tool, point, _ = cast("tuple[Tool, IPoint, Any]", self._recorder)
+        return f"tool {tool.tool_name}, {point.value}, {self.where}"
+
     def _check_positions(
-        self, kind: ActionKind, positions: Sequence[int], where: Callable[[], str]
+        self, kind: ActionKind, positions: Sequence[int], step: Step | None = None
     ) -> tuple[int, ...]:
         # Convert it once: an iterator would be empty after the check.
         chosen = tuple(positions) if isinstance(positions, Iterable) else (None,)
@@ -563,15 +567,16 @@ class OpContext(dict[str, Any]):
             return chosen
         from amanda_core.positions import refusal
 
-        raise refusal(self, kind, positions, chosen, count, where())
+        raise refusal(
+            self, kind, positions, chosen, count, self._requested() if step is None else step.where
+        )
 
-    def _check_aligned_outputs(self) -> None:
+    def _check_aligned_outputs(self, plan: Plan) -> None:
         # It was requested before the op had run, when the number of outputs was unknown.
-        plan = self.plan(_BEFORE_BACKWARD)
-        for step in (*plan.steps, plan.replacement) if plan else ():
+        for step in (*plan.steps, plan.replacement):
             positions = step.action.positions if step is not None else None
             if step is not None and positions and not step.is_left_out(self._output_count or 0):
-                self._check_positions(step.action.kind, positions, partial(getattr, step, "where"))
+                self._check_positions(step.action.kind, positions, step)
 
     def _count(self, what: str) -> int | None:
         if not self._backward:
@@ -581,7 +586,8 @@ class OpContext(dict[str, Any]):
 
     def _make_plans(self) -> dict[IPoint, Plan]:
         found: dict[IPoint, Plan] = {}
-        for action in sorted(self._store.session.actions_of(self), key=_comes_last):
+        actions = self._store.session.actions_of(self)
+        for action in sorted(actions, key=_comes_last) if len(actions) > 1 else actions:
             kind, step = action.kind, Step(action, self)
             plan = found.get(kind.point) or found.setdefault(kind.point, Plan())
             if not kind.is_replacement:

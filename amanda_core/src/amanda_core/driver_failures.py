@@ -52,7 +52,7 @@ class OriginalCall:
 
     __slots__ = ("_call", "_keeps", "error", "has_begun", "has_result", "result")
 
-    def __init__(self, call: Callable[..., Any], *, keeps: bool) -> None:
+    def __init__(self, call: Callable[..., Any], keeps: bool) -> None:
         self._call, self._keeps = call, keeps
         self.has_begun = self.has_result = False
         self.result: Any = None
@@ -97,7 +97,7 @@ class DriverFailures:
 
     def original(self, call: Callable[..., Any]) -> OriginalCall:
         """Wrap the original operator for one execution."""
-        return OriginalCall(call, keeps=self.policy == "skip")
+        return OriginalCall(call, self.policy == "skip")
 
     @staticmethod
     def is_drivers(error: BaseException, original: OriginalCall | None = None) -> bool:

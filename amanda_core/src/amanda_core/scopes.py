@@ -11,7 +11,8 @@ import heapq
 import itertools
 import weakref
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from amanda_core.weak import Known
 
@@ -55,12 +56,15 @@ class Activation:
         return Activation(self.scope, dict(self.counts))
 
 
-class _Known(NamedTuple):
+class _Module(weakref.ref):  # type: ignore[type-arg]
     """A module under a root: its scope, and the module that holds it by a name (None if none)."""
 
-    module: weakref.ref[Any]
+    __slots__ = ("key", "modules", "name", "owner", "scope")
+
+    modules: dict[Hashable, _Module]
+    key: Hashable
     scope: Scope
-    owner: _Known | None
+    owner: _Module | None
     name: str
 
 
@@ -68,7 +72,7 @@ class _Root:
     def __init__(self, module: Any, label: str) -> None:
         self.label, self.module = label, weakref.ref(module)
         #: The id of a module, or that of the calling scope and the module's -> the module.
-        self.modules: dict[Hashable, _Known] = {}
+        self.modules: dict[Hashable, _Module] = {}
         #: Path -> the module that was last found there.
         self.found: dict[str, weakref.ref[Any]] = {}
         #: Weight -> its name when weights were last listed.
@@ -105,6 +109,7 @@ class Scopes:
     ) -> None:
         self._children_of, self._weights_of, self._name_of = children_of, weights_of, name_of
         self._holder_of = holder_of
+        self._forget = partial(_forget, weakref.ref(self))
         self._roots: Known[_Root] = Known(self._root_died)
         self._by_label: dict[str, _Root] = {}
         self._labels: set[str] = set()
@@ -129,7 +134,7 @@ class Scopes:
         # Of a list: a module that is collected meanwhile removes itself.
         for root in list(self._by_label.values()) if again else ():
             known = root.modules.get(id(module))
-            if known is not None and known.module() is module:
+            if known is not None and known() is module:
                 return known.scope
         return self._scope(self._root(module), module, OUTSIDE)
 
@@ -143,7 +148,7 @@ class Scopes:
         root = self._by_label.get(scope.root)
         known = root.modules.get(id(module)) if root is not None else None
         while known is not None and known.owner is not None:
-            if (owner := known.owner.module()) is None:
+            if (owner := known.owner()) is None:
                 break
             found.append((owner, known.name))
             known = known.owner
@@ -156,17 +161,21 @@ class Scopes:
         root = self._by_label.get(scope.root)
         if root is None:
             return None
-        if root.weights.get(weight) is None:
-            root.weights.clear()
-            for name, _, each in self.weights(scope.root):
-                root.weights.set(each, name)
-        return root.weights.get(weight)
+        name = root.weights.get(weight)
+        if name is None and self.weights(scope.root):
+            name = root.weights.get(weight)
+        return name
 
-    def weights(self, root: str) -> Iterable[tuple[str, Any, Any]]:
+    def weights(self, root: str) -> list[tuple[str, Any, Any]]:
         """Return the weights of a root: the qualified name of each, its module, the weight."""
         held = self._by_label.get(root)
-        module = held.module() if held is not None else None
-        return self._weights_of(module) if module is not None else ()
+        if held is None or (module := held.module()) is None:
+            return []
+        found = list(self._weights_of(module))
+        held.weights.clear()
+        for name, _, weight in found:
+            held.weights.set(weight, name)
+        return found
 
     def roots(self) -> list[Any]:
         """Return the outermost modules that have been called and are alive."""
@@ -214,12 +223,12 @@ class Scopes:
         """Return the scope of a module called in the scope `above` under a root."""
         key = id(module) if self._name_of is None else (above.number, id(module))
         known = root.modules.get(key)
-        if known is not None and known.module() is module and self._in_place(known):
+        if known is not None and known() is module and self._in_place(known, above):
             return known.scope
         if self._name_of is None:
             self._register(root)
             known = root.modules.get(key)
-            if known is not None and known.module() is module:
+            if known is not None and known() is module:
                 return known.scope
             # The module is not registered under its root: it is in a plain list, or was made in the
             # call. It is numbered by first call. The number is free again when it has died.
@@ -229,11 +238,13 @@ class Scopes:
         taken = {known.scope.path for known in list(root.modules.values())}
         return self._add(root, key, module, _unused(path, taken), None, "").scope
 
-    def _in_place(self, known: _Known) -> bool:
-        """Return True if a module is still held where it was found, all the way up to the root."""
-        while known.owner is not None:
-            owner = known.owner.module()
-            if owner is None or self._children_of(owner).get(known.name) is not known.module():
+    def _in_place(self, known: _Module, above: Scope) -> bool:
+        """Return True if a module is still held where it was found, up to the calling module or the
+        root.
+        """
+        while known.owner is not None and known.scope is not above:
+            owner = known.owner()
+            if owner is None or self._children_of(owner).get(known.name) is not known():
                 return False
             known = known.owner
         return True
@@ -257,26 +268,26 @@ class Scopes:
                 if last is not None and last() is not child:
                     self._path_died(root.label, path)
                 known = self._add(root, id(child), child, path, owner, name)
-                root.found[path] = known.module
+                root.found[path] = known
                 waiting.append((child, known))
 
     def _add(
-        self, root: _Root, key: Hashable, module: Any, path: str, owner: _Known | None, name: str
-    ) -> _Known:
+        self, root: _Root, key: Hashable, module: Any, path: str, owner: _Module | None, name: str
+    ) -> _Module:
         # By path, so that a module that is made again in each iteration keeps its sites.
         number = self._numbers.setdefault((root.label, path), next(self._count))
-        modules, held = root.modules, weakref.ref(self)
-
-        def forget(dead: weakref.ref[Any]) -> None:
-            known, scopes = modules.get(key), held()
-            if known is not None and known.module is dead:
-                del modules[key]
-                if scopes is not None and scopes._name_of is not None:
-                    scopes._path_died(known.scope.root, path)
-
-        scope = Scope(number, root.label, path)
-        known = modules[key] = _Known(weakref.ref(module, forget), scope, owner, name)
+        known = root.modules[key] = _Module(module, self._forget)
+        known.modules, known.key, known.owner, known.name = root.modules, key, owner, name
+        known.scope = Scope(number, root.label, path)
         return known
+
+
+def _forget(held: Callable[[], Scopes | None], dead: _Module) -> None:
+    scopes = held()
+    if dead.modules.get(dead.key) is dead:
+        del dead.modules[dead.key]
+        if scopes is not None and scopes._name_of is not None:
+            scopes._path_died(dead.scope.root, dead.scope.path)
 
 
 class Labels:
@@ -301,7 +312,8 @@ class Labels:
         #: Numbers that are free again, as a heap, and how many there were.
         self._free: list[int] = []
         self._made, self._tokens = itertools.count(), itertools.count(1)
-        self._dead: list[tuple[int, bool]] = []
+        #: The tokens of tensors that are gone, and whether they were of `weight_types`.
+        self.dead: list[tuple[int, bool]] = []
 
     def look_up(self, tensor: Any) -> tuple[int, int]:
         """Return the tensor's token, which is unique in this process, and its number."""
@@ -319,14 +331,14 @@ class Labels:
         return next((t for t, ((known, _), _) in self._known.items() if known == token), None)
 
     def take_dead(self) -> list[tuple[int, bool]]:
-        """Return the tokens of tensors that are gone, and whether they were of `weight_types`."""
-        dead, self._dead = self._dead, []
+        """Return `dead`, and empty it."""
+        dead, self.dead = self.dead, []
         return dead
 
     def _forgotten(self, known: tuple[tuple[int, int], bool]) -> None:
         (token, number), weight = known
         heapq.heappush(self._free, number)
-        self._dead.append((token, weight))
+        self.dead.append((token, weight))
 
 
 def _unused(name: str, taken: Container[str]) -> str:

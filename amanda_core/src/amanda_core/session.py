@@ -17,7 +17,6 @@ from amanda_core.action import POINTS, Action, IPoint
 from amanda_core.containment import without_exit
 from amanda_core.context import OpContext
 from amanda_core.errors import annotate
-from amanda_core.identity import stable_id
 from amanda_core.store import Stage, Store
 from amanda_core.switches import CACHING, ENABLED, EPOCH, ROUTINE_DEPTH
 from amanda_core.threads import THREAD, Control, inside_routine
@@ -156,9 +155,10 @@ class Session:
         self._analysing = {
             point: [tool for tool in self.tools if tool._amanda.routines[point]] for point in IPoint
         }
+        rules = [t for t in self.tools if t._amanda.before_rules or t._amanda.after_rules]
+        self._has_rules = bool(rules)
         if not any(self._analysing.values()):
             # Rules serve the analysis of other tools. Without any, the rules themselves run.
-            rules = [t for t in self.tools if t._amanda.before_rules or t._amanda.after_rules]
             self._analysing = dict.fromkeys(IPoint, rules)
         self.wants_backward = any(p.is_backward for p in IPoint if self._analysing[p])
         self.watches_scopes = any(tool._amanda.scope for tool in self.tools)
@@ -264,58 +264,53 @@ class Session:
                 None. The context keeps this function, so it must not hold a tensor.
             recomputed: Whether this repeats an earlier execution.
         """
-        owner = None if forward is None else forward.get_op_id()
+        owner = None if forward is None else forward._key
         place = (site.namespace, backward, owner, site.key)
         context = self._store.places.get(place)
         new = context is None
         if context is None:
-            context = self._store.places[place] = self._new(backward, site, forward)
-            context._place = place
+            context = self._store.places[place] = OpContext(self, site, forward, backward)
+            self._store.contexts[context._key], context._place = context, place
         (execution := context.execution).clear()
         execution["open"], execution["inputs"] = True, inputs
         known = context._known = {"op": raw, "attrs": attrs or {}, "input_names": input_names}
         known["constant"], known["recomputed"] = constant, recomputed
         if new:
+            switches = THREAD.control.switches
+            switches[ROUTINE_DEPTH] += 1  # As `inside_routine` does, which takes longer.
             try:
-                with inside_routine():
-                    hook = self._hook.amanda_prepare_context
-                    for plugin in reversed(hook.get_hookimpls()):
-                        if plugin.wrapper or plugin.hookwrapper:  # These come first.
-                            hook(context=context)
-                            break
-                        # Without them, the way through pluggy takes longer than the plugins do.
-                        plugin.function(context) if plugin.argnames else plugin.function()
+                hook = self._hook.amanda_prepare_context
+                for plugin in reversed(hook.get_hookimpls()):
+                    if plugin.wrapper or plugin.hookwrapper:  # These come first.
+                        hook(context=context)
+                        break
+                    # Without them, the way through pluggy takes longer than the plugins do.
+                    plugin.function(context) if plugin.argnames else plugin.function()
             except BaseException:
                 self._drop(context)  # The next call must not take it for a prepared one.
                 with without_exit("A plugin fails to prepare a context"):
                     raise
-        return context
-
-    def _new(self, backward: bool, site: Site, forward: OpContext | None) -> OpContext:
-        # Without the framework's version, so that an op has the same id under another version.
-        framework, _, rest = site.namespace.partition("/")
-        scope = (forward.get_op_id(), site.key) if forward is not None else site.key
-        op_id = stable_id(((framework, site.same_as or rest.partition("/")[2]), scope))
-        while (backward, op_id) in self._store.contexts:
-            op_id += 1  # Two keys have one hash: the second takes the next free number.
-        context = OpContext(self, site, op_id, forward, backward)
-        self._store.contexts[context._key] = context
+            finally:
+                switches[ROUTINE_DEPTH] -= 1
         return context
 
     def _drop(self, context: OpContext) -> None:
         self._store.contexts.pop(context._key, None)
         self._store.places.pop(context._place, None)
+        if context._number is not None:
+            self._store.ids.pop((context._backward, context._number), None)
 
     def forget(self, context: OpContext) -> None:
         """Drop the context of an op that can never run again, such as one of a dead model."""
         self._drop(context)
-        for point in IPoint:
-            self.analyse_again(context, point)
+        for tool in self.tools:
+            self._store.log_of(tool).pop(context._key, None)
+        context._analysed, context._plans = {}, None
 
     def analyse_again(self, context: OpContext, i_point: IPoint) -> None:
         """Drop what the analysis of `context` at `i_point` requested, so that it runs again."""
         for tool in self.tools:
-            self._store.log_of(tool).pop((context._key, i_point), None)
+            self._store.log_of(tool).get(context._key, {}).pop(i_point, None)
         context._analysed.pop(i_point, None)
         context._plans = None
 
@@ -329,9 +324,12 @@ class Session:
             else:
                 self.run_analysis(context, i_point, due)
 
-    def due(self, context: OpContext, i_point: IPoint) -> bool:
-        """Return True if `analyse` would run the analysis of a tool."""
-        return bool(self._analysing[i_point] and self._due(context, i_point))
+    def due(self, context: OpContext, *points: IPoint) -> bool:
+        """Return True if `analyse` would run the analysis of a tool at one of the points."""
+        for point in points:  # noqa: SIM110  `any` takes longer, and each new op asks.
+            if self._analysing[point] and self._due(context, point):
+                return True
+        return False
 
     def run_analysis(self, context: OpContext, i_point: IPoint, known: Sequence[Tool] = ()) -> None:
         """Run the rules and analysis routines of the applied tools, in order.
@@ -343,23 +341,20 @@ class Session:
             BaseException: Whatever a routine raised, with a note. The analysis of its tool is not
                 cached.
         """
-        due = {id(tool): tool for tool in known or self._due(context, i_point)}
+        due = known or self._due(context, i_point)
         context._plans, epoch = None, self.epoch
-        with inside_routine():
-            for tool in self.tools:
-                for rule in tool._amanda.before_rules:
-                    self._call(rule, tool, context, i_point)
-                if id(tool) in due:
+        switches = THREAD.control.switches
+        switches[ROUTINE_DEPTH] += 1  # As in `open`.
+        try:
+            if self._has_rules:
+                from amanda_core.rules import analyse
+
+                analyse(self, context, i_point, due)
+            else:
+                for tool in due:
                     self._record(tool, context, i_point)
-            try:
-                for tool in reversed(self.tools):
-                    for rule in tool._amanda.after_rules:
-                        self._call(rule, tool, context, i_point)
-            except BaseException:
-                # The rules belong to the analysis of all tools, so none of it is cached.
-                for tool in due.values():
-                    self._store.log_of(tool).pop((context._key, i_point), None)
-                raise
+        finally:
+            switches[ROUTINE_DEPTH] -= 1
         if self.control.switches[CACHING] and epoch == self.epoch:
             context._analysed[i_point] = epoch
 
@@ -368,9 +363,9 @@ class Session:
         due: list[Tool] = []
         if caching and context._analysed.get(i_point) == self.epoch:
             return due
-        logs, key = self._store.logs, (context._key, i_point)
+        logs, key = self._store.logs, context._key
         for tool in self._analysing[i_point]:
-            is_new = not caching or key not in logs.get(tool._amanda, ())
+            is_new = not caching or i_point not in logs.get(tool._amanda, {}).get(key, ())
             # Rules serve other tools as well, so a selection does not restrict them.
             if is_new and (not tool._amanda.routines[i_point] or self._selects(tool, context)):
                 due.append(tool)
@@ -379,8 +374,8 @@ class Session:
         return due
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
-        log, key = self._store.log_of(tool), (context._key, i_point)
-        old = log.pop(key, ())
+        logs, key = self._store.log_of(tool), context._key
+        old = logs.setdefault(key, {}).pop(i_point, ())
         actions: list[Action] = []
         context._recorder = (tool, i_point, actions)
         tool._amanda.analysed = True
@@ -389,7 +384,7 @@ class Session:
                 self._call(routine, tool, context, i_point)
         finally:
             context._recorder = None
-        log[key] = tuple(actions)
+        logs.setdefault(key, {})[i_point] = tuple(actions)  # It may have been cleared.
         context._has_actions |= bool(actions)
         if not self.control.caching and (old or actions):
             # Plans that were cached before this analysis are no longer valid.
@@ -420,9 +415,10 @@ class Session:
         """Return the logged actions of the applied tools for an op, in tool order."""
         found: list[Action] = []
         for tool in self.tools:
-            if (log := self._store.logs.get(tool._amanda)) and self._selects(tool, context):
-                for point in POINTS:
-                    found += log.get((context._key, point), ())
+            log = self._store.logs.get(tool._amanda, {}).get(context._key)
+            if log and self._selects(tool, context):
+                for point in POINTS if len(log) > 1 else log:
+                    found += log.get(point, ())
         return found
 
     # For drivers: errors, warnings, steps and scopes.
@@ -441,20 +437,17 @@ class Session:
         This happens if `error` is itself a deferred exception, and if it ends the program, such as
         KeyboardInterrupt: that must not be replaced by another error.
         """
+        from amanda_core.deferred import take
+
         if not isinstance(error, Exception) or any(error is other for other in self.pending):
-            self._note_pending(error)
+            take(self.pending, error)
 
     def raise_pending(self) -> None:
         """Raise the first deferred exception; the others become notes on it."""
         if self.pending:
-            first = self.pending[0]
-            self._note_pending(first)
-            raise first
+            from amanda_core.deferred import take
 
-    def _note_pending(self, error: BaseException) -> None:
-        for other in (one for one in self.pending if one is not error):
-            annotate(error, f"Then also {type(other).__name__}: {other}")
-        self.pending.clear()
+            raise take(self.pending, self.pending[0])
 
     def warn_once(
         self, message: str, between: Iterable[str] = (), *, importing: bool = False

@@ -121,15 +121,6 @@ class Rules:
     is_layered: bool = False
 
 
-class Key(tuple[Any, ...]):
-    """The key of an op, with its printed form, of which the op id is made."""
-
-    text = ""
-
-    def __repr__(self) -> str:
-        return self.text or super().__repr__()
-
-
 class Code:
     """A code object in call sites; `number` is unique in this process.
 
@@ -137,14 +128,12 @@ class Code:
         zoned: Whether it may decide the zone. A driver whose native code reads it sets it.
     """
 
-    __slots__ = ("_lines", "code", "file", "kind", "label", "number", "opcodes", "text", "zoned")
+    __slots__ = ("_lines", "code", "file", "kind", "label", "number", "opcodes", "zoned")
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
         self.zoned = True
         self.opcodes, self.file = code.co_code, os.path.basename(code.co_filename)
-        #: The printed form of the label, before the offset.
-        self.text = f"{repr(label)[:-1]}, "
         self._lines = list(code.co_lines()) if kind == USER else []
 
     def source(self, offset: int) -> str:
@@ -311,13 +300,13 @@ class Sites(Generic[R]):
         return self._add(group, origin, weights, occurrence)
 
     def _group(self, origin: Origin, weights: Operands) -> Group[R]:
-        key = origin.numbers
-        for position, token, _ in weights:
-            key += ((position, token),)
+        key, tokens = origin.numbers, list[int]()
+        if weights:
+            key += tuple([(position, token) for position, token, _ in weights])
+            tokens = [v.token if isinstance(v, Found) else token for _, token, v in weights]
         group = self._groups.get(key)
         if group is None:
-            held = [v.token if isinstance(v, Found) else token for _, token, v in weights]
-            group = self._groups[key] = Group(held)
+            group = self._groups[key] = Group(tokens)
         return group
 
     # Call sites.
@@ -380,13 +369,12 @@ class Sites(Generic[R]):
         Parts are found only at sites that `regions` has noted.
         """
         found: list[tuple[int, int, Any]] = []
-        kinds, inside = self._kinds, bool(origin.scope.root)
+        kinds, inside, is_weight = self._kinds, bool(origin.scope.root), self._is_weight
         for position, value in enumerate(values):
-            kind = kinds.get(type(value))
-            if kind is None:
-                kind = kinds[type(value)] = issubclass(type(value), self._rules.weight_types)
-            is_weight = kind > 0 or (kind < 0 and not inside and self._is_weight(value))
-            if is_weight and distinguishes(kind, position, inside):
+            mark = kinds.get(type(value))
+            if mark is None:
+                mark = kinds[type(value)] = issubclass(type(value), self._rules.weight_types)
+            if mark and distinguishes(mark, position, inside) and (mark > 0 or is_weight(value)):
                 found.append((position, self.labels.look_up(value)[0], value))
         if self.regions:
             found += self.regions.operands(origin.numbers, values)
@@ -401,21 +389,19 @@ class Sites(Generic[R]):
     # New sites.
 
     def _add(self, group: Group[R], origin: Origin, weights: Operands, occurrence: int) -> R:
-        self._purge()
+        if self.labels.dead:
+            self._purge()
         op_type, scope = origin.op_type, origin.scope
-        root, path, source, text = scope.root or scope.zone, scope.path, None, ""
+        root, path, source = scope.root or scope.zone, scope.path, None
         called = []
         for code, offset in origin.frames:
             called.append((*code.label, offset))
-            text = f"{text}{code.text}{offset}), "
             source = source or (code.source(offset) if code.kind == USER else None)
         read = tuple([self._operand_label(scope, n, t) for n, _, t in weights]) if weights else ()
-        key = Key(("op", root, path, op_type, tuple(called), read, occurrence))
-        text = text[: -2 if len(called) > 1 else -1]  # A single item is printed with its comma.
-        key.text = f"('op', {root!r}, {path!r}, {op_type!r}, ({text}), {read!r}, {occurrence})"
+        key = ("op", root, path, op_type, tuple(called), read, occurrence)
         source = source or self.source(sys._getframe(1))
         zone = scope.zone or origin.zone or self._rules.zone_of()
-        name = self._name(scope, op_type, key.text)
+        name = self._name(scope, op_type, key)
         site = Site(key, op_type, self._namespace, name, path, source, zone)
         record = group.records[occurrence] = self._make(site, called[0][0] if called else "")
         return record
@@ -423,13 +409,13 @@ class Sites(Generic[R]):
     def source(self, frame: FrameType | None) -> str | None:
         """Return ``file:line`` of the user's innermost frame, starting from this one outwards."""
         while frame is not None:
-            code = self._codes.get(id(frame.f_code))
-            if (code or self.classify(frame.f_code, frame.f_globals)).kind == USER:
-                return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+            code = self._codes.get(id(frame.f_code)) or self.classify(frame.f_code, frame.f_globals)
+            if code.kind == USER:
+                return code.source(frame.f_lasti)
             frame = frame.f_back
         return None
 
-    def _name(self, scope: Scope, op_type: str, key: str) -> str:
+    def _name(self, scope: Scope, op_type: str, key: tuple[Any, ...]) -> str:
         base = f"{scope.path}/{op_type}" if scope.path else op_type
         if "#" in scope.root and not scope.path.startswith(scope.root):
             base = f"{scope.root}:{base}"
@@ -439,7 +425,7 @@ class Sites(Generic[R]):
 
     def _purge(self) -> None:
         dead = dict(self.labels.take_dead())
-        for key, group in tuple(self._groups.items()) if dead else ():
+        for key, group in tuple(self._groups.items()):
             if group.tokens.isdisjoint(dead):
                 continue
             del self._groups[key]

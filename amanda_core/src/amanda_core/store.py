@@ -32,23 +32,26 @@ class Store:
     them: actions and plans do, and an action may also hold the contexts.
 
     Attributes:
-        logs: Registrations of a tool -> {(key of a context, point): its actions}.
+        logs: Registrations of a tool -> {key of a context: {point: its actions}}.
         session: The session that uses it, or the last one that did. Contexts and plans find their
             session here, because they live longer than the session that made them.
     """
 
     __slots__ = (
-        *("__weakref__", "contexts", "epochs", "logs", "persistent", "places", "session"),
-        "tools",
+        *("__weakref__", "contexts", "epochs", "ids", "keys", "logs", "persistent", "places"),
+        *("session", "tools"),
     )
 
     session: Session  # Set by each session that uses the store.
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools = tuple(tools)
-        #: (is backward, id) -> context
-        self.contexts: dict[tuple[bool, int], OpContext] = {}
-        #: Namespace, is backward, id of the forward op and site key -> context
+        #: Key of a context, which is its number in this store -> the context
+        self.contexts: dict[int, OpContext] = {}
+        self.keys = itertools.count()
+        #: (is backward, id) -> context, for the ids that were read
+        self.ids: dict[tuple[bool, int], OpContext] = {}
+        #: Namespace, is backward, key of the forward op's context and site key -> context
         self.places: dict[tuple[Hashable, ...], OpContext] = {}
         self.epochs: dict[Stage, int] = {}
         self.persistent: dict[str, Any] = {}

@@ -118,9 +118,8 @@ class Tool:
         self._amanda.routines[point].append(callback)
         # Analyse ops again that were analysed at this point without the new routine.
         for store in tuple(self._amanda.stores_with_actions):
-            log = store.log_of(self)
-            for key in [key for key in log if key[1] is point]:
-                del log[key]
+            for log in store.log_of(self).values():
+                log.pop(point, None)
         self._amanda.changed()
 
     def add_context_rule(

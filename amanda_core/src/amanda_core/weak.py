@@ -11,7 +11,8 @@ from __future__ import annotations
 import numbers
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 __all__ = [
     "Known",
@@ -71,14 +72,21 @@ def let_go(kind: type, witness: Witness) -> None:
         holder.let_go(kind, witness)
 
 
-class _Entry(Generic[V]):
-    __slots__ = ("facts", "ref", "value", "witness")
+class _Entry(Ref):
+    """A value of a table, and what is known of it."""
 
-    def __init__(self, value: V) -> None:
-        self.value = value
-        self.ref: Ref | None = None
-        self.witness: weakref.ref[Any] | None = None
-        self.facts: tuple[object, Witness] | None = None
+    __slots__ = ("key", "known")
+
+    key: int
+    known: Any
+
+
+class _Released(NamedTuple):
+    """What is known of a value to which there must be no reference, with its witness."""
+
+    known: Any
+    witness: _Entry
+    facts: tuple[object, Witness]
 
 
 class Known(Generic[V]):
@@ -89,9 +97,9 @@ class Known(Generic[V]):
     """
 
     def __init__(self, forgotten: Callable[[V], object] | None = None) -> None:
-        self._entries: dict[int, _Entry[V]] = {}
+        self._entries: dict[int, _Entry | _Released] = {}
         self._forgotten = None if forgotten is None else weakref.WeakMethod(forgotten)
-        self._held = weakref.ref(self)
+        self._died = partial(_drop, weakref.ref(self))
         add_holder(self)
 
     def __len__(self) -> int:
@@ -105,34 +113,32 @@ class Known(Generic[V]):
         entry = self._entries.get(id(value))
         if entry is None:
             return None
-        if entry.ref is not None:
-            return entry.value if entry.ref() is value else None
-        assert entry.facts is not None
-        assert entry.witness is not None
+        if not isinstance(entry, _Released):
+            return entry.known if entry() is value else None  # type: ignore[no-any-return]
         facts, witness = entry.facts
         seen = witness(value)
         if seen is None or seen[0] is not entry.witness() or seen[1] != facts:
-            self._drop(id(value), entry)
+            self._drop(id(value))
             return None
-        self.set(value, entry.value)
-        return entry.value
+        self.set(value, entry.known)
+        return entry.known  # type: ignore[no-any-return]
 
     def set(self, value: Any, known: V) -> bool:
         """Set what is known of a value; return False if it cannot be referenced weakly."""
-        entry = _Entry(known)
         try:
-            entry.ref = Ref(value, self._dropping(id(value)))
+            entry = _Entry(value, self._died)
         except TypeError:
             return False
-        self._entries[id(value)] = entry
+        entry.key, entry.known = id(value), known
+        self._entries[entry.key] = entry
         return True
 
     def items(self) -> Iterator[tuple[Any, V]]:
         """Yield the values that have a weak reference now, and what is known of each."""
         for entry in list(self._entries.values()):
-            value = entry.ref() if entry.ref is not None else None
+            value = entry() if type(entry) is _Entry else None
             if value is not None:
-                yield value, entry.value
+                yield value, entry.known
 
     def pop(self, value: Any) -> None:
         """Forget a value."""
@@ -145,35 +151,29 @@ class Known(Generic[V]):
     def let_go(self, kind: type, witness: Witness) -> None:
         """Remove the references to values of a type; see the function of this name."""
         for key, entry in self._entries.copy().items():
-            value = entry.ref() if entry.ref is not None else None
+            value = entry() if type(entry) is _Entry else None
             if not isinstance(value, kind):
                 continue
             seen = witness(value)
-            entry.ref = None
             if seen is None:
-                self._drop(key, entry)
+                self._drop(key)
             else:
-                entry.facts = seen[1], witness
-                entry.witness = weakref.ref(seen[0], self._dropping(key))
+                own = _Entry(seen[0], self._died)
+                own.key = key
+                self._entries[key] = _Released(entry.known, own, (seen[1], witness))
 
-    def _dropping(self, key: int) -> Callable[[object], None]:
-        def drop(dead: object, held: Callable[[], Known[V] | None] = self._held) -> None:
-            table = held()
-            entry = table._entries.get(key) if table is not None else None
-            if (
-                table is not None
-                and entry is not None
-                and (dead is entry.ref or dead is entry.witness)
-            ):
-                table._drop(key, entry)
-
-        return drop
-
-    def _drop(self, key: int, entry: _Entry[V]) -> None:
-        del self._entries[key]
+    def _drop(self, key: int) -> None:
+        known = self._entries.pop(key).known
         forgotten = self._forgotten() if self._forgotten is not None else None
         if forgotten is not None:
-            forgotten(entry.value)
+            forgotten(known)
+
+
+def _drop(held: Callable[[], Known[Any] | None], dead: _Entry) -> None:
+    if (table := held()) is not None:
+        entry = table._entries.get(dead.key)
+        if entry is dead or getattr(entry, "witness", None) is dead:
+            table._drop(dead.key)
 
 
 class WeakValue(Ref):

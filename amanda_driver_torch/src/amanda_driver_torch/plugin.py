@@ -100,7 +100,7 @@ def _attachment(session: Session) -> TorchAttachment:
 @hookimpl
 def amanda_prepare_context(context: OpContext) -> None:
     """Set the common keys of the context of a PyTorch op."""
-    namespace = context.namespace
+    namespace = context.site.namespace
     if not namespace.startswith("pytorch/"):
         return
     describe(context)

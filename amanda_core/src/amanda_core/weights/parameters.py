@@ -215,29 +215,18 @@ class Parameters:
             entries = self._entries[root] = {}
             for name, module, parameter in self._scopes.weights(root):
                 get = partial(self._current, weakref.ref(module), name.rpartition(".")[2])
-                entry = entries[name] = (self._owner(parameter, root, name), name, get)
+                # A part of a model may be called by itself: `generate` calls the encoder, then the
+                # model. Its parameters are owned by the model whose method calls it.
+                owner = self._owners.setdefault(id(parameter), (root, name))
+                if owner[0] == root or not self._holds(*owner, parameter):
+                    owner = self._owners[id(parameter)] = (root, name)
+                entry = entries[name] = (owner, name, get)
                 table.setdefault(self._key(parameter), []).append(entry)
             if len(self._owners) > self._most_owners:
                 every = [entry for names in self._entries.values() for entry in names.values()]
                 self._owners = {id(p): owner for owner, _, get in every if (p := get()) is not None}
                 self._most_owners = 2 * len(self._owners) + 1024
         return table
-
-    def _owner(self, parameter: Any, root: str, name: str) -> tuple[str, str]:
-        """Return the root by which a parameter was known first, and its name there.
-
-        A part of a model may be called by itself: ``generate`` calls the encoder, then the model.
-        The parameters of the part are owned by the model whose method calls it.
-
-        Args:
-            parameter: The parameter.
-            root: The root whose table is made.
-            name: Its name in this root.
-        """
-        owner = self._owners.get(id(parameter))
-        if owner is None or owner[0] == root or not self._holds(*owner, parameter):
-            owner = self._owners[id(parameter)] = (root, name)
-        return owner
 
     def _current(self, owner: weakref.ref[Any], name: str) -> Any:
         module = owner()

@@ -61,12 +61,7 @@ from amanda_driver_torch._torch.tensor_attributes import (
     without_overrides,
 )
 
-__all__ = ["Taps", "has_gradient_plan"]
-
-
-def has_gradient_plan(context: OpContext) -> bool:
-    """Return True if any routine is planned for the op's gradients as a whole."""
-    return bool(context.plan(IPoint.BEFORE_BACKWARD) or context.plan(IPoint.AFTER_BACKWARD))
+__all__ = ["Taps"]
 
 
 class NodeGradients(NamedTuple):

@@ -56,9 +56,13 @@ def reason_to_ignore(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | No
     for index in range(dispatch_mode_count()):
         if type(dispatch_mode_at(index)).__name__ in FAKE_TENSOR_MODES:
             return ""
-    if _hold_fake_tensor(args) or (kwargs and _hold_fake_tensor(kwargs.values())):
-        return ""
-    return None
+    for value in args:
+        if _fake.get(type(value), True):
+            break
+    else:
+        if not kwargs:
+            return None
+    return "" if _hold_fake_tensor(args) or _hold_fake_tensor(kwargs.values()) else None
 
 
 def _hold_fake_tensor(values: Iterable[Any]) -> bool:

@@ -22,7 +22,7 @@ from amanda_driver_torch._autograd.edits import OfAliasing, check_written, edite
 from amanda_driver_torch._autograd.nodes import made, new_nodes, tensors_in
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._autograd.replaced_backward import run_with_replaced_backward
-from amanda_driver_torch._autograd.taps import Taps, has_gradient_plan
+from amanda_driver_torch._autograd.taps import Taps
 from amanda_driver_torch._execution.native_plans import are_native, compiled
 from amanda_driver_torch._execution.pending_hooks import LaterHooks, later_hooks
 from amanda_driver_torch._execution.viewing import passes_weights_on
@@ -30,7 +30,12 @@ from amanda_driver_torch._operators.bindings import IN_PLACE_METADATA
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of, restructure
 from amanda_driver_torch._thread.modes import call_routine, changes_of, resumed_modes
-from amanda_driver_torch._thread.points import AFTER_FORWARD, BEFORE_BACKWARD, BEFORE_FORWARD
+from amanda_driver_torch._thread.points import (
+    AFTER_BACKWARD,
+    AFTER_FORWARD,
+    BEFORE_BACKWARD,
+    BEFORE_FORWARD,
+)
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.internals import next_sequence, version_of
 from amanda_driver_torch._torch.tensor_attributes import (
@@ -97,8 +102,8 @@ class Execution:
             if next_sequence() - start == record.idle_nodes:
                 return result
             return self.settle(record, operator, args, kwargs, result, start)
-        original = self.session.failures.original(call)
-        return self._run(record, operator, original, args, kwargs, by_native=by_native)
+        original = session.failures.original(call)
+        return self._run(record, operator, original, args, kwargs, None, by_native)
 
     def _run(
         self,
@@ -161,7 +166,7 @@ class Execution:
             run.done_before, run.done_after = before, after
             if edited is not None:
                 # The op may have handed one of them back.
-                run.values, run.edited = edited, True
+                run.values, run.edited, run.intact = edited, True, False
             if returned is not None:
                 run.call, run.start = (lambda *_, **__: returned), start
                 run.called, run.tapped = True, tapped
@@ -295,6 +300,8 @@ class Run:
         self.bound = bind(operator.func, args, kwargs)
         self.values = list(self.bound.values)
         self.mutated = self.bound.signature.mutated
+        #: Whether these are still the values that the op was called with.
+        self.intact = True
         self.start = 0
         self.made_count = 0  # The number of nodes, including the driver's.
         # Whether `values` are the inputs as edited.
@@ -346,7 +353,8 @@ class Run:
         # creates that node, which then counts as this op's.
         self.start = self.start or next_sequence()
         if taps is not None:
-            self.values = taps.before(self.values, self.start)
+            values = taps.before(self.values, self.start)
+            self.values, self.intact = values, self.intact and values is self.values
         returned = self._call(before, context)
         self.original.keep(returned)
         outputs = unchanged = self.outputs_of(returned)
@@ -357,7 +365,8 @@ class Run:
         made = self.made_count = next_sequence() - self.start
         # After-forward analysis may have requested gradients, too. They count even if there are
         # none now, since the op may run with gradients later.
-        settled = not (before or after or has_gradient_plan(context))
+        arriving, leaving = context.plan(BEFORE_BACKWARD), context.plan(AFTER_BACKWARD)
+        settled = not (before or after or arriving or leaving)
         tracked = True
         results = outputs
         if taps is not None:
@@ -380,6 +389,8 @@ class Run:
                 context,
                 before,
                 after,
+                arriving,
+                leaving,
                 nodes if known else -1,
                 taps,
                 returned,
@@ -445,7 +456,7 @@ class Run:
                 changes = changes_of(step, self.values, done)
             self.execution.edits += len(changes)
             for position, new in changes:
-                old = self.values[position]
+                old, self.intact = self.values[position], False
                 if position in self.mutated:
                     self._write(old, new, step)
                 else:
@@ -471,12 +482,15 @@ class Run:
     def _call(self, before: Plan, context: OpContext) -> Any:
         if before.replacement is not None:
             return self._replace(before.replacement)
-        replaced = context.plan(BEFORE_BACKWARD).replacement
-        if replaced is not None and torch.is_grad_enabled():
+        replaced = context.plan(BEFORE_BACKWARD).replacement if torch.is_grad_enabled() else None
+        if replaced is not None:
             return run_with_replaced_backward(self, self.execution.backward, replaced)
         if self._edits_in_place(context):
             with keep_saved(self._written_memory()) as self.saved:
                 return self.call_original(self.values)
+        if self.intact:
+            args, kwargs = self.bound.given
+            return self.call(*args, **kwargs)
         return self.call_original(self.values)
 
     def _replace(self, step: Step) -> Any:

@@ -52,6 +52,8 @@ def compiled(
     context: OpContext,
     before: Plan,
     after: Plan,
+    arriving: Plan,
+    leaving: Plan,
     nodes: int,
     taps: Taps | None,
     returned: Any,
@@ -65,13 +67,14 @@ def compiled(
         context: The op's context.
         before: Its plan before forward.
         after: Its plan after forward.
+        arriving: Its plan for the gradients of its outputs.
+        leaving: Its plan for the gradients of its inputs.
         nodes: Number of backward nodes that the op made, if these need nothing more; else -1.
         taps: The aligned gradients of that execution, if it had gradients.
         returned: The op's return value.
     """
     session, bound = call.session, call.bound
     layout = bound.layout
-    arriving, leaving = context.plan(BEFORE_BACKWARD), context.plan(AFTER_BACKWARD)
     if (
         native is None
         or watch is None
@@ -80,8 +83,7 @@ def compiled(
         or arriving.replacement is not None
         or leaving.replacement is not None
         or len(layout.sources) > _MANY
-        or session.due(context, BEFORE_FORWARD)
-        or session.due(context, AFTER_FORWARD)
+        or session.due(context, BEFORE_FORWARD, AFTER_FORWARD)
     ):
         return None
     on_gradients = bool(arriving.steps or leaving.steps)
@@ -95,6 +97,7 @@ def compiled(
     if writes and taps is not None and on_gradients and not _is_written_whole(call):
         # The gradient of what it writes is not that of a new value.
         return None
+    autodiff = [step for step in (*before.steps, *after.steps) if step.action.autodiff]
     # An op saves the same for backward if the same inputs require gradients.
     copies = edits_written and call.saved is not None and any(call.saved)
     saved_is_known = (
@@ -104,7 +107,7 @@ def compiled(
     )
     with_gradients = (
         # Without gradients there is nothing to differentiate.
-        not any(step.action.autodiff for step in (*before.steps, *after.steps))
+        not autodiff
         # Without gradients in this execution, nothing is known about them.
         and (taps is not None or not on_gradients)
         # If the result of an op that writes its argument may be edited, it must be known what the
@@ -136,12 +139,12 @@ def compiled(
     node_hooks: Any = None
     required: list[tuple[int, int, bool]] = []
     lengths: list[tuple[int, int]] = []
-    if leaving or edits_written:
+    if leaving.steps or edits_written:
         required = [
             (argument, item, tensor.requires_grad) for argument, item, tensor in _tensors(operands)
         ]
         lengths = [(i, len(v)) for i, v in enumerate(operands) if isinstance(v, (list, tuple))]
-    if leaving and taps is not None:
+    if leaving.steps and taps is not None:
         node_hooks = _node_hooks(call, context, sources, operands, taps, returned)
         if node_hooks is not None:
             # Without identities, there are fewer nodes.
@@ -163,7 +166,7 @@ def compiled(
                     return None
                 tapped.append((function, arguments))
     arrivals: Any = None
-    if arriving and taps is not None:
+    if arriving.steps and taps is not None:
         arrivals = _arrivals(call, taps, call.outputs_of(returned))
         if arrivals is None:
             return None

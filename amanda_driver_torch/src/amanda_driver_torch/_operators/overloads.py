@@ -118,7 +118,12 @@ class Plan:
     attrs: tuple[str, ...]
     outs: tuple[str, ...]
     bound: bool
+    in_order: bool = False  # whether the positions are the positional arguments, then defaults
     _numbered: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = sum(source is not None for source in self.sources)
+        self.in_order = self.spread is None and self.sources[:count] == tuple(range(count))
 
     def numbered(
         self, count: int, names: tuple[str, ...]

@@ -33,24 +33,25 @@ class BoundCall:
             value.
         attrs: Keyword arguments that are not inputs (dtype, device, generator, ...).
         out: The destination given as `out=`, or None.
-        bound: Whether a signature was found. If not, the positions are those of the call itself.
+        layout: The plan that maps positions to arguments.
+        given: The arguments as they were given.
     """
 
-    __slots__ = ("_args", "_kwargs", "_originals", "_plan", "attrs", "out", "signature", "values")
+    __slots__ = ("_originals", "attrs", "given", "layout", "out", "signature", "values")
 
     def __init__(self, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        values = list(plan.defaults)
-        for j, source in enumerate(plan.sources):
-            if source is None:
-                continue
-            values[j] = kwargs[source] if isinstance(source, str) else args[source]
+        if plan.in_order:
+            values = [*args, *plan.defaults[len(args) :]]
+        else:
+            values = list(plan.defaults)
+            for j, source in enumerate(plan.sources):
+                if source is not None:
+                    values[j] = kwargs[source] if isinstance(source, str) else args[source]
         for j in plan.fresh:
             values[j] = list(cast("list[Any]", plan.defaults[j]))
         if plan.spread is not None:
             values[plan.spread] = args[cast("int", plan.sources[plan.spread]) :]
-        self._plan = plan
-        self._args = args
-        self._kwargs = kwargs
+        self.layout, self.given = plan, (args, kwargs)
         self._originals = tuple(values)
         self.signature = plan.signature
         self.values: list[Any] = values
@@ -63,18 +64,8 @@ class BoundCall:
 
     @property
     def bound(self) -> bool:
-        """Whether the arguments were bound to a signature."""
-        return self._plan.bound
-
-    @property
-    def layout(self) -> Plan:
-        """The plan that maps positions to arguments."""
-        return self._plan
-
-    @property
-    def given(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """The arguments as they were given."""
-        return self._args, self._kwargs
+        """Whether a signature was found. If not, the positions are those of the call itself."""
+        return self.layout.bound
 
     def call_args(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return (args, kwargs) that call the op with `values`.
@@ -89,10 +80,10 @@ class BoundCall:
             ValueError: There are more or fewer values than positions.
         """
         if len(values) == len(self._originals) and all(map(is_, values, self._originals)):
-            return self._args, dict(self._kwargs)
-        plan = self._plan
+            return self.given[0], dict(self.given[1])
+        plan = self.layout
         args: list[Any] | None = None
-        kwargs = dict(self._kwargs)
+        kwargs = dict(self.given[1])
         for j, (new, old) in enumerate(zip(values, self._originals, strict=True)):
             if new is old:
                 continue
@@ -102,24 +93,24 @@ class BoundCall:
             elif isinstance(source, str):
                 kwargs[source] = new
             else:
-                args = list(self._args) if args is None else args
+                args = list(self.given[0]) if args is None else args
                 if j != plan.spread:
                     args[source] = new
                 elif isinstance(new, (list, tuple)):
                     args[source:] = new
                 else:
                     args[source:] = [new]
-        return (self._args if args is None else tuple(args)), kwargs
+        return (self.given[0] if args is None else tuple(args)), kwargs
 
     def arguments(self) -> Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
         """Return a function from values by position to (args, kwargs), which holds no value of this
         call.
         """
-        plan = self._plan
-        count = len(self._args) if plan.spread is None else cast("int", plan.sources[plan.spread])
+        plan, (args, given) = self.layout, self.given
+        count = len(args) if plan.spread is None else cast("int", plan.sources[plan.spread])
         named = {source for source in plan.sources if isinstance(source, str)}
         # With the places of the named values: PyTorch lists keywords in their order.
-        rest = {name: None if name in named else value for name, value in self._kwargs.items()}
+        rest = {name: None if name in named else value for name, value in given.items()}
 
         def made(values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
             args: list[Any] = [None] * count
@@ -158,19 +149,21 @@ def bind(func: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = N
     """
     args = tuple(args)
     kwargs = kwargs or {}
-    if not is_binding(func):
-        return BoundCall(plan_call(func, len(args), tuple(kwargs)), args, kwargs)
-    kinds = [KINDS.get(type(value)) or kind_of(value) for value in args]
+    known = KINDS.get
+    kinds = [known(type(value)) or kind_of(value) for value in args]
     if kwargs:
-        named = {name: KINDS.get(type(value)) or kind_of(value) for name, value in kwargs.items()}
+        named = {name: known(type(value)) or kind_of(value) for name, value in kwargs.items()}
         key: tuple[object, ...] = (func, *kinds, tuple(named), *named.values())
     else:
         named = {}
         key = (func, *kinds)
-    plan = _plans.get(key)
-    if plan is None:
+    try:
+        plan = _plans.get(key)
+    except TypeError:  # It cannot be hashed.
+        plan = None
+    if plan is None and is_binding(func):
         plan = _plans[key] = plan_binding(func, kinds, named)
-    return BoundCall(plan, args, kwargs)
+    return BoundCall(plan or plan_call(func, len(args), tuple(kwargs)), args, kwargs)
 
 
 def outputs_of(result: object) -> list[Any]:

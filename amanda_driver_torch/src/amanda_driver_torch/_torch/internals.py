@@ -397,20 +397,20 @@ BUILDING_METHODS = frozenset(
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """Return a module's submodules by name; some may be None."""
-    return _registry(module, "_modules")
+    # It is read at many operators, nearly always of an ordinary module.
+    children = module.__dict__.get("_modules")
+    return children if type(children) is dict else _registry(module, "_modules")
 
 
 def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
     """Return a module's own parameters by name; some may be None."""
-    return _registry(module, "_parameters")
+    parameters = module.__dict__.get("_parameters")
+    return parameters if type(parameters) is dict else _registry(module, "_parameters")
 
 
 def parameter_of(module: torch.nn.Module, name: str) -> torch.nn.Parameter | None:
     """Return a module's own parameter of this name, or None."""
-    registry = vars(module).get("_parameters")
-    # It is read at many operators, nearly always of an ordinary module.
-    found = registry if isinstance(registry, dict) else parameters_of(module)
-    return found.get(name)
+    return parameters_of(module).get(name)
 
 
 def modules_in(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -422,13 +422,15 @@ def modules_in(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]
     pending = [("", module)]
     while pending:
         name, found = pending.pop()
-        if id(found) in seen:
+        number = id(found)
+        if number in seen:
             continue
-        seen.add(id(found))
+        seen.add(number)
         yield name, found
-        prefix = f"{name}." if name else ""
-        children = reversed(children_of(found).items())
-        pending += [(prefix + key, child) for key, child in children if child is not None]
+        if children := children_of(found):
+            prefix = f"{name}." if name else ""
+            below = reversed(children.items())
+            pending += [(prefix + key, child) for key, child in below if child is not None]
 
 
 def _registry(module: torch.nn.Module, name: str) -> dict[str, Any]:
