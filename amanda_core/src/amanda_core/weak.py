@@ -114,7 +114,7 @@ class Known(Generic[V]):
         if entry is None:
             return None
         if not isinstance(entry, _Released):
-            return entry.known if entry() is value else None  # type: ignore[no-any-return]
+            return entry.known if entry() is value else None
         facts, witness = entry.facts
         seen = witness(value)
         if seen is None or seen[0] is not entry.witness() or seen[1] != facts:
