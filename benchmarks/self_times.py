@@ -42,7 +42,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=7, help="in each turn")
-    parser.add_argument("--turns", type=int, default=5, help="of plain steps and steps under it")
+    parser.add_argument("--turns", type=int, default=9, help="at least: plain steps, and steps under it")
+    parser.add_argument("--seconds", type=int, default=60, help="more turns until these are over")
     parser.add_argument("--only", nargs="+", help="the beginnings of names of models", default=[""])
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -52,7 +53,8 @@ def main() -> None:
         step = subject.program(training=True)
         timed(step, 3)
         plain, turns = [timed(step, options.steps)], []
-        for _ in range(options.turns):
+        end = time.monotonic() + options.seconds
+        while len(turns) < options.turns or time.monotonic() < end:
             tool = OfThread()
             with amanda.apply(tool):
                 timed(step, WARM + options.steps)
@@ -76,6 +78,7 @@ def told(plain: Sequence[float], turns: Sequence[Sequence[StepTime]]) -> str:
         "rest": median(lambda step: step.rest),
     }
     return (
+        f"{len(turns)} turns, "
         f"plain {statistics.median(plain):.1f} ms ({min(plain):.1f} to {max(plain):.1f}), "
         + ", ".join(f"{name} {statistics.median(times):.1f}" for name, times in parts.items())
         + f"; self times over plain {statistics.median(ratios):.2f} "

@@ -214,6 +214,16 @@ def test_operators_take_no_longer_than_a_step_without_the_profiler() -> None:
         assert step.ops + step.rest + step.tool + step.driver == step.wall
 
 
+def test_noise_is_not_subtracted_from_operators() -> None:
+    # The median of the timed steps exceeds the mean of the two others, but not each of the first
+    # exceeds each of the others.
+    times = [10, 30, 30, 30, 30, 10, 10]
+    found = steps_of(FakeClock(), [500, *times[:4], 0, 0, 2, 9, *times[4:]], warmup=1)
+    assert found.plain == 8.5 * MS  # With the 3 ms of the program.
+    assert only(found, "Sleep").self == sum(times) * MS
+    assert [step.ops for step in found.counted] == [time * MS for time in times]
+
+
 def test_percentiles_of_many_executions() -> None:
     times = [*range(1, 2001)]
     samples = Samples()

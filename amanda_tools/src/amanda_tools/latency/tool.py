@@ -23,7 +23,7 @@ from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, P
 from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
 from amanda_tools.latency.kernels import Kernel, Kernels
 from amanda_tools.latency.result import LatencyResult
-from amanda_tools.latency.times import Samples, StepTime, ThreadTime, TimedOp, quantiles
+from amanda_tools.latency.times import Samples, StepTime, ThreadTime, TimedOp
 from amanda_tools.operators.tool import OperatorTool, is_eager
 from amanda_tools.output.chrome import Span
 from amanda_tools.output.rendering import format_count
@@ -288,7 +288,7 @@ class Latency(OperatorTool["_Op"]):
             plain = round(statistics.median(self._plain)) if self._plain else None
             if plain is not None:
                 if len(threads) == 1 and not total:  # Those of several threads may overlap.
-                    _subtract_inside(ops, steps, threads[0], plain)
+                    _subtract_inside(ops, steps, threads[0], max(self._plain))
                 for step in steps:
                     cost = step.wall - step.tool - plain
                     step.driver += max(0, min(step.rest, cost - step.driver))
@@ -500,11 +500,12 @@ def _subtract_inside(
 ) -> None:
     """Move time from operators to the driver if together they take more than a step without both.
 
-    What exceeds that step is certainly inside the operators. Each execution has the same part of
-    it, at most its own time.
+    What the operators of each timed step exceed the longest such step by is certainly not theirs.
+    A comparison of medians would subtract noise: of few steps they differ by a tenth and more.
+    Each execution has the same part, at most its own time.
     """
     counted = [step for step in steps if step.ended and not step.warm_up]
-    inside = quantiles(step.ops for step in counted)[0] - plain
+    inside = min((step.ops for step in counted), default=0) - plain
     if inside <= 0:
         return
     for step in counted:
