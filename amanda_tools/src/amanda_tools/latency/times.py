@@ -178,7 +178,7 @@ class StepTime:
         ops: Self times of its operators; for a graph, the time in which at least one was running.
         tool: Time spent in the profiler itself.
         driver: Estimated time that the driver takes to call the profiler. Inside operators, it is
-            what they take beyond a step without the profiler.
+            what they take in each step beyond the longest step without the profiler.
         calls: Number of executions.
         warm_up: Whether it is left out of all sums.
         ended: Whether its end was seen. Otherwise it counts up to its last operator.
