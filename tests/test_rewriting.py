@@ -273,6 +273,42 @@ def test_what_works_in_place_is_refused() -> None:
 # Patterns.
 
 
+class Writes(nn.Module):
+    """An attention whose result is written in place."""
+
+    def __init__(self, write: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.inputs, self.write = nn.Linear(8, 24), write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.inputs(x).view(2, 6, 2, 12).transpose(1, 2).chunk(3, -1)
+        result = torch.softmax(query @ key.transpose(-1, -2) / 2.0, -1) @ value
+        self.write(result)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("write", "by"),
+    [
+        (lambda y: y.add_(1.0), "add_"),
+        (lambda y: y.transpose(1, 2).mul_(2.0), "mul_"),
+        (lambda y: y[:, 0].unsqueeze(0).zero_(), "zero_"),
+        (lambda y: None, None),
+    ],
+)
+def test_a_result_that_is_saved_must_not_be_written(write: Any, by: str | None) -> None:
+    torch.manual_seed(0)
+    model, x = Writes(write), torch.randn(2, 6, 8)
+    expected = gradients(model, model(x).sum())
+    tool = Rewrite(["sdpa"])
+    with amanda.apply(tool):
+        for _ in range(3):
+            assert_close(gradients(model, model(x).sum()), expected)
+    (match,) = tool.result().matches
+    assert match.refused == (by and f"the value of matmul#2 is written by {by}")
+    assert bool(match.rewritten) == (by is None)
+
+
 def rule_of(pattern: Operator, replacement: Callable[[Matched], Any]) -> Rewrite:
     tool = Rewrite(until="step")
     tool.add(Rule("test", pattern, replacement))

@@ -17,6 +17,12 @@ __all__ = ["Input", "Operator", "Place", "Site", "edges_at", "find"]
 Place = int | tuple[int, int]
 
 
+#: Common types of the operators that may return a view of their input.
+_VIEWS = frozenset(
+    ["reshape", "transpose", "split", "slice", "expand", "diag", "squeeze", "unsqueeze", "identity"]
+)
+
+
 @dataclass(frozen=True)
 class Input:
     """Any value, including one that is not a tensor. The same name stands for the same value.
@@ -97,6 +103,21 @@ class Site:
                 is_backward = isinstance(consumer, Op) and consumer.is_backward
                 if not is_backward and edge.consumer not in indices:
                     return f"the value of {op.name} is used by {consumer.name}, too"
+        return None
+
+    def written(self, graph: Graph) -> str | None:
+        """Return which operator writes the value of the last one in place, or a view of it."""
+        pending, seen = [self.tail], {self.tail}
+        while pending:
+            for edge in graph.edges_from(pending.pop()):
+                consumer = graph.nodes[edge.consumer]
+                if not isinstance(consumer, Op) or consumer.is_backward or consumer in seen:
+                    continue
+                if edge.input in consumer.writes:
+                    return f"the value of {self.tail.name} is written by {consumer.name}"
+                if consumer.word in _VIEWS:
+                    seen.add(consumer)
+                    pending.append(consumer)
         return None
 
 

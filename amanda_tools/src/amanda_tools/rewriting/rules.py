@@ -73,6 +73,9 @@ class Rule:
             the operators pass on their inputs and the last one computes `replacement`.
         framework: Framework of the rule, the first part of a namespace, such as ``pytorch``; None
             for any.
+        saves_result: Whether gradients are computed with the result of `replacement`, as those of a
+            softmax or of a fused attention are. Then matches whose value the program writes in
+            place are refused.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Rule:
     guard: Callable[[Matched], str | None] = lambda match: None
     head: Callable[[Mapping[str, Mapping[str, Any]]], Callable[..., Any] | str] | None = None
     framework: str | None = None
+    saves_result: bool = False
 
 
 # A convolution and the normalization after it.
@@ -277,7 +281,14 @@ def _softmax_attention(match: Matched) -> Any:
     return probabilities @ value
 
 
-SDPA = Rule("sdpa", _attention_pattern(), _fused_attention, _attention_guard, framework="pytorch")
+SDPA = Rule(
+    "sdpa",
+    _attention_pattern(),
+    _fused_attention,
+    _attention_guard,
+    framework="pytorch",
+    saves_result=True,
+)
 SOFTMAX = Rule(
     "softmax",
     Operator(("scaled_dot_product_attention",), {0: Input("query")}, "attention"),

@@ -340,7 +340,11 @@ class Rewrite(Tool):
                         continue
                     match = self._matches[key] = Match(rule, graph, site)
                     report = match.report
-                    report.refused = site.refusal(graph) or self._taken(graph, site)
+                    report.refused = (
+                        site.refusal(graph)
+                        or (site.written(graph) if rule.saves_result else None)
+                        or self._taken(graph, site)
+                    )
                     if report.refused is None and not is_eager(graph.namespace):
                         report.refused = graphs.prepare(match, self._constants_in(graph))
                     if report.refused is None:
