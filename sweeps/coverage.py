@@ -62,6 +62,15 @@ class Inside(amanda.Tool):
         self.running = False
 
 
+#: What ``tolist()`` does to a tensor of a device, instead of the name of a node.
+READ = "none (copy to the host)"
+
+
+def _reads(name: str, args: Any, kwargs: Any) -> bool:
+    to = (kwargs or {}).get("device")
+    return name == "aten::_to_copy" and str(to) == "cpu" and args[0].device.type != "cpu"
+
+
 class Operators(TorchDispatchMode):
     """Counts operators that return or write a tensor.
 
@@ -91,7 +100,8 @@ class Operators(TorchDispatchMode):
                 counts = self.engine if sums or schema.name == FIRST else self.outside
                 if counts is self.outside:
                     node: Any = torch._C._current_autograd_node()
-                    self.nodes.add(node.name() if node is not None else "none")
+                    reads = READ if _reads(schema.name, args, kwargs) else "none"
+                    self.nodes.add(node.name() if node is not None else reads)
             counts[schema.name] += 1
         return func(*args, **(kwargs or {}))
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import amanda
 
 from . import device
-from .coverage import Inside, Operators, unaccounted
+from .coverage import READ, Inside, Operators, unaccounted
 from .identity import ROUTINES, Identity, clones
 from .model_list import MODELS
 from .observations import Facts, different, random_states, tensors, value
@@ -64,11 +64,15 @@ EXPLAINED = {
     "__getitem__": "the program writes into `x[i]`, and a copied view is no longer a view of its "
     "base, as after `y = y.clone()` in the program; with `x[i]` left alone nothing differs",
 }
-#: Nodes that torch creates again without the hooks of the previous ones, and why this is accepted.
-VIEWS = frozenset({"AsStridedBackward0"})
-MADE_AGAIN = (
-    "a view whose base is written gets a new node when it is next looked at, which has no hooks: "
-    "what runs in it does not belong to an instrumented op (docs/internals/pytorch.md, limits)"
+#: Nodes in which operators may run outside all ops, and why this is accepted.
+NODES = (
+    (
+        frozenset({"AsStridedBackward0"}),
+        "a view whose base is written gets a new node when it is next looked at, which has no "
+        "hooks: what runs in it does not belong to an instrumented op "
+        "(docs/internals/pytorch.md, limits)",
+    ),
+    (frozenset({READ}), "`tolist` copies a tensor of a device to read it, and is no operator"),
 )
 #: Maximum number of parameters. Models that the rule does not make small are not in the list.
 MOST = 3_000_000
@@ -252,7 +256,7 @@ def _coverage(part: Part, name: str, task: str) -> None:
         part.counts["operators counted by torch"] += total
         part.counts["operators counted by torch: the engine's sums of gradients"] += engine
         if missing:
-            why = MADE_AGAIN if seen.nodes and seen.nodes <= VIEWS else ""
+            why = next((why for known, why in NODES if seen.nodes and seen.nodes <= known), "")
             missing = [*missing[:8], f"in nodes {', '.join(sorted(seen.nodes))}"]
             part.failures.append(Failure(name, f"{interceptor}, coverage", missing, why))
 
