@@ -128,6 +128,7 @@ for _name, _what in {
 
 for _name, _what in {
     "operators": "With torch's deterministic algorithms. `torch.cuda.jiterator` calls no routine.",
+    "models": "Parts of the list, each until its time was over.",
     "random": "Here, too, plain runs have to agree.",
 }.items():
     PARTS[f"{_name}, cuda"] = (
