@@ -7,6 +7,8 @@ this module imports torch's compiler.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -187,9 +189,25 @@ def with_backend(callback: Any, backend: Callable[..., Any], front: Any) -> Catc
         front: What Dynamo calls. It finds the backend, and the code compiled by it, through this.
     """
     convert = callback._torchdynamo_orig_backend._clone_with_backend(backend)
-    found = CatchErrorsWrapper(convert, callback.hooks)
+    hooks = callback.hooks
+    if getattr(hooks, "guard_filter_fn", None) is not None:
+        chosen = hooks.guard_filter_fn
+
+        def keep(guards: Any) -> list[bool]:
+            return [k or _is_own(g) for k, g in zip(chosen(guards), guards, strict=True)]
+
+        hooks = dataclasses.replace(hooks, guard_filter_fn=keep)
+    found = CatchErrorsWrapper(convert, hooks)
     front._torchdynamo_orig_backend = found
     return found
+
+
+def _is_own(guard: Any) -> bool:
+    """Return True for guards of `guard_identity` and `guard_scope`, which no program may drop."""
+    is_identity = guard.guard_type == "ID_MATCH"
+    return guard.guard_type == _in_scope.__name__ or (
+        is_identity and isinstance(guard.value, (torch.nn.Module, torch.Tensor))
+    )
 
 
 def add_buffer(graph: torch.fx.GraphModule, name: str, tensor: torch.Tensor) -> None:
@@ -207,15 +225,15 @@ def guard_identity(source: Any) -> None:
 
 def guard_scope(number: int) -> None:
     """Let the code that is being compiled serve only in the scope with this number."""
-    check = native.in_scope(number)
-
-    def create(builder: Any, guard: Any) -> None:
-        add = builder.guard_manager.root.add_lambda_guard
-        # From PyTorch 2.11 on it takes the user's stack, too.
-        stack = (None,) if "arg2" in add.__doc__ else ()
-        add(check, [f"___amanda_scope() == {number}"], *stack)
-
+    create = functools.partial(_in_scope, number)
     install_guard(torch._guards.Guard(GlobalStateSource(), create))
+
+
+def _in_scope(number: int, builder: Any, guard: Any) -> None:
+    add = builder.guard_manager.root.add_lambda_guard
+    # From PyTorch 2.11 on it takes the user's stack, too.
+    stack = (None,) if "arg2" in add.__doc__ else ()
+    add(native.in_scope(number), [f"___amanda_scope() == {number}"], *stack)
 
 
 def quiet_code(compiled: Callable[..., Any]) -> Callable[..., Any]:
