@@ -307,7 +307,7 @@ def test_code_for_tools_has_a_limit_of_its_own(tools_first: bool) -> None:
 def test_a_program_that_drops_its_guards() -> None:
     """Its code serves any module, but that for tools serves the one that it was woven for."""
     nets = [nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2)]
-    options = {"guard_filter_fn": lambda guards: [False for _ in guards]}
+    options: dict[str, Any] = {"guard_filter_fn": lambda guards: [False for _ in guards]}
     run = torch.compile(lambda net: net(X), backend="eager", fullgraph=True, options=options)
     plain, tool, before = [run(net) for net in nets], Prune(), graphs()
     equal(plain, [net(X) for net in nets])
