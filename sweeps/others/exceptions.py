@@ -55,7 +55,7 @@ EXCEPTED: tuple[Excepted, ...] = (
     ),
     Excepted(
         "torch-xpu",
-        "test_misc_xpu.py::MiscTests::test_fail_on_recompile_error_message",
+        "test_misc_xpu.py::MiscTests*::test_fail_on_recompile_error_message",
         "Expects an error under the stance `fail_on_recompile`, where callables run eagerly under "
         "tools, since code that was compiled before would run without them",
         tools=("watch-forward", "none-forward"),
