@@ -518,6 +518,7 @@ def test_operators_on_cuda() -> None:
 # Kernels, by PyTorch's profiler.
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of PyTorch 2.11
 def test_ranges_in_a_profile_of_the_program() -> None:
     """Each operator of ATen inside of an op's range belongs to that op; the leaves stand in."""
     tool = Latency(kernels=True)
