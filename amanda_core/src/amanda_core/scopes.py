@@ -312,7 +312,7 @@ class Labels:
         #: Numbers that are free again, as a heap, and how many there were.
         self._free: list[int] = []
         self._made, self._tokens = itertools.count(), itertools.count(1)
-        #: The tokens of tensors that are gone, and whether they were of `weight_types`.
+        #: What `take_dead` returns.
         self.dead: list[tuple[int, bool]] = []
 
     def look_up(self, tensor: Any) -> tuple[int, int]:
@@ -331,7 +331,7 @@ class Labels:
         return next((t for t, ((known, _), _) in self._known.items() if known == token), None)
 
     def take_dead(self) -> list[tuple[int, bool]]:
-        """Return `dead`, and empty it."""
+        """Return the tokens of tensors that are gone, and whether they were of `weight_types`."""
         dead, self.dead = self.dead, []
         return dead
 
