@@ -282,7 +282,7 @@ class Writes(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         query, key, value = self.inputs(x).view(2, 6, 2, 12).transpose(1, 2).chunk(3, -1)
-        result = torch.softmax(query @ key.transpose(-1, -2) / 2.0, -1) @ value
+        result: torch.Tensor = torch.softmax(query @ key.transpose(-1, -2) / 2.0, -1) @ value
         self.write(result)
         return result
 
