@@ -36,7 +36,7 @@ def files_of(shard: Any) -> set[str]:
             for file in [path] if path.is_file() else path.rglob("test_*.py"):
                 name = str(file.relative_to(ROOT))
                 loads = name.startswith(("amanda_driver_tf/tests", "tests/portable"))
-                # Installing a member may leave a copy of its sources in `build`, which pytest skips.
+                # Installing a member may leave a copy of its sources in `build`; pytest skips it.
                 sources = "/src/" in name or "/build/" in name
                 if loads == shard.tensorflow and not sources:
                     found.add(name)
