@@ -304,6 +304,25 @@ def test_code_for_tools_has_a_limit_of_its_own(tools_first: bool) -> None:
     assert Counter(seen) == {"relu": 6, "add": 6}
 
 
+def test_callables_made_again_and_again_share_their_code() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return F.relu(x) + 1
+
+    def compiled() -> list[Any]:
+        """Return the results of callables with two backends, and the number of their graphs."""
+        start = graphs()
+        modes = [{"backend": "eager"}, {"backend": "aot_eager"}] * 3
+        return [*(torch.compile(function, **mode)(X) for mode in modes), graphs() - start]
+
+    plain, (seen, watch) = compiled(), watching()
+    assert plain[-1] == 2
+    with amanda.apply(watch):
+        got = compiled()
+    equal(got, plain)
+    assert Counter(seen) == {"relu": 6, "add": 6}
+    assert compiled()[-1] == 0, "compiled again after the tools were left"
+
+
 def test_a_program_that_drops_its_guards() -> None:
     """Its code serves any module, but that for tools serves the one that it was woven for."""
     nets = [nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2)]

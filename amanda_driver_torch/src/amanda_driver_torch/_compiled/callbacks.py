@@ -36,6 +36,7 @@ from amanda_driver_torch._identity.rules import BOUNDARY
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.dynamo import (
     ConvertFrameReturn,
+    backend_itself,
     compile_apart,
     guard_scope,
     is_dynamos,
@@ -76,6 +77,8 @@ class CompiledCode:
         self._callbacks: weakref.WeakKeyDictionary[Any, dict[int, _Callback]] = (
             weakref.WeakKeyDictionary()
         )
+        # Compiled code refers to its backend.
+        self._backends: weakref.WeakSet[_Backend] = weakref.WeakSet()
 
     def begin(
         self,
@@ -127,10 +130,20 @@ class CompiledCode:
         known = self._callbacks.setdefault(original, {})
         epoch = self.session.epoch
         if epoch not in known:
-            known[epoch] = _Callback(self, original, backend, epoch)
+            known[epoch] = _Callback(self, original, self._backend(backend, epoch))
         found = known[epoch]
         if set_recompile_region is not None:
-            set_recompile_region(found.region)
+            set_recompile_region(found.backend.region)
+        return found
+
+    def _backend(self, users: Callable[..., Any], epoch: int) -> _Backend:
+        """Return the backend for an epoch; the same one for equal backends, which share code."""
+        itself = backend_itself(users)
+        for known in self._backends:
+            if known.epoch == epoch and backend_itself(known.users) == itself:
+                return known
+        found = _Backend(weakref.ref(self), users, epoch)
+        self._backends.add(found)
         return found
 
     def weave(self, gm: fx.GraphModule) -> Sequence[Woven]:
@@ -171,18 +184,14 @@ class _Callback:
     """A callback of Dynamo for one callable and one epoch.
 
     Attributes:
-        region: The number of its region, for torch's limit of compilations.
+        backend: Its backend.
     """
 
-    def __init__(self, owner: CompiledCode, original: Any, users: Any, epoch: int) -> None:
-        self.region = new_recompile_region()
+    def __init__(self, owner: CompiledCode, original: Any, backend: _Backend) -> None:
+        self.backend = backend
         self._owner = weakref.ref(owner)
-        self._epoch = epoch
-        self._backend = _Backend(self._owner, users)
-        # By the id of a code, since some that Dynamo makes cannot be hashed.
-        self._eager: dict[int, CodeType] = {}
         self._skipped: dict[int, tuple[CodeType, ConvertFrameReturn]] = {}
-        self._compile = with_backend(original, self._backend, self)
+        self._compile = with_backend(original, backend, self)
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         code, owner, attachment = frame.f_code, self._owner(), STATE.attachment
@@ -192,29 +201,29 @@ class _Callback:
             owner is None
             or attachment is None
             or not attachment.watching()
-            or attachment.session.epoch != self._epoch
+            or attachment.session.epoch != self.backend.epoch
         ):
             return skipped(below=True)
-        if id(code) in self._eager:
+        if id(code) in self.backend.eager:
             return self._run_eagerly(code)
         if id(code) in self._skipped:
             return self._skipped[id(code)][1]
-        before = self._backend.failure
-        self._backend.forget()
+        before = self.backend.failure
+        self.backend.forget()
         try:
             with recording():
                 result = compile_apart(self._compile, frame, cache_entry, frame_state)
         except BaseException:
-            failure: Exception | None = self._backend.failure
+            failure: Exception | None = self.backend.failure
             if isinstance(failure, AnalysisFailed):
                 raise failure.error from None
             if failure is None:
                 raise
-            self._eager[id(code)] = code
+            self.backend.eager[id(code)] = code
             owner.note_eager(getattr(code, "co_qualname", code.co_name), str(failure))
             return self._run_eagerly(code)
         finally:
-            self._backend.failure = before
+            self.backend.failure = before
         if result.guarded_code is None:
             # Without tools the code may well be compiled.
             result.apply_to_code = False
@@ -232,11 +241,19 @@ class _Backend:
     """A user's backend, called with woven graphs.
 
     Attributes:
+        users: The user's.
+        epoch: That of the tools.
+        region: The number of its region, for torch's limit of compilations.
+        eager: id -> code of the frames that run eagerly; Dynamo makes code that cannot be hashed.
         failure: Why the last graph could not be woven.
     """
 
-    def __init__(self, owner: weakref.ref[CompiledCode], users: Callable[..., Any]) -> None:
-        self._owner, self._users = owner, users
+    def __init__(
+        self, owner: weakref.ref[CompiledCode], users: Callable[..., Any], epoch: int
+    ) -> None:
+        self._owner, self.users, self.epoch = owner, users, epoch
+        self.region = new_recompile_region()
+        self.eager: dict[int, CodeType] = {}
         self.failure: Exception | None = None
         self.__name__ = getattr(users, "__name__", type(users).__name__)
 
@@ -258,9 +275,9 @@ class _Backend:
                 if woven:
                     stack.enter_context(uncached())
                 on_host = any(node.on_host for node in woven)
-                if on_host and stack.enter_context(without_cuda_graphs(self._users)):
+                if on_host and stack.enter_context(without_cuda_graphs(self.users)):
                     owner.gaps["CUDA graphs of compiled callables"] = _NOT_RECORDED
-                return quiet_code(self._users(gm, inputs))
+                return quiet_code(self.users(gm, inputs))
         except (CannotWeave, AnalysisFailed) as error:
             self.failure = error
             raise

@@ -175,7 +175,7 @@ class _Patches(Patches):
                 found = attachment.compiled_callback(chosen)
                 # What analyses backward operators depends on whether gradients are recorded.
                 if found and chosen is callback and not attachment.session.wants_backward:
-                    attachment.watch.keep_callback(callback, found, found.region)
+                    attachment.watch.keep_callback(callback, found, found.backend.region)
                 if found is not None or chosen in (None, False):
                     return found
                 reason = "its compiler is not known"

@@ -46,6 +46,7 @@ __all__ = [
     "FakeTensor",
     "HigherOrderOperator",
     "add_buffer",
+    "backend_itself",
     "compile_apart",
     "effectful",
     "fresh_symbols",
@@ -180,6 +181,13 @@ def users_backend(callback: Any) -> Callable[..., Any] | None:
     return found
 
 
+def backend_itself(backend: Any) -> Any:
+    """Return what a backend wraps; Dynamo serves equal ones with the same code."""
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
+    return backend
+
+
 def with_backend(callback: Any, backend: Callable[..., Any], front: Any) -> CatchErrorsWrapper:
     """Return a callback of Dynamo like another one, but with another backend.
 
@@ -277,8 +285,9 @@ def without_cuda_graphs(backend: Any) -> Iterator[bool]:
     import torch._inductor.config
 
     name = "triton.cudagraphs"
-    innermost = getattr(backend, "_torchdynamo_orig_backend", backend)
-    own: Any = getattr(innermost, "config", None)  # The mode or the options of the callable.
+    own: Any = getattr(
+        backend_itself(backend), "config", None
+    )  # The mode or the options of the callable.
     settings = own if isinstance(own, dict) else {}
     wanted = settings.get(name, torch._inductor.config.triton.cudagraphs)
     before = dict(settings)
