@@ -16,7 +16,10 @@ from typing import Any
 
 from .running import Limits, Outcome, Ran, TestFile, run
 
+#: Tools under which callables of `torch.compile` run eagerly.
 TOOLS = ("watch", "none")
+#: Those under which they stay compiled.
+FORWARD = ("watch-forward", "none-forward")
 BAD = ("failed", "crashed", "hung")
 #: Addresses of objects, which differ between runs.
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
@@ -32,7 +35,9 @@ class Failure:
         error: The lines of the exception.
         where: Last place in the traceback, without its folders.
         printed: End of pytest's output.
-        eager: Whether it also fails without Amanda if torch compiles nothing.
+        eager: Whether it also fails without Amanda if torch compiles nothing. It is only run so if
+            callables of `torch.compile` or frames of them run eagerly under the tool.
+        eager_frames: Why frames of callables that stay compiled ran eagerly under the tool.
     """
 
     test: str
@@ -41,6 +46,7 @@ class Failure:
     where: str
     printed: str
     eager: bool = False
+    eager_frames: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -52,6 +58,7 @@ class Compared:
         failures: Tests that pass plain and fail under the tool.
         unstable: Ids of tests that failed under the tool in only one of two runs, or failed plain.
         other: Other outcome, such as ``skipped`` -> number of tests that pass plain.
+        eager_frames: Why frames of callables that stay compiled ran eagerly -> number of tests.
         incomplete: Why not all tests were compared; empty if they were.
         seconds: Duration.
     """
@@ -60,6 +67,7 @@ class Compared:
     failures: list[Failure] = dataclasses.field(default_factory=list)
     unstable: list[str] = dataclasses.field(default_factory=list)
     other: dict[str, int] = dataclasses.field(default_factory=dict)
+    eager_frames: dict[str, int] = dataclasses.field(default_factory=dict)
     incomplete: str = ""
     seconds: float = 0.0
 
@@ -132,9 +140,13 @@ def _under(tool: str, file: TestFile, limits: Limits, good: list[str]) -> Compar
         else:
             compared.unstable.append(name)
     if file.compiles:
-        eager = _bad(run(file, "eager", limits, [failure.test for failure in compared.failures]))
+        eagerly = [f.test for f in compared.failures if tool in TOOLS or f.eager_frames]
+        eager = _bad(run(file, "eager", limits, eagerly))
         for failure in compared.failures:
             failure.eager = failure.test in eager
+    compared.eager_frames = dict(
+        Counter(why for outcome in ran.outcomes.values() for why in outcome.eager_frames)
+    )
     compared.other = {name: n for name, n in others.items() if name not in BAD}
     compared.seconds = time.monotonic() - began
     return compared
@@ -152,7 +164,9 @@ def _failure(name: str, outcome: Outcome) -> Failure:
         path, line = places[-1]
         where = "/".join(path.split("/")[-2:]) + f":{line}"
     error = _error(why) or why.strip().splitlines()[0]
-    return Failure(name, outcome.outcome, error, where, why)
+    return Failure(
+        name, outcome.outcome, error, where, why, eager_frames=list(outcome.eager_frames)
+    )
 
 
 def _error(why: str) -> str:

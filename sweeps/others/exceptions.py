@@ -36,11 +36,19 @@ class Excepted:
         )
 
 
-#: Of a test that was seen to fail without Amanda, too, if torch compiles nothing.
+#: Of a test that was seen to fail without Amanda, too, if torch compiles nothing, under tools under
+#: which callables run eagerly.
 EAGER = (
     "Checks what `torch.compile` compiled, which runs eagerly under tools; it fails, too, "
     'without Amanda under `torch.compiler.set_stance("force_eager")`'
 )
+#: The same of a test of which only some frames run eagerly; the reason of the coverage follows.
+EAGER_FRAME = (
+    "Checks what `torch.compile` compiled, of which a frame runs eagerly under tools; it fails, "
+    'too, without Amanda under `torch.compiler.set_stance("force_eager")`. The coverage says: '
+)
+#: How the reasons of frames begin that are no limits of the driver, but its defects.
+DEFECT = "the backend fails on the woven graph"
 
 #: In the order in which they are tried.
 EXCEPTED: tuple[Excepted, ...] = (

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from sweeps.results import versions
 
-from .comparing import BAD, Failure, FileResult, read
-from .exceptions import EAGER, EXCEPTED, reason
+from .comparing import BAD, FORWARD, TOOLS, Failure, FileResult, read
+from .exceptions import DEFECT, EAGER, EAGER_FRAME, EXCEPTED, reason
 from .suites import SUITES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "others.md"
 SOURCES = "sources.json"
+SHOWN = (*TOOLS, *FORWARD)
 
 
 def note_source(folder: Path, suite: str, commit: str) -> None:
@@ -30,7 +31,11 @@ def note_source(folder: Path, suite: str, commit: str) -> None:
 
 def explanation(result: FileResult, tool: str, failure: Failure) -> str:
     """Return why a test may fail under a tool, or an empty string."""
-    return EAGER if failure.eager else reason(result.suite, failure.test, tool)
+    if failure.eager and tool in TOOLS:
+        return EAGER
+    if failure.eager and not any(why.startswith(DEFECT) for why in failure.eager_frames):
+        return EAGER_FRAME + "; ".join(failure.eager_frames)
+    return reason(result.suite, failure.test, tool)
 
 
 def unexplained(result: FileResult, tool: str) -> list[Failure]:
@@ -79,11 +84,14 @@ def write(folder: Path) -> int:
         "# Other people's tests",
         "",
         "The tests that the authors of frameworks and libraries wrote for their own code, run "
-        "under two tools that change nothing. `watch` has the four analysis routines and inserts "
+        "under tools that change nothing. `watch` has the four analysis routines and inserts "
         "nothing. `none` runs a routine that returns `None` before and after every operator, "
-        "forward and backward. A tool is applied around each test, from before its setup until "
-        "after its teardown, and in processes that it spawns. A test that passes without Amanda "
-        "and fails under a tool, twice, is a failure. The tests are not part of this repository.",
+        "forward and backward. Under these, callables of `torch.compile` run eagerly. "
+        "`watch-forward` and `none-forward` have the routines of the forward program alone, so "
+        "that what is compiled stays compiled. A tool is applied around each test, from before "
+        "its setup until after its teardown, and in processes that it spawns. A test that passes "
+        "without Amanda and fails under a tool, twice, is a failure. The tests are not part of "
+        "this repository.",
         "",
         "This page is written by `nox -s others -- report` from the results of "
         "`nox -s others -- SUITE --from FOLDER`; do not edit it. The result of a file is kept "
@@ -103,24 +111,21 @@ def write(folder: Path) -> int:
 def _summary(found: list[FileResult], sources: dict[str, dict[str, str]]) -> Iterable[str]:
     yield "## Results"
     yield ""
-    yield (
-        "| suite | files | tests that pass plain | pass under `watch` | under `none` | "
-        "fail for a known reason | fail |"
-    )
-    yield "|---|---|---|---|---|---|---|"
+    columns = " | ".join(f"pass under `{tool}`" for tool in SHOWN)
+    yield f"| suite | files | pass plain | {columns} | fail for a known reason | fail |"
+    yield "|---" * (5 + len(SHOWN)) + "|"
     for suite in dict.fromkeys(result.suite for result in found):
         mine = [result for result in found if result.suite == suite]
-        plain = sum(result.plain.get("passed", 0) for result in mine)
-        passed = {
-            tool: sum(result.tools[tool].passed for result in mine if tool in result.tools)
-            for tool in ("watch", "none")
-        }
+        cells = [_passed(mine, tool) for tool in SHOWN]
         failed = sum(len(c.failures) for result in mine for c in result.tools.values())
         unknown = sum(len(unexplained(result, tool)) for result in mine for tool in result.tools)
+        plain = sum(result.plain.get("passed", 0) for result in mine)
         yield (
-            f"| {suite} | {len(mine)} | {plain} | {passed['watch']} | {passed['none']} | "
+            f"| {suite} | {len(mine)} | {plain} | {' | '.join(cells)} | "
             f"{failed - unknown} | {unknown} |"
         )
+    yield ""
+    yield "Not every file was run under every tool."
     yield ""
     for suite, source in sources.items():
         about = ", ".join(f"{name} {value}" for name, value in source.items() if name != "commit")
@@ -128,6 +133,13 @@ def _summary(found: list[FileResult], sources: dict[str, dict[str, str]]) -> Ite
         which = f"{SUITES[suite].about}, " if SUITES[suite].about else ""
         yield f"- {suite}: {which}{commit}{about}"
     yield ""
+
+
+def _passed(found: list[FileResult], tool: str) -> str:
+    """Return how many tests of the files that were run under a tool pass, out of how many."""
+    mine = [result for result in found if tool in result.tools]
+    passed = sum(result.tools[tool].passed for result in mine)
+    return f"{passed} of {sum(r.plain.get('passed', 0) for r in mine)}" if mine else ""
 
 
 def _exceptions(found: list[FileResult]) -> Iterable[str]:
@@ -183,17 +195,17 @@ def _files(found: list[FileResult]) -> Iterable[str]:
     yield ""
     yield 'Where "each n-th test" is not 1, only each n-th test of the file was run.'
     yield ""
-    yield (
-        "| suite | file | each n-th test | pass plain | `watch`: pass, fail, unstable | "
-        "`none`: pass, fail, unstable | notes |"
-    )
-    yield "|---|---|---|---|---|---|---|"
+    yield "The columns of the tools have the numbers of tests that pass, fail and are unstable."
+    yield ""
+    columns = " | ".join(f"`{tool}`" for tool in SHOWN)
+    yield f"| suite | file | each n-th test | pass plain | {columns} | notes |"
+    yield "|---" * (5 + len(SHOWN)) + "|"
     for result in found:
         cells = []
         notes = [result.incomplete]
         if failing := sum(result.plain.get(outcome, 0) for outcome in BAD):
             notes.append(f"{failing} fail plain")
-        for tool in ("watch", "none"):
+        for tool in SHOWN:
             compared = result.tools.get(tool)
             if compared is None:
                 cells.append("")

@@ -48,11 +48,13 @@ class Outcome:
             ``crashed`` or ``hung``.
         why: End of pytest's output about it.
         seconds: Duration.
+        eager_frames: Why frames of compiled callables ran eagerly under the tool.
     """
 
     outcome: str
     why: str = ""
     seconds: float = 0.0
+    eager_frames: Collection[str] = ()
 
 
 @dataclasses.dataclass

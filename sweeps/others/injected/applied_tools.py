@@ -121,6 +121,7 @@ class Applied:
         self.file: TextIO = config.getoption("--outcomes").open("a")
         self.handle: amanda.Handle | None = None
         self.reports: list[pytest.TestReport] = []
+        self.eager: list[str] = []
         self.began = 0.0
 
     def note(self, **what: object) -> None:
@@ -146,7 +147,7 @@ class Applied:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Write down the next test, in case the process ends in it."""
         self.note(id=nodeid, outcome="started")
-        self.reports = []
+        self.reports, self.eager = [], []
         self.began = time.perf_counter()
 
     @pytest.hookimpl(tryfirst=True)
@@ -166,6 +167,7 @@ class Applied:
         finally:
             if self.handle is not None:
                 handle, self.handle = self.handle, None
+                self.eager = _run_eagerly(handle)
                 handle.remove()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -177,7 +179,9 @@ class Applied:
         worst = max(self.reports, key=lambda report: _RANK[_outcome(report)])
         why = "" if worst.outcome == "passed" else _why(worst)
         seconds = round(time.perf_counter() - self.began, 2)
-        self.note(id=nodeid, outcome=_outcome(worst), why=why, seconds=seconds)
+        self.note(
+            id=nodeid, outcome=_outcome(worst), why=why, seconds=seconds, eager_frames=self.eager
+        )
 
 
 _RANK = {"passed": 0, "skipped": 1, "expected": 1, "failed": 2}
@@ -194,6 +198,13 @@ def _why(report: pytest.TestReport | pytest.CollectReport) -> str:
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
     return report.longreprtext[-3000:]
+
+
+def _run_eagerly(handle: amanda.Handle) -> list[str]:
+    """Return why frames of compiled callables ran eagerly, as the coverage says."""
+    begin = "it runs eagerly: "
+    gaps = [gap for gaps in handle.coverage().values() for gap in gaps]
+    return sorted({gap.why.removeprefix(begin) for gap in gaps if gap.why.startswith(begin)})
 
 
 def _ids(path: Path | None) -> set[str]:
