@@ -323,6 +323,22 @@ def test_callables_made_again_and_again_share_their_code() -> None:
     assert compiled()[-1] == 0, "compiled again after the tools were left"
 
 
+@pytest.mark.parametrize("stance", ["eager_then_compile", "fail_on_recompile"])
+def test_a_stance_holds_for_the_code_for_tools(stance: Any) -> None:
+    function = torch.compile(lambda x: F.relu(x) + 1, backend="eager", dynamic=False)
+    (seen, watch), start, fewer = watching(), graphs(), X[:2]
+    plain = function(X)
+    with amanda.apply(watch), torch.compiler.set_stance(stance):
+        # What was not compiled for the tools is compiled, without a failure.
+        got = [function(X) for _ in range(2)]
+        if stance == "fail_on_recompile":
+            with pytest.raises(RuntimeError, match="recompile"):
+                function(fewer)
+    equal(got, [plain] * 2)
+    assert Counter(seen) == {"relu": 2, "add": 2}
+    assert graphs() == start + 2
+
+
 def test_a_program_that_drops_its_guards() -> None:
     """Its code serves any module, but that for tools serves the one that it was woven for."""
     nets = [nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2)]

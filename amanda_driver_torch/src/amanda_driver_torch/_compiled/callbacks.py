@@ -37,7 +37,9 @@ from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.dynamo import (
     ConvertFrameReturn,
     backend_itself,
+    beneath_stance,
     compile_apart,
+    failing,
     guard_scope,
     is_dynamos,
     new_recompile_region,
@@ -118,12 +120,16 @@ class CompiledCode:
             return "a tool follows the calls of modules, which a compiled graph does not have"
         return ""
 
-    def callback(self, original: Any) -> Any:
+    def callback(self, chosen: Any) -> Any:
         """Return the callback for the applied tools that stands for a callable's own.
+
+        Args:
+            chosen: The callable's own, according to the user's stance.
 
         Returns:
             None if the callable must run eagerly.
         """
+        original = beneath_stance(chosen)
         backend = users_backend(original)
         if backend is None:
             return None
@@ -134,7 +140,7 @@ class CompiledCode:
         found = known[epoch]
         if set_recompile_region is not None:
             set_recompile_region(found.backend.region)
-        return found
+        return found if chosen is original else failing(chosen, found, found.backend)
 
     def _backend(self, users: Callable[..., Any], epoch: int) -> _Backend:
         """Return the backend for an epoch; the same one for equal backends, which share code."""

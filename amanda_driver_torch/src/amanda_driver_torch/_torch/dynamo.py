@@ -47,8 +47,10 @@ __all__ = [
     "HigherOrderOperator",
     "add_buffer",
     "backend_itself",
+    "beneath_stance",
     "compile_apart",
     "effectful",
+    "failing",
     "fresh_symbols",
     "guard_identity",
     "guard_scope",
@@ -170,6 +172,34 @@ def compile_apart(callback: Any, frame: Any, entry: Any, state: Any) -> ConvertF
         manager: Any = result.guarded_code.guard_manager
         manager.id_matched_objs["___amanda"] = lambda: None if _COUNTS_OWN.get() else _Entry
     return result
+
+
+def beneath_stance(callback: Any) -> Any:
+    """Return the callback that the user's stance wraps, or the same one."""
+    inner = getattr(callback, "_torchdynamo_orig_backend", None)
+    return inner if isinstance(inner, CatchErrorsWrapper) else callback
+
+
+def failing(chosen: Any, callback: Any, backend: Any) -> Any:
+    """Return a callback that fails where a frame was compiled before, if the stance is so.
+
+    Args:
+        chosen: The callback according to the stance.
+        callback: The one that compiles.
+        backend: Its backend.
+    """
+    if torch._dynamo.eval_frame._stance.stance != "fail_on_recompile":
+        return callback
+
+    def compile_once(frame: Any, entry: Any, state: Any) -> ConvertFrameReturn:
+        known = _FRAMES._debug_get_cache_entry_list(frame.f_code)
+        is_first = all(one.backend is not backend for one in known)
+        result: ConvertFrameReturn = (callback if is_first else chosen)(frame, entry, state)
+        return result
+
+    found: Any = compile_once
+    found._torchdynamo_orig_backend = callback
+    return found
 
 
 def users_backend(callback: Any) -> Callable[..., Any] | None:
