@@ -96,6 +96,13 @@ class OpPlan:
         return any(step is not None and not step.action.staged for step in steps)
 
     @property
+    def edits_on_host(self) -> bool:
+        """Whether a routine on the host may return other values around the operator."""
+        steps = (*self.before.steps, self.before.replacement, *self.after.steps)
+        actions = (step.action for step in steps if step is not None)
+        return any(not (a.staged or a.observe or a.positions == ()) for a in actions)
+
+    @property
     def plans(self) -> tuple[Plan, ...]:
         """All plans."""
         return self.before, self.after, self.arriving, self.leaving

@@ -21,6 +21,7 @@ from amanda_core import IPoint, OpContext, Plan, Session, Site
 from amanda_core.scopes import Activation
 from amanda_core.sites import OCCURRENCES, Origin, Sites
 from amanda_driver_torch._autograd.nodes import tensors_in
+from amanda_driver_torch._compiled.aliases import Aliases
 from amanda_driver_torch._compiled.call_sites import Called, Places, called_of
 from amanda_driver_torch._compiled.choice import BACKWARD, misses_backward
 from amanda_driver_torch._compiled.execution import Lifted, OpPlan
@@ -113,12 +114,14 @@ class _Weaving:
         #: id of a value that Dynamo noted -> the value, and the one that analysis was shown.
         self.again: dict[int, tuple[Any, Any]] = {}
         self.woven: list[tuple[fx.Node, Woven]] = []
+        self.aliases = Aliases()
 
     def weave(self) -> list[Woven]:
         grad = torch.is_grad_enabled()
         try:
             with self.fake_mode or contextlib.nullcontext(), fresh_symbols(self.fake_mode):
                 self._analyse_graph(self.gm)
+                self.aliases.check(self.gm.graph)
                 for node, found in self.woven:
                     self._find_lifted(node, found)
         finally:
@@ -135,6 +138,7 @@ class _Weaving:
     def _analyse_graph(self, gm: fx.GraphModule) -> None:
         states: dict[fx.Node, Any] = {}
         for node in tuple(gm.graph.nodes):
+            self.aliases.begin(node)
             if node.op == "placeholder":
                 self._note_parameter(node)
             elif node.target in STATE_CHANGES:
@@ -148,6 +152,7 @@ class _Weaving:
                 self._analyse_graph(body)
             elif node.op in ("call_function", "call_method"):
                 found = self._analyse(node)
+                self.aliases.end(node)
                 if found is not None:
                     self.woven.append((node, found))
 
@@ -217,6 +222,7 @@ class _Weaving:
         if _is_static(value):
             for old, new in zip(tree_leaves(_example(node)), tree_leaves(value), strict=False):
                 self.again[id(old)] = old, new
+            self.aliases.show(node, value)
             node.meta["example_value"] = value
 
     def _again(self, value: Any) -> Any:
@@ -266,6 +272,7 @@ class _Weaving:
             if not arriving.replacement and does_nothing(operator, func, bound, outputs):
                 arriving = leaving = Plan()  # In eager mode it has no node, and so no gradients.
             plan = OpPlan(self.tools.host, before, after, arriving, leaving, likes(outputs))
+            self.aliases.operator(plan, bound)
             if plan:
                 check(context, plan, bound, outputs, self._gradients(bound))
                 return plan

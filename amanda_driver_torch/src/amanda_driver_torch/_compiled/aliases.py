@@ -1,0 +1,132 @@
+"""Tensors of a graph that share memory, and the copies that routines on the host make of them.
+
+A routine on the host may return its value in other memory, and a graph must know beforehand
+whether it does. So it always does: the value of a view after a routine is a copy. Owns which values
+of a graph are such copies, and refuses a graph whose results would depend on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from amanda_driver_torch._autograd.nodes import tensors_in
+from amanda_driver_torch._compiled.execution import OpPlan
+from amanda_driver_torch._compiled.refusals import CannotWeave
+from amanda_driver_torch._operators.signature import BoundCall
+from amanda_driver_torch._torch.dynamo import tree_leaves
+from amanda_driver_torch._torch.internals import storage_address
+
+__all__ = ["Aliases"]
+
+
+class _Write(NamedTuple):
+    """A node that writes memory, as the owner of which it does."""
+
+    node: fx.Node
+    memory: int
+    owner: object
+
+
+class Aliases:
+    """The memory of the values of one graph.
+
+    Values with the same memory have different owners if a routine on the host came between them.
+    """
+
+    def __init__(self) -> None:
+        #: Node -> its memory -> the owner.
+        self._owners: dict[fx.Node, dict[int, object]] = {}
+        #: Memory that is the same as another one, of which it is a stand-in in analysis.
+        self._same: dict[int, int] = {}
+        self._known: set[int] = set()
+        self._writes: list[_Write] = []
+        # Addresses are those of tensors that live.
+        self._held: list[Any] = []
+        self._written: set[int] = set()
+        self._is_edited = False
+
+    def begin(self, node: fx.Node) -> None:
+        """Note a node, in the order of the graph, before its operators are analysed."""
+        self._written, self._is_edited = set(), False
+        self._owners[node] = {memory: memory for memory in self._memory(_example(node))}
+        if node.op == "placeholder":
+            self._known |= self._owners[node].keys()
+
+    def show(self, node: fx.Node, shown: Any) -> None:
+        """Note the value of a node in analysis, which may be another one than Dynamo noted."""
+        for old, new in zip(_example(node), tree_leaves(shown), strict=False):
+            for one, other in zip(self._memory([old]), self._memory([new]), strict=False):
+                if other in self._known:  # Dynamo noted a copy where there is none.
+                    one, other = other, one
+                if one != other:
+                    self._same[other] = one
+        self._owners[node] = {memory: memory for memory in self._memory(_example(node))}
+
+    def operator(self, plan: OpPlan, bound: BoundCall) -> None:
+        """Note an operator of the current node."""
+        mutated = (bound.values[i] for i in bound.signature.mutated)
+        self._written |= self._memory([bound.out, *mutated])
+        self._is_edited = self._is_edited or plan.edits_on_host
+
+    def end(self, node: fx.Node) -> None:
+        """Note what the operators of a node did."""
+        owners = self._owners[node]
+        for given in reversed(node.all_input_nodes):
+            for memory, owner in self._owners.get(given, {}).items():
+                if memory in self._written:
+                    self._writes.append(_Write(node, memory, owner))
+                if memory in owners:
+                    is_copy = self._is_edited and memory not in self._written
+                    owners[memory] = node if is_copy else owner
+        self._known |= owners.keys()
+
+    def check(self, graph: fx.Graph) -> None:
+        """Raise `CannotWeave` if a value is a copy where the program expects the memory itself."""
+        order = {node: number for number, node in enumerate(self._owners)}
+        values: dict[int, list[tuple[fx.Node, object]]] = defaultdict(list)
+        for node, owners in self._owners.items():
+            for memory, owner in owners.items():
+                values[memory].append((node, owner))
+        outer: dict[int, object] = {
+            memory: memory
+            for node in graph.nodes
+            if node.op in ("placeholder", "get_attr")
+            for memory in self._owners[node]
+        }
+        for write in self._writes:
+            time = order[write.node]
+            for node, owner in values[write.memory]:
+                is_late = any(order.get(user, len(order)) > time for user in node.users)
+                if owner is not write.owner and order[node] < time and is_late:
+                    _refuse(write.node)
+            if outer.get(write.memory, write.owner) is not write.owner:
+                _refuse(write.node)
+        for node in next(reversed(graph.nodes)).all_input_nodes:
+            for memory, owner in self._owners[node].items():
+                if outer.setdefault(memory, owner) is not owner:
+                    _refuse(node)
+
+    def _memory(self, values: Iterable[Any]) -> set[int]:
+        tensors, found = tensors_in(values), set()
+        self._held.append(tensors)
+        for tensor in tensors:
+            with contextlib.suppress(RuntimeError):  # Sparse and opaque layouts.
+                memory = storage_address(tensor.untyped_storage())
+                found.add(self._same.get(memory, memory))
+        return found
+
+
+def _example(node: fx.Node) -> list[Any]:
+    return tree_leaves(node.meta.get("example_value"))
+
+
+def _refuse(node: fx.Node) -> None:
+    raise CannotWeave(
+        "a routine on the host may edit a value that shares memory with another one, which is "
+        f"written or returned ({node.name})"
+    )

@@ -1,0 +1,154 @@
+"""Compiled programs that write views, under routines on the host that change nothing."""
+
+# mypy: allow-untyped-calls, allow-untyped-decorators
+# torch leaves Tensor.backward and its like untyped.
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import amanda
+
+from .interceptors import STAYS_COMPILED
+from .tensors import equal
+
+pytestmark = [pytest.mark.one_interceptor, STAYS_COMPILED]
+
+X = torch.linspace(-1, 1, 16).reshape(4, 4)
+Program = Callable[[torch.Tensor], Any]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def written_view(x: torch.Tensor) -> Any:
+    y = x.view(-1)
+    y.add_(1)
+    return x * 1
+
+
+def written_base(x: torch.Tensor) -> Any:
+    z = x * 1
+    y = z.t()
+    z.add_(1)
+    return y * 2
+
+
+def written_part(x: torch.Tensor) -> Any:
+    z = x * 1
+    z[0].add_(1)
+    z.view(-1)[1:3] = 7
+    return z
+
+
+def written_through_an_argument(x: torch.Tensor) -> Any:
+    y = x.view(-1)
+    y.add_(1)
+    return y * 2
+
+
+def written_copy_that_is_none(x: torch.Tensor) -> Any:
+    z = x * 1
+    y = z.contiguous()
+    y.mul_(3)
+    return z + 1
+
+
+def written_outside(x: torch.Tensor) -> Any:
+    return x.view(-1)
+
+
+def returned_twice(x: torch.Tensor) -> Any:
+    y = x * 1
+    return y, y.view(-1)
+
+
+def view_before(x: torch.Tensor) -> Any:
+    mask = x * 1
+    mask[:, :2] = mask[:, :2].masked_fill(mask[:, :2] > 0.5, 0.0)
+    return mask * 2
+
+
+def view_without_base(x: torch.Tensor) -> Any:
+    return F.relu((x * 1).flatten(), inplace=True) + 1
+
+
+def view_afterwards(x: torch.Tensor) -> Any:
+    y = F.linear(x, x)
+    y += x
+    return y.view(-1)
+
+
+def view_that_nothing_uses(x: torch.Tensor) -> Any:
+    x.view(-1)
+    x.add_(1)
+    return x * 2
+
+
+EAGER: list[Program] = [
+    *(written_view, written_base, written_part, written_through_an_argument),
+    *(written_copy_that_is_none, written_outside, returned_twice),
+]
+COMPILED: list[Program] = [
+    *(view_before, view_without_base, view_afterwards, view_that_nothing_uses),
+]
+
+
+def run(program: Program) -> list[Any]:
+    """Return the results, written once more by the caller, and the argument."""
+    x = X.clone()
+    found = program(x)
+    results = list(found) if isinstance(found, tuple) else [found]
+    results[-1].mul_(2)
+    return [*results, x]
+
+
+def nothing(*values: Any) -> None:
+    pass
+
+
+def touching(observe: bool) -> amanda.Tool:
+    """Return a tool with routines that change nothing around each operator."""
+
+    def analysis(context: amanda.OpContext) -> None:
+        context.insert_before_op(nothing, observe=observe)
+        context.insert_after_op(nothing, observe=observe)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analysis)
+    return tool
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("program", [*EAGER, *COMPILED], ids=lambda program: program.__name__)
+def test_memory_is_shared_as_without_tools(program: Program, backend: str) -> None:
+    expected = run(program)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with amanda.apply(touching(observe=False)):
+            got = run(torch.compile(program, backend=backend))
+    equal(got, expected)
+    eager = [str(one.message) for one in caught if "runs eagerly" in str(one.message)]
+    assert len(eager) == (program in EAGER), eager
+    assert all("shares memory" in message for message in eager)
+
+
+@pytest.mark.parametrize("program", EAGER, ids=lambda program: program.__name__)
+def test_observers_leave_it_compiled(program: Program) -> None:
+    expected = run(program)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with amanda.apply(touching(observe=True)):
+            got = run(torch.compile(program, backend="aot_eager"))
+    equal(got, expected)
