@@ -1,4 +1,4 @@
-"""Compiled programs that write views, under routines on the host that change nothing."""
+"""Memory of values in compiled programs that routines on the host get and return."""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
 # torch leaves Tensor.backward and its like untyped.
@@ -152,3 +152,50 @@ def test_observers_leave_it_compiled(program: Program) -> None:
         with amanda.apply(touching(observe=True)):
             got = run(torch.compile(program, backend="aot_eager"))
     equal(got, expected)
+
+
+OWN = torch.linspace(0, 1, 4096).reshape(64, 64)
+ARRAY = torch.linspace(1, 2, 4096).reshape(64, 64).numpy()
+KEPT: list[torch.Tensor] = []
+
+#: Operator -> a routine after it.
+ROUTINES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "relu": lambda value: OWN,
+    "sigmoid": lambda value: value.detach(),
+    "cos": lambda value: (value + 1).t(),
+    "sin": lambda value: torch.from_numpy(ARRAY),
+    "tanh": lambda value: torch.cat([value.view(-1), value.view(-1)])[1 : value.numel() + 1],
+    "exp": lambda value: KEPT.append(value),
+    "abs": lambda value: KEPT.append((value * 2)[0]),
+}
+
+
+def chained(x: torch.Tensor) -> Any:
+    x = torch.relu(x @ x) * 2
+    x = torch.sigmoid(x @ x) * 2
+    x = torch.cos(x @ x) * 2
+    x = torch.sin(x @ x) * 2
+    x = torch.tanh(x.view(-1)).view(64, 64) * 2
+    x = torch.exp(x) * 2
+    return torch.abs(x).sin() @ x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"inplace_buffers": True}], ids=["default", "in-place"])
+def test_memory_of_results_and_of_kept_values(options: dict[str, Any]) -> None:
+    """Inductor writes other values where it does not need one any more."""
+
+    def analysis(context: amanda.OpContext) -> None:
+        if context.op_type in ROUTINES:
+            context.insert_after_op(ROUTINES[context.op_type])
+
+    given, before, found = torch.linspace(-1, 1, 4096).reshape(64, 64), (OWN * 1, ARRAY * 1), []
+    for program in (chained, torch.compile(chained, backend="inductor", options=options)):
+        KEPT.clear()
+        tool = amanda.Tool()
+        tool.add_inst_for_op(analysis)
+        with amanda.apply(tool):
+            result = [program(given) for _ in range(2)]
+        found.append([*result, *KEPT])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    equal([OWN, torch.from_numpy(ARRAY)], [before[0], torch.from_numpy(before[1])])

@@ -40,6 +40,7 @@ from amanda_driver_torch._torch.dynamo import (
     beneath_stance,
     compile_apart,
     failing,
+    for_routines_on_host,
     guard_scope,
     is_dynamos,
     new_recompile_region,
@@ -50,7 +51,6 @@ from amanda_driver_torch._torch.dynamo import (
     uncached,
     users_backend,
     with_backend,
-    without_cuda_graphs,
     without_saved_tensors_hooks,
 )
 from amanda_driver_torch._torch.internals import count_frame
@@ -281,7 +281,7 @@ class _Backend:
                 if woven:
                     stack.enter_context(uncached())
                 on_host = any(node.on_host for node in woven)
-                if on_host and stack.enter_context(without_cuda_graphs(self.users)):
+                if on_host and stack.enter_context(for_routines_on_host(self.users)):
                     owner.gaps["CUDA graphs of compiled callables"] = _NOT_RECORDED
                 return quiet_code(self.users(gm, inputs))
         except (CannotWeave, AnalysisFailed) as error:

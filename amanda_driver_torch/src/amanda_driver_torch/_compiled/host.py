@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_driver_torch._compiled.functions import recorded
 from amanda_driver_torch._thread.modes import call_routine
 from amanda_driver_torch._torch.dynamo import effectful, tree_leaves, tree_map
+from amanda_driver_torch._torch.internals import users_of_storage
 
 __all__ = ["Host", "Like"]
 
@@ -97,8 +99,7 @@ class Host:
                     raise _unsupported(step, "changes the number of tensors in a list")
                 for place, value in zip(places, many, strict=True):
                     results[place] = _fitting(step, value, _like(tensors[place]))
-            # An operator's results may not be its arguments.
-            return [n.clone() if n is o else n for n, o in zip(results, tensors, strict=True)]
+            return results
 
         if autodiff and selection.wants_gradients:
             found = self._differentiated(run, selection, [_like(t) for t in selection.tensors])
@@ -137,8 +138,7 @@ class Host:
                     where=step.where,
                     fix="Return as many values as the op does",
                 )
-            made = [_fitting(step, v, like) for v, like in zip(many, likes, strict=True)]
-            return [n.clone() if any(n is o for o in tensors) else n for n in made]
+            return [_fitting(step, v, like) for v, like in zip(many, likes, strict=True)]
 
         if autodiff and selection.wants_gradients:
             return self._differentiated(run, selection, likes)
@@ -321,8 +321,57 @@ def _observe(tensors: Any, numbers: Any, number: int) -> None:
     _CALLS[number].run(tensors, numbers)
 
 
+def _edit(tensors: Any, numbers: Any, number: int) -> Any:
+    places = [torch.empty_like(tensor, device="meta") for tensor in tensors]
+    return _settled(_CALLS[number].run(tensors, numbers), places)
+
+
 def _compute(tensors: Any, numbers: Any, number: int) -> Any:
-    return _CALLS[number].run(tensors, numbers)
+    call = _CALLS[number]
+    places = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype, _ in call.likes]
+    return _settled(call.run(tensors, numbers), places)
+
+
+def _settled(results: list[torch.Tensor], places: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return results that are laid out like `places`, in memory that nothing else refers to.
+
+    A compiler writes other values there when a result is not used any more.
+    """
+    counts = _references(results)
+    for i, (new, place) in enumerate(zip(results, places, strict=True)):
+        if new.layout is not torch.strided:
+            results[i] = new.clone()
+        elif counts[i] > _ALONE or not _is_settled(new, place):
+            made = torch.empty_strided(
+                place.shape, place.stride(), dtype=new.dtype, device=new.device
+            )
+            results[i] = made.copy_(new)
+    return results
+
+
+def _is_settled(new: torch.Tensor, place: torch.Tensor) -> bool:
+    if not new.numel():
+        return True
+    storage = new.untyped_storage()
+    return (
+        new.stride() == place.stride()
+        and users_of_storage(storage) == _USERS
+        and storage.resizable()  # Others' memory is not.
+        and not (new.data_ptr() % _ALIGNMENT or new.is_conj() or new.is_neg())
+    )
+
+
+def _references(values: list[Any]) -> list[int]:
+    """Return the number of references to each value."""
+    return [sys.getrefcount(values[i]) for i in range(len(values))]
+
+
+#: The number of references to a value that only a list refers to.
+(_ALONE,) = _references([object()])
+#: That of a storage to which one tensor refers, with the object that asks.
+_USERS = users_of_storage(torch.empty(1).untyped_storage())
+#: In bytes: what Inductor expects of every result.
+_ALIGNMENT = 16
 
 
 def _made(tensors: Any, numbers: Any, number: int) -> Any:
@@ -342,7 +391,7 @@ _define("observe", "()", _observe, lambda tensors, numbers, number: None)
 _define(
     "edit",
     "Tensor[]",
-    _compute,
+    _edit,
     lambda tensors, numbers, number: [torch.empty_like(tensor) for tensor in tensors],
 )
 _define("compute", "Tensor[]", _compute, _made)

@@ -51,6 +51,7 @@ __all__ = [
     "compile_apart",
     "effectful",
     "failing",
+    "for_routines_on_host",
     "fresh_symbols",
     "guard_identity",
     "guard_scope",
@@ -68,7 +69,6 @@ __all__ = [
     "unset_fake_temporarily",
     "users_backend",
     "with_backend",
-    "without_cuda_graphs",
     "without_saved_tensors_hooks",
 ]
 
@@ -309,21 +309,32 @@ def uncached() -> Iterator[None]:
         yield
 
 
+#: Settings of Inductor for graphs with routines on the host, which may keep the values they get: no
+#: memory serves for another value, and none is that of a recorded CUDA graph.
+_ON_HOST = {
+    "triton.cudagraphs": False,
+    "allow_buffer_reuse": False,
+    "inplace_buffers": False,
+    "memory_planning": False,
+}
+
+
 @contextlib.contextmanager
-def without_cuda_graphs(backend: Any) -> Iterator[bool]:
-    """Let a backend record no CUDA graphs inside `with`; yield whether it would have."""
+def for_routines_on_host(backend: Any) -> Iterator[bool]:
+    """Let a backend compile for routines on the host inside `with`.
+
+    Yields:
+        Whether it would have recorded CUDA graphs.
+    """
     import torch._inductor.config
 
-    name = "triton.cudagraphs"
-    own: Any = getattr(
-        backend_itself(backend), "config", None
-    )  # The mode or the options of the callable.
+    own: Any = getattr(backend_itself(backend), "config", None)  # Of the callable itself.
     settings = own if isinstance(own, dict) else {}
-    wanted = settings.get(name, torch._inductor.config.triton.cudagraphs)
+    wanted = settings.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs)
     before = dict(settings)
-    settings[name] = False
+    settings.update(_ON_HOST)
     try:
-        with torch._inductor.config.patch({name: False}):
+        with torch._inductor.config.patch(_ON_HOST):
             yield bool(wanted)
     finally:
         settings.clear()
