@@ -368,8 +368,8 @@ def _references(values: list[Any]) -> list[int]:
 
 #: The number of references to a value that only a list refers to.
 (_ALONE,) = _references([object()])
-#: That of a storage to which one tensor refers, with the object that asks.
-_USERS = users_of_storage(torch.empty(1).untyped_storage())
+#: That to a storage to which one tensor refers: it, and the object that asks.
+_USERS = 2
 #: In bytes: what Inductor expects of every result.
 _ALIGNMENT = 16
 
