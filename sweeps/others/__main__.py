@@ -40,7 +40,9 @@ def main() -> int:
     report.note_source(options.output, options.suite, commit(options.source))
     failed = 0
     for file in suite.test_files(options.source, options.only, options.every):
-        path = comparing.path_of(options.output, options.suite, file.path, options.interceptor)
+        path = comparing.path_of(
+            options.output, options.suite, file.path, file.every, options.interceptor
+        )
         if options.new and path.exists():
             continue
         result = comparing.compare(

@@ -181,16 +181,18 @@ def _error(why: str) -> str:
     return "\n".join(line[1:].strip() for line in lines[first : min(last, first + 12) + 1])
 
 
-def path_of(folder: Path, suite: str, path: str, interceptor: str) -> Path:
+def path_of(folder: Path, suite: str, path: str, every: int, interceptor: str) -> Path:
     """Return the path of a file's result."""
-    name = re.sub(r"\W+", "-", f"{suite}-{path}-{interceptor}").strip("-")
+    name = re.sub(r"\W+", "-", f"{suite}-{path}-{every}-{interceptor}").strip("-")
     return folder / f"{name}.json"
 
 
 def write(result: FileResult, folder: Path) -> Path:
-    """Write a result as JSON and replace an earlier one of the same file."""
+    """Write a result as JSON; of an earlier one of the same tests keep the other tools."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = path_of(folder, result.suite, result.path, result.interceptor)
+    path = path_of(folder, result.suite, result.path, result.every, result.interceptor)
+    if path.exists():
+        result.tools = {**read(path).tools, **result.tools}
     path.write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n")
     return path
 

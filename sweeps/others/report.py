@@ -120,8 +120,9 @@ def _summary(found: list[FileResult], sources: dict[str, dict[str, str]]) -> Ite
         failed = sum(len(c.failures) for result in mine for c in result.tools.values())
         unknown = sum(len(unexplained(result, tool)) for result in mine for tool in result.tools)
         plain = sum(result.plain.get("passed", 0) for result in mine)
+        files = len({result.path for result in mine})
         yield (
-            f"| {suite} | {len(mine)} | {plain} | {' | '.join(cells)} | "
+            f"| {suite} | {files} | {plain} | {' | '.join(cells)} | "
             f"{failed - unknown} | {unknown} |"
         )
     yield ""
