@@ -474,6 +474,16 @@ def test_what_cannot_be_woven_runs_eagerly_with_the_reason() -> None:
     equal(called(X), plain)
 
 
+def test_nested_tensors_run_eagerly() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    called = torch.compile(lambda x: x.sin() * 2, backend="aot_eager", fullgraph=True)
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: context.insert_after_op(lambda value: value + 1))
+    with pytest.warns(amanda.AmandaWarning, match="nested tensor"), amanda.apply(tool):
+        got = called(nested)
+    equal(got.values(), (torch.ones(6, 3).sin() + 1) * 2 + 1)
+
+
 @pytest.mark.filterwarnings("ignore:The compiled callable")
 def test_operators_of_frames_that_run_eagerly_are_marked() -> None:
     @torch.compile(backend="eager")

@@ -290,7 +290,8 @@ class _Backend:
         except Exception as error:
             # Without plans it is the program's own graph.
             if woven or woven is None:
-                self.failure = CannotWeave(f"the backend fails on the woven graph: {error}")
+                first = str(error).partition("\n")[0]
+                self.failure = CannotWeave(f"the backend fails on the woven graph: {first}")
             raise
         finally:
             STATE.quiet -= 1

@@ -66,6 +66,8 @@ def check(
     values = tree_leaves((bound.values, outputs))
     if plan.on_host and any(isinstance(v, (torch.SymFloat, torch.SymBool)) for v in values):
         refuse("a routine on the host gets a symbolic number that is not an integer")
+    if plan.on_host and any(isinstance(v, torch.Tensor) and v.is_nested for v in values):
+        refuse("a routine on the host gets a nested tensor")
     step = plan.before.replacement
     if step is not None and not step.action.staged and not plan.outputs:
         refuse("a replacement on the host has outputs of unknown shape")
