@@ -34,7 +34,9 @@ def explanation(result: FileResult, tool: str, failure: Failure) -> str:
     if failure.eager and tool in TOOLS:
         return EAGER
     if failure.eager and not any(why.startswith(DEFECT) for why in failure.eager_frames):
-        return EAGER_FRAME + "; ".join(failure.eager_frames)
+        # Without the operator.
+        reasons = {re.sub(r" \([^)]*\)$", "", why): None for why in failure.eager_frames}
+        return EAGER_FRAME + "; ".join(reasons)
     return reason(result.suite, failure.test, tool)
 
 
