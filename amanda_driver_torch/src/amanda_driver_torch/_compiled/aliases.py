@@ -106,7 +106,8 @@ class Aliases:
                     _refuse(write.node)
             if outer.get(write.memory, write.owner) is not write.owner:
                 _refuse(write.node)
-        for node in next(reversed(graph.nodes)).all_input_nodes:
+        (output,) = (node for node in graph.nodes if node.op == "output")
+        for node in output.all_input_nodes:
             for memory, owner in self._owners[node].items():
                 if outer.setdefault(memory, owner) is not owner:
                     _refuse(node)
