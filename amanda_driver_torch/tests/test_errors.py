@@ -168,6 +168,38 @@ def test_type_error_of_a_routine_at_an_operator_is_not_lost(what: str, insert: A
     equal(program(), plain)
 
 
+@pytest.mark.parametrize("edits", [False, True])
+@pytest.mark.parametrize("insert", ["insert_before_op", "insert_after_op"])
+@pytest.mark.parametrize("what", BINARY)
+def test_type_error_of_a_later_execution_is_not_lost(what: str, insert: str, edits: bool) -> None:
+    op_type, program = BINARY[what]
+    calls: list[int] = []
+
+    def third(*values: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise TypeError("my own type error")
+
+    def copies(*values: Any) -> Any:
+        return tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
+
+    def analyse(context: amanda.OpContext) -> None:
+        for routine in (copies, third) if edits else (third,):
+            getattr(context, insert)(routine)
+
+    def repeated() -> None:
+        for _ in range(4):
+            program()
+
+    with (
+        pytest.raises(TypeError, match="my own type error") as caught,
+        amanda.apply(tool(analyse, op_type)),
+    ):
+        repeated()
+    assert any("third" in note for note in caught.value.__notes__)
+    assert len(calls) == 3
+
+
 def test_type_error_swallowed_inside_a_module_comes_out_of_the_module() -> None:
     def program() -> Any:
         try:

@@ -66,7 +66,8 @@ class OriginalCall:
         except BaseException as error:
             self.error = error
             raise
-        self.keep(result)
+        if self._keeps:
+            self.keep(result)
         return result
 
     def keep(self, result: Any) -> None:

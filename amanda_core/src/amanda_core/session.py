@@ -326,8 +326,11 @@ class Session:
 
     def due(self, context: OpContext, *points: IPoint) -> bool:
         """Return True if `analyse` would run the analysis of a tool at one of the points."""
-        for point in points:  # noqa: SIM110  `any` takes longer, and each new op asks.
-            if self._analysing[point] and self._due(context, point):
+        known = context._analysed if self.control.switches[CACHING] else {}
+        for point in points:  # `any` takes longer, and each new op asks.
+            if not self._analysing[point] or known.get(point) == self.epoch:
+                continue
+            if self._due(context, point):
                 return True
         return False
 

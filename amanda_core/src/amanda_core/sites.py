@@ -158,12 +158,21 @@ class Origin:
         scope: That of the innermost activation.
         frames: Its call site, from `Sites.walk`.
         zone: The part of the program that runs, or an empty string if it is not known.
+        caller: The user's innermost frame, if a driver has looked for it.
     """
 
-    __slots__ = ("frames", "numbers", "op_type", "scope", "zone")
+    __slots__ = ("caller", "frames", "numbers", "op_type", "scope", "zone")
 
-    def __init__(self, op_type: str, scope: Scope, frames: Frames, zone: str = "") -> None:
+    def __init__(
+        self,
+        op_type: str,
+        scope: Scope,
+        frames: Frames,
+        zone: str = "",
+        caller: tuple[Code, int] | None = None,
+    ) -> None:
         self.op_type, self.scope, self.frames, self.zone = op_type, scope, frames, zone
+        self.caller = caller
         numbers: list[Any] = [scope.number, op_type]
         for code, offset in frames:
             numbers += (code.number, offset)
@@ -300,12 +309,12 @@ class Sites(Generic[R]):
         return self._add(group, origin, weights, occurrence)
 
     def _group(self, origin: Origin, weights: Operands) -> Group[R]:
-        key, tokens = origin.numbers, list[int]()
+        key = origin.numbers
         if weights:
             key += tuple([(position, token) for position, token, _ in weights])
-            tokens = [v.token if isinstance(v, Found) else token for _, token, v in weights]
         group = self._groups.get(key)
         if group is None:
+            tokens = [v.token if isinstance(v, Found) else token for _, token, v in weights]
             group = self._groups[key] = Group(tokens)
         return group
 
@@ -374,7 +383,7 @@ class Sites(Generic[R]):
             mark = kinds.get(type(value))
             if mark is None:
                 mark = kinds[type(value)] = issubclass(type(value), self._rules.weight_types)
-            if mark and distinguishes(mark, position, inside) and (mark > 0 or is_weight(value)):
+            if mark > 0 or (mark and distinguishes(mark, position, inside) and is_weight(value)):
                 found.append((position, self.labels.look_up(value)[0], value))
         if self.regions:
             found += self.regions.operands(origin.numbers, values)
@@ -392,14 +401,12 @@ class Sites(Generic[R]):
         if self.labels.dead:
             self._purge()
         op_type, scope = origin.op_type, origin.scope
-        root, path, source = scope.root or scope.zone, scope.path, None
-        called = []
-        for code, offset in origin.frames:
-            called.append((*code.label, offset))
-            source = source or (code.source(offset) if code.kind == USER else None)
+        caller = origin.caller or next((f for f in origin.frames if f[0].kind == USER), None)
+        root, path = scope.root or scope.zone, scope.path
+        called = [(*code.label, offset) for code, offset in origin.frames]
+        source = caller[0].source(caller[1]) if caller else self.source(sys._getframe(1))
         read = tuple([self._operand_label(scope, n, t) for n, _, t in weights]) if weights else ()
         key = ("op", root, path, op_type, tuple(called), read, occurrence)
-        source = source or self.source(sys._getframe(1))
         zone = scope.zone or origin.zone or self._rules.zone_of()
         name = self._name(scope, op_type, key)
         site = Site(key, op_type, self._namespace, name, path, source, zone)

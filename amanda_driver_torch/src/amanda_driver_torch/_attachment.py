@@ -17,7 +17,6 @@ from torch import nn
 
 from amanda_core import CoverageGap, Session, Site
 from amanda_core.calls import MODULE_INPUT, MODULE_OUTPUT
-from amanda_core.errors import is_annotated
 from amanda_core.interceptors import NATIVE
 from amanda_core.scopes import OUTSIDE, Activation, Scope, Scopes
 from amanda_core.sites import Origin, Sites
@@ -106,7 +105,7 @@ class TorchAttachment:
         #: What observers did not see -> the reason.
         self._unseen: dict[str, str] = session.persistent("pytorch.unseen", dict)
         self._execution = Execution(
-            session, self.backward, _constant_in(self.scopes), self._unseen.__setitem__
+            session, self.backward, _constant_in(self.scopes), self._unseen.__setitem__, self._hides
         )
         self._interceptor = self._choose()
         self.watch = self._execution.watch = self._interceptor.watch
@@ -256,9 +255,9 @@ class TorchAttachment:
         except Exception as error:
             self.report_failure(error, operator.op_type)
             record = None
-        if record is None:
+        if record is None or record.caller.startswith(TRACING_MACHINERY):
             return call(*args, **kwargs)
-        return self._run(record, operator, call, args, kwargs)
+        return self._execution(record, operator, call, args, kwargs)
 
     def report_failure(self, error: Exception, where: str) -> None:
         """Raise an error of the driver, or list it so that the program can go on.
@@ -300,49 +299,48 @@ class TorchAttachment:
         new, self._new = record is self._new, None
         if not new and self._is_ignored(operator.op_type, args, kwargs):
             return call(*args, **kwargs)
-        return self._run(record, operator, call, args, kwargs, by_native=True)
+        original = self.session.failures.original(call)
+        return self._execution.run(record, operator, original, args, kwargs, by_native=True)
 
-    def resolve(self, op_type: str, scope: Scope | None, frames: Any, zone: str, *call: Any) -> Any:
+    def resolve(
+        self,
+        op_type: str,
+        scope: Scope | None,
+        frames: Any,
+        zone: str,
+        caller: Any,
+        checked: bool,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        occurrence: int,
+    ) -> Any:
         """Return the record of an op that the native interceptor does not know; None to ignore the
         op.
         """
-        if self._is_ignored(op_type, call[0], call[1]):
+        if self._is_ignored(op_type, args, kwargs, checked):
             return None
         try:
-            found = self._sites.resolve(Origin(op_type, scope or OUTSIDE, frames, zone), *call)
-            self._new = found if type(found) is OpRecord and found.context is None else None
-            return found
+            origin = Origin(op_type, scope or OUTSIDE, frames, zone, caller)
+            found = self._sites.resolve(origin, args, kwargs, occurrence)
+            if type(found) is not OpRecord:
+                return found
+            self._new = found if found.context is None else None
+            return None if found.caller.startswith(TRACING_MACHINERY) else found
         except Exception as error:
             self.report_failure(error, op_type)
             return None
 
-    def _is_ignored(self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    def _is_ignored(
+        self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any], checked: bool = False
+    ) -> bool:
         try:
-            reason = reason_to_ignore(args, kwargs)
+            reason = reason_to_ignore(args, kwargs, checked)
         except Exception as error:
             self.report_failure(error, op_type)
             return True
         if reason:
             self.session.warn_once(reason)
         return reason is not None
-
-    def _run(
-        self,
-        record: OpRecord,
-        operator: Operator,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        by_native: bool = False,
-    ) -> Any:
-        if record.caller.startswith(TRACING_MACHINERY):
-            return call(*args, **kwargs)
-        try:
-            return self._execution(record, operator, call, args, kwargs, by_native)
-        except TypeError as error:
-            if is_annotated(error) and self._hides(operator, record):
-                self.session.defer(error)
-            raise
 
     def _hides(self, operator: Operator, record: OpRecord) -> bool:
         """Return True if torch turns a TypeError in this call into NotImplemented."""

@@ -100,10 +100,11 @@ def _attachment(session: Session) -> TorchAttachment:
 @hookimpl
 def amanda_prepare_context(context: OpContext) -> None:
     """Set the common keys of the context of a PyTorch op."""
-    namespace = context.site.namespace
+    site = context.site
+    namespace = site.namespace
     if not namespace.startswith("pytorch/"):
         return
-    describe(context)
+    describe(context, site.op_type)
     state, in_compiled_callable = _state()
     if (
         state.not_compiled

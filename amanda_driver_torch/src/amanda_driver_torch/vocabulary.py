@@ -231,20 +231,20 @@ _LAYOUTS = {"1d": "NCW", "2d": "NCHW", "3d": "NCDHW"}
 _NUMBER = re.compile(r"(?<=Backward)\d+(_copy)?$")
 
 
-def describe(context: OpContext) -> None:
-    """Set the common keys of a context."""
+def describe(context: OpContext, op_type: str) -> None:
+    """Set the common keys of a context of an operator of this type."""
     if context.is_backward():
         context["backward_type"] = _backward_type(context)
         return
-    name, common_type, _ = known = _known(context.op_type)
+    name, common_type, _ = known = _known(op_type)
     if name in ("max", "min") and context.input_names[1:2] == ("other",):
-        known = _known(context.op_type, f"{name}imum")
+        known = _known(op_type, f"{name}imum")
     elif name == "convolution":
         # ATen graphs use one operator for every rank: (input, weight, bias, stride, padding,
         # dilation, transposed, ...).
         inputs = context.get_inputs()
         common_type = f"conv{'_transpose' * bool(inputs[6])}{inputs[1].dim() - 2}d"
-        known = _known(context.op_type, common_type)
+        known = _known(op_type, common_type)
     context.update(known[2])
 
 

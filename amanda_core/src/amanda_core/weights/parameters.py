@@ -99,6 +99,9 @@ class Parameters:
         self._scopes, self._labels, self._layouts = scopes, labels, layouts
         self._key = layouts.key or (lambda value: (m := layouts.memory(value)) and m.key)
         self.sessions = 0
+        #: Label of a root -> a module of it, and the memory of its parameters. Few ops read parts
+        #: of parameters, so what follows is made for the first of them.
+        self._keys: dict[str, tuple[Callable[[], Any], set[Hashable]]] = {}
         #: Label of a root -> its parameters, by their memory, and by their names.
         self._tables: dict[str, dict[Hashable, list[_Entry]]] = {}
         self._entries: dict[str, dict[str, _Entry]] = {}
@@ -126,7 +129,7 @@ class Parameters:
         layouts = self._layouts
         key = self._key(value)
         # Outside of modules, parameters of the models that have run are read as well.
-        for label in (root,) if root else tuple(self._tables):
+        for label in (root,) if root else tuple(self._keys):
             if (found := self._held(value, label, key)) is not None:
                 return found if root else found._replace(path=f"{label}:{found.path}")
         base = layouts.base(value)
@@ -167,9 +170,11 @@ class Parameters:
 
     def forget(self, root: str) -> None:
         """Make the table of a root again when it is used next."""
-        self._tables.pop(root, None)
+        self._keys.pop(root, None)
 
     def _held(self, value: Any, root: str, key: Hashable, again: bool = True) -> Found | None:
+        if key not in self._keys_of(root):
+            return None
         layouts = self._layouts
         for (owner, owned), name, get in self._table(root).get(key, ()):
             parameter = get()
@@ -204,11 +209,23 @@ class Parameters:
         name, get = f"#{number}", partial(self._labels.tensor, token)
         return Found("", name, token, shape, whole, place, get, name + region_text(place.region))
 
-    def _table(self, root: str) -> dict[Hashable, list[_Entry]]:
-        table = self._tables.get(root)
-        known = next(iter(self._entries.get(root, {}).values()), None)
+    def _keys_of(self, root: str) -> set[Hashable]:
+        first, keys = self._keys.get(root, _NOTHING)
         # Another model may have the label of one that has died.
-        if table is None or (known is not None and known[2].args[0]() is None):
+        if first() is None:
+            if root in self._scopes.held_by:
+                self._keys_of(self._scopes.held_by[root])
+            weights = self._scopes.weights(root)
+            first = weakref.ref(weights[0][1]) if weights else lambda: root
+            keys = {self._key(parameter) for _, _, parameter in weights}
+            self._keys[root] = first, keys
+            self._tables.pop(root, None)
+        return keys
+
+    def _table(self, root: str) -> dict[Hashable, list[_Entry]]:
+        self._keys_of(root)
+        table = self._tables.get(root)
+        if table is None:
             if root in self._scopes.held_by:
                 self._table(self._scopes.held_by[root])
             table = self._tables[root] = {}
@@ -231,6 +248,9 @@ class Parameters:
     def _current(self, owner: weakref.ref[Any], name: str) -> Any:
         module = owner()
         return None if module is None else self._layouts.attribute(module, name)
+
+
+_NOTHING: tuple[Callable[[], Any], set[Hashable]] = (lambda: None, set())
 
 
 def _whole(shape: tuple[int, ...]) -> Place:

@@ -7,6 +7,7 @@ called), and operators that are not bindings. `native/` handles the calls.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from amanda_core import CoverageGap, Step
+from amanda_core import CoverageGap, Session, Step
 from amanda_core.errors import annotate
 from amanda_core.scopes import Activation, Scope
 from amanda_core.sites import Code, Sites
@@ -42,6 +43,7 @@ from amanda_driver_torch._thread.state import STATE, quietly
 from amanda_driver_torch._torch.extension import hastened, native
 from amanda_driver_torch._torch.internals import (
     FUNCTIONS,
+    TENSOR_METHODS,
     FunctionBase,
     OpOverload,
     OpOverloadPacket,
@@ -68,23 +70,23 @@ class NativeInterceptor:
         self.watch = native.Watch(
             session=attachment.session,
             get_control=_control,
-            execute=_hide_except_original(attachment.execute_known),
-            settle=_hide_from_modes(execution.settle),
+            execute=_ways(attachment.execute_known, _hide_except_original),
+            settle=_ways(execution.settle, _hide_from_modes),
             call_module=attachment.call_module,
             enter_module=attachment.trace_module,
             module_failed=attachment.module_failed,
             scopes=attachment.scopes,
-            resume=_hide_except_original(execution.resume),
+            resume=_ways(execution.resume, _hide_except_original),
             edit=execution.edit,
             failed=attachment.report_failure,
             raise_pending=attachment.session.raise_pending,
             pending=attachment.session.pending,
-            annotate=_annotate,
+            annotate=functools.partial(_annotate, attachment.session),
             tap=tap,
             weakly=weakly,
             weak_value=WeakValue,
-            resolve=_hide_from_modes(attachment.resolve),
-            region=_hide_from_modes(sites.regions.token),
+            resolve=_ways(attachment.resolve, _hide_from_modes),
+            region=_ways(sites.regions.token, _hide_from_modes),
             is_weight=_hide_from_modes(is_weight),
             classify=functools.partial(_classify, sites),
             look_up=sites.labels.look_up,
@@ -134,12 +136,17 @@ class NativeInterceptor:
         ]
 
 
+def _ways(
+    function: Callable[..., R], hide: Callable[[Callable[..., R]], Callable[..., R]]
+) -> tuple[Callable[..., R], Callable[..., R]]:
+    """Return a function to call without function modes, and the one to call with them."""
+    return function, hide(function)
+
+
 def _hide_except_original(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `function` so that user's function modes see only the original, its third argument."""
 
     def run(record: Any, operator: Any, call: Callable[..., Any], *rest: Any) -> Any:
-        if not function_mode_count():
-            return function(record, operator, call, *rest)
         with suspended_modes():
             return function(record, operator, in_users_modes(call), *rest)
 
@@ -150,8 +157,6 @@ def _hide_from_modes(function: Callable[..., R]) -> Callable[..., R]:
     """Wrap `function` so that the user's function modes do not see it."""
 
     def run(*arguments: Any) -> R:
-        if not function_mode_count():
-            return function(*arguments)
         with suspended_modes():
             return function(*arguments)
 
@@ -164,8 +169,12 @@ def _classify(sites: Sites[OpRecord], code: CodeType, namespace: Mapping[str, An
     return known
 
 
-def _annotate(step: Step, error: BaseException) -> None:
+def _annotate(session: Session, step: Step, error: BaseException) -> None:
     annotate(error, f"In {step.where}")
+    caller = sys._getframe().f_back
+    around = "" if caller is None else caller.f_globals.get("__name__")
+    if isinstance(error, TypeError) and around == TENSOR_METHODS:
+        session.defer(error)  # A reflected operator in Python turns it into NotImplemented.
 
 
 def _control() -> Any:
@@ -258,7 +267,7 @@ def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def hand_over(attachment: Any, operator: Any, run: Any, args: Any, kwargs: Any) -> Any:
         return attachment.execute(operator, run, args, kwargs)
 
-    execute = _hide_except_original(hand_over)
+    hidden = _hide_except_original(hand_over)
 
     @functools.wraps(original)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -281,6 +290,7 @@ def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         STATE.depth += 1
         try:
+            execute = hidden if function_mode_count() else hand_over
             return execute(attachment, operator, functools.partial(original, self), args, kwargs)
         finally:
             STATE.depth -= 1

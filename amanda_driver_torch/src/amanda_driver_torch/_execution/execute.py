@@ -14,7 +14,7 @@ import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
 from amanda_core.driver_failures import OriginalCall
-from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
+from amanda_core.errors import EditError, RoutineResultError, UnsupportedError, is_annotated
 from amanda_core.threads import standing_for
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.driver_nodes import copy_saved, keep_saved
@@ -56,6 +56,7 @@ class Execution:
         backward: The backward program.
         constant: Returns a value that is the same in every execution of its op, else None.
         note_unseen: Records what an observer did not see, and why.
+        hides: Returns True if torch turns a TypeError in an op's call into NotImplemented.
 
     Attributes:
         watch: The native extension's part of the interceptor, or None.
@@ -68,9 +69,10 @@ class Execution:
         backward: Backward,
         constant: Callable[[Any], Any],
         note_unseen: Callable[[str, str], None],
+        hides: Callable[[Operator, OpRecord], bool],
     ) -> None:
         self.session, self.backward = session, backward
-        self.constant, self.note_unseen = constant, note_unseen
+        self.constant, self.note_unseen, self._hides = constant, note_unseen, hides
         self.watch: Any = None
         self.edits = 0
 
@@ -81,9 +83,8 @@ class Execution:
         call: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        by_native: bool = False,
     ) -> Any:
-        """Execute one call of `operator` and return its result.
+        """Execute one call of `operator`, which may be idle, and return its result.
 
         Args:
             record: The op's record.
@@ -91,7 +92,6 @@ class Execution:
             call: Runs the original.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            by_native: Whether the native interceptor calls it, which executes compiled plans.
         """
         session = self.session
         if record.idle_epoch == session.epoch and session.caching:
@@ -103,9 +103,9 @@ class Execution:
                 return result
             return self.settle(record, operator, args, kwargs, result, start)
         original = session.failures.original(call)
-        return self._run(record, operator, original, args, kwargs, None, by_native)
+        return self.run(record, operator, original, args, kwargs)
 
-    def _run(
+    def run(
         self,
         record: OpRecord,
         operator: Operator,
@@ -115,8 +115,17 @@ class Execution:
         go_on: Callable[[Run], object] | None = None,
         by_native: bool = False,
     ) -> Any:
-        """Execute a call; if the driver itself fails, fall back to the original where that is
-        allowed.
+        """Execute a call of an op; if the driver itself fails, fall back to the original where that
+        is allowed.
+
+        Args:
+            record: The op's record.
+            operator: The operator.
+            original: Runs the original.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            go_on: Sets how far the call was executed already.
+            by_native: Whether the native interceptor calls it, which executes compiled plans.
         """
         try:
             run = Run(self, record, operator, original, args, kwargs, by_native)
@@ -126,6 +135,12 @@ class Execution:
         except Exception as error:
             failures, site = self.session.failures, record.site
             if not failures.is_drivers(error, original):
+                if (
+                    isinstance(error, TypeError)
+                    and is_annotated(error)
+                    and self._hides(operator, record)
+                ):
+                    self.session.defer(error)
                 raise
             return failures.recover(error, site.namespace, site.name, original, args, kwargs)
         finally:
@@ -173,7 +188,7 @@ class Execution:
 
         if returned is not None:
             original.keep(returned)
-        return self._run(record, operator, original, args, kwargs, go_on)
+        return self.run(record, operator, original, args, kwargs, go_on)
 
     def settle(
         self,
@@ -356,7 +371,6 @@ class Run:
             values = taps.before(self.values, self.start)
             self.values, self.intact = values, self.intact and values is self.values
         returned = self._call(before, context)
-        self.original.keep(returned)
         outputs = unchanged = self.outputs_of(returned)
         if taps is not None:
             outputs = taps.untap(outputs)
@@ -480,11 +494,14 @@ class Run:
     # The op.
 
     def _call(self, before: Plan, context: OpContext) -> Any:
-        if before.replacement is not None:
-            return self._replace(before.replacement)
         replaced = context.plan(BEFORE_BACKWARD).replacement if torch.is_grad_enabled() else None
-        if replaced is not None:
-            return run_with_replaced_backward(self, self.execution.backward, replaced)
+        if before.replacement is not None or replaced is not None:
+            if before.replacement is not None:
+                returned = self._replace(before.replacement)
+            else:
+                returned = run_with_replaced_backward(self, self.execution.backward, replaced)
+            self.original.keep(returned)
+            return returned
         if self._edits_in_place(context):
             with keep_saved(self._written_memory()) as self.saved:
                 return self.call_original(self.values)

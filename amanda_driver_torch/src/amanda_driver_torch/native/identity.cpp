@@ -142,6 +142,19 @@ Owned Identity::frames_of(Thread* thread, const void* bound, bool inside, bool* 
     return frames;
 }
 
+Owned Identity::users_frame(Thread* thread) {
+    for (AmandaFrame* frame = amanda_innermost_frame(thread->state); frame != nullptr;
+         frame = amanda_frame_back(frame)) {
+        Code* code = code_of(reinterpret_cast<PyObject*>(amanda_frame_code(frame)),
+                             amanda_frame_globals(frame));
+        if (code == nullptr) return Owned();
+        if (code->kind == AMANDA_USER) {
+            return Owned(Py_BuildValue("(Oi)", code->code.get(), code->offset_of(frame)));
+        }
+    }
+    return Owned::share(Py_None);
+}
+
 // Like the operands of `Sites.locate`.
 bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, PyObject* regions,
                             uint64_t* hash) {
@@ -151,7 +164,7 @@ bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, P
         if (regions != nullptr) {
             Owned place(PyLong_FromSsize_t(position));
             if (!place) return false;
-            Owned answer(PyObject_CallFunctionObjArgs(region.get(), regions, place.get(), value,
+            Owned answer(PyObject_CallFunctionObjArgs(way_of(region.get()), regions, place.get(), value,
                                                       nullptr));
             if (!answer) return false;
             uint64_t token = uint64_t(PyLong_AsLong(answer.get()));
@@ -337,10 +350,12 @@ Entry* Identity::resolve_new(Thread* thread, const OpType& type, const Operands&
     Owned kwargs(operands.keywords());
     Owned number(PyLong_FromUnsignedLong(occurrence));
     Owned zone(PyUnicode_FromString(zoned ? "" : "model"));
-    if (!kwargs || !number || !zone) return nullptr;
-    Owned record(PyObject_CallFunctionObjArgs(resolve.get(), type.name, scope, frames.get(),
-                                              zone.get(), args.get(), kwargs.get(), number.get(),
-                                              nullptr));
+    Owned caller = users_frame(thread);
+    if (!kwargs || !number || !zone || !caller) return nullptr;
+    Owned record(PyObject_CallFunctionObjArgs(way_of(resolve.get()), type.name, scope, frames.get(),
+                                              zone.get(), caller.get(),
+                                              in_stand_ins() ? Py_False : Py_True, args.get(),
+                                              kwargs.get(), number.get(), nullptr));
     if (!record || record.get() == Py_None) return nullptr;
     if (PyLong_Check(record.get())) {
         regional_.at(site) = std::move(record);

@@ -262,6 +262,8 @@ class Identity {
                        bool inside, uint64_t hash, uint64_t key, uint32_t occurrence,
                        uint64_t site);
     Owned frames_of(Thread*, const void* bound, bool inside, bool* zoned);
+    // The user's innermost frame, however far out; None if there is none.
+    Owned users_frame(Thread*);
 
     Table<Code> codes_;
     Table<Token> tokens_;

@@ -27,7 +27,7 @@ PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& ca
         return returned != nullptr ? Py_NewRef(returned) : call.original();
     }
     if (!args || !kwargs || !number || !before || !after || operator_ == nullptr) return nullptr;
-    Owned resume = Owned::share(watch->resume);
+    Owned resume = Owned::share(way_of(watch->resume));
     return PyObject_CallFunctionObjArgs(resume.get(), record, operator_, definition->call,
                                         args.get(), kwargs.get(), edited, before.get(), after.get(),
                                         returned != nullptr ? returned : Py_None, number.get(),

@@ -105,6 +105,8 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     if (!self) return nullptr;
     auto* parts = reinterpret_cast<Program*>(self.get())->parts = new ProgramParts;
     parts->epoch = Owned::share(epoch);
+    parts->kinds.reserve(size_t(PyTuple_GET_SIZE(types)));
+    parts->types.reserve(size_t(PyTuple_GET_SIZE(types)));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
         parts->kinds.push_back(Owned::share(PyTuple_GET_ITEM(types, i)));
         parts->types.push_back(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, i)));
@@ -114,6 +116,8 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
         PyUnicode_InternInPlace(&name);
         parts->keywords.emplace_back(name);
     }
+    parts->sources.reserve(size_t(PyTuple_GET_SIZE(sources)));
+    parts->defaults.reserve(size_t(PyTuple_GET_SIZE(sources)));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources); ++i) {
         parts->sources.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(sources, i))));
         parts->defaults.push_back(Owned::share(PyTuple_GET_ITEM(defaults, i)));

@@ -83,6 +83,10 @@ PyObject* transposed(void* const& tensor);
 PyObject* permuted(void* const& tensor, const int64_t* dimensions, size_t count);
 // Returns true if the user's function modes are active, which see operations on tensors.
 bool in_function_modes();
+// Of (function, the same hidden from these modes): the one to call now.
+inline PyObject* way_of(PyObject* both) {
+    return both != nullptr ? PyTuple_GET_ITEM(both, in_function_modes()) : nullptr;
+}
 // Returns true if dispatch modes or the profiler see them, too.
 bool is_observed();
 // Returns true if values may be fake tensors now, so that Python has to decide.

@@ -122,7 +122,7 @@ PyObject* settle(Watch* watch, PyObject* record, Definition* definition, Call& c
         return result;
     }
     Owned returned(result), begin(PyLong_FromUnsignedLongLong(start)), args(call.args()),
-        kwargs(call.kwargs()), function = Owned::share(watch->settle);
+        kwargs(call.kwargs()), function = Owned::share(way_of(watch->settle));
     PyObject* operator_ = definition->get_operator();
     if (operator_ == nullptr) {
         return is_skipped(watch, definition->type.name) ? Py_NewRef(result) : nullptr;
@@ -189,7 +189,7 @@ __attribute__((noinline)) PyObject* operate_slowly(Thread* thread, Watch* watch,
         }
     }
     PyObject* operator_ = definition->get_operator();
-    Owned args(call.args()), kwargs(call.kwargs()), execute = Owned::share(watch->execute);
+    Owned args(call.args()), kwargs(call.kwargs()), execute = Owned::share(way_of(watch->execute));
     if (operator_ == nullptr) {
         return is_skipped(watch, definition->type.name) ? call.original() : nullptr;
     }
