@@ -66,8 +66,7 @@ class OriginalCall:
         except BaseException as error:
             self.error = error
             raise
-        if self._keeps:
-            self.keep(result)
+        self.has_result, self.result = self._keeps, result if self._keeps else None
         return result
 
     def keep(self, result: Any) -> None:

@@ -37,6 +37,7 @@ T = TypeVar("T")
 # How many combinations of nested tools one store distinguishes before plans are made again.
 _EPOCHS_KEPT = 64
 _NO_DRIVER = (None, None)
+_NOTHING: Mapping[Any, Any] = {}
 
 
 class Session:
@@ -327,10 +328,8 @@ class Session:
     def due(self, context: OpContext, *points: IPoint) -> bool:
         """Return True if `analyse` would run the analysis of a tool at one of the points."""
         known = context._analysed if self.control.switches[CACHING] else {}
-        for point in points:  # `any` takes longer, and each new op asks.
-            if not self._analysing[point] or known.get(point) == self.epoch:
-                continue
-            if self._due(context, point):
+        for at in points:  # `any` takes longer, and each new op asks.
+            if self._analysing[at] and known.get(at) != self.epoch and self._due(context, at):
                 return True
         return False
 
@@ -368,7 +367,7 @@ class Session:
             return due
         logs, key = self._store.logs, context._key
         for tool in self._analysing[i_point]:
-            is_new = not caching or i_point not in logs.get(tool._amanda, {}).get(key, ())
+            is_new = not caching or i_point not in logs.get(tool._amanda, _NOTHING).get(key, ())
             # Rules serve other tools as well, so a selection does not restrict them.
             if is_new and (not tool._amanda.routines[i_point] or self._selects(tool, context)):
                 due.append(tool)
@@ -378,7 +377,7 @@ class Session:
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
         logs, key = self._store.log_of(tool), context._key
-        old = logs.setdefault(key, {}).pop(i_point, ())
+        old = logs[key].pop(i_point, ()) if key in logs else ()
         actions: list[Action] = []
         context._recorder = (tool, i_point, actions)
         tool._amanda.analysed = True
@@ -396,11 +395,11 @@ class Session:
     def recorded(self, context: OpContext, action: Action) -> None:
         """Call the hook for an action that an analysis routine requested; plugins may refuse it."""
         hook = self._hook.amanda_action_recorded
-        if len(hook.get_hookimpls()) == 1:  # It is the core's own, as in `analyse`.
+        if len(hook.get_hookimpls()) > 1:
+            with without_exit("A plugin fails to look at an action"):
+                hook(context=context, action=action)
+        elif action.kind.is_replacement:  # It is the core's own, as in `analyse`.
             context._refuse_conflict(action)
-            return
-        with without_exit("A plugin fails to look at an action"):
-            hook(context=context, action=action)
 
     def _call(self, routine: Analysis, tool: Tool, context: OpContext, i_point: IPoint) -> None:
         try:
@@ -418,7 +417,7 @@ class Session:
         """Return the logged actions of the applied tools for an op, in tool order."""
         found: list[Action] = []
         for tool in self.tools:
-            log = self._store.logs.get(tool._amanda, {}).get(context._key)
+            log = self._store.logs.get(tool._amanda, _NOTHING).get(context._key)
             if log and self._selects(tool, context):
                 for point in POINTS if len(log) > 1 else log:
                     found += log.get(point, ())
@@ -492,9 +491,7 @@ class Session:
         self._notify(lambda tool: [leave for _, leave in tool._amanda.scope], path)
 
     def _notify(self, listeners: Callable[[Tool], Sequence[Any]], what: Any) -> None:
-        if not self.enabled:
-            return
-        for tool in self.tools:
+        for tool in self.tools if self.enabled else ():
             for listener in filter(None, listeners(tool)):
                 try:
                     with inside_routine():

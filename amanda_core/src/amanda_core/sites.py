@@ -128,17 +128,20 @@ class Code:
         zoned: Whether it may decide the zone. A driver whose native code reads it sets it.
     """
 
-    __slots__ = ("_lines", "code", "file", "kind", "label", "number", "opcodes", "zoned")
+    __slots__ = ("_known", "_lines", "code", "file", "kind", "label", "number", "opcodes", "zoned")
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
-        self.zoned = True
+        self.zoned, self._known = True, dict[int, str]()
         self.opcodes, self.file = code.co_code, os.path.basename(code.co_filename)
         self._lines = list(code.co_lines()) if kind == USER else []
 
     def source(self, offset: int) -> str:
         """Return ``file:line`` of an instruction."""
-        return f"{self.file}:{self._lines[bisect(self._lines, (offset, sys.maxsize)) - 1][2]}"
+        if offset not in self._known:
+            line = self._lines[bisect(self._lines, (offset, sys.maxsize)) - 1][2]
+            self._known[offset] = f"{self.file}:{line}"
+        return self._known[offset]
 
 
 #: The frames of a call site, innermost first, each with the offset that it calls from.
@@ -152,27 +155,20 @@ class Origin:
 
     Attributes:
         numbers: The same, as numbers of this process.
+        caller: The user's innermost frame, if a driver has looked for it.
 
     Args:
         op_type: Its type.
         scope: That of the innermost activation.
         frames: Its call site, from `Sites.walk`.
         zone: The part of the program that runs, or an empty string if it is not known.
-        caller: The user's innermost frame, if a driver has looked for it.
     """
 
     __slots__ = ("caller", "frames", "numbers", "op_type", "scope", "zone")
 
-    def __init__(
-        self,
-        op_type: str,
-        scope: Scope,
-        frames: Frames,
-        zone: str = "",
-        caller: tuple[Code, int] | None = None,
-    ) -> None:
+    def __init__(self, op_type: str, scope: Scope, frames: Frames, zone: str = "") -> None:
         self.op_type, self.scope, self.frames, self.zone = op_type, scope, frames, zone
-        self.caller = caller
+        self.caller: tuple[Code, int] | None = None
         numbers: list[Any] = [scope.number, op_type]
         for code, offset in frames:
             numbers += (code.number, offset)
@@ -331,8 +327,7 @@ class Sites(Generic[R]):
             levels: Gets the frames that a fast path has to compare.
         """
         found: list[tuple[Code, int]] = []
-        codes, is_layered = self._codes, self._rules.is_layered
-        depth = 0
+        codes, is_layered, depth = self._codes, self._rules.is_layered, 0
         while frame is not None:
             code = codes.get(id(frame.f_code)) or self.classify(frame.f_code, frame.f_globals)
             kind = code.kind
@@ -400,18 +395,17 @@ class Sites(Generic[R]):
     def _add(self, group: Group[R], origin: Origin, weights: Operands, occurrence: int) -> R:
         if self.labels.dead:
             self._purge()
-        op_type, scope = origin.op_type, origin.scope
+        op_type, scope, path = origin.op_type, origin.scope, origin.scope.path
         caller = origin.caller or next((f for f in origin.frames if f[0].kind == USER), None)
-        root, path = scope.root or scope.zone, scope.path
         called = [(*code.label, offset) for code, offset in origin.frames]
         source = caller[0].source(caller[1]) if caller else self.source(sys._getframe(1))
         read = tuple([self._operand_label(scope, n, t) for n, _, t in weights]) if weights else ()
-        key = ("op", root, path, op_type, tuple(called), read, occurrence)
+        key = ("op", scope.root or scope.zone, path, op_type, tuple(called), read, occurrence)
         zone = scope.zone or origin.zone or self._rules.zone_of()
         name = self._name(scope, op_type, key)
         site = Site(key, op_type, self._namespace, name, path, source, zone)
-        record = group.records[occurrence] = self._make(site, called[0][0] if called else "")
-        return record
+        group.records[occurrence] = self._make(site, called[0][0] if called else "")
+        return group.records[occurrence]
 
     def source(self, frame: FrameType | None) -> str | None:
         """Return ``file:line`` of the user's innermost frame, starting from this one outwards."""

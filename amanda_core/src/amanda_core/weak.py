@@ -113,7 +113,7 @@ class Known(Generic[V]):
         entry = self._entries.get(id(value))
         if entry is None:
             return None
-        if not isinstance(entry, _Released):
+        if isinstance(entry, _Entry):
             return entry.known if entry() is value else None
         facts, witness = entry.facts
         seen = witness(value)

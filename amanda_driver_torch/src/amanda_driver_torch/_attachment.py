@@ -89,7 +89,7 @@ class TorchAttachment:
         parameters = session.persistent(
             "pytorch.parameters", lambda: new_parameters(self.scopes, labels)
         )
-        parameters.begin()
+        parameters.sessions += 1
         self._sites: Sites[OpRecord] = Sites(
             RULES,
             STATE,
@@ -320,7 +320,8 @@ class TorchAttachment:
         if self._is_ignored(op_type, args, kwargs, checked):
             return None
         try:
-            origin = Origin(op_type, scope or OUTSIDE, frames, zone, caller)
+            origin = Origin(op_type, scope or OUTSIDE, frames, zone)
+            origin.caller = caller
             found = self._sites.resolve(origin, args, kwargs, occurrence)
             if type(found) is not OpRecord:
                 return found

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from amanda_core.scopes import Labels, Scopes
 from amanda_core.weak import Known
-from amanda_core.weights.geometry import Memory, Place, extents_of, place_in, region_text
+from amanda_core.weights.geometry import Memory, Place, place_in, region_text
 
 __all__ = ["Found", "Layouts", "Parameters"]
 
@@ -72,11 +72,6 @@ class Found(NamedTuple):
     get: Callable[[], Any]
     path: str = ""
 
-    @property
-    def extents(self) -> tuple[int, ...]:
-        """How many indices the region has along each axis."""
-        return extents_of(self.place.region, self.shape)
-
 
 #: A parameter of a root: the root and name by which it was known first, its name, and a function
 #: that returns it. A plain tuple, because there is one for each parameter of a model.
@@ -92,11 +87,14 @@ class Parameters:
         layouts: The driver's functions about its tensors.
 
     Attributes:
-        sessions: How many sessions have used them.
+        sessions: How many sessions have used them; a driver counts. Writes between sessions may not
+            be counted by the framework.
     """
 
     def __init__(self, scopes: Scopes, labels: Labels, layouts: Layouts) -> None:
         self._scopes, self._labels, self._layouts = scopes, labels, layouts
+        #: Returns where a tensor lies; None if unknown.
+        self.memory = layouts.memory
         self._key = layouts.key or (lambda value: (m := layouts.memory(value)) and m.key)
         self.sessions = 0
         #: Label of a root -> a module of it, and the memory of its parameters. Few ops read parts
@@ -105,18 +103,17 @@ class Parameters:
         #: Label of a root -> its parameters, by their memory, and by their names.
         self._tables: dict[str, dict[Hashable, list[_Entry]]] = {}
         self._entries: dict[str, dict[str, _Entry]] = {}
-        #: Id of a parameter -> its owner, see `_Entry`. The parameter may have died.
-        self._owners: dict[int, tuple[str, str]] = {}
-        self._most_owners = 1024
+        #: Parameter -> its owner, see `_Entry`.
+        self._owners: Known[tuple[str, str]] = Known()
         #: Parameters that no root holds, as of when the table was made last.
         self._strangers: Known[bool] = Known()
 
     def shapes(self, root: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each parameter of a root, by the root that owns it and its name."""
         self._table(root)
-        held = ((owner, get()) for owner, _, get in self._entries[root].values())
-        shapes = {":".join(owner): self._layouts.shape(p) for owner, p in held if p is not None}
-        return {name: shape for name, shape in shapes.items() if shape is not None}
+        held = [(owner, get()) for owner, _, get in self._entries[root].values()]
+        shapes = [(":".join(owner), self._layouts.shape(p)) for owner, p in held if p is not None]
+        return {name: shape for name, shape in shapes if shape is not None}
 
     def find(self, value: Any, root: str, operand: bool = True) -> Found | None:
         """Return the parameter that a tensor is or shows a part of; None if there is none.
@@ -126,8 +123,7 @@ class Parameters:
             root: Label of the root whose operator reads it; empty outside of modules.
             operand: Whether the position may hold a weight that is not marked as a parameter.
         """
-        layouts = self._layouts
-        key = self._key(value)
+        layouts, key = self._layouts, self._key(value)
         # Outside of modules, parameters of the models that have run are read as well.
         for label in (root,) if root else tuple(self._keys):
             if (found := self._held(value, label, key)) is not None:
@@ -143,14 +139,6 @@ class Parameters:
         if marked or (not root and operand and layouts.is_weight(base)):
             return self._unnamed(value, base)
         return None
-
-    def memory(self, value: Any) -> Memory | None:
-        """Return where a tensor lies; None if unknown."""
-        return self._layouts.memory(value)
-
-    def begin(self) -> None:
-        """Start a session. Writes before it may not have been counted."""
-        self.sessions += 1
 
     def version(self, parameter: Any) -> tuple[object, ...] | None:
         """Return an object that changes with each write to a parameter, if the framework counts
@@ -177,18 +165,16 @@ class Parameters:
             return None
         layouts = self._layouts
         for (owner, owned), name, get in self._table(root).get(key, ()):
-            parameter = get()
-            moved = parameter is None or self._key(parameter) != key
-            if moved or not self._holds(owner, owned, parameter):
+            held = get()
+            if held is None or self._key(held) != key or not self._holds(owner, owned, held):
                 # Another tensor may lie here now.
                 self.forget(root)
                 return self._held(value, root, key, False) if again else None
-            memory, whole = layouts.memory(value), layouts.memory(parameter)
-            if (shape := layouts.shape(parameter)) is None:
+            memory, whole = layouts.memory(value), layouts.memory(held)
+            if (shape := layouts.shape(held)) is None:
                 continue
-            if whole is None or memory is None:
-                place = _whole(shape) if parameter is value else None
-            else:
+            place = _whole(shape) if held is value else None
+            if whole is not None and memory is not None:
                 place = place_in(whole, memory)
             if place is not None:
                 path = name + region_text(place.region)
@@ -210,9 +196,9 @@ class Parameters:
         return Found("", name, token, shape, whole, place, get, name + region_text(place.region))
 
     def _keys_of(self, root: str) -> set[Hashable]:
-        first, keys = self._keys.get(root, _NOTHING)
+        first, keys = self._keys.get(root) or (None, set[Hashable]())
         # Another model may have the label of one that has died.
-        if first() is None:
+        if first is None or first() is None:
             if root in self._scopes.held_by:
                 self._keys_of(self._scopes.held_by[root])
             weights = self._scopes.weights(root)
@@ -234,23 +220,16 @@ class Parameters:
                 get = partial(self._current, weakref.ref(module), name.rpartition(".")[2])
                 # A part of a model may be called by itself: `generate` calls the encoder, then the
                 # model. Its parameters are owned by the model whose method calls it.
-                owner = self._owners.setdefault(id(parameter), (root, name))
-                if owner[0] == root or not self._holds(*owner, parameter):
-                    owner = self._owners[id(parameter)] = (root, name)
+                owner = self._owners.get(parameter)
+                if owner is None or owner[0] == root or not self._holds(*owner, parameter):
+                    self._owners.set(parameter, owner := (root, name))
                 entry = entries[name] = (owner, name, get)
                 table.setdefault(self._key(parameter), []).append(entry)
-            if len(self._owners) > self._most_owners:
-                every = [entry for names in self._entries.values() for entry in names.values()]
-                self._owners = {id(p): owner for owner, _, get in every if (p := get()) is not None}
-                self._most_owners = 2 * len(self._owners) + 1024
         return table
 
     def _current(self, owner: weakref.ref[Any], name: str) -> Any:
         module = owner()
         return None if module is None else self._layouts.attribute(module, name)
-
-
-_NOTHING: tuple[Callable[[], Any], set[Hashable]] = (lambda: None, set())
 
 
 def _whole(shape: tuple[int, ...]) -> Place:

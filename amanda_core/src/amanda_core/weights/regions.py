@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from amanda_core.weights.geometry import extents_of
 from amanda_core.weights.parameters import Found, Parameters
 
 __all__ = ["LIMIT", "Regions", "SiteRegions"]
@@ -37,9 +38,10 @@ class SiteRegions:
         part = self._parameters.find(value, self._root, position > 0)
         if part is None:
             return 0, None
-        extents, tokens = self._seen.setdefault(position, (part.extents, {}))
+        own = extents_of(part.place.region, part.shape)
+        extents, tokens = self._seen.setdefault(position, (own, {}))
         key = part.token, part.path
-        if extents != part.extents or (key not in tokens and len(tokens) >= LIMIT):
+        if extents != own or (key not in tokens and len(tokens) >= LIMIT):
             return 0, None
         return tokens.setdefault(key, len(tokens) + 1), part
 

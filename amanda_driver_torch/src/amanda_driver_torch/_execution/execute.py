@@ -2,7 +2,7 @@
 
 Owns the order of these, and the straight-through meaning of edits for ordinary ops, in-place ops
 and `out=`. The sites identify the call; `_autograd` handles gradients. The module is a little over
-400 lines because it covers one execution from beginning to end.
+650 lines because it covers one execution from beginning to end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ from amanda_driver_torch._thread.points import (
     BEFORE_FORWARD,
 )
 from amanda_driver_torch._thread.state import STATE
-from amanda_driver_torch._torch.internals import next_sequence, version_of
+from amanda_driver_torch._torch.internals import (
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    next_sequence,
+    version_of,
+)
 from amanda_driver_torch._torch.tensor_attributes import (
     base_of,
     is_weight,
@@ -95,7 +100,7 @@ class Execution:
         """
         session = self.session
         if record.idle_epoch == session.epoch and session.caching:
-            if not session.wants_backward or not torch.is_grad_enabled():
+            if not session.wants_backward or not is_grad_enabled():
                 return call(*args, **kwargs)
             start = next_sequence()
             result = call(*args, **kwargs)
@@ -349,7 +354,7 @@ class Run:
         try:
             return self._run(context)
         finally:
-            if torch.is_grad_enabled():
+            if is_grad_enabled():
                 context.release()
             else:
                 context.execution.clear()  # No backward routine asks for these values.
@@ -362,7 +367,7 @@ class Run:
                 self._edit_inputs(before)
             context.execution["inputs"] = self.values
         taps = None
-        if torch.is_grad_enabled():
+        if is_grad_enabled():
             taps = Taps(self.execution.backward, context, self)
         # Before the inputs' nodes are read: reading the node of a view whose base was written
         # creates that node, which then counts as this op's.
@@ -381,6 +386,7 @@ class Run:
         # none now, since the op may run with gradients later.
         arriving, leaving = context.plan(BEFORE_BACKWARD), context.plan(AFTER_BACKWARD)
         settled = not (before or after or arriving or leaving)
+        caching = session.caching
         tracked = True
         results = outputs
         if taps is not None:
@@ -391,10 +397,10 @@ class Run:
         if after.steps:
             results = self._edit_outputs(after, results)
         nodes = made if taps is not None else 0
-        if settled and session.caching:
+        if settled and caching:
             # Backward ops that have not run yet still need hooks in each execution.
             record.idle_epoch, record.idle_nodes = session.epoch, nodes if tracked else -1
-        elif session.caching and self.by_native and (tracked or are_native(record.hooks)):
+        elif caching and self.by_native and (tracked or are_native(record.hooks)):
             # Without gradients, nothing is known about the nodes.
             known = tracked and (taps is not None or not session.wants_backward)
             record.program = compiled(
@@ -439,7 +445,7 @@ class Run:
                 return context.plan(i_point)
             # The number of outputs may have changed.
             return context.trigger_callback(i_point)
-        if not torch.is_inference_mode_enabled():
+        if not is_inference_mode_enabled():
             return call_routine(context.trigger_callback, i_point)
         # Tensors made by analysis are kept, and may be used with gradients later.
         with torch.inference_mode(False):
@@ -460,10 +466,11 @@ class Run:
     # Inputs.
 
     def _edit_inputs(self, plan: Plan) -> None:
-        for i, step in enumerate(plan.steps):
+        known = self.done_before
+        for step in plan.steps:
+            done, known = known[:1], known[1:]
             # The routine's own program may save for backward what the op is about to write.
-            done = self.done_before[i : i + 1]
-            if step.action.autodiff and self.mutated and torch.is_grad_enabled():
+            if step.action.autodiff and self.mutated and is_grad_enabled():
                 with keep_saved(self._written_memory()):
                     changes = changes_of(step, self.values, done)
             else:
@@ -484,7 +491,7 @@ class Run:
                     self._write(one, other, step)
             return
         check_written(old, new, step)
-        if step.action.autodiff and torch.is_grad_enabled():
+        if step.action.autodiff and is_grad_enabled():
             old.copy_(new)
             return
         # The tensor version must not change: the edit invalidates no saved tensor that the op
@@ -494,12 +501,12 @@ class Run:
     # The op.
 
     def _call(self, before: Plan, context: OpContext) -> Any:
-        replaced = context.plan(BEFORE_BACKWARD).replacement if torch.is_grad_enabled() else None
-        if before.replacement is not None or replaced is not None:
-            if before.replacement is not None:
-                returned = self._replace(before.replacement)
-            else:
-                returned = run_with_replaced_backward(self, self.execution.backward, replaced)
+        if before.replacement is not None:
+            self.original.keep(returned := self._replace(before.replacement))
+            return returned
+        replaced = context.plan(BEFORE_BACKWARD).replacement if is_grad_enabled() else None
+        if replaced is not None:
+            returned = run_with_replaced_backward(self, self.execution.backward, replaced)
             self.original.keep(returned)
             return returned
         if self._edits_in_place(context):
@@ -594,7 +601,7 @@ class Run:
 
     def _edits_in_place(self, context: OpContext) -> bool:
         """Return True if edits may change storage that the op saves for backward."""
-        if not (self.bound.signature.in_place and torch.is_grad_enabled()):
+        if not (self.bound.signature.in_place and is_grad_enabled()):
             return False
         asked = context.plan(AFTER_FORWARD).edits
         return asked or self.session.due(context, AFTER_FORWARD)
@@ -611,9 +618,10 @@ class Run:
     # Outputs.
 
     def _edit_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
-        outputs = list(outputs)
-        for i, step in enumerate(plan.steps):
-            changes = changes_of(step, outputs, self.done_after[i : i + 1])
+        outputs, known = list(outputs), self.done_after
+        for step in plan.steps:
+            done, known = known[:1], known[1:]
+            changes = changes_of(step, outputs, done)
             self.execution.edits += len(changes)
             for position, new in changes:
                 old = outputs[position]
@@ -651,11 +659,11 @@ class Run:
                 fix="Edit the input of the op that uses it",
             )
         check_written(old, new, step)
-        if self.called and torch.is_grad_enabled():
+        if self.called and is_grad_enabled():
             copy_saved(new_nodes(self.made([old]), self.start)[0], self._written_memory())
-        if step.action.autodiff and torch.is_grad_enabled():
+        if step.action.autodiff and is_grad_enabled():
             old.copy_(new)
-        elif torch.is_grad_enabled() and requires_grad(old) and memory_of(old) is None:
+        elif is_grad_enabled() and requires_grad(old) and memory_of(old) is None:
             raise UnsupportedError(
                 f"The result of {self.operator.op_type} cannot be edited: the operator may have "
                 "saved the memory that it writes for its backward, and whether it did is not known "

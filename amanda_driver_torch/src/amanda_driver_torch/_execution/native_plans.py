@@ -32,6 +32,7 @@ from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.extension import native
 from amanda_driver_torch._torch.internals import (
     autocast_enabled,
+    is_grad_enabled,
     next_sequence,
     saved_by,
     top_saved_tensor_hooks,
@@ -114,7 +115,7 @@ def compiled(
         # op has saved of it.
         and not (edits_written and not saved_is_known)
     )
-    if torch.is_grad_enabled() and not with_gradients:
+    if is_grad_enabled() and not with_gradients:
         return None
     width = len(layout.sources)
     aliases = call.operator.aliases
@@ -172,7 +173,7 @@ def compiled(
             return None
     return native.Program(
         session.epoch,
-        tuple(map(type, operands)),
+        operands,
         names,
         sources,
         layout.defaults,
@@ -456,7 +457,7 @@ def _parts(
     if positions is not None and not all(0 <= position < count for position in positions):
         return None
     if aliases:
-        return routine, dict(action.kwargs), positions, OfAliasing(step), None
+        return routine, action.kwargs, positions, OfAliasing(step), None
     if values and isinstance(routine, Memoized) and len(positions or ()) == 1:
         stamp = routine.stamp if type(values[(positions or (0,))[0]]) in PLAIN else None
-    return routine, dict(action.kwargs), positions, step, stamp
+    return routine, action.kwargs, positions, step, stamp

@@ -19,6 +19,7 @@ from amanda_driver_torch._torch.internals import (
     DisableTorchFunction,
     dispatch_mode_count,
     function_mode_count,
+    is_grad_enabled,
     pop_function_mode,
     profiler_enabled,
     push_function_mode,
@@ -116,7 +117,7 @@ def call_routine(function: Callable[[T], R], argument: T, autodiff: bool = False
         argument: Its argument.
         autodiff: Whether to keep recording gradients.
     """
-    switch = torch.is_grad_enabled() and not autodiff
+    switch = is_grad_enabled() and not autodiff
     if not (switch or STATE.suspended):
         return function(argument)
     if switch:

@@ -13,8 +13,8 @@ import torch
 
 from amanda_core.facts import DENSE, Facts, NotReadableError, Storage
 from amanda_driver_torch._torch.internals import (
-    base_descriptor,
     has_storage,
+    read_base,
     stored_elements,
     users_of_storage,
     version_of,
@@ -171,7 +171,7 @@ class _TorchFacts(Facts):
             return None  # Inference tensors have no version.
 
     def base(self, tensor: torch.Tensor) -> Any:
-        base = base_descriptor.__get__(tensor)
+        base = read_base(tensor)
         return tensor if base is None else base
 
     def is_parameter(self, tensor: torch.Tensor) -> bool:

@@ -100,6 +100,8 @@ __all__ = [
     "has_kernel_for",
     "has_storage",
     "input_metadata",
+    "is_grad_enabled",
+    "is_inference_mode_enabled",
     "is_view",
     "make_saved_tensor",
     "may_hook_saved_tensors",
@@ -117,6 +119,7 @@ __all__ = [
     "profiler_enabled",
     "push_function_mode",
     "push_saved_tensor_hooks",
+    "read_base",
     "record_functions",
     "registered_schemas",
     "runs_higher_order",
@@ -168,6 +171,9 @@ record_functions: Callable[[bool], None] = _AUTOGRAD._enable_record_function
 
 autocast_enabled: Callable[[], bool] = _C._is_any_autocast_enabled
 set_grad_enabled: Callable[[bool], None] = _C._set_grad_enabled
+# Read at every new op, where an attribute of the module would take twice as long.
+is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+is_inference_mode_enabled: Callable[[], bool] = torch.is_inference_mode_enabled
 
 
 def function_modes() -> list[Any]:
@@ -213,6 +219,7 @@ TRACING_MACHINERY = (
 
 #: The base of a view.
 base_descriptor: Any = vars(TensorBase)["_base"]
+read_base: Callable[[torch.Tensor], torch.Tensor | None] = base_descriptor.__get__
 is_view: Callable[[torch.Tensor], bool] = vars(TensorBase)["_is_view"]
 creation_of_view: Callable[[torch.Tensor], Any] = _AUTOGRAD._get_creation_meta
 #: Values of `creation_of_view` for views made while no graph was recorded.

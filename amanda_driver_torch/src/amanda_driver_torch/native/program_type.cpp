@@ -86,12 +86,12 @@ bool read_gradient_nodes(PyObject* given, PyObject* program, PyObject* epoch, Py
 }
 
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *execution,
+    PyObject *epoch, *operands, *keywords, *sources, *defaults, *before, *after, *execution,
         *taps, *required, *watch, *arrivals, *gradient_nodes, *context, *writes, *fixed, *outs,
         *lengths, *saved_hooks;
     long nodes, outputs;
     int with_gradients, assigns, spread, in_place;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!O!pOOOOOpiO!lO!pO", &epoch, &PyTuple_Type, &types,
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!O!pOOOOOpiO!lO!pO", &epoch, &PyTuple_Type, &operands,
                           &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
                           &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
                           &execution, &nodes, &PyList_Type, &taps,
@@ -105,11 +105,12 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     if (!self) return nullptr;
     auto* parts = reinterpret_cast<Program*>(self.get())->parts = new ProgramParts;
     parts->epoch = Owned::share(epoch);
-    parts->kinds.reserve(size_t(PyTuple_GET_SIZE(types)));
-    parts->types.reserve(size_t(PyTuple_GET_SIZE(types)));
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
-        parts->kinds.push_back(Owned::share(PyTuple_GET_ITEM(types, i)));
-        parts->types.push_back(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, i)));
+    parts->kinds.reserve(size_t(PyTuple_GET_SIZE(operands)));
+    parts->types.reserve(size_t(PyTuple_GET_SIZE(operands)));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(operands); ++i) {
+        PyTypeObject* kind = Py_TYPE(PyTuple_GET_ITEM(operands, i));
+        parts->kinds.push_back(Owned::share(reinterpret_cast<PyObject*>(kind)));
+        parts->types.push_back(kind);
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keywords); ++i) {
         PyObject* name = Py_NewRef(PyTuple_GET_ITEM(keywords, i));
