@@ -82,7 +82,7 @@ class _Entry(Ref):
 
 
 class _Released(NamedTuple):
-    """What is known of a value to which there must be no reference, with its witness."""
+    """What is known of a value after `let_go`. The witness recognizes the value."""
 
     known: Any
     witness: _Entry
