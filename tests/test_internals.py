@@ -41,6 +41,12 @@ def test_the_page_of_a_member_names_its_modules(member: str) -> None:
     assert [name for name in names if name.rpartition("/")[2] not in code] == []
 
 
+def test_no_weak_set_of_python_is_used() -> None:
+    """Threads apply tools at the same time: `WeakGroup` may change while one goes over it."""
+    paths = [path for member in PAGES for path in (ROOT / member / "src").rglob("*.py")]
+    assert [path.name for path in paths if "WeakSet" in path.read_text("utf-8")] == ["threads.py"]
+
+
 def test_the_readme_leads_to_each_page() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     assert [page for page in PAGES.values() if f"docs/internals/{page}.md" not in text] == []

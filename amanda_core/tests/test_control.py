@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from amanda_core.activation import Switch
 from amanda_core.errors import ThreadError, ToolError
 from amanda_core.testing import toy
 from amanda_core.testing.toy_driver import ToyDriver
+from amanda_core.threads import WeakGroup
 
 from .making import session_of, tool
 
@@ -321,3 +323,17 @@ def test_operators_inside_a_listener_are_not_instrumented() -> None:
     with amanda.apply(made):
         amanda.step()
     assert seen == ["3.0"]
+
+
+def test_a_weak_group_may_change_while_one_goes_over_it() -> None:
+    first, second, third, late = (tool(print) for _ in range(4))
+    group = WeakGroup[amanda.Tool]((first, second, third))
+    seen = []
+    for member in group:
+        group.add(late)
+        seen.append(member)
+    assert {*map(id, seen)} == {id(first), id(second), id(third)}
+    assert late in group
+    del seen, member, third
+    gc.collect()
+    assert {*map(id, group)} == {id(first), id(second), id(late)}

@@ -20,14 +20,9 @@ __all__ = [
 
 #: The layout that this module describes.
 LAYOUT_VERSION = 1
-# Positions in the buffer.
-VERSION = 0
-ENABLED = 1
-CACHING = 2
-#: Epoch of the session that runs in the thread; 0 before the first session.
-EPOCH = 3
-#: More than 0 while a routine of a tool runs in the thread.
-ROUTINE_DEPTH = 4
+# Positions in the buffer. The epoch is that of the session that runs in the thread, 0 before the
+# first one; the depth is more than 0 while a routine of a tool runs there.
+VERSION, ENABLED, CACHING, EPOCH, ROUTINE_DEPTH = range(5)
 
 
 def new_switches() -> array[int]:

@@ -7,16 +7,27 @@ Drivers may run routines on other threads. The flags of the session's thread hol
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.switches import CACHING, ENABLED, ROUTINE_DEPTH, new_switches
 
 if TYPE_CHECKING:
     from amanda_core.session import Session
 
-__all__ = ["THREAD", "Control", "inside_routine", "original", "standing_for"]
+__all__ = ["THREAD", "Control", "WeakGroup", "inside_routine", "original", "standing_for"]
+
+T = TypeVar("T")
+
+
+class WeakGroup(weakref.WeakSet[T]):
+    """A set of weak references to which other threads may add while one goes over it."""
+
+    def __iter__(self) -> Iterator[T]:
+        references = list(self.data)  # type: ignore[attr-defined]  # No thread interrupts it.
+        return iter([member for one in references if (member := one()) is not None])
 
 
 class Control:
@@ -71,10 +82,8 @@ class Control:
     def leave(self, name: str, owner: object) -> None:
         """Undo the last `enter` of `owner`, in whatever order others leave."""
         entries = self._entries[name]
-        for index in range(len(entries) - 1, -1, -1):
-            if entries[index][0] is owner:
-                del entries[index]
-                break
+        for index in [i for i, (one, _) in enumerate(entries) if one is owner][-1:]:
+            del entries[index]
         self._set(name, entries[-1][1])
 
     def _set(self, name: str, value: bool) -> None:

@@ -7,12 +7,12 @@ listeners of changes. The methods' names and signatures are the paper's (listing
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from amanda_core.action import IPoint
 from amanda_core.errors import DependencyCycleError, SelectionError, ToolError
+from amanda_core.threads import WeakGroup
 
 if TYPE_CHECKING:
     from amanda_core.calls import Call
@@ -58,9 +58,9 @@ class _Registrations:
         #: The ops and steps that the tool is for; None for all.
         self.selection: Selection | None = None
         #: Called when the registrations change or the tool is invalidated.
-        self.listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.listeners: WeakGroup[Any] = WeakGroup()
         #: The stores that keep actions of the tool. They do not live as long as it.
-        self.stores_with_actions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.stores_with_actions: WeakGroup[Any] = WeakGroup()
         #: Tools of one `apply` (by identity) -> the store to resume. Held by the newest of them.
         self.stores: dict[tuple[int, ...], Any] = {}
 

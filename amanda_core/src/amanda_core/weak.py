@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from amanda_core.threads import WeakGroup
+
 __all__ = [
     "Known",
     "Ref",
@@ -51,7 +53,7 @@ class Holder(Protocol):
         """Remove the references to values of a type."""
 
 
-_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+_holders: WeakGroup[Holder] = WeakGroup()
 
 
 def add_holder(holder: Holder) -> None:

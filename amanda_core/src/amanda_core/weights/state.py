@@ -7,9 +7,10 @@ made again. The kept values belong to the tool and are not read here.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from amanda_core.threads import WeakGroup
 
 if TYPE_CHECKING:
     from amanda_core.context import OpContext
@@ -19,7 +20,7 @@ __all__ = ["Memoized", "WeightState", "forget_all_edited"]
 
 T = TypeVar("T")
 
-_states: weakref.WeakSet[WeightState[Any]] = weakref.WeakSet()
+_states: WeakGroup[WeightState[Any]] = WeakGroup()
 
 
 def forget_all_edited() -> None:

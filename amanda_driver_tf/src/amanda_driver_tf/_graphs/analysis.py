@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site
+from amanda_core.threads import WeakGroup
 from amanda_driver_tf._graphs.constants import Constants, SessionConstants
 from amanda_driver_tf._graphs.records import Record, Records
 from amanda_driver_tf._shared.signature import grouped, signature_of
@@ -126,7 +127,7 @@ class Labels:
         self._labels: dict[Any, str] = {}
         self._graphs: dict[int, tuple[weakref.ref[Any], str]] = {}
         #: Label -> its graphs that are still alive.
-        self._alive: dict[str, weakref.WeakSet[Any]] = {}
+        self._alive: dict[str, WeakGroup[Any]] = {}
 
     def of(self, graph: Any) -> str:
         """Return the label of a graph."""
@@ -153,7 +154,7 @@ class Labels:
                 number += 1
                 label = f"{name}#{number}"
             self._labels[key] = label
-            self._alive[label] = weakref.WeakSet()
+            self._alive[label] = WeakGroup()
         self._alive[label].add(graph)
         self._graphs[id(graph)] = (weakref.ref(graph), label)
         return label

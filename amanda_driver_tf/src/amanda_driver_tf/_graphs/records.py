@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from amanda_core.threads import WeakGroup
 from amanda_driver_tf._tensorflow_internals.modules import func_graph as func_graph_module
 from amanda_driver_tf._tensorflow_internals.modules import indexed_slices, ops
 from amanda_driver_tf._tensorflow_internals.modules import tensor as tensor_lib
@@ -418,10 +419,10 @@ def components(gradient: Any) -> list[Any]:
     return [gradient] if is_symbolic(gradient) else []
 
 
-def _children(graph: Any) -> weakref.WeakSet[Any]:
-    found: weakref.WeakSet[Any] | None = getattr(graph, _CHILDREN, None)
+def _children(graph: Any) -> WeakGroup[Any]:
+    found: WeakGroup[Any] | None = getattr(graph, _CHILDREN, None)
     if found is None:
-        found = weakref.WeakSet()
+        found = WeakGroup()
         setattr(graph, _CHILDREN, found)
     return found
 

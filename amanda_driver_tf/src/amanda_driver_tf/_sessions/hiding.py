@@ -8,11 +8,11 @@ lock, wait while ops are being added.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from amanda_core.threads import WeakGroup
 from amanda_driver_tf._tensorflow_internals.modules import ops
 from amanda_driver_tf._tensorflow_internals.objects import (
     AS_GRAPH_DEF,
@@ -33,7 +33,7 @@ from amanda_driver_tf._tensorflow_internals.objects import (
 __all__ = ["Hidden", "all_hidden", "hide_consumers", "hiding", "prepare"]
 
 _ATTRIBUTE = "_amanda_hidden"
-_GRAPHS: weakref.WeakSet[Any] = weakref.WeakSet()
+_GRAPHS: WeakGroup[Any] = WeakGroup()
 
 
 class Hidden:

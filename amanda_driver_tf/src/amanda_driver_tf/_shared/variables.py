@@ -12,6 +12,7 @@ from typing import Any
 
 from amanda_core import OpContext
 from amanda_core.scopes import Labels
+from amanda_core.threads import WeakGroup
 from amanda_core.weights.geometry import Place
 from amanda_core.weights.parameters import Found
 from amanda_core.weights.reads import Reads, Weight
@@ -52,7 +53,7 @@ class Variables:
         self._names: dict[int, str] = {}
         self._tokens: dict[str, int] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._graphs: WeakGroup[Any] = WeakGroup()
 
     def __call__(self, context: OpContext) -> Reads:
         """Return the variables that an op reads in this execution."""

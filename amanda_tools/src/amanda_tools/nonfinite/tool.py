@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from amanda_core import OpContext
 from amanda_core.selection import select
+from amanda_core.threads import WeakGroup
 from amanda_core.vocabulary import backward_type_of
 from amanda_core.warning_locations import warn
 from amanda_core.weak import Known, Witness, add_holder
@@ -128,7 +129,7 @@ class NonFinite(OperatorTool[Op]):
         #: Tensors that an operator produced and that may be non-finite.
         self._made: Known[Made] = Known()
         add_holder(self)
-        self._live: weakref.WeakSet[Op] = weakref.WeakSet()
+        self._live: WeakGroup[Op] = WeakGroup()
         self._forward: weakref.WeakValueDictionary[tuple[object, ...], Op] = (
             weakref.WeakValueDictionary()
         )

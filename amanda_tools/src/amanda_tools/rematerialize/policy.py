@@ -8,9 +8,10 @@ Source: Kirisame et al., "Dynamic Tensor Rematerialization", ICLR 2021, section 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeVar
+
+from amanda_core.threads import WeakGroup
 
 __all__ = ["Entry", "Heuristic", "choose"]
 
@@ -46,7 +47,7 @@ class Entry:
         self.parents = tuple(parents)
         self.resident = True
         self.last_access = 0.0
-        self._children: weakref.WeakSet[Entry] = weakref.WeakSet()
+        self._children: WeakGroup[Entry] = WeakGroup()
         self._class: _Class | None = None
         for parent in self.parents:
             parent._children.add(self)
