@@ -19,6 +19,7 @@ from torch import fx, nn
 from amanda_core import Session, Site
 from amanda_core.scopes import Activation
 from amanda_core.sites import FRAMES, FRAMEWORK, Sites
+from amanda_core.threads import WeakGroup
 from amanda_driver_torch._compiled.call_sites import (
     Places,
     called_of,
@@ -80,7 +81,7 @@ class CompiledCode:
             weakref.WeakKeyDictionary()
         )
         # Compiled code refers to its backend.
-        self._backends: weakref.WeakSet[_Backend] = weakref.WeakSet()
+        self._backends: WeakGroup[_Backend] = WeakGroup()
 
     def begin(
         self,
