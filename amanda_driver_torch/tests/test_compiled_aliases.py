@@ -199,3 +199,157 @@ def test_memory_of_results_and_of_kept_values(options: dict[str, Any]) -> None:
         found.append([*result, *KEPT])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     equal([OWN, torch.from_numpy(ARRAY)], [before[0], torch.from_numpy(before[1])])
+
+
+def scaled_part(x: torch.Tensor) -> Any:
+    y = x * 1
+    y[2].mul_(2)
+    return y * x
+
+
+def scaled_base(x: torch.Tensor) -> Any:
+    y = x * 1
+    view = y.t()
+    y.mul_(2)
+    return view * x
+
+
+def copied_into_a_view(x: torch.Tensor) -> Any:
+    y = x * 1
+    y.t().copy_(x)
+    return y * x
+
+
+def returned_with_its_view(x: torch.Tensor) -> Any:
+    y = x * 2
+    return y, y.t()
+
+
+def returned_with_a_part_of_its_view(x: torch.Tensor) -> Any:
+    y = x * 2
+    return y, y.expand(2, 4, 4)[1]
+
+
+def part_of_the_argument(x: torch.Tensor) -> Any:
+    return x[0]
+
+
+def assigned(x: torch.Tensor) -> Any:
+    y = x * 1
+    y[0] = x[1]
+    return y.t() * x
+
+
+def written_once_detached(x: torch.Tensor) -> Any:
+    y = x * 1
+    y.detach().mul_(2)
+    return y + x
+
+
+def written_itself(x: torch.Tensor) -> Any:
+    y = (x * 1).t()
+    y.mul_(2)
+    return y
+
+
+EAGER_GRADIENTS: list[Program] = [
+    *(scaled_part, scaled_base, copied_into_a_view),
+    *(returned_with_its_view, returned_with_a_part_of_its_view, part_of_the_argument),
+]
+COMPILED_GRADIENTS: list[Program] = [assigned, written_once_detached, written_itself]
+
+
+@amanda.staged
+def nothing_staged(*values: Any) -> None:
+    pass
+
+
+def derive(program: Program) -> list[Any]:
+    """Return the gradient of the argument, of whose view the caller writes once more."""
+    leaf = X.clone().requires_grad_()
+    x = leaf * 1
+    found = program(x)
+    results = list(found) if isinstance(found, tuple) else [found]
+    results[-1].mul_(2)
+    torch.stack([result.square().sum() for result in [*results, x]]).sum().backward()
+    return [leaf.grad, *results]
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["observed", "staged"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "program", [*EAGER_GRADIENTS, *COMPILED_GRADIENTS], ids=lambda program: program.__name__
+)
+def test_views_are_differentiated_as_without_tools(
+    program: Program, backend: str, staged: bool
+) -> None:
+    """Autograd does not know a view any more where a routine gets its gradient."""
+    routine = nothing_staged if staged else nothing
+
+    def analysis(context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(routine, observe=not staged)
+        context.insert_after_backward_op(routine, observe=not staged)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analysis)
+    expected = derive(program)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with amanda.apply(tool):
+            got = derive(torch.compile(program, backend=backend))
+    torch.testing.assert_close(got, expected)
+    eager = [str(one.message) for one in caught if "runs eagerly" in str(one.message)]
+    assert len(eager) == (program in EAGER_GRADIENTS), eager
+    assert all("shares memory" in message for message in eager)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_result_whose_view_has_no_routine(backend: str) -> None:
+    def analysis(context: amanda.OpContext) -> None:
+        if context.op_type == "mul":
+            context.insert_before_backward_op(nothing, observe=True)
+
+    def derived(program: Program) -> Any:
+        x = X.clone().requires_grad_()
+        results = program(x)
+        torch.stack([result.square().sum() for result in results]).sum().backward()
+        return [x.grad, *results]
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analysis)
+    expected = derived(returned_with_a_part_of_its_view)
+    with pytest.warns(amanda.AmandaWarning, match="shares memory"), amanda.apply(tool):
+        got = derived(torch.compile(returned_with_a_part_of_its_view, backend=backend))
+    torch.testing.assert_close(got, expected)
+
+
+#: What two arguments are of one tensor.
+SHARED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "whole": lambda base: (base, base.view(-1).view(4, 4)),
+    "overlapping": lambda base: (base[:3], base[1:]),
+    "the same": lambda base: (base, base),
+    "apart": lambda base: (base, base * 2),
+}
+
+
+@pytest.mark.parametrize("written", [0, 1])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("shared", SHARED)
+def test_arguments_that_share_memory(shared: str, backend: str, written: int) -> None:
+    def program(*given: torch.Tensor) -> Any:
+        given[written].add_(1)
+        return given[0] * given[1]
+
+    def result(program: Callable[..., Any]) -> list[Any]:
+        base = X.clone()
+        return [program(*SHARED[shared](base)), base]
+
+    expected = result(program)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with amanda.apply(touching(observe=True)):
+            got = result(torch.compile(program, backend=backend))
+    equal(got, expected)
+    eager = [str(one.message) for one in caught if "runs eagerly" in str(one.message)]
+    assert len(eager) == (shared in ("whole", "overlapping")), eager
+    assert all("arguments that share memory" in message for message in eager)

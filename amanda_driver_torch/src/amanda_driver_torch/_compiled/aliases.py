@@ -1,8 +1,9 @@
-"""Tensors of a graph that share memory, and the copies that routines on the host make of them.
+"""Tensors of a graph that share memory, and the views that routines end.
 
 A routine on the host may return its value in other memory, and a graph must know beforehand
-whether it does. So it always does: the value of a view after a routine is a copy. Owns which values
-of a graph are such copies, and refuses a graph whose results would depend on it.
+whether it does. So it always does: the value of a view after a routine is a copy. Where routines
+get the gradient of a view, autograd does not know any more that it is one. Owns which values of a
+graph are no views any more, and refuses a graph whose results would depend on it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Write(NamedTuple):
 class Aliases:
     """The memory of the values of one graph.
 
-    Values with the same memory have different owners if a routine on the host came between them.
+    Values with the same memory have different owners if a routine came between them.
     """
 
     def __init__(self) -> None:
@@ -48,11 +49,13 @@ class Aliases:
         # Addresses are those of tensors that live.
         self._held: list[Any] = []
         self._written: set[int] = set()
-        self._is_edited = False
+        self._is_cut = self._is_on_host = self._is_tapped = False
+        # Memory of which routines get the gradient.
+        self._tapped: set[int] = set()
 
     def begin(self, node: fx.Node) -> None:
         """Note a node, in the order of the graph, before its operators are analysed."""
-        self._written, self._is_edited = set(), False
+        self._written, self._is_cut, self._is_tapped = set(), False, False
         self._owners[node] = {memory: memory for memory in self._memory(_example(node))}
         if node.op == "placeholder":
             self._known |= self._owners[node].keys()
@@ -67,50 +70,67 @@ class Aliases:
                     self._same[other] = one
         self._owners[node] = {memory: memory for memory in self._memory(_example(node))}
 
-    def operator(self, plan: OpPlan, bound: BoundCall) -> None:
+    def operator(self, plan: OpPlan, bound: BoundCall, outputs: Iterable[Any]) -> None:
         """Note an operator of the current node."""
         mutated = (bound.values[i] for i in bound.signature.mutated)
         self._written |= self._memory([bound.out, *mutated])
-        self._is_edited = self._is_edited or plan.edits_on_host
+        taps = plan.arriving or plan.leaving
+        if taps and any(tensor.requires_grad for tensor in tensors_in(outputs)):
+            self._is_cut = self._is_tapped = True
+        self._is_cut = self._is_cut or plan.edits_on_host
+        self._is_on_host = self._is_on_host or plan.on_host
 
     def end(self, node: fx.Node) -> None:
         """Note what the operators of a node did."""
         owners = self._owners[node]
+        if self._is_tapped:
+            self._tapped |= owners.keys()
         for given in reversed(node.all_input_nodes):
             for memory, owner in self._owners.get(given, {}).items():
                 if memory in self._written:
                     self._writes.append(_Write(node, memory, owner))
                 if memory in owners:
-                    is_copy = self._is_edited and memory not in self._written
-                    owners[memory] = node if is_copy else owner
+                    is_cut = self._is_cut and memory not in self._written
+                    owners[memory] = node if is_cut else owner
         self._known |= owners.keys()
 
     def check(self, graph: fx.Graph) -> None:
-        """Raise `CannotWeave` if a value is a copy where the program expects the memory itself."""
+        """Raise `CannotWeave` if a value is no view where the program expects one."""
         order = {node: number for number, node in enumerate(self._owners)}
         values: dict[int, list[tuple[fx.Node, object]]] = defaultdict(list)
         for node, owners in self._owners.items():
             for memory, owner in owners.items():
                 values[memory].append((node, owner))
-        outer: dict[int, object] = {
-            memory: memory
+        given = [
+            memory
             for node in graph.nodes
             if node.op in ("placeholder", "get_attr")
             for memory in self._owners[node]
-        }
+        ]
+        outer: dict[int, object] = {memory: memory for memory in given}
         for write in self._writes:
             time = order[write.node]
             for node, owner in values[write.memory]:
                 is_late = any(order.get(user, len(order)) > time for user in node.users)
-                if owner is not write.owner and order[node] < time and is_late:
+                if owner != write.owner and order[node] < time and is_late:
                     _refuse(write.node)
-            if outer.get(write.memory, write.owner) is not write.owner:
+            if outer.get(write.memory, write.owner) != write.owner:
                 _refuse(write.node)
+            if self._is_on_host and given.count(write.memory) > 1:
+                # AOTAutograd makes one argument of them, and then forgets the effects.
+                raise CannotWeave(
+                    "a routine runs on the host, and the program writes one of several arguments "
+                    f"that share memory ({write.node.name})"
+                )
         (output,) = (node for node in graph.nodes if node.op == "output")
+        returned: set[int] = set()
         for node in output.all_input_nodes:
             for memory, owner in self._owners[node].items():
-                if outer.setdefault(memory, owner) is not owner:
+                if outer.setdefault(memory, owner) != owner or (
+                    memory in self._tapped and memory in returned
+                ):
                     _refuse(node)
+                returned.add(memory)
 
     def _memory(self, values: Iterable[Any]) -> set[int]:
         tensors, found = tensors_in(values), set()
@@ -128,6 +148,6 @@ def _example(node: fx.Node) -> list[Any]:
 
 def _refuse(node: fx.Node) -> None:
     raise CannotWeave(
-        "a routine on the host may edit a value that shares memory with another one, which is "
-        f"written or returned ({node.name})"
+        "a routine on the host may edit, or a routine gets the gradient of, a value that shares "
+        f"memory with another one, which is written or returned ({node.name})"
     )

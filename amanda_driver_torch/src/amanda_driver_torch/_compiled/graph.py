@@ -272,7 +272,7 @@ class _Weaving:
             if not arriving.replacement and does_nothing(operator, func, bound, outputs):
                 arriving = leaving = Plan()  # In eager mode it has no node, and so no gradients.
             plan = OpPlan(self.tools.host, before, after, arriving, leaving, likes(outputs))
-            self.aliases.operator(plan, bound)
+            self.aliases.operator(plan, bound, outputs)
             if plan:
                 check(context, plan, bound, outputs, self._gradients(bound))
                 return plan
