@@ -119,6 +119,57 @@ def test_same_tensor_three_times_in_an_op_of_many_nodes() -> None:
     close([got[0], got[1], got[2]], expected(F.scaled_dot_product_attention, q, q, q))
 
 
+#: Operators of several nodes, whose order is not that of the arguments.
+OF_MANY_NODES: dict[str, Callable[..., torch.Tensor]] = {
+    "linear": F.linear,
+    "matmul": lambda x, y: torch.matmul(x[None], y),
+    "tensordot": lambda x, y: torch.tensordot(x, y, 1),
+    "kron": torch.kron,
+    "cosine_similarity": F.cosine_similarity,
+    "pairwise_distance": lambda x, y: F.pairwise_distance(x, y),
+    "bilinear": lambda x, y: F.bilinear(x, y, torch.ones(1, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("edit", ["none", "before", "gradient", "both"])
+@pytest.mark.parametrize("name", OF_MANY_NODES)
+def test_positions_of_one_tensor_in_an_op_of_many_nodes(name: str, edit: str) -> None:
+    function = OF_MANY_NODES[name]
+    value, weight = torch.rand(3, 3) + 0.1, torch.rand(3, 3)
+    factor = 3.0 if edit in ("gradient", "both") else 1.0
+    seen: list[list[torch.Tensor]] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        if edit in ("before", "both"):
+            context.insert_before_op(lambda y: y * weight, inputs=[1])
+        context.insert_after_backward_op(scale, grad_inputs=[1])
+
+    def scale(grad: torch.Tensor) -> torch.Tensor:
+        seen[-1].append(grad.clone())
+        return grad * factor
+
+    def program(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        out = function(one, other)
+        return (out * torch.arange(1.0, 1 + out.numel()).view(out.shape)).sum()
+
+    first, other = (
+        leaf_copy(value),
+        leaf_copy(value * weight if edit in ("before", "both") else value),
+    )
+    program(first, other).backward()
+    assert first.grad is not None
+    assert other.grad is not None
+    with amanda.apply(tool(analyse, name)):
+        for _ in range(4):
+            seen.append([])
+            x = leaf_copy(value)
+            program(x, x).backward()
+            for grad in seen[-1]:
+                close(grad, other.grad)
+            close(grad_of(x), first.grad + factor * other.grad)
+            assert len(seen[-1]) == 1
+
+
 @LATE
 def test_contribution_is_that_of_this_op_alone(late: bool) -> None:
     x, got = leaf(3), Gradients()

@@ -85,10 +85,11 @@ def _key(call: Call, groups: Sequence[frozenset[int]]) -> Any:
     unknown.
     """
     numbers: dict[int, int] = {}
+    owners = _owners(call)
 
     def described(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            number = numbers.setdefault(id(value), len(numbers))
+            number = numbers.setdefault(owners.get(id(value), 0), len(numbers))
             facts = (value.shape, value.stride(), value.dtype, requires_grad(value))
             return (number, value.device.type, *facts)
         if isinstance(value, (list, tuple)):
@@ -104,16 +105,26 @@ def _key(call: Call, groups: Sequence[frozenset[int]]) -> Any:
     return key
 
 
+def _owners(call: Call) -> dict[int, int]:
+    """Return for each tensor that an op runs on the one that gets its gradient, both by id: an
+    edited tensor passes it to the one that it replaces.
+    """
+    pairs = zip(tensors_in(call.values), tensors_in(call.bound.values), strict=False)
+    return {id(new): id(old) for new, old in pairs}
+
+
 def _dry_run(call: Call, groups: Sequence[frozenset[int]]) -> bool:
-    made: dict[int, torch.Tensor] = {}
+    made: dict[Any, torch.Tensor] = {}
+    owners = _owners(call)
 
     def without_memory(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
+        key = (owners.get(id(tensor), 0), tensor.shape, tensor.stride(), tensor.dtype)
+        if key not in made:
             meta = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
             )
-            made[id(tensor)] = meta.requires_grad_(tensor.requires_grad)
-        return made[id(tensor)]
+            made[key] = meta.requires_grad_(tensor.requires_grad)
+        return made[key]
 
     with hidden_from_modes(()), saved_tensors_hooks(_as_it_is, _as_it_is):
         values = tree_map_only(torch.Tensor, without_memory, call.values)

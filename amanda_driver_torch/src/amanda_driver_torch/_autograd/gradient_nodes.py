@@ -197,7 +197,7 @@ def group_nodes(
     leading, times = _leading(nodes), Counter(edges.values())
     for slot, edge in edges.items():
         found = leading.get(edge, [])
-        if len(found) == times[edge]:
+        if len(found) == times[edge] and _are_of_one(found):
             # The same tensor at several positions: results are in the order of the arguments.
             place = taken.get(edge, 0)
             taken[edge] = place + 1
@@ -228,13 +228,17 @@ def contributors(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> dict[Slot,
     for slot, edge in edges.items():
         origins = leading.get(edge, [])
         if times[edge] > 1:
-            if len(origins) != times[edge]:
+            if len(origins) != times[edge] or not _are_of_one(origins):
                 return None
             # Results are in the order of the arguments.
             origins = [origins[taken[edge]]]
             taken[edge] += 1
         found[slot] = origins
     return found if all(found.values()) else None
+
+
+def _are_of_one(results: Sequence[tuple[Any, int]]) -> bool:
+    return all(node is results[0][0] for node, _ in results)
 
 
 def _leading(nodes: Sequence[Any]) -> _Leading:
