@@ -128,6 +128,10 @@ OF_MANY_NODES: dict[str, Callable[..., torch.Tensor]] = {
     "cosine_similarity": F.cosine_similarity,
     "pairwise_distance": lambda x, y: F.pairwise_distance(x, y),
     "bilinear": lambda x, y: F.bilinear(x, y, torch.ones(1, 3, 3)),
+    "inner": torch.inner,
+    "trapezoid": lambda x, y: torch.trapezoid(x, x=y),
+    "kl_div": lambda x, y: F.kl_div(x, y, reduction="sum"),
+    "poisson_nll_loss": lambda x, y: F.poisson_nll_loss(x, y, full=True),
 }
 
 
@@ -168,6 +172,28 @@ def test_positions_of_one_tensor_in_an_op_of_many_nodes(name: str, edit: str) ->
                 close(grad, other.grad)
             close(grad_of(x), first.grad + factor * other.grad)
             assert len(seen[-1]) == 1
+
+
+@pytest.mark.parametrize("name", OF_MANY_NODES)
+def test_observers_are_not_shown_sums_of_positions(name: str) -> None:
+    """An observer changes nothing, so what the nodes do not tell apart is not shown."""
+    function, value, got = OF_MANY_NODES[name], torch.rand(3, 3) + 0.1, Gradients()
+
+    def analyse(context: amanda.OpContext) -> None:
+        for position in range(2):
+            keep = got._keeping(position)
+            context.insert_after_backward_op(keep, grad_inputs=[position], observe=True)
+
+    with amanda.apply(tool(analyse, name)) as session:
+        x = leaf_copy(value)
+        function(x, x).square().sum().backward()
+        gaps = [gap.what for gap in session.coverage()["pytorch"] if name in gap.what]
+    wanted = expected(function, value, value)
+    for position in range(2):
+        if position in got:
+            close(got[position].view(3, 3), wanted[position])
+        else:
+            assert any(f"inputs [{position}]" in gap for gap in gaps)
 
 
 @LATE

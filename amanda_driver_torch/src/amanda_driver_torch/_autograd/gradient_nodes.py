@@ -217,10 +217,19 @@ def group_nodes(
             yield group, chosen, find_gradient_node(nodes, {slot: edges[slot] for slot in chosen})
 
 
-def contributors(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> dict[Slot, list[Any]] | None:
-    """Return for each input the nodes whose results the engine adds up, with the results' numbers.
+def contributors(
+    nodes: Sequence[Any], edges: Mapping[Slot, Edge], chosen: Iterable[Slot]
+) -> list[list[Any]] | None:
+    """Return for each chosen input the nodes whose results the engine adds up, with the results'
+    numbers.
 
-    Returns None if one tensor is at several positions that the nodes do not distinguish.
+    Args:
+        nodes: The nodes that an op made.
+        edges: Slot of every input -> the edge to which its gradient goes.
+        chosen: Some of these inputs.
+
+    Returns:
+        None if a chosen tensor is also at another position that the nodes do not distinguish.
     """
     leading, times = _leading(nodes), Counter(edges.values())
     found: dict[Slot, list[Any]] = {}
@@ -228,13 +237,13 @@ def contributors(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> dict[Slot,
     for slot, edge in edges.items():
         origins = leading.get(edge, [])
         if times[edge] > 1:
-            if len(origins) != times[edge] or not _are_of_one(origins):
-                return None
+            is_ordered = len(origins) == times[edge] and _are_of_one(origins)
             # Results are in the order of the arguments.
-            origins = [origins[taken[edge]]]
+            origins = [origins[taken[edge]]] if is_ordered else []
             taken[edge] += 1
         found[slot] = origins
-    return found if all(found.values()) else None
+    of_chosen = [found[slot] for slot in chosen]
+    return of_chosen if all(of_chosen) else None
 
 
 def _are_of_one(results: Sequence[tuple[Any, int]]) -> bool:

@@ -362,7 +362,7 @@ class Taps:
     ) -> None:
         """Show observers the gradients to which several nodes contribute."""
         self._summed = True
-        origins = contributors(nodes, {slot: self._edges[slot] for slot in chosen})
+        origins = contributors(nodes, self._edges, chosen)
         if origins is None:
             self._call.note_unseen(
                 f"gradients of inputs {sorted(group)} of {self._context.name!r}",
@@ -370,7 +370,7 @@ class Taps:
             )
             return
         function = self._function(token, group, chosen, len(self._call.values), self._call.values)
-        for node, hook in summing_hooks(function, [origins[slot] for slot in chosen]):
+        for node, hook in summing_hooks(function, origins):
             node.register_hook(hook)
 
     def _region(self) -> ViewRegion | None:
