@@ -366,7 +366,7 @@ class Taps:
         if origins is None:
             self._call.note_unseen(
                 f"gradients of inputs {sorted(group)} of {self._context.name!r}",
-                "one tensor is at several of these, and several backward ops compute its gradient",
+                "one tensor is at several positions, and several backward ops compute its gradient",
             )
             return
         function = self._function(token, group, chosen, len(self._call.values), self._call.values)
