@@ -49,13 +49,16 @@ class Aliases:
         # Addresses are those of tensors that live.
         self._held: list[Any] = []
         self._written: set[int] = set()
-        self._is_cut = self._is_on_host = self._is_tapped = False
+        self._is_cut = self._is_edited = self._is_on_host = self._is_tapped = False
         # Memory of which routines get the gradient.
         self._tapped: set[int] = set()
+        #: An owner that is one because a routine gets its gradient, and memory -> the one before.
+        self._before: dict[tuple[object, int], object] = {}
 
     def begin(self, node: fx.Node) -> None:
         """Note a node, in the order of the graph, before its operators are analysed."""
-        self._written, self._is_cut, self._is_tapped = set(), False, False
+        self._written = set()
+        self._is_cut = self._is_edited = self._is_tapped = False
         self._owners[node] = {memory: memory for memory in self._memory(_example(node))}
         if node.op == "placeholder":
             self._known |= self._owners[node].keys()
@@ -77,7 +80,8 @@ class Aliases:
         taps = plan.arriving or plan.leaving
         if taps and any(tensor.requires_grad for tensor in tensors_in(outputs)):
             self._is_cut = self._is_tapped = True
-        self._is_cut = self._is_cut or plan.edits_on_host
+        self._is_edited = self._is_edited or plan.edits_on_host
+        self._is_cut = self._is_cut or self._is_edited
         self._is_on_host = self._is_on_host or plan.on_host
 
     def end(self, node: fx.Node) -> None:
@@ -92,10 +96,18 @@ class Aliases:
                 if memory in owners:
                     is_cut = self._is_cut and memory not in self._written
                     owners[memory] = node if is_cut else owner
+                    if is_cut and not self._is_edited:
+                        self._before[node, memory] = owner
         self._known |= owners.keys()
 
-    def check(self, graph: fx.Graph) -> None:
-        """Raise `CannotWeave` if a value is no view where the program expects one."""
+    def check(self, graph: fx.Graph, is_broken: bool) -> None:
+        """Raise `CannotWeave` if a value is no view where the program expects one.
+
+        Args:
+            graph: The graph.
+            is_broken: Whether the program goes on after a graph break, with views of arguments
+                whose gradients routines get. It is expected not to write them.
+        """
         order = {node: number for number, node in enumerate(self._owners)}
         values: dict[int, list[tuple[fx.Node, object]]] = defaultdict(list)
         for node, owners in self._owners.items():
@@ -126,6 +138,8 @@ class Aliases:
         returned: set[int] = set()
         for node in output.all_input_nodes:
             for memory, owner in self._owners[node].items():
+                while is_broken and (owner, memory) in self._before:
+                    owner = self._before[owner, memory]
                 if outer.setdefault(memory, owner) != owner or (
                     memory in self._tapped and memory in returned
                 ):

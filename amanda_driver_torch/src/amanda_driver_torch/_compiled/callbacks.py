@@ -38,6 +38,7 @@ from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.dynamo import (
     ConvertFrameReturn,
     backend_itself,
+    begins_at_break,
     beneath_stance,
     compile_apart,
     failing,
@@ -153,7 +154,7 @@ class CompiledCode:
         self._backends.add(found)
         return found
 
-    def weave(self, gm: fx.GraphModule) -> Sequence[Woven]:
+    def weave(self, gm: fx.GraphModule, is_broken: bool) -> Sequence[Woven]:
         """Weave the applied tools into a graph; return the nodes at which they do anything."""
         assert self._tools is not None
         assert self._enter is not None
@@ -165,9 +166,8 @@ class CompiledCode:
         guard_scope(activations[-1].scope.number if activations else 0)
         outer = self._tools.sites.walk(_outside(), FRAMES)
         outer = outer[1:] if outer and outer[0][0].kind == FRAMEWORK else outer
-        return weave(
-            gm, self._tools, Places(self._tools.sites, STATE.activations, self._enter, outer)
-        )
+        places = Places(self._tools.sites, STATE.activations, self._enter, outer)
+        return weave(gm, self._tools, places, is_broken)
 
     def note_eager(self, name: str, reason: str) -> None:
         """Report that a frame runs eagerly."""
@@ -217,6 +217,7 @@ class _Callback:
             return self._skipped[id(code)][1]
         before = self.backend.failure
         self.backend.forget()
+        self.backend.resumes = begins_at_break(code)
         try:
             with recording():
                 result = compile_apart(self._compile, frame, cache_entry, frame_state)
@@ -253,7 +254,10 @@ class _Backend:
         region: The number of its region, for torch's limit of compilations.
         eager: id -> code of the frames that run eagerly; Dynamo makes code that cannot be hashed.
         failure: Why the last graph could not be woven.
+        resumes: Whether the frame that is compiled goes on after another graph.
     """
+
+    resumes = False
 
     def __init__(
         self, owner: weakref.ref[CompiledCode], users: Callable[..., Any], epoch: int
@@ -276,7 +280,7 @@ class _Backend:
         try:
             # The program's hooks, such as those of checkpointing, are for its own operators.
             with without_saved_tensors_hooks():
-                woven = owner.weave(gm)
+                woven = owner.weave(gm, self.resumes)
             forget_calls(gm)
             with contextlib.ExitStack() as stack:
                 if woven:

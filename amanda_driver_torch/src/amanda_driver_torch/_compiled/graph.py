@@ -39,6 +39,7 @@ from amanda_driver_torch._torch.dynamo import (
     FakeTensor,
     HigherOrderOperator,
     add_buffer,
+    ends_at_break,
     fresh_symbols,
     guard_identity,
     is_made_inside,
@@ -77,8 +78,16 @@ class GraphTools:
     constant: Callable[[Any], Any]
 
 
-def weave(gm: fx.GraphModule, tools: GraphTools, places: Places) -> list[Woven]:
+def weave(
+    gm: fx.GraphModule, tools: GraphTools, places: Places, is_broken: bool = False
+) -> list[Woven]:
     """Analyse the operators of a graph, and write the steps of their plans into it.
+
+    Args:
+        gm: The graph.
+        tools: The tools.
+        places: Where its operators are.
+        is_broken: Whether it is one of several graphs of a callable.
 
     Returns:
         What was written.
@@ -87,12 +96,15 @@ def weave(gm: fx.GraphModule, tools: GraphTools, places: Places) -> list[Woven]:
         CannotWeave: A tool asks for something that a compiled graph cannot have.
         AnalysisFailed: The analysis of a tool failed.
     """
-    return _Weaving(gm, tools, places).weave()
+    return _Weaving(gm, tools, places, is_broken).weave()
 
 
 class _Weaving:
-    def __init__(self, gm: fx.GraphModule, tools: GraphTools, places: Places) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, tools: GraphTools, places: Places, is_broken: bool
+    ) -> None:
         self.gm, self.tools, self.places = gm, tools, places
+        self.is_broken = is_broken or ends_at_break(gm)
         # That of the values: for the backend there is another one.
         self.fake_mode = next(
             (
@@ -121,7 +133,7 @@ class _Weaving:
         try:
             with self.fake_mode or contextlib.nullcontext(), fresh_symbols(self.fake_mode):
                 self._analyse_graph(self.gm)
-                self.aliases.check(self.gm.graph)
+                self.aliases.check(self.gm.graph, self.is_broken)
                 for node, found in self.woven:
                     self._find_lifted(node, found)
         finally:

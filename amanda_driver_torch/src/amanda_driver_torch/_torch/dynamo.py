@@ -12,6 +12,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from types import CodeType
 from typing import Any
 from unittest import mock
 
@@ -47,9 +48,11 @@ __all__ = [
     "HigherOrderOperator",
     "add_buffer",
     "backend_itself",
+    "begins_at_break",
     "beneath_stance",
     "compile_apart",
     "effectful",
+    "ends_at_break",
     "failing",
     "for_routines_on_host",
     "fresh_symbols",
@@ -114,6 +117,16 @@ def is_dynamos(namespace: Mapping[str, Any]) -> bool:
 def is_made_inside(source: Any) -> bool:
     """Return True if the program that is traced makes the parameter with this source."""
     return isinstance(source, SyntheticLocalSource)
+
+
+def ends_at_break(module: Any) -> bool:
+    """Return True if the program goes on in another graph after this one."""
+    return bool(getattr(getattr(module, "compile_subgraph_reason", None), "graph_break", False))
+
+
+def begins_at_break(code: CodeType) -> bool:
+    """Return True if this is the code with which a program goes on after a graph."""
+    return code.co_name.startswith("torch_dynamo_resume_in")
 
 
 def is_transform(function: Any) -> bool:
