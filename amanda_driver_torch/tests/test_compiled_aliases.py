@@ -323,6 +323,33 @@ def test_result_whose_view_has_no_routine(backend: str) -> None:
     torch.testing.assert_close(got, expected)
 
 
+# Dynamo itself asks the argument for its gradient after the break.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_views_at_a_graph_break_are_in_the_coverage() -> None:
+    def program(x: torch.Tensor) -> Any:
+        y = x.view(-1)
+        torch._dynamo.graph_break()
+        return y * 2
+
+    def derived(program: Program) -> Any:
+        leaf = X.clone().requires_grad_()
+        found = program(leaf * 1)
+        found.square().sum().backward()
+        return [leaf.grad, found]
+
+    def analysis(context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(nothing, observe=True)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analysis)
+    expected = derived(program)
+    with amanda.apply(tool) as session:
+        got = derived(torch.compile(program, backend="aot_eager"))
+        gaps = session.coverage()["pytorch"]
+    torch.testing.assert_close(got, expected)
+    assert any("pass on at graph breaks" in gap.what for gap in gaps)
+
+
 #: What two arguments are of one tensor.
 SHARED: dict[str, Callable[[torch.Tensor], Any]] = {
     "whole": lambda base: (base, base.view(-1).view(4, 4)),

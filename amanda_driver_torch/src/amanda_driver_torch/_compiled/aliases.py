@@ -100,13 +100,16 @@ class Aliases:
                         self._before[node, memory] = owner
         self._known |= owners.keys()
 
-    def check(self, graph: fx.Graph, is_broken: bool) -> None:
-        """Raise `CannotWeave` if a value is no view where the program expects one.
+    def check(self, graph: fx.Graph, is_broken: bool) -> bool:
+        """Raise `CannotWeave` if the program expects a view where a value is none any more.
 
         Args:
             graph: The graph.
-            is_broken: Whether the program goes on after a graph break, with views of arguments
-                whose gradients routines get. It is expected not to write them.
+            is_broken: Whether the graph is before or after a graph break. It may pass on views
+                whose gradients routines get.
+
+        Returns:
+            Whether it does. If the program then writes such a view, gradients are lost.
         """
         order = {node: number for number, node in enumerate(self._owners)}
         values: dict[int, list[tuple[fx.Node, object]]] = defaultdict(list)
@@ -136,15 +139,17 @@ class Aliases:
                 )
         (output,) = (node for node in graph.nodes if node.op == "output")
         returned: set[int] = set()
+        passes = False
         for node in output.all_input_nodes:
             for memory, owner in self._owners[node].items():
                 while is_broken and (owner, memory) in self._before:
-                    owner = self._before[owner, memory]
+                    owner, passes = self._before[owner, memory], True
                 if outer.setdefault(memory, owner) != owner or (
                     memory in self._tapped and memory in returned
                 ):
                     _refuse(node)
                 returned.add(memory)
+        return passes
 
     def _memory(self, values: Iterable[Any]) -> set[int]:
         tensors, found = tensors_in(values), set()

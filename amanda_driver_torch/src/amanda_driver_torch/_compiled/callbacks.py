@@ -103,7 +103,7 @@ class CompiledCode:
         """
         watch_tracing(replace)
         self.session = self.host.session = session
-        self._tools, self._enter = GraphTools(session, self.host, sites, constant), enter
+        self._tools, self._enter = GraphTools(session, self.host, sites, constant, self.gaps), enter
 
     def end(self) -> None:
         """Serve no session any more."""

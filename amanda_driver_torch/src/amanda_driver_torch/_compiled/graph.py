@@ -61,6 +61,10 @@ class AnalysisFailed(Exception):
         self.error = error
 
 
+#: What a graph before or after a graph break gives to the rest of the program.
+VIEWS_PASSED_ON = "views that compiled callables pass on at graph breaks"
+
+
 @dataclasses.dataclass
 class GraphTools:
     """The parts of a session that the analysis of graphs needs.
@@ -70,12 +74,14 @@ class GraphTools:
         host: Calls routines on the host.
         sites: Names operators.
         constant: Returns a value that is the same in every execution of its op, else None.
+        gaps: For the coverage: what is not as without tools, and why.
     """
 
     session: Session
     host: Host
     sites: Sites[Site]
     constant: Callable[[Any], Any]
+    gaps: dict[str, str]
 
 
 def weave(
@@ -133,7 +139,10 @@ class _Weaving:
         try:
             with self.fake_mode or contextlib.nullcontext(), fresh_symbols(self.fake_mode):
                 self._analyse_graph(self.gm)
-                self.aliases.check(self.gm.graph, self.is_broken)
+                if self.aliases.check(self.gm.graph, self.is_broken):
+                    self.tools.gaps[VIEWS_PASSED_ON] = (
+                        "if the program writes one in place, gradients through its base are lost"
+                    )
                 for node, found in self.woven:
                     self._find_lifted(node, found)
         finally:
