@@ -28,7 +28,7 @@ from amanda_driver_torch._compiled.call_sites import (
     watch_tracing,
 )
 from amanda_driver_torch._compiled.choice import BACKWARD, misses_backward
-from amanda_driver_torch._compiled.graph import AnalysisFailed, GraphTools, weave
+from amanda_driver_torch._compiled.graph import AnalysisFailed, GraphTools, Leaves, weave
 from amanda_driver_torch._compiled.host import Host
 from amanda_driver_torch._compiled.operators import Woven
 from amanda_driver_torch._compiled.refusals import CannotWeave
@@ -154,7 +154,7 @@ class CompiledCode:
         self._backends.add(found)
         return found
 
-    def weave(self, gm: fx.GraphModule, is_broken: bool) -> Sequence[Woven]:
+    def weave(self, gm: fx.GraphModule, leaves: Leaves, is_broken: bool) -> Sequence[Woven]:
         """Weave the applied tools into a graph; return the nodes at which they do anything."""
         assert self._tools is not None
         assert self._enter is not None
@@ -167,7 +167,7 @@ class CompiledCode:
         outer = self._tools.sites.walk(_outside(), FRAMES)
         outer = outer[1:] if outer and outer[0][0].kind == FRAMEWORK else outer
         places = Places(self._tools.sites, STATE.activations, self._enter, outer)
-        return weave(gm, self._tools, places, is_broken)
+        return weave(gm, self._tools, places, leaves, is_broken)
 
     def note_eager(self, name: str, reason: str) -> None:
         """Report that a frame runs eagerly."""
@@ -217,7 +217,7 @@ class _Callback:
             return self._skipped[id(code)][1]
         before = self.backend.failure
         self.backend.forget()
-        self.backend.resumes = begins_at_break(code)
+        self.backend.code = code
         try:
             with recording():
                 result = compile_apart(self._compile, frame, cache_entry, frame_state)
@@ -254,10 +254,10 @@ class _Backend:
         region: The number of its region, for torch's limit of compilations.
         eager: id -> code of the frames that run eagerly; Dynamo makes code that cannot be hashed.
         failure: Why the last graph could not be woven.
-        resumes: Whether the frame that is compiled goes on after another graph.
+        code: That of the frame that is compiled.
     """
 
-    resumes = False
+    code: CodeType
 
     def __init__(
         self, owner: weakref.ref[CompiledCode], users: Callable[..., Any], epoch: int
@@ -265,6 +265,7 @@ class _Backend:
         self._owner, self.users, self.epoch = owner, users, epoch
         self.region = new_recompile_region()
         self.eager: dict[int, CodeType] = {}
+        self._leaves: dict[int, tuple[CodeType, Leaves]] = {}
         self.failure: Exception | None = None
         self.__name__ = getattr(users, "__name__", type(users).__name__)
 
@@ -280,7 +281,8 @@ class _Backend:
         try:
             # The program's hooks, such as those of checkpointing, are for its own operators.
             with without_saved_tensors_hooks():
-                woven = owner.weave(gm, self.resumes)
+                _, leaves = self._leaves.setdefault(id(self.code), (self.code, {}))
+                woven = owner.weave(gm, leaves, begins_at_break(self.code))
             forget_calls(gm)
             with contextlib.ExitStack() as stack:
                 if woven:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, cast
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site
 from amanda_core.scopes import Activation
@@ -35,6 +36,7 @@ from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of
 from amanda_driver_torch._thread.modes import call_routine
 from amanda_driver_torch._torch.dynamo import (
     CHECKPOINT,
+    INFERENCE,
     STATE_CHANGES,
     FakeTensor,
     HigherOrderOperator,
@@ -50,7 +52,7 @@ from amanda_driver_torch._torch.dynamo import (
 )
 from amanda_driver_torch._torch.tensor_attributes import is_weight
 
-__all__ = ["AnalysisFailed", "GraphTools", "weave"]
+__all__ = ["AnalysisFailed", "GraphTools", "Leaves", "weave"]
 
 
 class AnalysisFailed(Exception):
@@ -61,6 +63,10 @@ class AnalysisFailed(Exception):
         self.error = error
 
 
+#: By their places in the program: leaves that are no parameters. They are weights, unless the
+#: program makes new ones.
+Leaves = dict[Any, list[weakref.ref[torch.Tensor]]]
+LEAVES = "leaves that are made in each step, such as inputs that require gradients"
 #: What a graph before or after a graph break gives to the rest of the program.
 VIEWS_PASSED_ON = "views that compiled callables pass on at graph breaks"
 
@@ -85,7 +91,7 @@ class GraphTools:
 
 
 def weave(
-    gm: fx.GraphModule, tools: GraphTools, places: Places, is_broken: bool = False
+    gm: fx.GraphModule, tools: GraphTools, places: Places, leaves: Leaves, is_broken: bool = False
 ) -> list[Woven]:
     """Analyse the operators of a graph, and write the steps of their plans into it.
 
@@ -93,6 +99,7 @@ def weave(
         gm: The graph.
         tools: The tools.
         places: Where its operators are.
+        leaves: The leaves that graphs of the same code were traced with.
         is_broken: Whether it is one of several graphs of a callable.
 
     Returns:
@@ -102,14 +109,19 @@ def weave(
         CannotWeave: A tool asks for something that a compiled graph cannot have.
         AnalysisFailed: The analysis of a tool failed.
     """
-    return _Weaving(gm, tools, places, is_broken).weave()
+    return _Weaving(gm, tools, places, leaves, is_broken).weave()
 
 
 class _Weaving:
     def __init__(
-        self, gm: fx.GraphModule, tools: GraphTools, places: Places, is_broken: bool
+        self,
+        gm: fx.GraphModule,
+        tools: GraphTools,
+        places: Places,
+        leaves: Leaves,
+        is_broken: bool,
     ) -> None:
-        self.gm, self.tools, self.places = gm, tools, places
+        self.gm, self.tools, self.places, self.leaves = gm, tools, places, leaves
         self.is_broken = is_broken or ends_at_break(gm)
         # That of the values: for the backend there is another one.
         self.fake_mode = next(
@@ -186,6 +198,12 @@ class _Weaving:
             raise CannotWeave("it makes a parameter, which has no values before it runs")
         if type(value) is FakeTensor or not isinstance(value, torch.Tensor):
             return
+        if is_weight(value) and not isinstance(value, nn.Parameter):
+            known = self.leaves.setdefault(source, [])
+            if any(leaf() is None for leaf in known):
+                self.tools.gaps[LEAVES] = "tools are not shown their values in compiled callables"
+                return
+            known.append(weakref.ref(value))
         if is_weight(value) or self.tools.constant(value) is not None:
             self.real[id(node.meta["example_value"])] = value
             self.weights.add(id(value))
@@ -202,6 +220,8 @@ class _Weaving:
                 return None
         if isinstance(target, HigherOrderOperator):
             raise CannotWeave(f"the graph has the higher-order operator {target}")
+        if target is INFERENCE:
+            raise CannotWeave("it enters the inference mode")
         if is_transform(target):
             raise CannotWeave("the graph has transforms of torch.func")
         args, kwargs = self._given(node)
@@ -236,7 +256,7 @@ class _Weaving:
                 node.meta["example_value"] = self.fake_mode.from_tensor(owner)
             else:
                 return owner
-        return node.meta["example_value"]
+        return _example(node)  # None for the parts of context managers such as `record_function`.
 
     def _show(self, node: fx.Node, value: Any) -> None:
         """Let later operators get the value that analysis was shown here."""
@@ -290,7 +310,9 @@ class _Weaving:
             context.fill(outputs=outputs)
             after = self._trigger(context, IPoint.AFTER_FORWARD)
             arriving, leaving = map(context.plan, (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD))
-            if not arriving.replacement and does_nothing(operator, func, bound, outputs):
+            if not self._gradients(bound) or (
+                not arriving.replacement and does_nothing(operator, func, bound, outputs)
+            ):
                 arriving = leaving = Plan()  # In eager mode it has no node, and so no gradients.
             plan = OpPlan(self.tools.host, before, after, arriving, leaving, likes(outputs))
             self.aliases.operator(plan, bound, outputs)

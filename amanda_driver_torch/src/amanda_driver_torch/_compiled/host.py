@@ -215,9 +215,9 @@ class _Selection:
     """The tensors and symbolic numbers that a routine gets, apart from its constants.
 
     Attributes:
-        sources: The tensors.
+        sources: The tensors, and behind them the symbolic floats as tensors.
         tensors: The same without their gradients.
-        numbers: The symbolic numbers.
+        numbers: The symbolic integers.
         places: Position that holds only tensors -> their indices among `tensors`.
         is_empty: Whether the routine gets none of the values that it selects.
     """
@@ -230,6 +230,7 @@ class _Selection:
         self.tensors: list[Any] = []
         self.numbers: list[Any] = []
         self.places: dict[int, list[int]] = {}
+        self._floats: list[Any] = []
         self._whole: list[Any] = [None] * len(values)
         positions = range(len(values)) if wanted is None else wanted
         self.is_empty = bool(positions) and all(values[position] is None for position in positions)
@@ -239,15 +240,24 @@ class _Selection:
             leaves = tree_leaves(values[position])
             if leaves and len(self.tensors) - before == len(leaves):
                 self.places[position] = list(range(before, len(self.tensors)))
+        self._floats_at = slice(len(self.tensors), len(self.tensors) + len(self._floats))
+        self.sources += self._floats
+        self.tensors += self._floats
+        self._floats = []
 
     def _placed(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             self.sources.append(value)
             self.tensors.append(value.detach())
             return _Slot(0, len(self.tensors) - 1)
-        if isinstance(value, torch.SymInt):  # Other symbolic numbers are refused.
+        if isinstance(value, torch.SymInt):
             self.numbers.append(value)
             return _Slot(1, len(self.numbers) - 1)
+        if isinstance(value, torch.SymFloat):
+            # AOTAutograd would bind compiled code to the value if it were used in another way.
+            one: Any = torch.ones((), dtype=torch.float64)
+            self._floats.append(one * value)
+            return _Slot(2, len(self._floats) - 1)
         return value
 
     @property
@@ -263,7 +273,7 @@ class _Selection:
 
     def whole(self, tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
         """Return the values at all positions; None at those that the routine does not get."""
-        given = (tensors, numbers)
+        given = tensors, numbers, [one.item() for one in tensors[self._floats_at]]
 
         def filled(value: Any) -> Any:
             return given[value.kind][value.index] if isinstance(value, _Slot) else value
@@ -381,7 +391,8 @@ def _made(tensors: Any, numbers: Any, number: int) -> Any:
 
 def _define(name: str, returns: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
     schema = f"{name}(Tensor[] tensors, SymInt[] numbers, int number) -> {returns}"
-    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+    # So marked, they do not run on the values of constants while a graph is traced.
+    _LIBRARY.define(schema, tags=torch.Tag.nondeterministic_seeded)  # type: ignore[no-untyped-call]
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"{_NAME}::{name}", fake, lib=_LIBRARY)
     effectful(_LIBRARY, f"{_NAME}::{name}")

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from amanda_driver_torch._compiled.execution import Lifted, OpPlan, run_operator
-from amanda_driver_torch._entry.transparent_wrappers import make_transparent, run_transparently
+from amanda_driver_torch._entry.transparent_wrappers import run_transparently, transparent
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.internals import TensorBase
@@ -45,8 +45,8 @@ class OperatorMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if type(func) is types.FunctionType:
             if not STATE.transparent or STATE.transparent[-1] is not func:
-                make_transparent(func.__globals__)
-                return run_transparently(self, func, args, kwargs)
+                with transparent(func.__globals__):
+                    return run_transparently(self, func, args, kwargs)
             # A method in C names the one in Python that overrides it.
             func = getattr(TensorBase, func.__name__, func)
         operator = self.operator(func)

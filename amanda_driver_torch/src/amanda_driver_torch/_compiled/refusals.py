@@ -64,8 +64,8 @@ def check(
     if gradients and any(map(_is_nested, (*bound.values, *outputs))):
         refuse("a tool requests gradients of an operator with lists of lists of tensors")
     values = tree_leaves((bound.values, outputs))
-    if plan.on_host and any(isinstance(v, (torch.SymFloat, torch.SymBool)) for v in values):
-        refuse("a routine on the host gets a symbolic number that is not an integer")
+    if plan.on_host and any(isinstance(v, torch.SymBool) for v in values):
+        refuse("a routine on the host gets a symbolic truth value")
     if plan.on_host and any(isinstance(v, torch.Tensor) and v.is_nested for v in values):
         refuse("a routine on the host gets a nested tensor")
     step = plan.before.replacement

@@ -7,12 +7,15 @@ thread, these look for overriding types only and not for modes. `F.relu` then ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional
 from torch.overrides import TorchFunctionMode
 
+from amanda_core.patching import Patches
 from amanda_driver_torch._entry.patches import PATCHES
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.internals import (
@@ -23,7 +26,7 @@ from amanda_driver_torch._torch.internals import (
 )
 from amanda_driver_torch._torch.tensor_attributes import PLAIN
 
-__all__ = ["has_override", "make_transparent", "run_transparently"]
+__all__ = ["has_override", "make_transparent", "run_transparently", "transparent"]
 
 
 def run_transparently(
@@ -60,12 +63,52 @@ def has_override(values: Any) -> bool:
 
 def make_transparent(namespace: dict[str, Any]) -> None:
     """Let `run_transparently` work for functions of a namespace until no session is attached."""
-    for name, replace in _ASKS.items():
+    _replace_asks(namespace, PATCHES.add)
+
+
+@contextlib.contextmanager
+def transparent(namespace: dict[str, Any]) -> Iterator[None]:
+    """Let `run_transparently` work for functions of a namespace inside `with`.
+
+    Outside of it Dynamo finds the originals, to which the code that it compiles is bound.
+    """
+    # Wrappers call those of this namespace.
+    own = _Transparent.of(namespace), _Transparent.of(vars(torch.nn.functional))
+    for patches in own:
+        patches.acquire()
+    try:
+        yield
+    finally:
+        for patches in own:
+            patches.release()
+
+
+class _Transparent(Patches):
+    """The replacements in one namespace."""
+
+    _known: dict[int, _Transparent] = {}  # noqa: RUF012
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        super().__init__()
+        self._namespace = namespace
+
+    @classmethod
+    def of(cls, namespace: dict[str, Any]) -> _Transparent:
+        return cls._known.setdefault(id(namespace), cls(namespace))
+
+    def install(self) -> None:
+        _replace_asks(self._namespace, self.replace)
+
+
+def _replace_asks(
+    namespace: dict[str, Any], replace: Callable[[_Namespace, str, Any], None]
+) -> None:
+    for name, asks in _ASKS.items():
         original = namespace.get(name)
         if original is not None and not hasattr(original, _MARK):
-            replacement = replace(original)
+            replacement = asks(original)
             setattr(replacement, _MARK, True)
-            PATCHES.add(_Namespace(namespace), name, replacement)
+            replace(_Namespace(namespace), name, replacement)
 
 
 _MARK = "__amanda_transparent__"

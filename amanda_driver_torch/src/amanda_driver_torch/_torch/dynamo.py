@@ -40,6 +40,7 @@ from amanda_driver_torch._torch.internals import COMPILED_FRAMES
 __all__ = [
     "CHECKPOINT",
     "CREATE_PROXY",
+    "INFERENCE",
     "MODULE_CALL",
     "MODULE_NOTE",
     "STATE_CHANGES",
@@ -102,6 +103,8 @@ STATE_CHANGES = frozenset(
         torch.amp.autocast_mode._exit_autocast,
     }
 )
+#: Another one. An error inside of it would leave it entered.
+INFERENCE = torch.autograd.grad_mode._enter_inference_mode
 
 
 def effectful(library: torch.library.Library, name: str) -> None:

@@ -1,0 +1,214 @@
+"""Training under torch.compile while tools are applied: steps of optimizers, inputs, and states."""
+
+# mypy: allow-untyped-calls, allow-untyped-decorators
+# torch leaves Tensor.backward and its like untyped.
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+
+import amanda
+
+from .interceptors import STAYS_COMPILED
+from .tensors import equal, grad_of
+
+pytestmark = [pytest.mark.one_interceptor, STAYS_COMPILED]
+
+X = torch.linspace(-1, 1, 40).reshape(5, 8)
+
+
+@pytest.fixture(autouse=True)
+def _graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    """Return how many graphs were compiled so far."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+class Counting(amanda.Tool):
+    """Counts the calls of routines that look at all values and gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        def count(*_: Any) -> None:
+            self.calls[context.op_type] += 1
+
+        context.insert_before_op(count, observe=True)
+        context.insert_after_op(count, observe=True)
+        context.insert_before_backward_op(count, observe=True)
+        context.insert_after_backward_op(count, observe=True)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9, foreach=True)
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, 0.1, foreach=True)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_steps_of_optimizers_stay_compiled(make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    """Their operators have no gradients, so that requests for these change nothing."""
+
+    def trained(*tools: amanda.Tool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 8)
+        optimizer = make(model.parameters())
+        step = torch.compile(optimizer.step, backend="aot_eager")
+        found = []
+        for _ in range(4):
+            with amanda.apply(*tools):
+                optimizer.zero_grad()
+                model(X).square().mean().backward()
+                step()
+            found += [parameter.detach().clone() for parameter in model.parameters()]
+        return found
+
+    expected, tool = trained(), Counting()
+    equal(trained(tool), expected)
+    assert any(name.startswith("_foreach_") for name in tool.calls)
+
+
+def test_inputs_that_require_gradients_are_no_weights() -> None:
+    """A program may make a new one in each step: the code is not bound to it for long."""
+    model = nn.Linear(8, 8)
+
+    def called(x: torch.Tensor) -> Any:
+        return model(x.exp()) + x
+
+    compiled, tool = torch.compile(called, backend="aot_eager"), Counting()
+
+    def gradients(called: Any) -> list[torch.Tensor]:
+        found = []
+        for scale in range(8):
+            x = (X * scale).requires_grad_()
+            called(x).square().sum().backward()
+            found.append(grad_of(x))
+        return found
+
+    expected = gradients(called)
+    with amanda.apply(tool) as handle:
+        found = gradients(compiled)
+        before, calls = graphs(), dict(tool.calls)
+        found += gradients(compiled)
+        assert graphs() == before
+        assert "made in each step" in str(handle.coverage())
+    equal(found, expected * 2)
+    assert tool.calls == {name: 2 * count for name, count in calls.items()}
+    assert calls["linear"] == 8 * 4
+
+
+def test_leaves_that_stay_are_weights() -> None:
+    def called(x: torch.Tensor, many: list[torch.Tensor]) -> torch.Tensor:
+        for weight in many:
+            x = F.linear(x, weight)
+        return x
+
+    many = [torch.randn(8, 8, requires_grad=True) for _ in range(3)]
+    absolute = [weight.abs() for weight in many]
+    compiled, tool = torch.compile(called, backend="aot_eager"), amanda.Tool()
+    tool.add_inst_for_op(
+        lambda context: context.insert_before_op(
+            amanda.staged(lambda value, sign: value * sign),
+            inputs=[1],
+            sign=context.value(1).detach().sign(),
+        )
+    )
+    for _ in range(2):
+        with amanda.apply(tool):
+            found = compiled(X, many), compiled(X, many[::-1])
+        equal(found, (called(X, absolute), called(X, absolute[::-1])))
+
+
+STATES: dict[str, Callable[[], Any]] = {
+    "record": lambda: torch.profiler.record_function("part"),
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "no-grad": torch.no_grad,
+    "attention": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    "hooks": lambda: torch.autograd.graph.disable_saved_tensors_hooks("none"),
+    "inference": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("state", STATES)
+def test_states_that_a_program_enters(state: str, backend: str) -> None:
+    """Operators in them are seen, and nothing remains entered."""
+
+    def called(x: torch.Tensor) -> Any:
+        with STATES[state]():
+            x = F.linear(x, weight)
+        return x.float() * 2
+
+    weight, tool, eager = torch.randn(8, 8, requires_grad=True), Counting(), Counting()
+    expected = called(X)
+    with amanda.apply(eager):
+        called(X)
+    compiled = torch.compile(called, backend=backend)
+    refused = pytest.warns(amanda.AmandaWarning, match="it enters the inference mode")
+    with refused if state == "inference" else contextlib.nullcontext(), amanda.apply(tool):
+        found = compiled(X)
+    equal(found, expected)
+    assert tool.calls == eager.calls != Counter()
+    assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_routines_on_constants_run_with_the_program_only(backend: str) -> None:
+    """A compiler computes with the values of constants while it traces."""
+    seen: list[float] = []
+
+    def edit(value: torch.Tensor) -> torch.Tensor:
+        seen.append(value.item())
+        return value + len(seen)
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type == "tensor":
+            context.insert_after_op(edit)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    called = torch.compile(lambda x: x * torch.tensor(3.0), backend=backend)
+    with amanda.apply(tool):
+        found = [called(X) for _ in range(3)]
+    equal(found, [X * (3.0 + count) for count in (1, 2, 3)])
+    assert seen == [3.0] * 3
+
+
+def test_tools_change_nothing_that_code_without_them_is_bound_to() -> None:
+    """`pad` is traced by Dynamo, and run by the driver for the operators inside it."""
+
+    def called(x: torch.Tensor) -> Any:
+        return F.pad(x, (0, 1)).sum() * F.softmax(x, -1)
+
+    compiled, tool = torch.compile(called, backend="aot_eager"), Counting()
+    equal(compiled(X), called(X))
+    for _ in range(2):
+        with amanda.apply(tool):
+            compiled(X)
+            before = graphs()
+            with amanda.disabled():
+                equal(compiled(X), called(X))
+        equal(compiled(X), called(X))
+        assert graphs() == before
