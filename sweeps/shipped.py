@@ -8,13 +8,16 @@ one by one.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import amanda
+from amanda_core.results import share
 from amanda_tools import (
     capture,
     dump,
@@ -37,7 +40,8 @@ from amanda_tools import (
     trace,
 )
 
-from .observations import Facts, different
+if TYPE_CHECKING:  # It needs torch, which not all programs do that run under the tools.
+    from .observations import Facts
 
 Maker = Callable[[Path], amanda.Tool]
 
@@ -57,6 +61,17 @@ LOOKING: Mapping[str, Maker] = {
     "sensitivity": lambda folder: sensitivity.Sensitivity(),
     "sparsity": lambda folder: sparsity.Sparsity(gradients=True),
     "trace": lambda folder: trace.Trace(),
+}
+#: The same without routines of the backward program, under which compiled callables stay compiled.
+LOOKING_FORWARD: Mapping[str, Maker] = {
+    **LOOKING,
+    "dump": lambda folder: dump.Dump(["inputs", "weights", "outputs"], stats=True, folder=folder),
+    "flops": lambda folder: flops.Flops(["matmul", "norm", "elementwise"], backward=False),
+    "graph": lambda folder: graph.GraphTracing(backward=False),
+    "latency": lambda folder: latency.Latency(backward=False),
+    "memory": lambda folder: memory.Memory(backward=False),
+    "nonfinite": lambda folder: nonfinite.NonFinite(backward=False),
+    "sparsity": lambda folder: sparsity.Sparsity(),
 }
 #: Tools that edit: two multiply by ones, the others compute the same result differently. Gates have
 #: no neutral values, so their tools only look for where they would go.
@@ -96,13 +111,33 @@ def applied(way: str) -> Iterator[None]:
     Args:
         way: A key of `WAYS` or `SHIPPED`.
     """
+    makers = {name: SHIPPED[name] for name in WAYS.get(way, (way,))}
+    with rendered(makers) as tools, amanda.apply(*tools):
+        yield
+
+
+@contextlib.contextmanager
+def rendered(makers: Mapping[str, Maker]) -> Iterator[list[Any]]:
+    """Make tools, and at the end their results in each form in which a user may ask for them."""
     with tempfile.TemporaryDirectory() as folder:
-        tools: list[Any] = [SHIPPED[name](Path(folder)) for name in WAYS.get(way, (way,))]
-        with amanda.apply(*tools):
-            yield
-        for tool in tools:
-            if hasattr(tool, "result"):
-                tool.result()
+        tools: dict[str, Any] = {
+            name: maker(Path(folder, name)) for name, maker in makers.items()
+        }
+        yield list(tools.values())
+        results = {name: tool.result() for name, tool in tools.items() if hasattr(tool, "result")}
+        share(results)
+        for name, result in results.items():
+            json.loads(result.to_json(), parse_constant=_no_json)
+            str(result.table())
+            result._repr_html_()
+            if importlib.util.find_spec("pandas"):
+                result.to_dataframe()
+            if hasattr(result, "write"):
+                result.write(Path(folder, f"{name} written"))
+
+
+def _no_json(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def differing(way: str, plain: Facts, run: Callable[[str], Facts]) -> list[str]:
@@ -142,5 +177,7 @@ def otherwise(way: str, plain: Facts, found: Facts) -> list[str]:
         return []
     if error != plain.get("error", ""):
         return [f"raised {error!r}"]
+    from .observations import different
+
     # A program's modes see the operators that tools run, so compare only results.
     return [] if way in EDITING else different(plain, found, results_only=True)

@@ -14,12 +14,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from sweeps.shipped import LOOKING
+
 from .running import Limits, Outcome, Ran, TestFile, run
 
 #: Tools under which callables of `torch.compile` run eagerly.
-TOOLS = ("watch", "none")
+TOOLS = ("watch", "none", "shipped")
 #: Those under which they stay compiled.
-FORWARD = ("watch-forward", "none-forward")
+FORWARD = ("watch-forward", "none-forward", "shipped-forward")
 BAD = ("failed", "crashed", "hung")
 #: Addresses of objects, which differ between runs.
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
@@ -38,6 +40,7 @@ class Failure:
         eager: Whether it also fails without Amanda if torch compiles nothing. It is only run so if
             callables of `torch.compile` or frames of them run eagerly under the tool.
         eager_frames: Why frames of callables that stay compiled ran eagerly under the tool.
+        alone: Of the tools that are applied together, those under which alone it fails.
     """
 
     test: str
@@ -47,6 +50,7 @@ class Failure:
     printed: str
     eager: bool = False
     eager_frames: list[str] = dataclasses.field(default_factory=list)
+    alone: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -139,6 +143,12 @@ def _under(tool: str, file: TestFile, limits: Limits, good: list[str]) -> Compar
             compared.failures.append(_failure(name, ran.outcomes[name]))
         else:
             compared.unstable.append(name)
+    tests = [failure.test for failure in compared.failures]
+    for name in LOOKING if tool.startswith("shipped") else ():
+        failed = _bad(run(file, tool.replace("shipped", name), limits, tests))
+        for failure in compared.failures:
+            if failure.test in failed:
+                failure.alone.append(name)
     if file.compiles:
         eagerly = [f.test for f in compared.failures if tool in TOOLS or f.eager_frames]
         eager = _bad(run(file, "eager", limits, eagerly))

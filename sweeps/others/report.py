@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sweeps.results import versions
+from sweeps.shipped import LOOKING
 
 from .comparing import BAD, FORWARD, TOOLS, Failure, FileResult, read
 from .exceptions import DEFECT, EAGER, EAGER_FRAME, EXCEPTED, reason
@@ -88,12 +89,13 @@ def write(folder: Path) -> int:
         "The tests that the authors of frameworks and libraries wrote for their own code, run "
         "under tools that change nothing. `watch` has the four analysis routines and inserts "
         "nothing. `none` runs a routine that returns `None` before and after every operator, "
-        "forward and backward. Under these, callables of `torch.compile` run eagerly. "
-        "`watch-forward` and `none-forward` have the routines of the forward program alone, so "
-        "that what is compiled stays compiled. A tool is applied around each test, from before "
-        "its setup until after its teardown, and in processes that it spawns. A test that passes "
-        "without Amanda and fails under a tool, twice, is a failure. The tests are not part of "
-        "this repository.",
+        f"forward and backward. `shipped` is {len(LOOKING)} tools of amanda-tools at once, those "
+        "that only look; after each test they make their results in all forms. Under these, "
+        "callables of `torch.compile` run eagerly. Those whose name ends with `-forward` have the "
+        "routines of the forward program alone, so that what is compiled stays compiled. A tool "
+        "is applied around each test, from before its setup until after its teardown, and in "
+        "processes that it spawns. A test that passes without Amanda and fails under a tool, "
+        "twice, is a failure. The tests are not part of this repository.",
         "",
         "This page is written by `nox -s others -- report` from the results of "
         "`nox -s others -- SUITE --from FOLDER`; do not edit it. The result of a file is kept "
@@ -178,7 +180,8 @@ def _left(left: list[tuple[FileResult, str, Failure]]) -> Iterable[str]:
     yield ""
     kinds: dict[str, list[str]] = defaultdict(list)
     for result, tool, failure in left:
-        kinds[_kind(failure)].append(f"{tool}, {result.suite}: `{failure.test}`")
+        alone = f" ({', '.join(failure.alone)})" if failure.alone else ""
+        kinds[_kind(failure)].append(f"{tool}{alone}, {result.suite}: `{failure.test}`")
     for kind, names in sorted(kinds.items(), key=lambda item: -len(item[1])):
         yield f"- `{kind}`: {len(names)}"
         yield from (f"  - {name}" for name in names[:5])
@@ -251,7 +254,7 @@ def failures(folder: Path) -> str:
                 kinds[_kind(failure)].append((result.suite, tool, failure))
     lines = []
     for kind, members in sorted(kinds.items(), key=lambda item: -len(item[1])):
-        tools = Counter(tool for _, tool, _ in members)
+        tools = Counter((tool, *failure.alone) for _, tool, failure in members)
         places = Counter(failure.where for _, _, failure in members).most_common(3)
         lines += [f"## {len(members)}: {kind}", f"{dict(tools)}; at {places}", ""]
         lines += [f"- {tool}: {failure.test}" for _, tool, failure in members[:12]]

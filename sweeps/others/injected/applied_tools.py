@@ -1,11 +1,12 @@
 """Plugin of pytest that runs each test under a tool and writes its outcome at once.
 
-It is loaded into processes that run others' tests (`pytest -p applied_tools`), as the only module
-on `PYTHONPATH`, so it imports nothing of this repository except `amanda`.
+It is loaded into processes that run others' tests (`pytest -p applied_tools`), where the root of
+this repository is not on the path: folders of the tests may have the names of those there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing.context
 import sys
@@ -49,6 +50,7 @@ def none(*backward: bool) -> amanda.Tool:
     return tool
 
 
+#: Those that are defined here; the others are shipped ones.
 TOOLS = {
     "watch": lambda: watch(False, True),
     "none": lambda: none(False, True),
@@ -58,10 +60,34 @@ TOOLS = {
 }
 
 
+def made(applied: str) -> contextlib.AbstractContextManager[list[amanda.Tool]]:
+    """Make the tools of a name, and in the end their results, if they have any.
+
+    Args:
+        applied: A key of `TOOLS`; ``shipped``, or the name of a shipped tool that only looks; or
+            either with ``-forward``.
+    """
+    if applied in TOOLS:
+        return contextlib.nullcontext([TOOLS[applied]()])
+    root = str(Path(__file__).parents[3])
+    sys.path.insert(0, root)
+    try:
+        from sweeps import shipped
+    finally:
+        sys.path.remove(root)
+    name = applied.removesuffix("-forward")
+    makers = shipped.LOOKING if name == applied else shipped.LOOKING_FORWARD
+    return shipped.rendered(makers if name == "shipped" else {name: makers[name]})
+
+
+#: Under which nothing is applied.
+UNCHANGED = ("plain", "eager")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that the parent process passes."""
     group = parser.getgroup("applied tools")
-    group.addoption("--applied", choices=["plain", "eager", *TOOLS], default="plain")
+    group.addoption("--applied", default="plain", help="plain, eager or as of `made`")
     group.addoption("--outcomes", type=Path, help="where outcomes are appended, one JSON a line")
     group.addoption("--every", type=int, default=1, help="n: only each n-th test")
     group.addoption("--leave-out", type=Path, help="a file of ids, one a line")
@@ -73,7 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
     applied = config.getoption("--applied")
     if applied == "eager":
         compile_nothing()
-    if applied in TOOLS:
+    if applied not in UNCHANGED:
         # Processes that are forked have the tool already.
         Spawned.applied = applied
         multiprocessing.context.SpawnContext.Process = Spawned
@@ -92,7 +118,7 @@ class Spawned(multiprocessing.context.SpawnProcess):
 
     def run(self) -> None:
         """Run what the test gave the process."""
-        with amanda.apply(TOOLS[self.tool]()):
+        with made(self.tool) as tools, amanda.apply(*tools):
             super().run()
 
 
@@ -114,12 +140,13 @@ class Applied:
     """Applies a new tool around each test, from before its setup until after its teardown."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.tool = TOOLS.get(config.getoption("--applied"))
+        self.applied = config.getoption("--applied")
         self.every = config.getoption("--every")
         self.left_out = _ids(config.getoption("--leave-out"))
         self.only = _ids(config.getoption("--only-ids"))
         self.file: TextIO = config.getoption("--outcomes").open("a")
         self.handle: amanda.Handle | None = None
+        self.made = contextlib.ExitStack()
         self.reports: list[pytest.TestReport] = []
         self.eager: list[str] = []
         self.began = 0.0
@@ -156,8 +183,8 @@ class Applied:
         if "absl.flags" in sys.modules:
             # `absl.testing.absltest.main` does this, but pytest does not call it.
             sys.modules["absl.flags"].FLAGS.mark_as_parsed()
-        if self.tool is not None:
-            self.handle = amanda.attach(self.tool())
+        if self.applied not in UNCHANGED:
+            self.handle = amanda.attach(*self.made.enter_context(made(self.applied)))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Generator[None, None, None]:
@@ -169,6 +196,7 @@ class Applied:
                 handle, self.handle = self.handle, None
                 self.eager = _run_eagerly(handle)
                 handle.remove()
+                self.made.close()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the report of one phase of a test."""
