@@ -473,6 +473,44 @@ def test_gradients_of_an_op_that_writes_a_view(late: bool, edit: bool) -> None:
         close(grad_of(x)[:, 0], 2 * x[:, 0].detach())
 
 
+VIEWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x.real,
+    lambda x: x[1:].imag,
+    lambda x: x.conj(),
+    lambda x: x.mH[1:],
+    lambda x: x.conj().imag,
+    lambda x: torch.view_as_real(x)[1:, :, 1],
+    lambda x: torch.view_as_real(x.mT),
+    lambda x: torch.view_as_complex(torch.view_as_real(x[1:])),
+]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("edit", [False, True])
+def test_gradients_of_an_op_that_writes_a_view_of_another_kind(
+    view: Callable[[torch.Tensor], torch.Tensor], edit: bool
+) -> None:
+    x = torch.randn(4, 4, dtype=torch.complex128, requires_grad=True)
+    seen, arriving = list[torch.Tensor](), list[torch.Tensor]()
+    weights = torch.rand_like(view(x))
+
+    def keep(grad: torch.Tensor) -> Any:
+        seen.append(grad.clone())
+        return grad * 2 if edit else None
+
+    with amanda.apply(at_outputs("mul_", keep, [0])):
+        base = x * 1
+        written = view(base[:]).mul_(3)
+        (written * weights).sum().abs().backward()
+    expected_x = leaf_copy(x)
+    product = view(expected_x * 1) * 3
+    product.register_hook(arriving.append)
+    product.register_hook(lambda grad: grad * 2 if edit else None)
+    (product * weights).sum().abs().backward()
+    close(grad_of(x), grad_of(expected_x))
+    close(seen[0], arriving[0])
+
+
 @pytest.mark.parametrize("ask", ["before", "after", "replace"])
 def test_what_was_asked_for_an_execution_holds_for_its_backward(ask: str) -> None:
     kinds = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from amanda_driver_torch._torch.internals import negated
 from amanda_driver_torch._torch.tensor_attributes import base_of
 
 __all__ = ["ViewRegion"]
@@ -22,14 +23,18 @@ class ViewRegion:
         view: A view, with a base.
     """
 
-    __slots__ = ("_base_size", "_base_stride", "_offset", "_size", "_stride")
+    __slots__ = ("_base_size", "_base_stride", "_conjugate", "_dtype", "_negative", "_place")
 
     def __init__(self, view: torch.Tensor) -> None:
         base = base_of(view)
         assert base is not None
         self._base_size, self._base_stride = base.size(), base.stride()
-        self._size, self._stride = view.size(), view.stride()
-        self._offset = view.storage_offset() - base.storage_offset()
+        # The real numbers of complex ones have another size, and so another unit of the offset.
+        before = base.storage_offset() * base.element_size() // view.element_size()
+        self._place = view.storage_offset() - before, view.size(), view.stride()
+        self._dtype = view.dtype if view.dtype != base.dtype else None
+        self._conjugate = view.is_conj() != base.is_conj()
+        self._negative = view.is_neg() != base.is_neg()
 
     def read(self, grad: torch.Tensor) -> torch.Tensor:
         """Return the view's part of a gradient of the base, as a separate tensor."""
@@ -47,4 +52,12 @@ class ViewRegion:
         return copy.copy_(grad)  # type: ignore[no-any-return]
 
     def _part(self, grad: torch.Tensor) -> torch.Tensor:
-        return grad.as_strided(self._size, self._stride, self._offset)
+        offset, size, stride = self._place
+        if self._dtype is None:
+            part = grad.as_strided(size, stride, offset)
+        else:
+            part = grad.new_empty(0, dtype=self._dtype)
+            part.set_(grad.untyped_storage(), offset, size, stride)
+        if self._conjugate:
+            part = part.conj()
+        return negated(part) if self._negative else part

@@ -107,6 +107,7 @@ __all__ = [
     "may_hook_saved_tensors",
     "modules_in",
     "name_of_packet",
+    "negated",
     "nested_bindings",
     "next_sequence",
     "no_override",
@@ -220,6 +221,7 @@ TRACING_MACHINERY = (
 #: The base of a view.
 base_descriptor: Any = vars(TensorBase)["_base"]
 read_base: Callable[[torch.Tensor], torch.Tensor | None] = base_descriptor.__get__
+negated: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
 is_view: Callable[[torch.Tensor], bool] = vars(TensorBase)["_is_view"]
 creation_of_view: Callable[[torch.Tensor], Any] = _AUTOGRAD._get_creation_meta
 #: Values of `creation_of_view` for views made while no graph was recorded.
