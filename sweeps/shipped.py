@@ -62,16 +62,17 @@ LOOKING: Mapping[str, Maker] = {
     "sparsity": lambda folder: sparsity.Sparsity(gradients=True),
     "trace": lambda folder: trace.Trace(),
 }
-#: The same without routines of the backward program, under which compiled callables stay compiled.
+#: Those under which compiled callables stay compiled, without routines of the backward program.
 LOOKING_FORWARD: Mapping[str, Maker] = {
-    **LOOKING,
     "dump": lambda folder: dump.Dump(["inputs", "weights", "outputs"], stats=True, folder=folder),
     "flops": lambda folder: flops.Flops(["matmul", "norm", "elementwise"], backward=False),
     "graph": lambda folder: graph.GraphTracing(backward=False),
     "latency": lambda folder: latency.Latency(backward=False),
     "memory": lambda folder: memory.Memory(backward=False),
     "nonfinite": lambda folder: nonfinite.NonFinite(backward=False),
+    "sensitivity": LOOKING["sensitivity"],
     "sparsity": lambda folder: sparsity.Sparsity(),
+    "trace": LOOKING["trace"],
 }
 #: Tools that edit: two multiply by ones, the others compute the same result differently. Gates have
 #: no neutral values, so their tools only look for where they would go.
@@ -120,9 +121,7 @@ def applied(way: str) -> Iterator[None]:
 def rendered(makers: Mapping[str, Maker]) -> Iterator[list[Any]]:
     """Make tools, and at the end their results in each form in which a user may ask for them."""
     with tempfile.TemporaryDirectory() as folder:
-        tools: dict[str, Any] = {
-            name: maker(Path(folder, name)) for name, maker in makers.items()
-        }
+        tools: dict[str, Any] = {name: maker(Path(folder, name)) for name, maker in makers.items()}
         yield list(tools.values())
         results = {name: tool.result() for name, tool in tools.items() if hasattr(tool, "result")}
         share(results)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable
@@ -69,9 +70,20 @@ def nested(use_reentrant: bool) -> list[torch.Tensor]:
     return [x, y]
 
 
+def interrupted() -> list[torch.Tensor]:
+    # Outside modules, of which a tool might follow the ends.
+    x = torch.ones(2, 3, requires_grad=True)
+    with contextlib.suppress(RuntimeError):
+        torch.add(x, torch.ones(4))
+    y = checkpoint(lambda x: x.exp().exp(), x, use_reentrant=False)
+    y.sum().backward()
+    return [x, y]
+
+
 PROGRAMS: dict[str, Callable[[], list[torch.Tensor]]] = {
     "cycle": lambda: cycle(backward=True),
     "cycle without backward": lambda: cycle(backward=False),
+    "operators that raise": interrupted,
     "nested checkpoints": lambda: nested(use_reentrant=False),
     "nested reentrant checkpoints": lambda: nested(use_reentrant=True),
 }

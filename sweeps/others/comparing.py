@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sweeps.shipped import LOOKING
+from sweeps.shipped import LOOKING, LOOKING_FORWARD
 
 from .running import Limits, Outcome, Ran, TestFile, run
 
@@ -22,6 +22,8 @@ from .running import Limits, Outcome, Ran, TestFile, run
 TOOLS = ("watch", "none", "shipped")
 #: Those under which they stay compiled.
 FORWARD = ("watch-forward", "none-forward", "shipped-forward")
+#: Those that are several tools -> the names of these.
+ALONE = {"shipped": LOOKING, "shipped-forward": LOOKING_FORWARD}
 BAD = ("failed", "crashed", "hung")
 #: Addresses of objects, which differ between runs.
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
@@ -144,7 +146,7 @@ def _under(tool: str, file: TestFile, limits: Limits, good: list[str]) -> Compar
         else:
             compared.unstable.append(name)
     tests = [failure.test for failure in compared.failures]
-    for name in LOOKING if tool.startswith("shipped") else ():
+    for name in ALONE.get(tool, ()):
         failed = _bad(run(file, tool.replace("shipped", name), limits, tests))
         for failure in compared.failures:
             if failure.test in failed:

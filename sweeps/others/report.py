@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sweeps.results import versions
-from sweeps.shipped import LOOKING
+from sweeps.shipped import LOOKING, LOOKING_FORWARD
 
 from .comparing import BAD, FORWARD, TOOLS, Failure, FileResult, read
 from .exceptions import DEFECT, EAGER, EAGER_FRAME, EXCEPTED, reason
@@ -92,10 +92,11 @@ def write(folder: Path) -> int:
         f"forward and backward. `shipped` is {len(LOOKING)} tools of amanda-tools at once, those "
         "that only look; after each test they make their results in all forms. Under these, "
         "callables of `torch.compile` run eagerly. Those whose name ends with `-forward` have the "
-        "routines of the forward program alone, so that what is compiled stays compiled. A tool "
-        "is applied around each test, from before its setup until after its teardown, and in "
-        "processes that it spawns. A test that passes without Amanda and fails under a tool, "
-        "twice, is a failure. The tests are not part of this repository.",
+        "routines of the forward program alone, so that what is compiled stays compiled; for "
+        f"`shipped-forward` these are {len(LOOKING_FORWARD)} tools. A tool is applied around each "
+        "test, from before its setup until after its teardown, and in processes that it spawns. A "
+        "test that passes without Amanda and fails under a tool, twice, is a failure. The tests "
+        "are not part of this repository.",
         "",
         "This page is written by `nox -s others -- report` from the results of "
         "`nox -s others -- SUITE --from FOLDER`; do not edit it. The result of a file is kept "

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from amanda_core import OpContext
 from amanda_core.facts import DENSE, SYMBOLIC, Facts
 from amanda_core.results import load
+from amanda_core.weak import Ref
 from amanda_tools.effective_path.budget import Budget
 from amanda_tools.effective_path.calls import Calls
 from amanda_tools.effective_path.gathering import Gathered
@@ -170,9 +171,12 @@ class EffectivePath(OperatorTool["_Op"]):
                         self._run.fixed.add(port)
             if op.rule is not None:
                 self._note(execution, inputs, listed, op)
-            versions: list[tuple[Any, int | None]] = []
-            if op.is_eager:
-                versions = [(item, op.tensors.version(item)) for items in listed for item in items]
+            # Weakly, since an operator that raises does not leave.
+            versions = [
+                (Ref(item), version)
+                for item in (itertools.chain(*listed) if op.is_eager else ())
+                if (version := op.tensors.version(item)) is not None
+            ]
             op.entered[threading.get_ident() if op.is_eager else 0] = execution, versions
 
     def leave(self, *outputs: Any, op: _Op) -> None:
@@ -186,8 +190,9 @@ class EffectivePath(OperatorTool["_Op"]):
                 return
             execution, versions = entered
             number = next(self._serials) if op.is_eager else op.number
-            for item, before in versions:
-                if op.tensors.version(item) != before:
+            for reference, before in versions:
+                item = reference()
+                if item is not None and op.tensors.version(item) != before:
                     self._note_write(op, item, number)
             for position, value in enumerate(outputs):
                 if op.is_eager:
@@ -302,7 +307,7 @@ class EffectivePath(OperatorTool["_Op"]):
         run, self._run = self._run, Run()
         for op in self._ops.values():
             if op.is_eager:
-                op.entered.clear()  # Executions left by an exception keep tensors alive.
+                op.entered.clear()  # Executions left by an exception.
         if run.executions:
             with self._clock:
                 self._extract(run)
@@ -362,7 +367,7 @@ class _Op:
         self.program: int | None = None
         self.inputs: list[list[Port]] = []
         #: Thread -> its current execution, and the input tensors with their versions.
-        self.entered: dict[int, tuple[Execution, list[tuple[Any, int | None]]]] = {}
+        self.entered: dict[int, tuple[Execution, list[tuple[Ref, int]]]] = {}
 
     def is_tensor(self, value: Any) -> bool:
         """Return True for a dense or symbolic tensor, which may come from an operator."""

@@ -113,7 +113,7 @@ class Latency(OperatorTool["_Op"]):
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
         self.add_inst_for_step(self.begin_step, self.end_step)
-        self.add_inst_for_end(self._end_kernels)
+        self.add_inst_for_end(self._end)
 
     def where(self, selection: Selection | None) -> Self:
         """Restrict the profiler to a selection; a few steps run without it, see the title."""
@@ -243,6 +243,13 @@ class Latency(OperatorTool["_Op"]):
             self._clear()
             if self._warm is None and self._steps[-1:]:
                 self._end_warm_up(self._steps[-1].number)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._settle()
+            # PyTorch crashes if its profiler is stopped in the range of an operator that raised.
+            self._clear()
+            self._end_kernels()
 
     def _end_kernels(self) -> None:
         if self._kernels is not None:

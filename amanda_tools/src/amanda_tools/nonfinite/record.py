@@ -9,7 +9,7 @@ from typing import Any
 
 from amanda_core import OpContext
 from amanda_core.facts import Facts
-from amanda_core.weak import Ref
+from amanda_core.weak import Ref, weakly
 from amanda_tools.nonfinite.probe import Pending, probe_of
 from amanda_tools.nonfinite.result import Looked, Origin
 from amanda_tools.operators.entries import OpFacts, key_of
@@ -97,6 +97,10 @@ class Op:
                 return entered
         return None
 
+    def held(self, inputs: Sequence[Any]) -> Any:
+        """Return inputs as an execution in progress holds them."""
+        return weakly(inputs) if self._eager and not self.of else inputs
+
     def keep(self, outputs: Sequence[Any]) -> bool:
         """Keep the outputs of an execution until its inputs come; return False if they cannot."""
         if not self._eager:
@@ -125,7 +129,11 @@ class Op:
 
 @dataclass(slots=True)
 class Entered:
-    """Inputs of an execution in progress, or the result of checking them."""
+    """Inputs of an execution in progress, or the result of checking them.
+
+    Inputs of an eager operator are as of `weakly`, since an operator that raises does not end. The
+    caller holds them until it ends, but the framework may free gradients earlier.
+    """
 
     op: Op
     inputs: Sequence[Any]

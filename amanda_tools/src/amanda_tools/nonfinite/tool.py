@@ -16,7 +16,7 @@ from amanda_core.selection import select
 from amanda_core.threads import WeakGroup
 from amanda_core.vocabulary import backward_type_of
 from amanda_core.warning_locations import warn
-from amanda_core.weak import Known, Witness, add_holder
+from amanda_core.weak import Known, Witness, add_holder, strongly
 from amanda_tools.nonfinite.norms import GradientNorms
 from amanda_tools.nonfinite.probe import (
     INF,
@@ -206,7 +206,7 @@ class NonFinite(OperatorTool[Op]):
         # The inputs of an op that writes them must be checked before it runs.
         looks = self._probed(inputs, op, waits) if op.writes or waits else None
         with self._lock:
-            outputs = op.enter(Entered(op, inputs if looks is None else (), looks, waits))
+            outputs = op.enter(Entered(op, op.held(inputs) if looks is None else (), looks, waits))
             self._clock.add(begin, perf_counter_ns())
         if outputs is not None:
             self.leave(*outputs, op=op)
@@ -237,13 +237,13 @@ class NonFinite(OperatorTool[Op]):
                 return
         if self._seen and not op.of and entered.looks is None:
             # A mask may have hidden a NaN, which backward reads again.
-            given = op.probe.floating(entered.inputs)
+            given = op.probe.floating(strongly(entered.inputs))
             op.spoiled |= NAN if any(self._bits(v, op) & NAN for v in given) else 0
 
     def _suspect(self, outputs: Sequence[Any], op: Op, entered: Entered, waits: bool) -> None:
         """Judge outputs that are not finite; later, if those or the inputs are on a device."""
         if entered.looks is None:
-            entered.looks = self._probed(entered.inputs, op, False)
+            entered.looks = self._probed(strongly(entered.inputs), op, False)
         looks = self._probed(outputs, op, waits)
         execution = Execution(op, self._step, entered.looks, looks)
         self._note(looks, op)
