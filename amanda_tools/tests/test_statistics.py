@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from amanda_tools.tensors import statistics
 from amanda_tools.tensors.statistics import statistics_of
 from amanda_tools.tensors.values import HostTensor
 
@@ -23,3 +26,27 @@ def test_figures_of_large_numbers() -> None:
     assert statistics_of(HostTensor(np.full(9, 1.7e308), "float64")).norm is None
     empty = statistics_of(HostTensor(np.zeros(0), "float64"), 4)
     assert (empty.count, empty.mean, empty.histogram) == (0, None, [])
+
+
+def test_large_tensors_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "PART", 1000)
+    values = np.random.default_rng(0).normal(size=(101, 99)).astype(np.float32)
+    values[:30] = np.nan
+    values[60] = np.inf
+    found = statistics_of(HostTensor(values.T, "float32"), 16)
+    finite = values[np.isfinite(values)].astype(np.float64)
+    assert (found.count, found.nan, found.inf) == (values.size, 30 * 99, 99)
+    assert (found.min, found.max) == (finite.min(), finite.max())
+    assert found.histogram == np.histogram(finite, 16)[0].tolist()
+    expected = finite.mean(), finite.std(), np.linalg.norm(finite)
+    assert (found.mean, found.std, found.norm) == pytest.approx(expected)
+
+
+def test_statistics_of_a_large_tensor_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "PART", 1000)
+    tensor = HostTensor(np.ones(1 << 20, np.int8), "int8")
+    tracemalloc.start()
+    statistics_of(tensor, 16)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < tensor.array.nbytes

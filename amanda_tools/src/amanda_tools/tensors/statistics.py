@@ -6,11 +6,16 @@ Extremes, moments and the histogram cover the finite elements. NaNs and infiniti
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from amanda_tools.tensors.values import HostTensor, numbers
 
-__all__ = ["Statistics", "statistics_of"]
+__all__ = ["PART", "Statistics", "statistics_of"]
+
+#: Number of elements that are looked at at once.
+PART = 1 << 24
 
 
 @dataclass
@@ -53,18 +58,34 @@ def statistics_of(tensor: HostTensor, bins: int = 0) -> Statistics:
     """
     import numpy
 
-    values = numbers(tensor.array, tensor.dtype)
-    nan, inf = int(numpy.isnan(values).sum()), int(numpy.isinf(values).sum())
-    zeros = int((values == 0).sum())
-    finite = values[numpy.isfinite(values)] if nan or inf else values.ravel()
-    if not finite.size:
+    values = numbers(tensor.array, tensor.dtype).ravel()
+    parts = [values[first : first + PART] for first in range(0, values.size, PART)]
+    nan = sum(int(numpy.isnan(part).sum()) for part in parts)
+    inf = sum(int(numpy.isinf(part).sum()) for part in parts)
+    zeros = sum(int((part == 0).sum()) for part in parts)
+    count = values.size - nan - inf
+    if not count:
         return Statistics(values.size, nan, inf, zeros, None, None, None, None, None, [])
-    finite = (numpy.abs(finite) if finite.dtype.kind == "c" else finite).astype(numpy.float64)
-    low, high = float(finite.min()), float(finite.max())
+
+    def finite(part: Any) -> Any:
+        found = part[numpy.isfinite(part)] if nan or inf else part
+        return (numpy.abs(found) if found.dtype.kind == "c" else found).astype(numpy.float64)
+
+    # Those of several parts are made again each time, as they take up to eight times the memory.
+    kept = [finite(parts[0])] if len(parts) == 1 else None
+
+    def over(compute: Callable[[Any], Any]) -> list[Any]:
+        return [compute(part) for part in kept or map(finite, parts) if part.size]
+
+    extremes = over(lambda part: (float(part.min()), float(part.max())))
+    low, high = min(low for low, _ in extremes), max(high for _, high in extremes)
     # Divide by a power of two, which is exact, so that squares do not overflow.
     scale = 2.0 ** (math.frexp(max(abs(low), abs(high)))[1] - 1)
-    scaled = finite / scale
-    histogram = numpy.histogram(scaled, bins)[0].tolist() if bins else []
+    bounds = low / scale, high / scale
+    histograms = over(lambda part: numpy.histogram(part / scale, bins, bounds)[0]) if bins else []
+    mean = sum(over(lambda part: (part / scale).sum())) / count
+    squares = sum(over(lambda part: numpy.square(part / scale).sum()))
+    deviations = sum(over(lambda part: numpy.square(part / scale - mean).sum()))
     return Statistics(
         values.size,
         nan,
@@ -72,10 +93,10 @@ def statistics_of(tensor: HostTensor, bins: int = 0) -> Statistics:
         zeros,
         low,
         high,
-        float(scaled.mean() * scale),
-        float(scaled.std() * scale),
-        _number(float(numpy.sqrt((scaled * scaled).sum())) * scale),
-        histogram,
+        float(mean * scale),
+        float(numpy.sqrt(deviations / count) * scale),
+        _number(float(numpy.sqrt(squares)) * scale),
+        sum(histograms).tolist() if histograms else [],
     )
 
 
