@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,25 +52,41 @@ def test_fails_under_a_tool_in_a_process():
     assert process.exitcode == 0
 def test_is_the_last(): pass
 """
+SHIPPED = """
+import gc
+from amanda_tools import dump, trace
+
+def test_passes(): pass
+def test_fails_under_dump():
+    assert not any(isinstance(each, dump.Dump) for each in gc.get_objects())
+def test_spoils_a_result(): trace.TraceResult.to_json = lambda result: "{\\"calls\\": NaN}"
+"""
 CODE = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
-from sweeps.others.comparing import compare
+from sweeps.others import comparing
 from sweeps.others.running import Limits, TestFile
-file = TestFile("test_it.py", Path(sys.argv[1]), compiles=True)
-print(json.dumps(asdict(compare("suite", file, ("watch", "none"), Limits(test=5)))))
+comparing.ALONE = {"shipped": ["dump", "trace"]}
+file = TestFile("test_it.py", Path(sys.argv[1]), compiles=sys.argv[2] != "shipped")
+tools = tuple(sys.argv[2].split(","))
+print(json.dumps(asdict(comparing.compare("suite", file, tools, Limits(test=5)))))
 """
+
+
+def results_of(folder: Path, tests: str, tools: str) -> Any:
+    """Return the result of the tests under tools."""
+    (folder / "test_it.py").write_text(tests)
+    command = [sys.executable, "-c", CODE, str(folder), tools]
+    # The package lies in the root, which `-P` would hide.
+    done = subprocess.run(command, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.slow
 def test_what_fails_under_a_tool_is_found(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(TESTS)
-    command = [sys.executable, "-c", CODE, str(tmp_path)]
-    # The package lies in the root, which `-P` would hide.
-    done = subprocess.run(command, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = results_of(tmp_path, TESTS, "watch,none")
     assert found["plain"] == {"passed": 9, "failed": 1, "skipped": 1, "expected": 1}
 
     watch, none = found["tools"]["watch"], found["tools"]["none"]
@@ -93,3 +110,15 @@ def test_what_fails_under_a_tool_is_found(tmp_path: Path) -> None:
     assert none["unstable"] == []
     assert (watch["passed"], none["passed"]) == (3, 5)
     assert watch["failures"][0]["error"].startswith("AssertionError")
+
+
+@pytest.mark.slow
+def test_the_shipped_tool_that_fails_is_named(tmp_path: Path) -> None:
+    found = results_of(tmp_path, SHIPPED, "shipped")
+    assert found["plain"] == {"passed": 3}
+    shipped = found["tools"]["shipped"]
+    assert {failure["test"]: failure["alone"] for failure in shipped["failures"]} == {
+        "test_it.py::test_fails_under_dump": ["dump"],
+        "test_it.py::test_spoils_a_result": ["trace"],
+    }
+    assert shipped["failures"][1]["error"].startswith("ValueError: NaN is not JSON")
