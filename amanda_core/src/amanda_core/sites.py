@@ -185,7 +185,7 @@ class Group(Generic[R]):
 
     __slots__ = ("records", "tokens")
 
-    def __init__(self, tokens: Iterable[int]) -> None:
+    def __init__(self, tokens: Iterable[Any]) -> None:
         self.records: dict[int, R] = {}
         self.tokens = frozenset(tokens)
 
@@ -295,11 +295,12 @@ class Sites(Generic[R]):
             The record, or the number of a site that turns out to read parts of parameters. From
             then on `regions` distinguishes its occurrences, so the lookup must start again.
         """
-        values = (*args, *kwargs.values())
+        values = (*args, *kwargs.values()) if kwargs else args
         weights = self._weights(origin, values)
         group = self._group(origin, weights)
-        if occurrence in group.records:
-            return group.records[occurrence]
+        record = group.records.get(occurrence)
+        if record is not None:
+            return record
         if self.regions.note(origin.numbers, origin.scope.root, values):
             return self.regions.number(origin.numbers)
         return self._add(group, origin, weights, occurrence)
@@ -310,7 +311,7 @@ class Sites(Generic[R]):
             key += tuple([(position, token) for position, token, _ in weights])
         group = self._groups.get(key)
         if group is None:
-            tokens = [v.token if isinstance(v, Found) else token for _, token, v in weights]
+            tokens = weights and [v.token if type(v) is Found else token for _, token, v in weights]
             group = self._groups[key] = Group(tokens)
         return group
 
@@ -373,12 +374,15 @@ class Sites(Generic[R]):
         Parts are found only at sites that `regions` has noted.
         """
         found: list[tuple[int, int, Any]] = []
-        kinds, inside, is_weight = self._kinds, bool(origin.scope.root), self._is_weight
-        for position, value in enumerate(values):
+        kinds, inside, position = self._kinds, origin.scope.root != "", -1
+        for value in values:
+            position += 1
             mark = kinds.get(type(value))
             if mark is None:
                 mark = kinds[type(value)] = issubclass(type(value), self._rules.weight_types)
-            if mark > 0 or (mark and distinguishes(mark, position, inside) and is_weight(value)):
+            if not mark or (mark < 0 and inside):
+                continue
+            if mark > 0 or (distinguishes(mark, position, inside) and self._is_weight(value)):
                 found.append((position, self.labels.look_up(value)[0], value))
         if self.regions:
             found += self.regions.operands(origin.numbers, values)

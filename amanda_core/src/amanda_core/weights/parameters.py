@@ -77,6 +77,8 @@ class Found(NamedTuple):
 #: that returns it. A plain tuple, because there is one for each parameter of a model.
 _Entry = tuple[tuple[str, str], str, partial[Any]]
 
+_NOT_LISTED: tuple[Callable[[], Any], set[Hashable]] = (lambda: None), set()
+
 
 class Parameters:
     """The parameters of the models that run, and those outside of models when they are used.
@@ -126,6 +128,10 @@ class Parameters:
         layouts, key = self._layouts, self._key(value)
         # Outside of modules, parameters of the models that have run are read as well.
         for label in (root,) if root else tuple(self._keys):
+            first, keys = self._keys.get(label, _NOT_LISTED)
+            # Another model may have the label of one that has died.
+            if key not in (keys if first() is not None else self._list(label)):
+                continue
             if (found := self._held(value, label, key)) is not None:
                 return found if root else found._replace(path=f"{label}:{found.path}")
         base = layouts.base(value)
@@ -161,8 +167,6 @@ class Parameters:
         self._keys.pop(root, None)
 
     def _held(self, value: Any, root: str, key: Hashable, again: bool = True) -> Found | None:
-        if key not in self._keys_of(root):
-            return None
         layouts = self._layouts
         for (owner, owned), name, get in self._table(root).get(key, ()):
             held = get()
@@ -195,21 +199,20 @@ class Parameters:
         name, get = f"#{number}", partial(self._labels.tensor, token)
         return Found("", name, token, shape, whole, place, get, name + region_text(place.region))
 
-    def _keys_of(self, root: str) -> set[Hashable]:
-        first, keys = self._keys.get(root) or (None, set[Hashable]())
-        # Another model may have the label of one that has died.
-        if first is None or first() is None:
-            if root in self._scopes.held_by:
-                self._keys_of(self._scopes.held_by[root])
-            weights = self._scopes.weights(root)
-            first = weakref.ref(weights[0][1]) if weights else lambda: root
-            keys = {self._key(parameter) for _, _, parameter in weights}
-            self._keys[root] = first, keys
-            self._tables.pop(root, None)
+    def _list(self, root: str) -> set[Hashable]:
+        """Return the memory of the parameters of a root, listed again."""
+        if root in self._scopes.held_by:
+            self._list(self._scopes.held_by[root])
+        weights = self._scopes.weights(root)
+        keys = {self._key(parameter) for _, _, parameter in weights}
+        first = weakref.ref(weights[0][1]) if weights else lambda: root
+        self._keys[root] = first, keys
+        self._tables.pop(root, None)
         return keys
 
     def _table(self, root: str) -> dict[Hashable, list[_Entry]]:
-        self._keys_of(root)
+        if self._keys.get(root, _NOT_LISTED)[0]() is None:
+            self._list(root)
         table = self._tables.get(root)
         if table is None:
             if root in self._scopes.held_by:
