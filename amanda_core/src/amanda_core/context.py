@@ -589,7 +589,9 @@ class OpContext(dict[str, Any]):
         actions = self._store.session.actions_of(self)
         for action in sorted(actions, key=_comes_last) if len(actions) > 1 else actions:
             kind, step = action.kind, Step(action, self)
-            plan = found[kind.point] = found.get(kind.point) or Plan()
+            plan = found.get(kind.point)
+            if plan is None:
+                plan = found[kind.point] = Plan()
             if not kind.is_replacement:
                 plan.steps += (step,)
             elif plan.replacement is not None:

@@ -284,19 +284,31 @@ class Sites(Generic[R]):
         return record, group, occurrence
 
     def resolve(
-        self, origin: Origin, args: Sequence[Any], kwargs: dict[str, Any], occurrence: int
+        self,
+        origin: Origin,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        occurrence: int,
+        weights: Operands | None = None,
     ) -> R | int:
         """Return the record of an op whose occurrence in its activation is known.
 
         This serves native interceptors, which do the lookup of `locate` themselves and call this
         for sites that they have not seen before.
 
+        Args:
+            origin: Where it is called.
+            args: The positional operands.
+            kwargs: The others.
+            occurrence: Its number in the innermost activation.
+            weights: The operands that distinguish ops, if the interceptor has found them.
+
         Returns:
             The record, or the number of a site that turns out to read parts of parameters. From
             then on `regions` distinguishes its occurrences, so the lookup must start again.
         """
         values = (*args, *kwargs.values()) if kwargs else args
-        weights = self._weights(origin, values)
+        weights = self._weights(origin, values) if weights is None else weights
         group = self._group(origin, weights)
         record = group.records.get(occurrence)
         if record is not None:

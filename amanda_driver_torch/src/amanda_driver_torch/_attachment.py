@@ -19,7 +19,7 @@ from amanda_core import CoverageGap, Session, Site
 from amanda_core.calls import MODULE_INPUT, MODULE_OUTPUT
 from amanda_core.interceptors import NATIVE
 from amanda_core.scopes import OUTSIDE, Activation, Scope, Scopes
-from amanda_core.sites import Origin, Sites
+from amanda_core.sites import Operands, Origin, Sites
 from amanda_core.weights.state import forget_all_edited
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.records import OpRecord
@@ -313,16 +313,17 @@ class TorchAttachment:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         occurrence: int,
+        weights: Operands | None,
     ) -> Any:
         """Return the record of an op that the native interceptor does not know; None to ignore the
         op.
         """
-        if self._is_ignored(op_type, args, kwargs, checked):
+        if not checked and self._is_ignored(op_type, args, kwargs):
             return None
         try:
             origin = Origin(op_type, scope or OUTSIDE, frames, zone)
             origin.caller = caller
-            found = self._sites.resolve(origin, args, kwargs, occurrence)
+            found = self._sites.resolve(origin, args, kwargs, occurrence, weights)
             if type(found) is not OpRecord:
                 return found
             self._new = found if found.context is None else None
@@ -331,11 +332,9 @@ class TorchAttachment:
             self.report_failure(error, op_type)
             return None
 
-    def _is_ignored(
-        self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any], checked: bool = False
-    ) -> bool:
+    def _is_ignored(self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         try:
-            reason = reason_to_ignore(args, kwargs, checked)
+            reason = reason_to_ignore(args, kwargs)
         except Exception as error:
             self.report_failure(error, op_type)
             return True

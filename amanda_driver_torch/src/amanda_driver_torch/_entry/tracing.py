@@ -38,28 +38,24 @@ FAKE_TENSOR_CHECKS = (
 _fake: dict[type, bool] = {torch.Tensor: False, torch.nn.Parameter: False, int: False}
 
 
-def reason_to_ignore(
-    args: Sequence[Any], kwargs: Mapping[str, Any], checked: bool = False
-) -> str | None:
+def reason_to_ignore(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """Return why an operator that is about to run must not be instrumented.
 
     Args:
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        checked: Whether all of `FAKE_TENSOR_CHECKS` have returned something false.
 
     Returns:
         None if it is instrumented. Otherwise a notice for the user, or an empty string if nobody
         would expect instrumentation.
     """
-    if not checked:
-        if tracing_state() is not None:
+    if tracing_state() is not None:
+        return ""
+    if functorch_active():
+        return _FUNCTORCH
+    for index in range(dispatch_mode_count()):
+        if type(dispatch_mode_at(index)).__name__ in FAKE_TENSOR_MODES:
             return ""
-        if functorch_active():
-            return _FUNCTORCH
-        for index in range(dispatch_mode_count()):
-            if type(dispatch_mode_at(index)).__name__ in FAKE_TENSOR_MODES:
-                return ""
     # Most calls have plain tensors alone, for which no function is called.
     for value in args:
         if _fake.get(type(value), True):

@@ -83,41 +83,36 @@ def compiled(
         or before.replacement is not None
         or arriving.replacement is not None
         or leaving.replacement is not None
-        or len(layout.sources) > _MANY
+        or (width := len(layout.sources)) > _MANY
         or session.due(context, BEFORE_FORWARD, AFTER_FORWARD)
     ):
         return None
     on_gradients = bool(arriving.steps or leaving.steps)
-    assigns = call.operator.op_type == "__setitem__"
     in_place = bound.signature.in_place
-    unknown = not (layout.bound or call.operator.op_type in FACTORIES)
-    writes = in_place or unknown  # perhaps
-    edits_written = writes and after.edits
-    if returned is None and in_place and not assigns:
+    assigns = in_place and call.operator.op_type == "__setitem__"
+    # Without gradients there is nothing to differentiate.
+    with_gradients = not any([step.action.autodiff for step in (*before.steps, *after.steps)])
+    edits_written = copies = False
+    if in_place or not (layout.bound or call.operator.op_type in FACTORIES):  # It may write.
+        if returned is None and in_place and not assigns:
+            return None
+        if taps is not None and on_gradients and not _is_written_whole(call):
+            # The gradient of what it writes is not that of a new value.
+            return None
+        if edits_written := after.edits:
+            # An op saves the same for backward if the same inputs require gradients. If its result
+            # may be edited, it must be known what the op has saved of its argument.
+            copies = call.saved is not None and any(call.saved)
+            with_gradients = (
+                with_gradients
+                and call.saved is not None
+                and (bound.signature.whole or assigns)
+                and (not copies or len(call.saved) == _count_saved(call, returned))
+            )
+    if on_gradients and taps is None:
+        with_gradients = False  # Nothing is known about them.
+    if not with_gradients and is_grad_enabled():
         return None
-    if writes and taps is not None and on_gradients and not _is_written_whole(call):
-        # The gradient of what it writes is not that of a new value.
-        return None
-    autodiff = [step for step in (*before.steps, *after.steps) if step.action.autodiff]
-    # An op saves the same for backward if the same inputs require gradients.
-    copies = edits_written and call.saved is not None and any(call.saved)
-    saved_is_known = (
-        call.saved is not None
-        and (bound.signature.whole or assigns)
-        and (not copies or len(call.saved) == _count_saved(call, returned))
-    )
-    with_gradients = (
-        # Without gradients there is nothing to differentiate.
-        not autodiff
-        # Without gradients in this execution, nothing is known about them.
-        and (taps is not None or not on_gradients)
-        # If the result of an op that writes its argument may be edited, it must be known what the
-        # op has saved of it.
-        and not (edits_written and not saved_is_known)
-    )
-    if is_grad_enabled() and not with_gradients:
-        return None
-    width = len(layout.sources)
     aliases = call.operator.aliases
     steps = [_parts(step, width, True, aliases, bound.values) for step in before.steps]
     steps_after = [_parts(step, _MANY, True, aliases) for step in after.steps]
@@ -136,41 +131,18 @@ def compiled(
     fixed = [(number, operands[number]) for number in attrs] if attrs else []
     if len(operands) > _MOST or (fixed and not all(type(value) in KINDS for _, value in fixed)):
         return None
-    tapped: list[Any] = []
-    node_hooks: Any = None
-    required: list[tuple[int, int, bool]] = []
-    lengths: list[tuple[int, int]] = []
-    if leaving.steps or edits_written:
-        required = [
-            (argument, item, tensor.requires_grad) for argument, item, tensor in _tensors(operands)
-        ]
-        lengths = [(i, len(v)) for i, v in enumerate(operands) if isinstance(v, (list, tuple))]
-    if leaving.steps and taps is not None:
-        node_hooks = _node_hooks(call, context, sources, operands, taps, returned)
-        if node_hooks is not None:
-            # Without identities, there are fewer nodes.
-            nodes = nodes - (taps.begin - call.start) if nodes >= 0 else nodes
-            *node_hooks, permutes = node_hooks
-            if permutes:
-                # How depends on the arguments that are not tensors.
-                fixed = [(i, v) for i, v in enumerate(operands) if not tensors_in([v])]
-                if not all(type(v) in KINDS or _holds_integers(v) for _, v in fixed):
-                    return None
-                fixed = [(i, list(v) if type(v) is list else v) for i, v in fixed]
-        else:
-            given = None if taps.readable else taps.reusable_functions()
-            if given is None:
-                return None
-            for function, slots in given:
-                arguments = [_place_of(slot, sources, layout.spread) for slot in slots]
-                if any(argument < 0 for argument, _ in arguments):
-                    return None
-                tapped.append((function, arguments))
-    arrivals: Any = None
-    if arriving.steps and taps is not None:
-        arrivals = _arrivals(call, taps, call.outputs_of(returned))
-        if arrivals is None:
+    parts: Any = None
+    if on_gradients or edits_written:
+        found = _gradient_parts(
+            call, context, sources, operands, arriving, leaving, edits_written, taps, returned
+        )
+        if found is None:
             return None
+        parts, identities, values = found
+        # Hooks of the program may have taken what was saved elsewhere before it can be copied.
+        parts += (in_place and on_gradients, top_saved_tensor_hooks if copies else None)
+        nodes = nodes - identities if nodes >= 0 else nodes
+        fixed = fixed if values is None else values
     return native.Program(
         session.epoch,
         operands,
@@ -181,13 +153,8 @@ def compiled(
         steps_after,
         context.execution,
         nodes,
-        tapped,
-        required,
-        lengths,
         with_gradients,
         watch,
-        arrivals,
-        None if node_hooks is None else tuple(node_hooks),
         context,
         bound.signature.mutated or None,
         assigns,
@@ -195,10 +162,63 @@ def compiled(
         fixed,
         len(returned) if isinstance(returned, (tuple, list)) else 1,
         outs,
-        in_place and on_gradients,
-        # Hooks of the program may have taken what was saved elsewhere before it can be copied.
-        top_saved_tensor_hooks if copies else None,
+        parts,
     )
+
+
+def _gradient_parts(
+    call: Call,
+    context: OpContext,
+    sources: tuple[int, ...],
+    operands: tuple[Any, ...],
+    arriving: Plan,
+    leaving: Plan,
+    edits_written: bool,
+    taps: Taps | None,
+    returned: Any,
+) -> Any:
+    """Return what a program knows of gradients; None if it is not possible.
+
+    Returns:
+        Its parts; how many identities it does without; and arguments with the only values that it
+        fits, or None for the usual ones.
+    """
+    tapped: list[Any] = []
+    required: list[tuple[int, int, bool]] = []
+    lengths: list[tuple[int, int]] = []
+    node_hooks = arrivals = values = None
+    identities = 0
+    if leaving.steps or edits_written:
+        required = [(number, item, one.requires_grad) for number, item, one in _tensors(operands)]
+        lengths = [(i, len(v)) for i, v in enumerate(operands) if isinstance(v, (list, tuple))]
+    if leaving.steps and taps is not None:
+        node_hooks = _node_hooks(call, context, sources, operands, taps, returned)
+        if node_hooks is not None:
+            identities = taps.begin - call.start
+            *node_hooks, permutes = node_hooks
+            if permutes:
+                # How depends on the arguments that are not tensors.
+                values = [(i, v) for i, v in enumerate(operands) if not tensors_in([v])]
+                if not all(type(v) in KINDS or _holds_integers(v) for _, v in values):
+                    return None
+                values = [(i, list(v) if type(v) is list else v) for i, v in values]
+        else:
+            given = None if taps.readable else taps.reusable_functions()
+            if given is None:
+                return None
+            for function, slots in given:
+                arguments = [
+                    _place_of(slot, sources, call.bound.layout.spread) for slot in slots
+                ]
+                if any(argument < 0 for argument, _ in arguments):
+                    return None
+                tapped.append((function, arguments))
+    if arriving.steps and taps is not None:
+        arrivals = _arrivals(call, taps, call.outputs_of(returned))
+        if arrivals is None:
+            return None
+    hooks = None if node_hooks is None else tuple(node_hooks)
+    return (tapped, required, lengths, arrivals, hooks), identities, values
 
 
 def _holds_integers(value: object) -> bool:
@@ -458,6 +478,6 @@ def _parts(
         return None
     if aliases:
         return routine, action.kwargs, positions, OfAliasing(step), None
-    if values and isinstance(routine, Memoized) and len(positions or ()) == 1:
+    if values and positions and len(positions) == 1 and isinstance(routine, Memoized):
         stamp = routine.stamp if type(values[(positions or (0,))[0]]) in PLAIN else None
     return routine, action.kwargs, positions, step, stamp

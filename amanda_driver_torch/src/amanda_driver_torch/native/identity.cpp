@@ -157,7 +157,7 @@ Owned Identity::users_frame(Thread* thread) {
 
 // Like the operands of `Sites.locate`.
 bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, PyObject* regions,
-                            uint64_t* hash) {
+                            uint64_t* hash, PyObject* weights) {
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
     bool counts = type == parameter;
     if (!counts && type == tensor) {
@@ -213,31 +213,46 @@ bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, P
         token->number = uint64_t(PyLong_AsLong(PyTuple_GET_ITEM(answer.get(), 0)));
     }
     *hash = mix(*hash, token->number << 16 | uint64_t(position) | uint64_t(1) << 63);
-    return true;
+    if (weights == nullptr) return true;
+    Owned found(Py_BuildValue("(nKO)", position, (unsigned long long)token->number, value));
+    return found && PyList_Append(weights, found.get()) == 0;
 }
 
 bool Identity::hash_operands(const Operands& operands, bool inside, PyObject* regions,
-                             uint64_t* hash) {
+                             uint64_t* hash, PyObject* weights) {
     Py_ssize_t position = 0;
-    if (operands.first != nullptr &&
-        !hash_operand(operands.first, position++, inside, regions, hash)) {
-        return false;
-    }
+    auto add = [&](PyObject* value) {
+        return hash_operand(value, position++, inside, regions, hash, weights);
+    };
+    if (operands.first != nullptr && !add(operands.first)) return false;
     for (Py_ssize_t i = 0; i < operands.count; ++i) {
-        if (!hash_operand(operands.items[i], position++, inside, regions, hash)) return false;
+        if (!add(operands.items[i])) return false;
     }
     for (Py_ssize_t i = 0; operands.names != nullptr && i < operands.named(); ++i) {
-        if (!hash_operand(operands.items[operands.count + i], position++, inside, regions, hash)) {
-            return false;
-        }
+        if (!add(operands.items[operands.count + i])) return false;
     }
     if (operands.kwargs != nullptr) {
         PyObject *name, *value;
         for (Py_ssize_t i = 0; PyDict_Next(operands.kwargs, &i, &name, &value);) {
-            if (!hash_operand(value, position++, inside, regions, hash)) return false;
+            if (!add(value)) return false;
         }
     }
     return true;
+}
+
+// Returns true if no operand is or contains a fake tensor, by the types alone.
+bool Identity::are_ordinary(const Operands& operands) const {
+    auto is_ordinary = [this](PyObject* value) {
+        PyTypeObject* type = Py_TYPE(value);
+        return reinterpret_cast<PyObject*>(type) == tensor ||
+               reinterpret_cast<PyObject*>(type) == parameter || type == &PyLong_Type ||
+               type == &PyBool_Type || type == &PyFloat_Type || value == Py_None;
+    };
+    for (Py_ssize_t i = 0; i < operands.count + (operands.names != nullptr ? operands.named() : 0);
+         ++i) {
+        if (!is_ordinary(operands.items[i])) return false;
+    }
+    return operands.kwargs == nullptr && (operands.first == nullptr || is_ordinary(operands.first));
 }
 
 // Returns whether a value is identified by its type, or is a parameter, which is identified by its
@@ -351,11 +366,18 @@ Entry* Identity::resolve_new(Thread* thread, const OpType& type, const Operands&
     Owned number(PyLong_FromUnsignedLong(occurrence));
     Owned zone(PyUnicode_FromString(zoned ? "" : "model"));
     Owned caller = users_frame(thread);
-    if (!kwargs || !number || !zone || !caller) return nullptr;
-    Owned record(PyObject_CallFunctionObjArgs(way_of(resolve.get()), type.name, scope, frames.get(),
-                                              zone.get(), caller.get(),
-                                              in_stand_ins() ? Py_False : Py_True, args.get(),
-                                              kwargs.get(), number.get(), nullptr));
+    // Only Python finds parts of weights.
+    Owned weights(regional_.find(site) == nullptr ? PyList_New(0) : Py_NewRef(Py_None));
+    if (!kwargs || !number || !zone || !caller || !weights) return nullptr;
+    uint64_t again = 0;
+    if (weights.get() != Py_None &&
+        !hash_operands(operands, inside, nullptr, &again, weights.get())) {
+        return nullptr;
+    }
+    bool plain = !in_stand_ins() && are_ordinary(operands);
+    Owned record(PyObject_CallFunctionObjArgs(
+        way_of(resolve.get()), type.name, scope, frames.get(), zone.get(), caller.get(),
+        plain ? Py_True : Py_False, args.get(), kwargs.get(), number.get(), weights.get(), nullptr));
     if (!record || record.get() == Py_None) return nullptr;
     if (PyLong_Check(record.get())) {
         regional_.at(site) = std::move(record);

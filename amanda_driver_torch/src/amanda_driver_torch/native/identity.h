@@ -254,9 +254,12 @@ class Identity {
 
     bool is_plain(PyObject* value);
     bool hash_site(Thread*, const void* bound, bool inside, uint64_t* hash, bool* quiet);
-    bool hash_operands(const Operands&, bool inside, PyObject* regions, uint64_t* hash);
+    // The last argument, if not null, is a list that gets the weights: position, token, weight.
+    bool hash_operands(const Operands&, bool inside, PyObject* regions, uint64_t* hash,
+                       PyObject* weights = nullptr);
+    bool are_ordinary(const Operands&) const;
     bool hash_operand(PyObject* value, Py_ssize_t position, bool inside, PyObject* regions,
-                      uint64_t* hash);
+                      uint64_t* hash, PyObject* weights);
     Code* code_of(PyObject* code, PyObject* globals);
     Entry* resolve_new(Thread*, const OpType&, const Operands&, PyObject* scope, const void* bound,
                        bool inside, uint64_t hash, uint64_t key, uint32_t occurrence,

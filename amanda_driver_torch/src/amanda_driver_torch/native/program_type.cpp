@@ -85,20 +85,54 @@ bool read_gradient_nodes(PyObject* given, PyObject* program, PyObject* epoch, Py
     return true;
 }
 
+// (taps, required, lengths, arrivals, gradient nodes, in place, hooks on what is saved).
+bool read_gradients(PyObject* given, PyObject* program, PyObject* epoch, PyObject* watch) {
+    ProgramParts* parts = reinterpret_cast<Program*>(program)->parts;
+    PyObject *taps, *required, *lengths, *arrivals, *gradient_nodes, *saved_hooks;
+    int in_place;
+    if (!PyArg_ParseTuple(given, "O!O!O!OOpO", &PyList_Type, &taps, &PyList_Type, &required,
+                          &PyList_Type, &lengths, &arrivals, &gradient_nodes, &in_place,
+                          &saved_hooks)) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(taps); ++i) {
+        PyObject *function, *arguments;
+        ProgramParts::Tap tap;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(taps, i), "OO!", &function, &PyList_Type,
+                              &arguments) ||
+            !read_places(arguments, &tap.arguments)) {
+            return false;
+        }
+        tap.function = Owned::share(function);
+        parts->taps.push_back(std::move(tap));
+    }
+    if (!read_pairs(lengths, &parts->lengths)) return false;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(required); ++i) {
+        At at;
+        int requires_one;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(required, i), "iip", &at.argument, &at.item,
+                              &requires_one)) {
+            return false;
+        }
+        parts->required.emplace_back(at, requires_one != 0);
+    }
+    parts->in_place = in_place != 0;
+    if (saved_hooks != Py_None) parts->saved_hooks = Owned::share(saved_hooks);
+    if (arrivals != Py_None && !read_arrivals(arrivals, program, epoch, watch)) return false;
+    return gradient_nodes == Py_None || read_gradient_nodes(gradient_nodes, program, epoch, watch);
+}
+
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *epoch, *operands, *keywords, *sources, *defaults, *before, *after, *execution,
-        *taps, *required, *watch, *arrivals, *gradient_nodes, *context, *writes, *fixed, *outs,
-        *lengths, *saved_hooks;
+    PyObject *epoch, *operands, *keywords, *sources, *defaults, *before, *after, *execution, *watch,
+        *context, *writes, *fixed, *outs, *gradients;
     long nodes, outputs;
-    int with_gradients, assigns, spread, in_place;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!O!pOOOOOpiO!lO!pO", &epoch, &PyTuple_Type, &operands,
+    int with_gradients, assigns, spread;
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lpOOOpiO!lO!O", &epoch, &PyTuple_Type, &operands,
                           &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
                           &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
-                          &execution, &nodes, &PyList_Type, &taps,
-                          &PyList_Type, &required, &PyList_Type, &lengths, &with_gradients, &watch, &arrivals,
-                          &gradient_nodes, &context, &writes, &assigns, &spread, &PyList_Type,
-                          &fixed, &outputs, &PyTuple_Type, &outs, &in_place,
-                          &saved_hooks)) {
+                          &execution, &nodes, &with_gradients, &watch, &context, &writes, &assigns,
+                          &spread, &PyList_Type, &fixed, &outputs, &PyTuple_Type, &outs,
+                          &gradients)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -137,37 +171,10 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
         if (!PyArg_ParseTuple(PyList_GET_ITEM(fixed, i), "iO", &argument, &value)) return nullptr;
         parts->fixed.emplace_back(argument, Owned::share(value));
     }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(taps); ++i) {
-        PyObject *function, *arguments;
-        ProgramParts::Tap tap;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(taps, i), "OO!", &function, &PyList_Type,
-                              &arguments) ||
-            !read_places(arguments, &tap.arguments)) {
-            return nullptr;
-        }
-        tap.function = Owned::share(function);
-        parts->taps.push_back(std::move(tap));
-    }
-    if (!read_pairs(lengths, &parts->lengths)) return nullptr;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(required); ++i) {
-        At at;
-        int requires_one;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(required, i), "iip", &at.argument, &at.item,
-                              &requires_one)) {
-            return nullptr;
-        }
-        parts->required.emplace_back(at, requires_one != 0);
-    }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outs); ++i) {
         parts->outs.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(outs, i))));
     }
-    parts->in_place = in_place != 0;
-    if (saved_hooks != Py_None) parts->saved_hooks = Owned::share(saved_hooks);
-    if (arrivals != Py_None && !read_arrivals(arrivals, self.get(), epoch, watch)) return nullptr;
-    if (gradient_nodes != Py_None &&
-        !read_gradient_nodes(gradient_nodes, self.get(), epoch, watch)) {
-        return nullptr;
-    }
+    if (gradients != Py_None && !read_gradients(gradients, self.get(), epoch, watch)) return nullptr;
     if (parts->types.size() > MOST_OPERANDS) {
         PyErr_SetString(PyExc_OverflowError, "too many operands");
         return nullptr;
