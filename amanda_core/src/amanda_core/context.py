@@ -390,9 +390,12 @@ class OpContext(dict[str, Any]):
             i_point: A forward point in a forward context, a backward one in a backward context.
         """
         session = self._store.session
-        after = i_point is _AFTER_FORWARD
-        outputs = self.execution.get("outputs") if after else None
-        if after and self._output_count != (count := None if outputs is None else len(outputs)):
+        if i_point is not _AFTER_FORWARD:
+            session.analyse(self, i_point)
+            return self.plan(i_point)
+        outputs = self.execution.get("outputs")
+        count = None if outputs is None else len(outputs)
+        if self._output_count != count:
             if self._output_count is not None:
                 # An op such as `split` has another number of outputs, so other positions.
                 session.analyse_again(self, i_point)
@@ -400,7 +403,7 @@ class OpContext(dict[str, Any]):
             self._output_count = count
         session.analyse(self, i_point)
         plan = self.plan(i_point)
-        if after and self._plans and _BEFORE_BACKWARD in self._plans:
+        if self._plans and _BEFORE_BACKWARD in self._plans:
             self._check_aligned_outputs(self._plans[_BEFORE_BACKWARD])
         return plan
 

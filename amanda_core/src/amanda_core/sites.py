@@ -185,7 +185,7 @@ class Group(Generic[R]):
 
     __slots__ = ("records", "tokens")
 
-    def __init__(self, tokens: Iterable[Any]) -> None:
+    def __init__(self, tokens: Iterable[int]) -> None:
         self.records: dict[int, R] = {}
         self.tokens = frozenset(tokens)
 
@@ -323,7 +323,7 @@ class Sites(Generic[R]):
             key += tuple([(position, token) for position, token, _ in weights])
         group = self._groups.get(key)
         if group is None:
-            tokens = weights and [v.token if type(v) is Found else token for _, token, v in weights]
+            tokens = [v.token if type(v) is Found else token for _, token, v in weights]
             group = self._groups[key] = Group(tokens)
         return group
 

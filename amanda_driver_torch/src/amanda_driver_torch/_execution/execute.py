@@ -366,9 +366,7 @@ class Run:
             if not self.edited:
                 self._edit_inputs(before)
             context.execution["inputs"] = self.values
-        taps = None
-        if is_grad_enabled():
-            taps = Taps(self.execution.backward, context, self)
+        taps = Taps(self.execution.backward, context, self) if is_grad_enabled() else None
         # Before the inputs' nodes are read: reading the node of a view whose base was written
         # creates that node, which then counts as this op's.
         self.start = self.start or next_sequence()
@@ -441,10 +439,9 @@ class Run:
     def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
         session = self.session
         if not (session.wants(i_point) if self.new else session.due(context, i_point)):
-            if i_point is BEFORE_FORWARD:
-                return context.plan(i_point)
-            # The number of outputs may have changed.
-            return context.trigger_callback(i_point)
+            # After it, the number of outputs may have changed.
+            before = i_point is BEFORE_FORWARD
+            return context.plan(i_point) if before else context.trigger_callback(i_point)
         if not is_inference_mode_enabled():
             return call_routine(context.trigger_callback, i_point)
         # Tensors made by analysis are kept, and may be used with gradients later.
@@ -468,7 +465,7 @@ class Run:
     def _edit_inputs(self, plan: Plan) -> None:
         known = self.done_before
         for step in plan.steps:
-            done, known = known[:1], known[1:]
+            done, known = (known[:1], known[1:]) if known else ((), ())
             # The routine's own program may save for backward what the op is about to write.
             if step.action.autodiff and self.mutated and is_grad_enabled():
                 with keep_saved(self._written_memory()):

@@ -91,7 +91,7 @@ def compiled(
     in_place = bound.signature.in_place
     assigns = in_place and call.operator.op_type == "__setitem__"
     # Without gradients there is nothing to differentiate.
-    with_gradients = not any([step.action.autodiff for step in (*before.steps, *after.steps)])
+    with_gradients = not any(step.action.autodiff for step in (*before.steps, *after.steps))
     edits_written = copies = False
     if in_place or not (layout.bound or call.operator.op_type in FACTORIES):  # It may write.
         if returned is None and in_place and not assigns:
@@ -207,9 +207,7 @@ def _gradient_parts(
             if given is None:
                 return None
             for function, slots in given:
-                arguments = [
-                    _place_of(slot, sources, call.bound.layout.spread) for slot in slots
-                ]
+                arguments = [_place_of(slot, sources, call.bound.layout.spread) for slot in slots]
                 if any(argument < 0 for argument, _ in arguments):
                     return None
                 tapped.append((function, arguments))
@@ -479,5 +477,5 @@ def _parts(
     if aliases:
         return routine, action.kwargs, positions, OfAliasing(step), None
     if values and positions and len(positions) == 1 and isinstance(routine, Memoized):
-        stamp = routine.stamp if type(values[(positions or (0,))[0]]) in PLAIN else None
+        stamp = routine.stamp if type(values[positions[0]]) in PLAIN else None
     return routine, action.kwargs, positions, step, stamp

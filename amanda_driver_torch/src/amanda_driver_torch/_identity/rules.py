@@ -215,7 +215,10 @@ _LAYOUTS = Layouts(
 def _weights_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
     seen: set[int] = set()
     for path, owner in modules_in(module):
-        for name, parameter in parameters_of(owner).items():
+        if not (parameters := parameters_of(owner)):
+            continue
+        prefix = f"{path}." if path else ""
+        for name, parameter in parameters.items():
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
-                yield f"{path}.{name}" if path else name, owner, parameter
+                yield prefix + name, owner, parameter
