@@ -6,7 +6,7 @@ form. `execute`, `taps` and `backward` decide where an edited value goes.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,7 +21,6 @@ from amanda_driver_torch._torch.tensor_attributes import (
 )
 
 __all__ = [
-    "OfAliasing",
     "check_gradient",
     "check_gradient_shape",
     "check_tensor",
@@ -30,21 +29,6 @@ __all__ = [
     "edited_gradient",
     "refuse_nested",
 ]
-
-
-class OfAliasing(NamedTuple):
-    """A step of an op whose outputs may be its inputs, or views of them.
-
-    Attributes:
-        step: The step.
-    """
-
-    step: Step
-
-    @property
-    def where(self) -> str:
-        """Tool, routine and op, for messages."""
-        return self.step.where
 
 
 def edited(old: Any, new: Any, step: Step, *, node: bool) -> Any:
@@ -126,7 +110,7 @@ def check_written(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = Tr
         )
 
 
-def refuse_nested(old: torch.Tensor, step: Step | OfAliasing) -> None:
+def refuse_nested(old: torch.Tensor, step: Step) -> None:
     """Raise `UnsupportedError` if `old` is a nested tensor of the strided layout."""
     if is_nested_strided(old):
         raise UnsupportedError(

@@ -23,6 +23,7 @@ from amanda_core.scopes import Activation, Scope
 from amanda_core.sites import Code, Sites
 from amanda_core.threads import THREAD
 from amanda_core.weak import WeakValue, weakly
+from amanda_core.weights.state import Memoized
 from amanda_driver_torch._autograd.driver_nodes import tap
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._entry.coverage_limits import LIMITS
@@ -85,6 +86,7 @@ class NativeInterceptor:
             tap=tap,
             weakly=weakly,
             weak_value=WeakValue,
+            memoized=Memoized,
             resolve=_ways(attachment.resolve, _hide_from_modes),
             region=_ways(sites.regions.token, _hide_from_modes),
             is_weight=_hide_from_modes(is_weight),

@@ -18,7 +18,7 @@ from amanda_core.errors import EditError, RoutineResultError, UnsupportedError, 
 from amanda_core.threads import standing_for
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.driver_nodes import copy_saved, keep_saved
-from amanda_driver_torch._autograd.edits import OfAliasing, check_written, edited
+from amanda_driver_torch._autograd.edits import check_written, edited
 from amanda_driver_torch._autograd.nodes import made, new_nodes, tensors_in
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._autograd.replaced_backward import run_with_replaced_backward
@@ -234,14 +234,12 @@ class Execution:
             failures.note(error, site.namespace, site.name)
         return result
 
-    def edit(self, step: Step | OfAliasing, values: list[Any], result: Any) -> None:
+    def edit(self, step: Step, values: list[Any], result: Any, aliases: bool) -> None:
         """Apply a routine's result to `values`; called by the native interceptor."""
-        aliasing = isinstance(step, OfAliasing)
-        step = step.step if isinstance(step, OfAliasing) else step
         changes = step.changes(values, result)
         self.edits += len(changes)
         for position, new in changes:
-            values[position] = edited(values[position], new, step, node=aliasing)
+            values[position] = edited(values[position], new, step, node=aliases)
 
     def _track(
         self,

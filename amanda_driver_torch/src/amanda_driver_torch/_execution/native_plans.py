@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from amanda_core import OpContext, Plan, Step
-from amanda_core.weights.state import Memoized
 from amanda_driver_torch._autograd.backward import Backward
-from amanda_driver_torch._autograd.edits import OfAliasing
 from amanda_driver_torch._autograd.nodes import BackwardOp, Slot, new_nodes, routes, tensors_in
 from amanda_driver_torch._autograd.operator_call import Call
 from amanda_driver_torch._autograd.records import NodeRecord, OpRecord
@@ -84,6 +82,8 @@ def compiled(
         or arriving.replacement is not None
         or leaving.replacement is not None
         or (width := len(layout.sources)) > _MANY
+        or not _are_plain(before.steps, width)
+        or not _are_plain(after.steps, _MANY)
         or session.due(context, BEFORE_FORWARD, AFTER_FORWARD)
     ):
         return None
@@ -112,11 +112,6 @@ def compiled(
     if on_gradients and taps is None:
         with_gradients = False  # Nothing is known about them.
     if not with_gradients and is_grad_enabled():
-        return None
-    aliases = call.operator.aliases
-    steps = [_parts(step, width, True, aliases, bound.values) for step in before.steps]
-    steps_after = [_parts(step, _MANY, True, aliases) for step in after.steps]
-    if None in steps or None in steps_after:
         return None
     args, kwargs = bound.given
     if (on_gradients or edits_written) and not all(
@@ -149,14 +144,15 @@ def compiled(
         names,
         sources,
         layout.defaults,
-        steps,
-        steps_after,
+        before.steps,
+        after.steps,
         context.execution,
         nodes,
         with_gradients,
         watch,
         context,
         bound.signature.mutated or None,
+        call.operator.aliases,
         assigns,
         -1 if layout.spread is None else layout.spread,
         fixed,
@@ -259,12 +255,12 @@ def _arrivals(call: Call, taps: Taps, outputs: Sequence[Any]) -> Any:
         return None
     hooks = []
     for hook, steps, numbers in found:
-        parts = [_parts(step, len(outputs)) for step in steps]
         # Routines at the node itself run after those, and so must be hooked after them.
-        if None in parts or (len(numbers) > 1 and call.session.wants_backward):
+        is_later = len(numbers) > 1 and call.session.wants_backward
+        if is_later or not _are_plain(steps, len(outputs), differentiated=False):
             return None
         ways = [(position, -1, number, "") for position, number in numbers.items()]
-        hooks.append((hook, parts, len(outputs), ways))
+        hooks.append((hook, steps, len(outputs), ways))
     made = {id(tensor) for tensor in call.made(outputs)}
     return [id(output) in made for output in outputs], hooks
 
@@ -291,16 +287,17 @@ def _node_hooks(
         return None
     hooks = []
     for one in gradient_nodes:
-        steps = [_parts(step, len(sources)) for step in one.steps]
         arguments = [_place_of(slot, sources, call.bound.layout.spread) for slot in one.slots]
-        if None in steps or any(argument < 0 for argument, _ in arguments):
+        if any(argument < 0 for argument, _ in arguments):
+            return None
+        if not _are_plain(one.steps, len(sources), differentiated=False):
             return None
         ways = [
             (position, -1 if item is None else item, result.number, result.way)
             for (position, item), result in zip(one.slots, one.results, strict=True)
         ]
         lengths = {p: len(call.values[p]) for p, item in one.slots if item is not None}
-        hook = (one.hook, steps, one.route, len(sources), ways, list(lengths.items()))
+        hook = (one.hook, one.steps, one.route, len(sources), ways, list(lengths.items()))
         hooks.append((hook, arguments))
     made = call.made_count - (taps.begin - call.start)
     # The nodes that an op makes depend on more than the types of its arguments. The engine may
@@ -425,8 +422,8 @@ def _add_steps(
     if context.plan(points[0]).replacement is not None:
         return False
     for point, hook, hooked in zip(points, backward.hooks(record), plans, strict=True):
-        steps = [_parts(step, _MANY) for step in context.plan(point).steps]
-        if None in steps:
+        steps = context.plan(point).steps
+        if not _are_plain(steps, _MANY, differentiated=False):
             return False
         if steps:
             hooked.append((hook, steps, number, context.execution, op))
@@ -449,33 +446,19 @@ def _leaf_hook(
     return record.planned[1:]
 
 
-def _parts(
-    step: Step,
-    count: int,
-    autodiff: bool = False,
-    aliases: bool = False,
-    values: Sequence[Any] = (),
-) -> Any:
-    """Return routine, keyword arguments, positions, step and the stamp of a memoized routine.
+def _are_plain(steps: Sequence[Step], count: int, *, differentiated: bool = True) -> bool:
+    """Return True if C can call the routines of steps.
 
     Args:
-        step: The step.
+        steps: The steps.
         count: The number of values that there are at least.
-        autodiff: Whether the routine's operations may be differentiated.
-        aliases: Whether the op may return its inputs, or views of them.
-        values: The values, if memoized results serve.
-
-    Returns:
-        None if the step needs more than these.
+        differentiated: Whether the routines' operations may be differentiated.
     """
-    action, stamp = step.action, None
-    routine, positions = action.routine, action.positions
-    if (action.autodiff and not autodiff) or len(action.kwargs) > _MANY // 2:
-        return None
-    if positions is not None and not all(0 <= position < count for position in positions):
-        return None
-    if aliases:
-        return routine, action.kwargs, positions, OfAliasing(step), None
-    if values and positions and len(positions) == 1 and isinstance(routine, Memoized):
-        stamp = routine.stamp if type(values[positions[0]]) in PLAIN else None
-    return routine, action.kwargs, positions, step, stamp
+    for step in steps:
+        action = step.action
+        if (action.autodiff and not differentiated) or len(action.kwargs) > _MANY // 2:
+            return False
+        positions = action.positions
+        if positions is not None and not all(0 <= position < count for position in positions):
+            return False
+    return True

@@ -6,12 +6,12 @@
 namespace amanda {
 
 bool Edits::make(Watch* watch, const ProgramStep& step, size_t number, PyObject* values,
-                 PyObject* result) {
+                 PyObject* result, bool aliases) {
     results_.resize(number + 1);
     results_[number] = Owned::share(result);
     Owned edit = Owned::share(watch->edit);
-    PyObject* args[] = {step.step.get(), values, result};
-    return bool(Owned(PyObject_Vectorcall(edit.get(), args, 3, nullptr)));
+    PyObject* args[] = {step.step.get(), values, result, aliases ? Py_True : Py_False};
+    return bool(Owned(PyObject_Vectorcall(edit.get(), args, 4, nullptr)));
 }
 
 Owned Edits::so_far(size_t count, PyObject* last) const {

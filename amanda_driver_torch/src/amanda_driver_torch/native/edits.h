@@ -14,9 +14,10 @@ struct Watch;
 
 class Edits {
   public:
-    // Applies a routine's `result` to `values`, a list. False with an exception.
+    // Applies a routine's `result` to `values`, a list, of an op whose outputs may be its inputs or
+    // views of them if it `aliases`. False with an exception.
     bool make(Watch* watch, const ProgramStep& step, size_t number, PyObject* values,
-              PyObject* result);
+              PyObject* result, bool aliases);
     bool any() const { return !results_.empty(); }
     // The results of the first `count` routines, and `last` if it is not null.
     Owned so_far(size_t count, PyObject* last = nullptr) const;

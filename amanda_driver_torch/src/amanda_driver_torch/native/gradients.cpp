@@ -348,8 +348,8 @@ int GradientSteps::traverse(visitproc visit, void* arg) const {
 
 bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch, PyObject* watch) {
     PyObject *given_function, *given_steps, *where, *one, *two = nullptr, *three = nullptr;
-    if (!PyArg_ParseTuple(parts, "OO!OO|OO", &given_function, &PyList_Type, &given_steps, &where,
-                          &one, &two, &three)) {
+    if (!PyArg_ParseTuple(parts, "OOOO|OO", &given_function, &given_steps, &where, &one, &two,
+                          &three)) {
         return false;
     }
     if ((seen == Seen::ARRIVING) != (two == nullptr) || (seen == Seen::GIVEN) != (three != nullptr)) {

@@ -412,7 +412,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
             return go_on_from(before.so_far(i, result.get()), after.so_far(0), nullptr, 0);
         }
         uint64_t unedited = hooked ? next_sequence_number() : 0;
-        if (!before.make(watch, step, i, inputs.get(), result.get())) {
+        if (!before.make(watch, step, i, inputs.get(), result.get(), parts->aliases)) {
             return is_skipped(watch, definition->type.name) ? call.original() : nullptr;
         }
         if (hooked && (next_sequence_number() != unedited ||
@@ -484,7 +484,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
             return go_on_from(before.so_far(all), after.so_far(i, result.get()), returned.get(),
                               start);
         }
-        if (!after.make(watch, step, i, outputs.get(), result.get())) {
+        if (!after.make(watch, step, i, outputs.get(), result.get(), parts->aliases)) {
             return is_skipped(watch, definition->type.name) ? returned.release() : nullptr;
         }
     }

@@ -70,6 +70,7 @@ struct ProgramParts {
     // (True) -> the program's hooks on what is saved for backward, where none may be active; or null.
     Owned saved_hooks;
     Owned writes;                // positions that the op writes; null if it writes none
+    bool aliases = false;        // whether the op's outputs may be its inputs, or views of them
     bool assigns = false;        // whether it is `x[i] = v`, which returns nothing
     std::vector<int> outs;       // the arguments that are destinations (`out=`)
     bool in_place = false;       // whether the gradient of what it writes is that of no view

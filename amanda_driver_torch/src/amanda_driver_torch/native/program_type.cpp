@@ -1,5 +1,6 @@
 // Programs as Python objects: creation and destruction.
 #include "program_parts.h"
+#include "watch.h"
 
 namespace amanda {
 
@@ -122,17 +123,35 @@ bool read_gradients(PyObject* given, PyObject* program, PyObject* epoch, PyObjec
     return gradient_nodes == Py_None || read_gradient_nodes(gradient_nodes, program, epoch, watch);
 }
 
+// Finds the routines whose results may be used again. False with an exception.
+bool read_stamps(ProgramParts* parts, const Watch* watch) {
+    static PyObject* stamp_name = PyUnicode_InternFromString("stamp");
+    for (ProgramStep& step : parts->before) {
+        auto* type = reinterpret_cast<PyObject*>(Py_TYPE(step.routine.get()));
+        if (type != watch->memoized || parts->aliases || step.positions.size() != 1) continue;
+        int source = parts->sources[size_t(step.positions[0])];
+        if (source < 0 || step.positions[0] == parts->spread) continue;
+        auto* kind = reinterpret_cast<PyObject*>(parts->types[size_t(source)]);
+        if (kind != watch->identity->tensor && kind != watch->identity->parameter) continue;
+        Owned stamp(PyObject_GetAttr(step.routine.get(), stamp_name));
+        if (!stamp) return false;
+        if (PyList_Check(stamp.get()) && PyList_GET_SIZE(stamp.get()) == 1) {
+            step.stamp = std::move(stamp);
+        }
+    }
+    return true;
+}
+
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *epoch, *operands, *keywords, *sources, *defaults, *before, *after, *execution, *watch,
         *context, *writes, *fixed, *outs, *gradients;
     long nodes, outputs;
-    int with_gradients, assigns, spread;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lpOOOpiO!lO!O", &epoch, &PyTuple_Type, &operands,
+    int with_gradients, aliases, assigns, spread;
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!OOO!lpOOOppiO!lO!O", &epoch, &PyTuple_Type, &operands,
                           &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
-                          &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
-                          &execution, &nodes, &with_gradients, &watch, &context, &writes, &assigns,
-                          &spread, &PyList_Type, &fixed, &outputs, &PyTuple_Type, &outs,
-                          &gradients)) {
+                          &defaults, &before, &after, &PyDict_Type, &execution, &nodes,
+                          &with_gradients, &watch, &context, &writes, &aliases, &assigns, &spread,
+                          &PyList_Type, &fixed, &outputs, &PyTuple_Type, &outs, &gradients)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -162,6 +181,7 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     parts->nodes = nodes;
     parts->with_gradients = with_gradients != 0;
     if (writes != Py_None) parts->writes = Owned::share(writes);
+    parts->aliases = aliases != 0;
     parts->assigns = assigns != 0;
     parts->spread = spread;
     parts->outputs = outputs;
@@ -180,6 +200,7 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
         return nullptr;
     }
     if (!read_steps(before, &parts->before) || !read_steps(after, &parts->after)) return nullptr;
+    if (!read_stamps(parts, reinterpret_cast<Watch*>(watch))) return nullptr;
     return self.release();
 }
 

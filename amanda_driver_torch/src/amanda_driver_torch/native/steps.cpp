@@ -60,25 +60,32 @@ void annotate(Watch* watch, const ProgramStep& step) {
     PyErr_Restore(type, value, trace);
 }
 
-bool read_step(PyObject* parts, ProgramStep* step) {
-    PyObject *routine, *kwargs, *positions, *said, *stamp;
-    if (!PyArg_ParseTuple(parts, "OO!OOO", &routine, &PyDict_Type, &kwargs, &positions, &said,
-                          &stamp)) {
+bool read_step(PyObject* said, ProgramStep* step) {
+    static PyObject *action_name = PyUnicode_InternFromString("action"),
+                    *routine_name = PyUnicode_InternFromString("routine"),
+                    *kwargs_name = PyUnicode_InternFromString("kwargs"),
+                    *positions_name = PyUnicode_InternFromString("positions");
+    Owned action(PyObject_GetAttr(said, action_name));
+    if (!action) return false;
+    Owned kwargs(PyObject_GetAttr(action.get(), kwargs_name)),
+        positions(PyObject_GetAttr(action.get(), positions_name));
+    step->routine = Owned(PyObject_GetAttr(action.get(), routine_name));
+    step->step = Owned::share(said);
+    if (!step->routine || !kwargs || !positions) return false;
+    step->all = positions.get() == Py_None;
+    if (!PyDict_Check(kwargs.get()) || !(step->all || PyTuple_Check(positions.get()))) {
+        PyErr_SetString(PyExc_TypeError, "a step needs other parts");
         return false;
     }
-    step->routine = Owned::share(routine);
-    step->step = Owned::share(said);
-    if (PyList_Check(stamp) && PyList_GET_SIZE(stamp) == 1) step->stamp = Owned::share(stamp);
-    step->all = positions == Py_None;
-    for (Py_ssize_t k = 0; !step->all && k < PyTuple_GET_SIZE(positions); ++k) {
-        step->positions.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(positions, k))));
+    for (Py_ssize_t k = 0; !step->all && k < PyTuple_GET_SIZE(positions.get()); ++k) {
+        step->positions.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(positions.get(), k))));
     }
-    if (PyDict_GET_SIZE(kwargs) == 0) return true;
-    step->names = Owned(PyTuple_New(PyDict_GET_SIZE(kwargs)));
+    if (PyDict_GET_SIZE(kwargs.get()) == 0) return true;
+    step->names = Owned(PyTuple_New(PyDict_GET_SIZE(kwargs.get())));
     if (!step->names) return false;
     PyObject *name, *value;
     Py_ssize_t k = 0;
-    for (Py_ssize_t at = 0; PyDict_Next(kwargs, &at, &name, &value); ++k) {
+    for (Py_ssize_t at = 0; PyDict_Next(kwargs.get(), &at, &name, &value); ++k) {
         PyTuple_SET_ITEM(step->names.get(), k, Py_NewRef(name));
         step->values.push_back(Owned::share(value));
     }
@@ -102,10 +109,12 @@ bool ProgramStep::finds_only_none(PyObject* list) const {
     return wanted != 0;
 }
 
-bool read_steps(PyObject* list, std::vector<ProgramStep>* steps) {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+bool read_steps(PyObject* given, std::vector<ProgramStep>* steps) {
+    Owned list(PySequence_Fast(given, "steps are a sequence"));
+    if (!list) return false;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i) {
         ProgramStep step;
-        if (!read_step(PyList_GET_ITEM(list, i), &step)) return false;
+        if (!read_step(PySequence_Fast_GET_ITEM(list.get(), i), &step)) return false;
         steps->push_back(std::move(step));
     }
     return true;

@@ -33,8 +33,8 @@ struct ProgramStep {
 // The maximum number of operands of a program's call; a routine may get more values.
 constexpr size_t MOST_OPERANDS = 24;
 
-// Reads steps from a list of (routine, kwargs, positions or None, step). False with an exception.
-bool read_steps(PyObject* list, std::vector<ProgramStep>* steps);
+// Reads a sequence of steps of a plan. False with an exception.
+bool read_steps(PyObject* given, std::vector<ProgramStep>* steps);
 int visit_steps(const std::vector<ProgramStep>& steps, visitproc visit, void* arg);
 
 // Calls a routine with its selection of `values`, marked as a routine and without recording

@@ -253,20 +253,20 @@ namespace {
 
 // The type.
 
-constexpr int WATCH_FIELDS = 17;
+constexpr int WATCH_FIELDS = 18;
 
 constexpr const char* FIELDS[] = {
     "get_control",   "execute", "settle",  "call_module", "enter_module",
     "module_failed", "resume",  "edit",    "annotate",    "scopes",
     "raise_pending", "pending", "session", "tap",         "weakly",
-    "weak_value",    "failed"};
+    "weak_value",    "failed",  "memoized"};
 
 PyObject** field(Watch* self, int i) {
     PyObject** fields[] = {
         &self->get_control,   &self->execute, &self->settle,  &self->call_module, &self->enter_module,
         &self->module_failed, &self->resume,  &self->edit,    &self->annotate,    &self->scopes,
         &self->raise_pending, &self->pending, &self->session, &self->tap,         &self->weakly,
-        &self->weak_value,    &self->failed};
+        &self->weak_value,    &self->failed,  &self->memoized};
     return fields[i];
 }
 

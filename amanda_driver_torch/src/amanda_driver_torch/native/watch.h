@@ -51,6 +51,7 @@ struct Watch {
         *pending;  // of the attachment
     PyObject* tap;        // (values, function) -> identities of the values
     PyObject *weakly, *weak_value;  // of the core: (value) -> its weak form, and that of a tensor
+    PyObject* memoized;  // of the core: the type of routines whose results may be used again
     PyObject* session;
     PyObject* failed;  // (error of the driver, op type) -> raises it, or lists the op
     Callbacks* callbacks;  // of compiled callables
