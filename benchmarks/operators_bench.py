@@ -68,7 +68,7 @@ take a microsecond. Budgets: a microsecond before and after an operator, two for
 - The gradients of inputs of `einsum` are reshaped and permuted. `[tensor]` indexes twice.
 - The first execution includes a share of what each new module costs, which grows with their number.
   Without that share most kinds are within the budget; the mean over narrow BERT, with it, is
-  273,000. It makes the context, its name, the tool's actions and the plan in Python, in about a
+  250,000. It makes the context, its name, the tool's actions and the plan in Python, in about a
   hundred calls.
 - Routines that edit cost what they compute, and the check of what they return.
 - Routines for gradients are called once for an operator that has one backward operator. For

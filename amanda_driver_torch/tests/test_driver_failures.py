@@ -90,7 +90,7 @@ class Own(torch.Tensor):
 
 #: Where the fault lies -> the object and attribute that is replaced.
 FAULTS: dict[str, tuple[Any, str]] = {
-    "finding the site": (Sites, "_weights"),
+    "finding the site": (Sites, "_group"),
     "classifying a frame": (Sites, "classify"),
     "the name of a weight": (Labels, "look_up"),
     "binding arguments": (execute, "bind"),

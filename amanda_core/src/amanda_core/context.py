@@ -390,12 +390,9 @@ class OpContext(dict[str, Any]):
             i_point: A forward point in a forward context, a backward one in a backward context.
         """
         session = self._store.session
-        if i_point is not _AFTER_FORWARD:
-            session.analyse(self, i_point)
-            return self.plan(i_point)
-        outputs = self.execution.get("outputs")
-        count = None if outputs is None else len(outputs)
-        if self._output_count != count:
+        after = i_point is _AFTER_FORWARD
+        outputs = self.execution.get("outputs") if after else None
+        if after and self._output_count != (count := None if outputs is None else len(outputs)):
             if self._output_count is not None:
                 # An op such as `split` has another number of outputs, so other positions.
                 session.analyse_again(self, i_point)
@@ -403,7 +400,7 @@ class OpContext(dict[str, Any]):
             self._output_count = count
         session.analyse(self, i_point)
         plan = self.plan(i_point)
-        if self._plans and _BEFORE_BACKWARD in self._plans:
+        if after and self._plans and _BEFORE_BACKWARD in self._plans:
             self._check_aligned_outputs(self._plans[_BEFORE_BACKWARD])
         return plan
 
@@ -592,9 +589,7 @@ class OpContext(dict[str, Any]):
         actions = self._store.session.actions_of(self)
         for action in sorted(actions, key=_comes_last) if len(actions) > 1 else actions:
             kind, step = action.kind, Step(action, self)
-            plan = found.get(kind.point)
-            if plan is None:
-                plan = found[kind.point] = Plan()
+            plan = found[kind.point] = found.get(kind.point) or Plan()
             if not kind.is_replacement:
                 plan.steps += (step,)
             elif plan.replacement is not None:

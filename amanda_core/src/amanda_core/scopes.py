@@ -267,9 +267,9 @@ class Scopes:
                 last = root.found.get(path)
                 if last is not None and last() is not child:
                     self._path_died(root.label, path)
-                root.found[path] = known = self._add(root, id(child), child, path, owner, name)
-                if self._children_of(child):
-                    waiting.append((child, known))
+                known = self._add(root, id(child), child, path, owner, name)
+                root.found[path] = known
+                waiting.append((child, known))
 
     def _add(
         self, root: _Root, key: Hashable, module: Any, path: str, owner: _Module | None, name: str

@@ -96,7 +96,6 @@ class Session:
         """The calls and values of modules, if an applied tool requests them."""
         from amanda_core.calls import Calls
 
-        self._selective = True
         return Calls(self)
 
     @cached_property
@@ -159,8 +158,6 @@ class Session:
         }
         rules = [t for t in self.tools if t._amanda.before_rules or t._amanda.after_rules]
         self._has_rules = bool(rules)
-        #: Whether it depends on the context which tools are for it.
-        self._selective = "calls" in self.__dict__ or any(t._amanda.selection for t in self.tools)
         if not any(self._analysing.values()):
             # Rules serve the analysis of other tools. Without any, the rules themselves run.
             self._analysing = dict.fromkeys(IPoint, rules)
@@ -277,13 +274,8 @@ class Session:
             store.contexts[context._key], context._place = context, place
         (execution := context.execution).clear()
         execution["open"], execution["inputs"] = True, inputs
-        context._known = {
-            "op": raw,
-            "attrs": attrs or {},
-            "input_names": input_names,
-            "constant": constant,
-            "recomputed": recomputed,
-        }
+        known = context._known = {"op": raw, "attrs": attrs or {}, "input_names": input_names}
+        known["constant"], known["recomputed"] = constant, recomputed
         if new:
             switches = THREAD.control.switches
             switches[ROUTINE_DEPTH] += 1  # As `inside_routine` does, which takes longer.
@@ -375,12 +367,9 @@ class Session:
             return due
         logs, key = self._store.logs, context._key
         for tool in self._analysing[i_point]:
-            own = tool._amanda
-            is_new = not caching or i_point not in logs.get(own, _NOTHING).get(key, ())
+            is_new = not caching or i_point not in logs.get(tool._amanda, _NOTHING).get(key, ())
             # Rules serve other tools as well, so a selection does not restrict them.
-            if is_new and (
-                not (self._selective and own.routines[i_point]) or self._selects(tool, context)
-            ):
+            if is_new and (not tool._amanda.routines[i_point] or self._selects(tool, context)):
                 due.append(tool)
         if caching and not due:
             context._analysed[i_point] = self.epoch
@@ -429,7 +418,7 @@ class Session:
         found: list[Action] = []
         for tool in self.tools:
             log = self._store.logs.get(tool._amanda, _NOTHING).get(context._key)
-            if log and (not self._selective or self._selects(tool, context)):
+            if log and self._selects(tool, context):
                 for point in POINTS if len(log) > 1 else log:
                     found += log.get(point, ())
         return found

@@ -284,12 +284,7 @@ class Sites(Generic[R]):
         return record, group, occurrence
 
     def resolve(
-        self,
-        origin: Origin,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        occurrence: int,
-        weights: Operands | None = None,
+        self, origin: Origin, values: Sequence[Any], occurrence: int, known: Operands | None = None
     ) -> R | int:
         """Return the record of an op whose occurrence in its activation is known.
 
@@ -298,21 +293,18 @@ class Sites(Generic[R]):
 
         Args:
             origin: Where it is called.
-            args: The positional operands.
-            kwargs: The others.
+            values: The operands.
             occurrence: Its number in the innermost activation.
-            weights: The operands that distinguish ops, if the interceptor has found them.
+            known: The operands that distinguish ops, if the interceptor has found them.
 
         Returns:
             The record, or the number of a site that turns out to read parts of parameters. From
             then on `regions` distinguishes its occurrences, so the lookup must start again.
         """
-        values = (*args, *kwargs.values()) if kwargs else args
-        weights = self._weights(origin, values) if weights is None else weights
+        weights = self._weights(origin, values) if known is None else known
         group = self._group(origin, weights)
-        record = group.records.get(occurrence)
-        if record is not None:
-            return record
+        if occurrence in group.records:
+            return group.records[occurrence]
         if self.regions.note(origin.numbers, origin.scope.root, values):
             return self.regions.number(origin.numbers)
         return self._add(group, origin, weights, occurrence)
@@ -386,15 +378,12 @@ class Sites(Generic[R]):
         Parts are found only at sites that `regions` has noted.
         """
         found: list[tuple[int, int, Any]] = []
-        kinds, inside, position = self._kinds, origin.scope.root != "", -1
-        for value in values:
-            position += 1
+        kinds, inside, is_weight = self._kinds, bool(origin.scope.root), self._is_weight
+        for position, value in enumerate(values):
             mark = kinds.get(type(value))
             if mark is None:
                 mark = kinds[type(value)] = issubclass(type(value), self._rules.weight_types)
-            if not mark or (mark < 0 and inside):
-                continue
-            if mark > 0 or (distinguishes(mark, position, inside) and self._is_weight(value)):
+            if mark > 0 or (mark and distinguishes(mark, position, inside) and is_weight(value)):
                 found.append((position, self.labels.look_up(value)[0], value))
         if self.regions:
             found += self.regions.operands(origin.numbers, values)

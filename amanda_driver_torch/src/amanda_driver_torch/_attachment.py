@@ -323,7 +323,8 @@ class TorchAttachment:
         try:
             origin = Origin(op_type, scope or OUTSIDE, frames, zone)
             origin.caller = caller
-            found = self._sites.resolve(origin, args, kwargs, occurrence, weights)
+            values = (*args, *kwargs.values()) if kwargs else args
+            found = self._sites.resolve(origin, values, occurrence, weights)
             if type(found) is not OpRecord:
                 return found
             self._new = found if found.context is None else None

@@ -130,9 +130,8 @@ class Parameters:
         for label in (root,) if root else tuple(self._keys):
             first, keys = self._keys.get(label, _NOT_LISTED)
             # Another model may have the label of one that has died.
-            if key not in (keys if first() is not None else self._list(label)):
-                continue
-            if (found := self._held(value, label, key)) is not None:
+            keys = keys if first() is not None else self._list(label)
+            if key in keys and (found := self._held(value, label, key)) is not None:
                 return found if root else found._replace(path=f"{label}:{found.path}")
         base = layouts.base(value)
         marked = layouts.is_parameter(base)

@@ -332,7 +332,7 @@ class _Weaving:
             activation.counts[key] = occurrence + 1
         found: Site | int = 0
         while isinstance(found, int):  # Until the site is known to read parts of parameters.
-            found = self.tools.sites.resolve(origin, given, {}, min(occurrence, OCCURRENCES))
+            found = self.tools.sites.resolve(origin, given, min(occurrence, OCCURRENCES))
         return found
 
     def _trigger(self, context: OpContext, i_point: IPoint) -> Plan:
