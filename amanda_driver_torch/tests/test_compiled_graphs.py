@@ -774,15 +774,6 @@ def test_programs_that_stay_compiled(make: Any) -> None:
     assert not any("Generated" in name for name in runs[2])
 
 
-@pytest.mark.filterwarnings("ignore:Operators inside torch.func transforms")
-def test_transforms_of_functions_run_eagerly() -> None:
-    called = torch.compile(lambda x: torch.vmap(torch.sin)(x) * 2, backend="aot_eager")
-    plain, tool = called(X), amanda.Tool()
-    tool.add_inst_for_op(lambda context: context.insert_before_op(lambda *_: None, observe=True))
-    with amanda.apply(tool), pytest.warns(amanda.AmandaWarning, match=r"transforms of torch\.func"):
-        equal(called(X), plain)
-
-
 def test_modules_made_in_a_compiled_callable() -> None:
     """Dynamo continues in code that cannot be hashed."""
 

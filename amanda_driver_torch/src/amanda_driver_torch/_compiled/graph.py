@@ -29,6 +29,7 @@ from amanda_driver_torch._compiled.execution import Lifted, OpPlan
 from amanda_driver_torch._compiled.host import Host
 from amanda_driver_torch._compiled.operators import OperatorMode, Woven
 from amanda_driver_torch._compiled.refusals import CannotWeave, check, does_nothing, likes
+from amanda_driver_torch._entry.tracing import IN_TRANSFORMS
 from amanda_driver_torch._execution.viewing import passes_weights_on
 from amanda_driver_torch._identity.frames import is_own, is_torchs
 from amanda_driver_torch._operators.operator import Operator
@@ -36,6 +37,7 @@ from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of
 from amanda_driver_torch._thread.modes import call_routine
 from amanda_driver_torch._torch.dynamo import (
     CHECKPOINT,
+    HIGHER_ORDER,
     INFERENCE,
     STATE_CHANGES,
     FakeTensor,
@@ -45,7 +47,8 @@ from amanda_driver_torch._torch.dynamo import (
     fresh_symbols,
     guard_identity,
     is_made_inside,
-    is_transform,
+    is_of_transforms,
+    transform_levels,
     tree_leaves,
     tree_map,
     unset_fake_temporarily,
@@ -143,6 +146,8 @@ class _Weaving:
         self.runs: dict[fx.Graph, fx.Node] = {}
         #: id of a value that Dynamo noted -> the value, and the one that analysis was shown.
         self.again: dict[int, tuple[Any, Any]] = {}
+        #: The number of transforms of `torch.func` in which a node runs.
+        self.transforms = 0
         self.woven: list[tuple[fx.Node, Woven]] = []
         self.aliases = Aliases()
 
@@ -184,7 +189,7 @@ class _Weaving:
                 self.runs[body.graph] = node
                 self._analyse_graph(body)
             elif node.op in ("call_function", "call_method"):
-                found = self._analyse(node)
+                found = None if self._is_in_transform(node) else self._analyse(node)
                 self.aliases.end(node)
                 if found is not None:
                     self.woven.append((node, found))
@@ -210,6 +215,16 @@ class _Weaving:
             # What is decided for this weight does not hold for another one.
             guard_identity(source)
 
+    def _is_in_transform(self, node: fx.Node) -> bool:
+        """Return True for nodes that run in a transform of `torch.func`, or are a part of it."""
+        levels = transform_levels(node.target)
+        if levels is None:
+            frames = called_of(node).frames
+            return bool(self.transforms) or (bool(frames) and is_of_transforms(frames[0].names))
+        self.transforms += levels
+        self.tools.session.warn_once(IN_TRANSFORMS)
+        return True
+
     # Analysis.
 
     def _analyse(self, node: fx.Node) -> Woven | None:
@@ -218,15 +233,15 @@ class _Weaving:
             target = getattr(torch.Tensor, str(target), None)
             if target is None:
                 return None
+        operator = OperatorMode.operator(target)
         if isinstance(target, HigherOrderOperator):
-            raise CannotWeave(f"the graph has the higher-order operator {target}")
+            if target.__name__ not in HIGHER_ORDER:
+                raise CannotWeave(f"the graph has the higher-order operator {target}")
+            operator = Operator(target, target, target.__name__)
         if target is INFERENCE:
             raise CannotWeave("it enters the inference mode")
-        if is_transform(target):
-            raise CannotWeave("the graph has transforms of torch.func")
         args, kwargs = self._given(node)
         called = called_of(node)
-        operator = OperatorMode.operator(target)
         if operator is not None:
             self._show(node, tree_map(self._again, _example(node)))
             plans = [self._operator(operator, target, args, kwargs, called, None, _example(node))]

@@ -19,9 +19,10 @@ from amanda_driver_torch._torch.internals import (
     tracing_state,
 )
 
-__all__ = ["FAKE_TENSOR_CHECKS", "reason_to_ignore"]
+__all__ = ["FAKE_TENSOR_CHECKS", "IN_TRANSFORMS", "reason_to_ignore"]
 
-_FUNCTORCH = (
+#: The notice for operators in transforms of `torch.func`.
+IN_TRANSFORMS = (
     "Operators inside torch.func transforms (vmap, grad, jvp, ...) run uninstrumented: their "
     "values are wrapped and have no graph to edit."
 )
@@ -52,7 +53,7 @@ def reason_to_ignore(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | No
     if tracing_state() is not None:
         return ""
     if functorch_active():
-        return _FUNCTORCH
+        return IN_TRANSFORMS
     for index in range(dispatch_mode_count()):
         if type(dispatch_mode_at(index)).__name__ in FAKE_TENSOR_MODES:
             return ""

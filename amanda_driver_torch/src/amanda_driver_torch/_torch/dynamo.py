@@ -40,6 +40,7 @@ from amanda_driver_torch._torch.internals import COMPILED_FRAMES
 __all__ = [
     "CHECKPOINT",
     "CREATE_PROXY",
+    "HIGHER_ORDER",
     "INFERENCE",
     "MODULE_CALL",
     "MODULE_NOTE",
@@ -61,12 +62,13 @@ __all__ = [
     "guard_scope",
     "is_dynamos",
     "is_made_inside",
-    "is_transform",
+    "is_of_transforms",
     "new_recompile_region",
     "quiet_code",
     "set_frame_count",
     "set_recompile_region",
     "skipped",
+    "transform_levels",
     "tree_leaves",
     "tree_map",
     "uncached",
@@ -105,6 +107,13 @@ STATE_CHANGES = frozenset(
 )
 #: Another one. An error inside of it would leave it entered.
 INFERENCE = torch.autograd.grad_mode._enter_inference_mode
+_TRANSFORMS = "torch._functorch", "torch._C._functorch"
+_ENTER_AND_LEAVE = (
+    ("increment_nesting", "enter_dual_level", "push_dynamic_layer"),
+    ("decrement_nesting", "exit_dual_level", "pop_dynamic_layer"),
+)
+#: Higher-order operators that are one operator each, as where they are called eagerly.
+HIGHER_ORDER = frozenset({"cond", "flex_attention", "map_impl", "scan", "while_loop"})
 
 
 def effectful(library: torch.library.Library, name: str) -> None:
@@ -132,10 +141,25 @@ def begins_at_break(code: CodeType) -> bool:
     return code.co_name.startswith("torch_dynamo_resume_in")
 
 
-def is_transform(function: Any) -> bool:
-    """Return True if a graph calls this function to begin or end a transform of `torch.func`."""
-    module = str(getattr(function, "__module__", ""))
-    return module.startswith(("torch._functorch", "torch._C._functorch"))
+def is_of_transforms(namespace: Mapping[str, Any]) -> bool:
+    """Return True if code with these globals is of the transforms of `torch.func`."""
+    return str(namespace.get("__name__", "")).startswith(_TRANSFORMS)
+
+
+def transform_levels(function: Any) -> int | None:
+    """Return by how many levels of transforms of `torch.func` later nodes are deeper after a call.
+
+    Args:
+        function: What a graph calls.
+
+    Returns:
+        None if the function is no part of a transform.
+    """
+    if not str(getattr(function, "__module__", "")).startswith(_TRANSFORMS):
+        return None
+    name = str(getattr(function, "__name__", ""))
+    enters, leaves = _ENTER_AND_LEAVE
+    return any(part in name for part in enters) - any(part in name for part in leaves)
 
 
 def fresh_symbols(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:
