@@ -9,6 +9,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -212,3 +213,27 @@ def test_tools_change_nothing_that_code_without_them_is_bound_to() -> None:
                 equal(compiled(X), called(X))
         equal(compiled(X), called(X))
         assert graphs() == before
+
+
+@pytest.mark.slow
+def test_inductor_keeps_the_order_of_routines() -> None:
+    """Also where it computes in another order to save memory; here in the reverse."""
+    runs: list[list[str]] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        context.insert_after_op(lambda *_: runs[-1].append(context.op_type), observe=True)
+
+    def called(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return (x.sin() @ weight).sum() + y.cos().view(-1).tanh().sum()
+
+    def reverse(nodes: list[Any], *_: Any) -> list[Any]:
+        found: list[Any] = nodes[0].scheduler.topological_sort_schedule(nodes[::-1])
+        return found
+
+    tool, weight = amanda.Tool(), torch.randn(8, 8)
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool), mock.patch("torch._inductor.memory.reorder_for_peak_memory", reverse):
+        for function in (called, torch.compile(called)):
+            runs.append([])
+            function(X, X)
+    assert runs[0] == runs[1] != []

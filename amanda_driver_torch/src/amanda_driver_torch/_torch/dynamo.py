@@ -345,8 +345,31 @@ def uncached() -> Iterator[None]:
         ),
         # Graphs with donated buffers cannot be kept, and without tools there may be none.
         mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", return_value=[]),
+        _effects_in_order(),
     ):
         yield
+
+
+def _effects_in_order() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which Inductor keeps the order of effects.
+
+    Up to PyTorch 2.14 it notes an operation after which another one runs by the name of its buffer,
+    and asks by the name of the operation.
+    """
+    from torch._inductor.scheduler import Scheduler
+    from torch._inductor.virtualized import V
+
+    original = Scheduler.compute_dependencies
+
+    def compute_dependencies(scheduler: Any) -> None:
+        graph: Any = V.graph
+        noted = getattr(graph, "additional_star_deps", {})
+        for operation in graph.operations if noted else ():
+            earlier = noted[operation.get_name()]
+            graph.additional_buffer_deps[operation.get_operation_name()].update(earlier)
+        original(scheduler)
+
+    return mock.patch.object(Scheduler, "compute_dependencies", compute_dependencies)
 
 
 #: Settings of Inductor for graphs with routines on the host, which may keep the values they get: no
