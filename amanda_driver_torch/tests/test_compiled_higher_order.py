@@ -64,7 +64,7 @@ def looped(x: torch.Tensor, changed: Any) -> Any:
 def mapped(x: torch.Tensor, changed: Any) -> Any:
     from torch._higher_order_ops.map import map as map_
 
-    return changed(map_(lambda v, w: v.sin() @ w, x[0] * 2, WEIGHT)) * 3
+    return changed(map_(lambda v, *_: v.sin() @ WEIGHT, x[0] * 2)) * 3
 
 
 def scanned(x: torch.Tensor, changed: Any) -> Any:
@@ -130,4 +130,5 @@ def test_they_are_edited(name: str, backend: str, staged: bool) -> None:
         twins.sum().backward()
     close((found, given.grad), (twins, twin.grad))
     assert seen.count(op) == 1
-    assert {"mul"} <= set(seen) and {"sin", "__matmul__", "new_zeros"}.isdisjoint(seen)
+    assert "mul" in seen
+    assert {"sin", "__matmul__", "new_zeros"}.isdisjoint(seen)
