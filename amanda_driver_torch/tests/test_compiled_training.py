@@ -175,6 +175,23 @@ def test_states_that_a_program_enters(state: str, backend: str) -> None:
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("name", ["real", "mT", "H"])
+def test_what_dynamo_runs_while_it_traces_is_not_seen(name: str) -> None:
+    weight, tool = nn.Parameter(torch.randn(8, 8)), amanda.Tool()
+    seen: list[str] = []
+    tool.add_inst_for_op(
+        lambda context: context.insert_after_op(
+            lambda value: seen.append(context.op_type), observe=True
+        )
+    )
+    compiled = torch.compile(lambda x: x @ getattr(weight, name).float(), backend="eager")
+    with amanda.apply(tool):
+        for _ in range(2):
+            compiled(X)
+    assert len(seen) == 6
+    assert seen[:3] == seen[3:]
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_routines_on_constants_run_with_the_program_only(backend: str) -> None:
     """A compiler computes with the values of constants while it traces."""

@@ -34,7 +34,7 @@ from amanda_driver_torch._compiled.operators import Woven
 from amanda_driver_torch._compiled.refusals import CannotWeave
 from amanda_driver_torch._identity.frames import is_own
 from amanda_driver_torch._identity.rules import BOUNDARY
-from amanda_driver_torch._thread.state import STATE
+from amanda_driver_torch._thread.state import STATE, quietly
 from amanda_driver_torch._torch.dynamo import (
     ConvertFrameReturn,
     backend_itself,
@@ -219,7 +219,8 @@ class _Callback:
         self.backend.forget()
         self.backend.code = code
         try:
-            with recording():
+            # Dynamo runs some operators itself, such as `weight.real`.
+            with recording(), quietly():
                 result = compile_apart(self._compile, frame, cache_entry, frame_state)
         except BaseException:
             failure: Exception | None = self.backend.failure
