@@ -254,3 +254,25 @@ def test_inductor_keeps_the_order_of_routines() -> None:
             runs.append([])
             function(X, X)
     assert runs[0] == runs[1] != []
+
+
+def test_host_routines_for_weights_that_may_vary_run_eagerly() -> None:
+    """In a compiled graph a routine could not tell which weight an execution reads."""
+    weight, seen = nn.Parameter(torch.randn(8, 8)), list[str]()
+
+    def halve(parts: list[torch.Tensor], context: amanda.OpContext) -> list[torch.Tensor]:
+        seen.extend(part.name for part in context.weights.values())
+        return [part * 0.5 for part in parts]
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type == "cat":
+            context.insert_before_op(halve, inputs=[0], context=context)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    compiled = torch.compile(lambda x: x @ torch.cat([weight[:2], weight[2:]]), backend="aot_eager")
+    refused = pytest.warns(amanda.AmandaWarning, match="may be another one each time")
+    with torch.no_grad(), amanda.apply(tool), refused:
+        found = compiled(X)
+    equal(found, X @ (weight * 0.5))
+    assert len(seen) == 2

@@ -90,10 +90,15 @@ class OpPlan:
         return bool(self.before.edits or self.after.edits or self.arriving or self.leaving)
 
     @property
+    def steps_on_host(self) -> list[Step]:
+        """Those with routines on the host."""
+        steps = (step for plan in self.plans for step in (*plan.steps, plan.replacement))
+        return [step for step in steps if step is not None and not step.action.staged]
+
+    @property
     def on_host(self) -> bool:
         """Whether a routine runs on the host."""
-        steps = (step for plan in self.plans for step in (*plan.steps, plan.replacement))
-        return any(step is not None and not step.action.staged for step in steps)
+        return bool(self.steps_on_host)
 
     @property
     def edits_on_host(self) -> bool:

@@ -68,6 +68,11 @@ def check(
         refuse("a routine on the host gets a symbolic truth value")
     if plan.on_host and any(isinstance(v, torch.Tensor) and v.is_nested for v in values):
         refuse("a routine on the host gets a nested tensor")
+    given = [value for one in plan.steps_on_host for value in one.action.kwargs.values()]
+    if any(value is context for value in given) and any(
+        weight.varies for weight in context.weights.values()
+    ):
+        refuse("a routine on the host asks for a weight that may be another one each time")
     step = plan.before.replacement
     if step is not None and not step.action.staged and not plan.outputs:
         refuse("a replacement on the host has outputs of unknown shape")
