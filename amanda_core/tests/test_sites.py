@@ -379,7 +379,7 @@ def test_native_code_asks_for_what_it_has_not_seen(toy: Toy) -> None:
     code = toy.sites.classify(here.f_code, here.f_globals)
     assert (code.kind, code.code) == (USER, here.f_code)
     scope = toy.scopes.enter(Module(), None, False)
-    found = toy.sites.resolve(Origin("mul", scope, [(code, 8)]), (), {}, 2)
+    found = toy.sites.resolve(Origin("mul", scope, [(code, 8)]), (), 2)
     assert not isinstance(found, int)
     assert key_of(found)[4] == ((*code.label, 8),)
     assert code.label[0] == __name__
@@ -393,7 +393,7 @@ def test_a_key_is_printed_like_the_tuple_that_it_is(toy: Toy, count: int, op_typ
     here, weight = sys._getframe(), Weight()
     frames = [(toy.sites.classify(here.f_code, here.f_globals), 2 * n) for n in range(count)]
     for values in ((), (weight,), (weight, weight)):
-        found = toy.sites.resolve(Origin(op_type, OUTSIDE, frames), values, {}, 0)
+        found = toy.sites.resolve(Origin(op_type, OUTSIDE, frames), values, 0)
         assert not isinstance(found, int)
         key = key_of(found)
         assert len(key[4]) == count
