@@ -176,12 +176,16 @@ def test_every_code_of_8_bit_floating_point(dtype: torch.dtype) -> None:
     assert np.array_equal(found, codes.view(dtype).float().numpy(), equal_nan=True)
 
 
-def test_shapes_without_elements_and_without_axes() -> None:
-    for form in ("npz", "safetensors"):
-        read = dump(lambda: (torch.zeros(0, 3).t(), torch.tensor(2.5)), form=form).open()
-        arrays = [array for _, array in named(read)]
-        assert [a.shape for a in arrays] == [(0, 3), (3, 0), ()]
-        assert arrays[2] == 2.5
+@forms
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128], ids=str)
+def test_shapes_without_elements_and_without_axes(dtype: torch.dtype, form: Form) -> None:
+    def program() -> None:
+        torch.zeros(0, 3, dtype=dtype).t()
+        torch.tensor(2.5, dtype=dtype)
+
+    arrays = [array for _, array in named(dump(program, form=form).open())]
+    assert [a.shape for a in arrays] == [(0, 3), (3, 0), ()]
+    assert arrays[2] == 2.5
 
 
 def test_what_cannot_be_read_is_named() -> None:

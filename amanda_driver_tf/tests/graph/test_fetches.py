@@ -353,3 +353,18 @@ def test_every_combination_is_translated_on_its_own(small: Small, session: Any) 
             for one, other in zip(first, again, strict=True):
                 equal([v for v in one if v is not None], [v for v in other if v is not None])
         assert all_ops(small.graph) == count
+
+
+def test_constants_whose_values_a_tool_reads_may_be_fed() -> None:
+    values = list[Any]()
+    graph = tf.Graph()
+    with graph.as_default(), new_session(graph) as session:
+        a = tf.constant(1.0, shape=[1, 2])
+        b = tf.reshape(a, tf.stack([2, 1]))
+        reading = amanda.Tool()
+        reading.add_inst_for_op(lambda context: values.extend(map(context.value, range(2))))
+        with amanda.apply(reading):
+            session.run(b)
+            fed = session.run(b, {a.name: [[4.0, 5.0]]})
+    equal(fed, np.array([[4.0], [5.0]], np.float32))
+    assert any(np.array_equal(value, [[1.0, 1.0]]) for value in values if value is not None)

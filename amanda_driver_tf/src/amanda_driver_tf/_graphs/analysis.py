@@ -15,6 +15,7 @@ import re
 import sys
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site
@@ -340,7 +341,26 @@ class Analysis:
             values = [self._constant(item) for item in tensor]
             return None if any(value is None for value in values) else values
         value = self._read(tensor)
-        return value if value is not None else tensor_util.constant_value(tensor)
+        return value if value is not None else _constant_value(tensor)
+
+
+def _constant_value(tensor: Any) -> Any:
+    """Return the value of a constant; the program may feed it even so.
+
+    TensorFlow's function marks what it reads, also in the graphs around that of the tensor, and a
+    session refuses to feed it.
+    """
+    graphs, graph = [], getattr(tensor, "graph", None)
+    while graph is not None:
+        graphs.append(graph)
+        graph.prevent_feeding = lambda tensor: None
+        graph = getattr(graph, "outer_graph", None)
+    try:
+        return tensor_util.constant_value(tensor)
+    finally:
+        for graph in graphs:
+            with suppress(AttributeError):  # Another thread has read one, too.
+                del graph.prevent_feeding
 
 
 def is_accumulation(op: Any, records: Records | None) -> bool:

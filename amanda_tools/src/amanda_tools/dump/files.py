@@ -160,7 +160,7 @@ class Writer:
             self._lose(tensor, name, int(array.nbytes), self.lost.reason)
             return
         if self.form == "safetensors" and array.dtype.name == "complex128":
-            array = array.view("float64").reshape(*array.shape, 2)
+            array = array.reshape(*array.shape, 1).view("float64")
         tensor.key = key_of_tensor(tensor, f"{tensor.step}.{name}")
         tensor.file = f"{len(self.written):05d}.{self.form}"
         tensor.stored = array.dtype.name
