@@ -1,6 +1,6 @@
 """The page of a graph in a browser: folding, search, details, keyboard, links, files, attacks.
 
-Also its ONNX form in Netron.
+Also its ONNX form in Netron. Long, since it is a list of what a reader may do.
 """
 
 from __future__ import annotations

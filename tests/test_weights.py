@@ -1,4 +1,7 @@
-"""Weights: the parameter that an op reads, through any views; no id refers to two of them."""
+"""Weights: the parameter that an op reads, through any views; no id refers to two of them.
+
+Long, since it is a list of the ways in which programs hold and read weights.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Op identity without a framework: call sites, scopes, weights and occurrences of toy operators."""
+"""Op identity without a framework: call sites, scopes, weights and occurrences of toy operators.
+
+Long, since it is a list of cases of one rule.
+"""
 
 from __future__ import annotations
 

@@ -36,3 +36,14 @@ def _same_start_and_nothing_left() -> Iterator[None]:
     assert not STATE.backward
     assert not STATE.activations
     assert depth == 0
+
+
+@pytest.fixture
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Under the native interceptor, with nothing compiled before or left behind."""
+    import torch
+
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

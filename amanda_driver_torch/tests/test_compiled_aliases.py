@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,18 +18,14 @@ import amanda
 from .interceptors import STAYS_COMPILED
 from .tensors import equal
 
-pytestmark = [pytest.mark.one_interceptor, STAYS_COMPILED]
+pytestmark = [
+    pytest.mark.one_interceptor,
+    pytest.mark.usefixtures("fresh_compiler"),
+    STAYS_COMPILED,
+]
 
 X = torch.linspace(-1, 1, 16).reshape(4, 4)
 Program = Callable[[torch.Tensor], Any]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def written_view(x: torch.Tensor) -> Any:

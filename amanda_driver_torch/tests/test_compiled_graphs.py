@@ -1,4 +1,7 @@
-"""Callables under torch.compile that stay compiled while tools are applied."""
+"""Callables under torch.compile that stay compiled while tools are applied.
+
+Long, since it is a list of programs and what must hold for each.
+"""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
 # torch leaves Tensor.backward and its like untyped.
@@ -9,7 +12,6 @@ import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,19 +32,11 @@ from .test_compiled_callables import WHOLE
 
 pytestmark = [
     pytest.mark.one_interceptor,
+    pytest.mark.usefixtures("fresh_compiler"),
     STAYS_COMPILED,
 ]
 
 X = torch.linspace(-1, 1, 40).reshape(5, 8)
-
-
-@pytest.fixture(autouse=True)
-def _graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 def graphs() -> int:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from .tensors import close, leaf_copy
 
 pytestmark = [
     pytest.mark.one_interceptor,
+    pytest.mark.usefixtures("fresh_compiler"),
     # A callable that runs eagerly would show nothing.
     pytest.mark.filterwarnings("error::amanda.AmandaWarning"),
     pytest.mark.filterwarnings("ignore:Operators inside torch.func transforms"),
@@ -29,14 +30,6 @@ pytestmark = [
 
 X = torch.linspace(-1, 1, 256).reshape(1, 2, 16, 8)
 WEIGHT = nn.Parameter(torch.linspace(1, 2, 64).reshape(8, 8))
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 # Each program calls `changed` with the result of the operator that the tool changes.

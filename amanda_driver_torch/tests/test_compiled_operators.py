@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from .interceptors import STAYS_COMPILED
 
 pytestmark = [
     pytest.mark.one_interceptor,
+    pytest.mark.usefixtures("fresh_compiler"),
     # A callable that runs eagerly would show nothing.
     pytest.mark.filterwarnings("error::amanda.AmandaWarning"),
     STAYS_COMPILED,
@@ -31,14 +32,6 @@ LAYER, NORM = nn.Linear(3, 3), nn.BatchNorm1d(3)
 MASK = (torch.arange(9).reshape(3, 3) % 2).float()
 
 Log = list[Any]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def noted(log: Log, what: Any, value: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -15,30 +15,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._dynamo.utils import counters
 
 import amanda
 
 from .interceptors import STAYS_COMPILED
 from .tensors import equal, grad_of
+from .test_compiled_graphs import graphs
 
-pytestmark = [pytest.mark.one_interceptor, STAYS_COMPILED]
+pytestmark = [
+    pytest.mark.one_interceptor,
+    pytest.mark.usefixtures("fresh_compiler"),
+    STAYS_COMPILED,
+]
 
 X = torch.linspace(-1, 1, 40).reshape(5, 8)
-
-
-@pytest.fixture(autouse=True)
-def _graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
-def graphs() -> int:
-    """Return how many graphs were compiled so far."""
-    return int(counters["stats"]["unique_graphs"])
 
 
 class Counting(amanda.Tool):

@@ -84,7 +84,7 @@ class _Entry(Ref):
 
 
 class _Released(NamedTuple):
-    """What is known of a value after `let_go`, and the witness that recognizes it."""
+    """What `Known` keeps about a value after `let_go`, with the witness that recognizes it."""
 
     known: Any
     witness: _Entry

@@ -102,7 +102,7 @@ class OpPlan:
 
     @property
     def edits_on_host(self) -> bool:
-        """Whether a routine on the host may change the operator's inputs or results."""
+        """Whether a routine on the host may edit inputs or results of the operator."""
         steps = (*self.before.steps, self.before.replacement, *self.after.steps)
         actions = (step.action for step in steps if step is not None)
         return any(not (a.staged or a.observe or a.positions == ()) for a in actions)

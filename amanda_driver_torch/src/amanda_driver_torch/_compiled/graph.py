@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, cast
@@ -21,6 +20,7 @@ from torch import fx, nn
 from amanda_core import IPoint, OpContext, Plan, Session, Site
 from amanda_core.scopes import Activation
 from amanda_core.sites import OCCURRENCES, Origin, Sites
+from amanda_core.weak import Known
 from amanda_driver_torch._autograd.nodes import tensors_in
 from amanda_driver_torch._compiled.aliases import Aliases
 from amanda_driver_torch._compiled.call_sites import Called, Places, called_of
@@ -68,7 +68,7 @@ class AnalysisFailed(Exception):
 
 #: By their places in the program: leaves that are no parameters. They are weights, unless the
 #: program makes new ones.
-Leaves = dict[Any, list[weakref.ref[torch.Tensor]]]
+Leaves = dict[Any, list[Known[bool]]]
 LEAVES = "leaves that are made in each step, such as inputs that require gradients"
 #: What a graph before or after a graph break gives to the rest of the program.
 VIEWS_PASSED_ON = "views that compiled callables pass on at graph breaks"
@@ -205,10 +205,12 @@ class _Weaving:
             return
         if is_weight(value) and not isinstance(value, nn.Parameter):
             known = self.leaves.setdefault(source, [])
-            if any(leaf() is None for leaf in known):
+            if not all(known):  # One has died.
                 self.tools.gaps[LEAVES] = "tools are not shown their values in compiled callables"
                 return
-            known.append(weakref.ref(value))
+            leaf: Known[bool] = Known()
+            leaf.set(value, True)
+            known.append(leaf)
         if is_weight(value) or self.tools.constant(value) is not None:
             self.real[id(node.meta["example_value"])] = value
             self.weights.add(id(value))

@@ -153,7 +153,7 @@ def transform_levels(function: Any) -> int | None:
         function: What a graph calls.
 
     Returns:
-        None if the function is no part of a transform.
+        None if the function does not belong to a transform.
     """
     if not str(getattr(function, "__module__", "")).startswith(_TRANSFORMS):
         return None
