@@ -6,9 +6,8 @@ no framework.
 
 from __future__ import annotations
 
-import json
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from amanda_core import OpContext, Tool
@@ -16,7 +15,14 @@ from amanda_core.results import Table
 from amanda_tools.operators.clock import Clock
 from amanda_tools.operators.entries import OpFacts
 from amanda_tools.output import charts
-from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    describe_overhead,
+    fields_of,
+    format_count,
+    render_html,
+    render_json,
+)
 from amanda_tools.tensors.types import describe_tensors
 from amanda_tools.tensors.values import facts_of
 
@@ -91,8 +97,8 @@ class TraceResult:
             charts.icicle("Calls by module", "ops", calls),
             charts.bars("Calls", [("type", "ops", "word|type"), ("operator", "ops", "")], calls),
         ]
-        content = {"format": "amanda.trace/1", **asdict(self), "charts": drawn}
-        return json.dumps(content, indent=1)
+        content = {"format": "amanda.trace/1", **fields_of(self), "charts": drawn}
+        return render_json(content)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""
@@ -160,7 +166,7 @@ class Trace(Tool):
     def result(self) -> TraceResult:
         """Return what was traced so far."""
         with self._lock:
-            ops = [TracedOp(**asdict(op)) for op in self._ops]
+            ops = [replace(op) for op in self._ops]
             return TraceResult(
                 ops,
                 list(self._sequence),

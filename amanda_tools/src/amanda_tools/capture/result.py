@@ -5,11 +5,10 @@ Owns the index, how values are read, and how those of several calls are put toge
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +23,11 @@ from amanda_tools.output.folders import create_folder, whole_file, write_text
 from amanda_tools.output.rendering import (
     dataframe,
     describe_overhead,
+    fields_of,
     format_count,
     format_quantity,
     render_html,
+    render_json,
 )
 from amanda_tools.tensors.types import TensorType
 from amanda_tools.tensors.values import HostTensor, numbers
@@ -251,17 +252,17 @@ class CaptureResult:
         """Return the index; the values are in the files that it names."""
         parts = {
             "format": FORMAT,
-            "ops": [asdict(op) for op in self.ops],
+            "ops": self.ops,
             "values": [
-                {key: part for key, part in asdict(value).items() if key != "statistics"}
+                {key: part for key, part in fields_of(value).items() if key != "statistics"}
                 for value in self.values
             ],
-            "left_out": [asdict(left) for left in self.left_out],
+            "left_out": self.left_out,
             "notes": self.notes,
             "tool_seconds": self.tool_seconds,
             "wall_seconds": self.wall_seconds,
         }
-        return json.dumps(parts, indent=1)
+        return render_json(parts)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each value; needs pandas."""

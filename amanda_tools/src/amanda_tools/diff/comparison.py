@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,13 @@ from amanda_tools.dump.files import Dumped, load_dump
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
 from amanda_tools.operators.entries import OpFacts
 from amanda_tools.output import charts
-from amanda_tools.output.rendering import dataframe, format_count, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    fields_of,
+    format_count,
+    render_html,
+    render_json,
+)
 from amanda_tools.tensors.statistics import Statistics, statistics_of
 from amanda_tools.tensors.values import need_numpy
 
@@ -177,16 +182,14 @@ class DiffResult:
 
     def to_json(self) -> str:
         """Return the whole result as JSON."""
-        found = self.first
-        return json.dumps(
+        return render_json(
             {
                 "format": "amanda.diff/1",
                 "same": self.same,
-                "first": None if found is None else asdict(found),
-                **asdict(self),
+                "first": self.first,
+                **fields_of(self),
                 "charts": self._charts(),
-            },
-            indent=1,
+            }
         )
 
     def _charts(self) -> list[charts.Chart]:

@@ -6,17 +6,17 @@ checked when it is read, and a file name must not contain a path.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from amanda_core import results
 from amanda_core.errors import ResultError
 from amanda_tools.operators.entries import OpFacts
+from amanda_tools.output.rendering import fields_of, render_json
 from amanda_tools.tensors.statistics import Statistics
 
 __all__ = ["INDEX", "WHAT", "DumpIndex", "DumpedOp", "DumpedTensor", "LeftOut", "read_index"]
@@ -129,17 +129,7 @@ class DumpIndex:
 
     def to_json(self) -> str:
         """Return the whole index as JSON."""
-        # One line for each operator and tensor, because an index is long.
-        parts = asdict(self)
-        lists = {
-            name: "[" + ",".join("\n  " + json.dumps(item) for item in value) + "\n ]"
-            for name, value in parts.items()
-            if isinstance(value, list)
-        }
-        rest = {"format": FORMAT} | {n: v for n, v in parts.items() if n not in lists}
-        lines = [f' "{name}": {json.dumps(value)}' for name, value in rest.items()]
-        lines += [f' "{name}": {text}' for name, text in lists.items()]
-        return "{\n" + ",\n".join(lines) + "\n}\n"
+        return render_json({"format": FORMAT, **fields_of(self)})
 
 
 def read_index(file: Path) -> DumpIndex:

@@ -10,7 +10,7 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -316,7 +316,7 @@ class Dump(OperatorTool["_Op"]):
             self._writer.flush()
             lost = [] if self._writer.lost is None else [self._writer.lost]
             index = DumpIndex(
-                [DumpedOp(**asdict(op.facts)) for op in self._ops.values()],
+                [replace(op.facts) for op in self._ops.values()],
                 [t for t in self._tensors if self.stats or t.file is not None],
                 [*self._left_out.values(), *lost, *(LeftOut(note, "", 0) for note in self._notes)],
                 self._clock.spent / 1e9,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
@@ -12,7 +11,14 @@ from amanda_core.results import Table
 from amanda_tools.effective_path.model import PathEnd
 from amanda_tools.output import charts
 from amanda_tools.output.folders import create_folder, whole_file
-from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    describe_overhead,
+    fields_of,
+    format_count,
+    render_html,
+    render_json,
+)
 
 __all__ = ["EffectivePathResult", "LayerSum", "PathSets", "Thresholds"]
 
@@ -256,7 +262,7 @@ class EffectivePathResult:
 
     def to_json(self) -> str:
         """Return the result as JSON, without the sets, which `write` writes."""
-        return json.dumps(
+        return render_json(
             {
                 "format": "amanda.effective_path/1",
                 "variant": self.variant,
@@ -266,9 +272,9 @@ class EffectivePathResult:
                 "skipped": self.skipped,
                 "first_seconds": self.first_seconds,
                 "cost": self.cost,
-                "layers": [asdict(layer) for layer in self.layers],
-                "thresholds": {name: asdict(found) for name, found in self.thresholds.items()},
-                "ends": [{**asdict(end), "consequence": end.consequence} for end in self.ends],
+                "layers": self.layers,
+                "thresholds": self.thresholds,
+                "ends": [{**fields_of(end), "consequence": end.consequence} for end in self.ends],
                 "empty": self.empty,
                 "samples": [
                     {
@@ -284,8 +290,7 @@ class EffectivePathResult:
                 "wall_seconds": self.wall_seconds,
                 "notes": self.notes,
                 "charts": self._charts(),
-            },
-            indent=1,
+            }
         )
 
     def to_dataframe(self) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from amanda_core.errors import ToolError
 from amanda_core.results import Table
 from amanda_tools.faults.tool import InjectFaults
 from amanda_tools.output.folders import whole_file
+from amanda_tools.output.rendering import fields_of
 from amanda_tools.tensors.scores import scores_of
 
 __all__ = ["CampaignResult", "Trial", "run_campaign", "wilson_interval"]
@@ -74,7 +75,7 @@ class CampaignResult:
         with whole_file(path) as new, open(new, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, [one.name for one in fields(Trial)])
             writer.writeheader()
-            writer.writerows(map(asdict, self.trials))
+            writer.writerows(map(fields_of, self.trials))
         return path
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.output import charts
-from amanda_tools.output.rendering import dataframe, format_count, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    fields_of,
+    format_count,
+    render_html,
+    render_json,
+)
 from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage
 
 __all__ = ["Fault", "FaultSite", "FaultsResult"]
@@ -98,8 +103,8 @@ class FaultsResult:
         drawn = [
             charts.bars("Faults", [("operator", "sites", "op")], charts.measure("faults", "faults"))
         ]
-        content = {"format": "amanda.inject_faults/1", **asdict(self), "charts": drawn}
-        return json.dumps(content, indent=1)
+        content = {"format": "amanda.inject_faults/1", **fields_of(self), "charts": drawn}
+        return render_json(content)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each fault; needs pandas."""

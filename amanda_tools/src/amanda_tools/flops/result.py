@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
@@ -14,9 +13,11 @@ from amanda_tools.output import charts
 from amanda_tools.output.rendering import (
     dataframe,
     describe_overhead,
+    fields_of,
     format_count,
     format_quantity,
     render_html,
+    render_json,
 )
 
 __all__ = ["CountedOp", "FlopsResult", "Sum"]
@@ -162,7 +163,7 @@ class FlopsResult(Summed[Sum]):
 
     def to_json(self) -> str:
         """Return the whole result as JSON."""
-        return json.dumps(
+        return render_json(
             {
                 "format": "amanda.flops/1",
                 "flops_per_mac": 2,
@@ -172,12 +173,11 @@ class FlopsResult(Summed[Sum]):
                     "moved": "B",
                     **dict.fromkeys(("tool_seconds", "wall_seconds"), "s"),
                 },
-                **asdict(self),
-                "total": asdict(self.total),
+                **fields_of(self),
+                "total": self.total,
                 **self._sums_as_json(),
                 "charts": self._charts(),
-            },
-            indent=1,
+            }
         )
 
     def _charts(self) -> list[charts.Chart]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.output import charts
-from amanda_tools.output.rendering import dataframe, format_count, format_percent, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    fields_of,
+    format_count,
+    format_percent,
+    render_html,
+    render_json,
+)
 
 __all__ = ["GatedOp", "GatingResult"]
 
@@ -86,7 +92,7 @@ class GatingResult:
 
     def to_json(self) -> str:
         """Return the result as JSON."""
-        rows = [{**asdict(op), "share": op.share} for op in self.ops]
+        rows = [{**fields_of(op), "share": op.share} for op in self.ops]
         drawn = [
             charts.figures(
                 charts.figure("kept", self.kept if self.ops else None, "%"),
@@ -97,7 +103,7 @@ class GatingResult:
         ]
         sums = {"kept": self.kept, "macs": self.macs, "effective_macs": self.effective_macs}
         content = {"format": f"amanda.{self.tool}/1", "ops": rows, **sums, "charts": drawn}
-        return json.dumps(content, indent=1)
+        return render_json(content)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from amanda_core import results
 from amanda_core.errors import ResultError
 from amanda_tools.graph.model import Edge, Graph, Op, Source
+from amanda_tools.output.rendering import fields_of
 
 __all__ = ["FORMAT", "from_json", "load", "to_json"]
 
@@ -25,15 +26,15 @@ _KINDS = {"op": Op, "source": Source}
 
 
 def to_json(graph: Graph) -> dict[str, Any]:
-    """Return a graph as an object that `json.dumps` accepts."""
-    graph = graph.copy()
+    """Return a graph as an object that `render_json` accepts."""
+    edges = list(graph.edges)  # Before the nodes, which may be added meanwhile.
     return {
         "namespace": graph.namespace,
         "nodes": [
-            {"node": "op" if isinstance(node, Op) else "source", **asdict(node)}
-            for node in graph.nodes
+            {"node": "op" if isinstance(node, Op) else "source", **fields_of(node)}
+            for node in tuple(graph.nodes)
         ],
-        "edges": [asdict(edge) for edge in graph.edges],
+        "edges": edges,
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures
@@ -290,7 +290,7 @@ class Graph:
             result.add_node(node.index, node="op" if isinstance(node, Op) else "source", **facts)
         for edge in tuple(self.edges):
             if edge.producer in result and edge.consumer in result:
-                result.add_edge(edge.producer, edge.consumer, **asdict(edge))
+                result.add_edge(edge.producer, edge.consumer, **vars(edge))
         return result
 
     def unrolled(self) -> Any:
@@ -314,7 +314,7 @@ class Graph:
             for before, after in edge.calls:
                 ends = (edge.producer, before), (edge.consumer, after)
                 if ends[0] in result and ends[1] in result:
-                    result.add_edge(*ends, **asdict(edge))
+                    result.add_edge(*ends, **vars(edge))
         return result
 
     def annotate(self, figures: Iterable[OpFigures], tool: str = "") -> None:

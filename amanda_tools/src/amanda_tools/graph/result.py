@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,13 @@ from amanda_tools.output import charts
 from amanda_tools.output.chrome import Span
 from amanda_tools.output.extras import program, require
 from amanda_tools.output.folders import create_folder, write_text
-from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    describe_overhead,
+    format_count,
+    render_html,
+    render_json,
+)
 
 __all__ = ["FORMATS", "Format", "GraphResult", "check"]
 
@@ -62,7 +67,7 @@ class GraphResult:
 
     def to_json(self) -> str:
         """Return the whole result as JSON that follows ``docs/tools/graph.schema.json``."""
-        return json.dumps(
+        return render_json(
             {
                 "format": files.FORMAT,
                 "graphs": [files.to_json(graph) for graph in self.graphs],
@@ -71,7 +76,7 @@ class GraphResult:
                 "notes": self.notes,
                 "charts": self._charts(),
             },
-            indent=1,
+            levels=4,
         )
 
     def _charts(self) -> list[charts.Chart]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +17,11 @@ from amanda_tools.output.chrome import Span, TraceFile
 from amanda_tools.output.folders import create_folder
 from amanda_tools.output.rendering import (
     dataframe,
+    fields_of,
     format_count,
     format_percent,
     render_html,
+    render_json,
 )
 
 __all__ = ["LatencyResult"]
@@ -122,6 +123,8 @@ class LatencyResult(Summed[Times]):
         Raises:
             ValueError: `by` has another value.
         """
+        # Once, since each looks at all operators or steps.
+        device, wall = self._device_columns(), self.wall
         if by == "step":
             columns = ("step", "calls", "wall ms", "ops ms", "ops share", "tool ms", "driver ms")
             steps = [
@@ -146,21 +149,21 @@ class LatencyResult(Summed[Times]):
                 (
                     op.name,
                     *_ms(op.self),
-                    format_percent(op.self, self.wall),
+                    format_percent(op.self, wall),
                     op.phase,
                     op.calls,
                     *_ms(op.median, op.p95, op.spread),
-                    *self._on_device(op.device_self, op.kernel_time),
+                    *_on_device(device, op.device_self, op.kernel_time),
                 )
                 for op in sorted(self.ops, key=lambda op: -op.self)
             ]
             rows = self._with_apart(ops, 5)
-            return Table(self._title(), (*of_op, *self._device_columns()), rows)
+            return Table(self._title(), (*of_op, *device), rows)
         sums = self._sums(by, depth)
         if sums is None:
             raise ValueError(f"by must be module, type, op, step, thread or kernel, not {by!r}")
         # The first columns stay where the terminal is narrow.
-        times, whole = ["self ms", "share"], self.wall
+        times, whole = ["self ms", "share"], wall
         if by == "module":
             times, whole = ["time ms", "share", "between ms"], sums[""].time
             sums = self._with_outside(sums)
@@ -175,32 +178,28 @@ class LatencyResult(Summed[Times]):
                 *_ms(found.forward),
                 found.backward_calls,
                 *_ms(found.backward),
-                *self._on_device(found.device, found.kernel_time),
+                *_on_device(device, found.device, found.kernel_time),
             )
             for name, found in sums.items()
         ]
         if by == "type":
             rows = self._with_apart(rows, 4)
-        return Table(self._title(), (*heads, *self._device_columns()), rows)
+        return Table(self._title(), (*heads, *device), rows)
 
     def to_json(self) -> str:
         """Return the result as JSON, without the single executions, which are in the trace file."""
         content = {name: value for name, value in vars(self).items() if name not in _APART}
-        for name in ("ops", "steps", "threads"):
-            content[name] = [asdict(item) for item in content[name]]
-        for step, known in zip(content["steps"], self.steps, strict=True):
-            step["rest"] = known.rest
-        return json.dumps(
+        content["steps"] = [{**fields_of(step), "rest": step.rest} for step in self.steps]
+        return render_json(
             {
                 "format": "amanda.latency/1",
                 "unit": "ns",
                 "units": dict.fromkeys(_TIMES, "ns") | {"tool_seconds": "s", "wall_seconds": "s"},
                 **content,
-                "total": asdict(self.total),
+                "total": self.total,
                 **self._sums_as_json(),
                 "charts": self._charts(),
-            },
-            indent=1,
+            }
         )
 
     def _charts(self) -> list[charts.Chart]:
@@ -364,10 +363,6 @@ class LatencyResult(Summed[Times]):
         timed = ["device ms"] if self._is_on_device() else []
         return (*timed, *(["kernel ms"] if self.kernels else []))
 
-    def _on_device(self, time: int, kernel_time: int) -> list[float]:
-        given = {"device ms": time, "kernel ms": kernel_time}
-        return [given[column] / 1e6 for column in self._device_columns()]
-
     def _kernel_rows(self) -> list[tuple[object, ...]]:
         times: dict[tuple[str, str, str], int] = {}
         for kernel in self.kernels:
@@ -386,6 +381,11 @@ _TIMES = (
 )
 #: Fields that are not in the JSON.
 _APART = ("spans", "kernels", "others")
+
+
+def _on_device(columns: Sequence[str], time: int, kernel_time: int) -> list[float]:
+    given = {"device ms": time, "kernel ms": kernel_time}
+    return [given[column] / 1e6 for column in columns]
 
 
 def _ms(*times: float) -> tuple[float, ...]:

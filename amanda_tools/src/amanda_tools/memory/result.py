@@ -5,9 +5,8 @@ All sizes are in bytes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +17,14 @@ from amanda_tools.operators.sums import Summed
 from amanda_tools.output import charts
 from amanda_tools.output.chrome import TraceFile
 from amanda_tools.output.folders import create_folder
-from amanda_tools.output.rendering import dataframe, describe_overhead, format_quantity, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    describe_overhead,
+    fields_of,
+    format_quantity,
+    render_html,
+    render_json,
+)
 
 __all__ = ["AllocatingOp", "MemoryResult", "Moment", "StepMemory", "Sum"]
 
@@ -189,6 +195,8 @@ class MemoryResult(Summed[Sum]):
             if self.building:
                 steps.insert(0, ("(model building)", self.building, "", ""))
             return Table(self._title(), ("step", "allocated B", "peak B", "live at end B"), steps)
+        # Once, since it looks at all operators.
+        of_graphs = ("outputs B",) if any(op.output for op in self.ops) else ()
         if by == "op":
             sizes = ("allocated B", "live after B", "at peak B", "live now B")
             heads = ("op", "phase", "calls", *sizes)
@@ -198,11 +206,11 @@ class MemoryResult(Summed[Sum]):
                     op.phase,
                     op.calls,
                     *_known(op, op.allocated, op.live_after, op.at_peak, op.live),
-                    *self._of_graphs(op.output),
+                    *[op.output for _ in of_graphs],
                 )
                 for op in self.ops
             ]
-            return Table(self._title(), (*heads, *self._graph_columns()), ops)
+            return Table(self._title(), (*heads, *of_graphs), ops)
         sums = self._sums(by, depth)
         if sums is None:
             raise ValueError(f"by must be module, type, op or step, but is {by!r}")
@@ -214,17 +222,17 @@ class MemoryResult(Summed[Sum]):
                 name or "(all)",
                 found.calls,
                 *_known(found, found.allocated, found.at_peak, found.live),
-                *self._of_graphs(found.output),
+                *[found.output for _ in of_graphs],
             )
             for name, found in sums.items()
         ]
-        return Table(self._title(), (*columns, *self._graph_columns()), rows)
+        return Table(self._title(), (*columns, *of_graphs), rows)
 
     def to_json(self) -> str:
         """Return the result as JSON, without the timeline, which is a file of its own."""
-        content = asdict(self)
+        content = fields_of(self)
         del content["timeline"], content["over_time"]
-        return json.dumps(
+        return render_json(
             {
                 "format": "amanda.memory/1",
                 "unit": "B",
@@ -235,8 +243,7 @@ class MemoryResult(Summed[Sum]):
                 "moments": self.over_time.times,
                 "over_time": self.over_time.modules,
                 "charts": self._charts(),
-            },
-            indent=1,
+            }
         )
 
     def _charts(self) -> list[charts.Chart]:
@@ -333,12 +340,6 @@ class MemoryResult(Summed[Sum]):
             parts.append("without the workspaces of convolutions")
         parts += describe_overhead("the profiler", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
-
-    def _graph_columns(self) -> tuple[str, ...]:
-        return ("outputs B",) if any(op.output for op in self.ops) else ()
-
-    def _of_graphs(self, output: int) -> list[int]:
-        return [output] if self._graph_columns() else []
 
 
 def _known(found: AllocatingOp | Sum, *sizes: int) -> Sequence[object]:

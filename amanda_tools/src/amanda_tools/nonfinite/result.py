@@ -5,16 +5,22 @@ Also words the message of the error and the warning.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.nonfinite.norms import Norms
 from amanda_tools.operators.entries import OpFacts
 from amanda_tools.output import charts
-from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    describe_overhead,
+    fields_of,
+    format_count,
+    render_html,
+    render_json,
+)
 from amanda_tools.tensors.statistics import Statistics
 
 __all__ = ["Fault", "Looked", "NonFiniteResult", "Origin"]
@@ -187,8 +193,8 @@ class NonFiniteResult:
             norms = {"kind": "lines", "title": "Norms of gradients", "part": "gradients"}
             settings = {"list": "norms", "x": "gradient_steps", "x_label": "step", "log": True}
             drawn.append({**norms, **settings, "marks": marks, "most": 8})
-        content = {"format": "amanda.nonfinite/1", **asdict(self), "charts": drawn}
-        return json.dumps(content, indent=1)
+        content = {"format": "amanda.nonfinite/1", **fields_of(self), "charts": drawn}
+        return render_json(content)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each fault; needs pandas."""

@@ -5,7 +5,6 @@ Defines these sums and their order for the tools that measure each operator.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from amanda_tools.operators.entries import with_parents
@@ -92,6 +91,5 @@ class Summed(Generic[S]):
             if depth is None or len(with_parents(path)) - 1 <= depth
         }
 
-    def _sums_as_json(self) -> dict[str, dict[str, Any]]:
-        sums = {"by_type": self.by_type(), "by_module": self.by_module()}
-        return {key: {name: asdict(one) for name, one in s.items()} for key, s in sums.items()}
+    def _sums_as_json(self) -> dict[str, dict[str, S]]:
+        return {"by_type": self.by_type(), "by_module": self.by_module()}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import html
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from amanda_core.results import Result, Table
@@ -14,10 +16,12 @@ from amanda_tools.output.inline_charts import charts_of
 __all__ = [
     "dataframe",
     "describe_overhead",
+    "fields_of",
     "format_count",
     "format_percent",
     "format_quantity",
     "render_html",
+    "render_json",
     "render_result",
 ]
 
@@ -64,6 +68,57 @@ def describe_overhead(what: str, tool_seconds: float, wall_seconds: float) -> li
     return [f"{what} took {tool_seconds:.3g} s of {wall_seconds:.3g} s ({part})"]
 
 
+def fields_of(instance: Any) -> dict[str, Any]:
+    """Return the fields of an instance of a dataclass, without a copy of their values."""
+    # `dataclasses.asdict` copies every value deeply, which takes most of the time of a long result.
+    return {name: getattr(instance, name) for name in _names(instance.__class__)}
+
+
+def render_json(value: Any, levels: int = 2, margin: str = "\n") -> str:
+    """Return JSON in which instances of dataclasses are objects.
+
+    Args:
+        value: What `json.dumps` accepts, with instances of dataclasses anywhere.
+        levels: Of this many levels of lists and objects, each item is on a line of its own.
+        margin: What comes between the lines.
+
+    >>> print(render_json({"format": "my-tool/1", "times": [1, 2], "ops": [{"calls": 3}]}))
+    {
+     "format": "my-tool/1",
+     "times": [1, 2],
+     "ops": [
+      {"calls": 3}
+     ]
+    }
+    """
+    is_object = isinstance(value, dict)
+    items = value.values() if is_object else value if isinstance(value, list) else ()
+    nested = (isinstance(item, (dict, list)) or is_dataclass(item) for item in items)
+    if not levels or not any(nested):
+        # Without `indent`, as otherwise the encoder is the slow one in Python.
+        return _JSON.encode(value)
+    parts = [render_json(item, levels - 1, f"{margin} ") for item in items]
+    if is_object:
+        parts = [f"{json.dumps(str(key))}: {p}" for key, p in zip(value, parts, strict=True)]
+    before, after = "{}" if is_object else "[]"
+    return f"{before}{margin} {f',{margin} '.join(parts)}{margin}{after}"
+
+
+_JSON = json.JSONEncoder(default=fields_of, allow_nan=False)
+
+
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with dictionaries for instances of dataclasses, also in lists."""
+    if is_dataclass(value):
+        return {name: _plain(part) for name, part in fields_of(value).items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
 def render_html(tables: Iterable[Table], result: Result | None = None) -> str:
     """Render tables as HTML, below the charts of a result.
 
@@ -97,7 +152,8 @@ def dataframe(kind: type[Any], rows: Sequence[Any]) -> Any:
     """
     pandas = require("pandas", "pandas")
     columns = [field.name for field in fields(kind)]
-    return pandas.DataFrame([asdict(row) for row in rows], columns=columns)
+    cells = [[_plain(value) for value in fields_of(row).values()] for row in rows]
+    return pandas.DataFrame(cells, columns=columns)
 
 
 def _html(table: Table, title: str) -> str:

@@ -5,16 +5,22 @@ Owns how it is shown.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core import OpContext
 from amanda_core.results import Table
 from amanda_tools.output import charts
-from amanda_tools.output.rendering import dataframe, format_count, format_percent, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    fields_of,
+    format_count,
+    format_percent,
+    render_html,
+    render_json,
+)
 from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage, list_weights
 
 __all__ = ["PruneResult", "PrunedWeight"]
@@ -146,12 +152,12 @@ class PruneResult:
         macs = {"macs": self.macs, "effective_macs": self.effective_macs}
         content = {
             "format": f"amanda.{self.tool}/1",
-            **asdict(self),
+            **fields_of(self),
             "achieved": self.achieved,
             **macs,
             "charts": drawn,
         }
-        return json.dumps(content, indent=1)
+        return render_json(content)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each weight; needs pandas."""

@@ -5,14 +5,19 @@ Owns how it is shown and written.
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.output import charts
-from amanda_tools.output.rendering import dataframe, format_count, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    fields_of,
+    format_count,
+    render_html,
+    render_json,
+)
 from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage
 
 __all__ = ["QuantizeResult", "QuantizedActivation", "QuantizedWeight"]
@@ -130,8 +135,8 @@ class QuantizeResult:
             ),
             charts.bars("Noise of weights", [("weight", "weights", "name")], _SQNR),
         ]
-        content = {"format": "amanda.quantize/1", **asdict(self), "charts": drawn}
-        return json.dumps(content, indent=1, allow_nan=False)
+        content = {"format": "amanda.quantize/1", **fields_of(self), "charts": drawn}
+        return render_json(content)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each weight; needs pandas."""

@@ -5,14 +5,19 @@ Owns how it is shown.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.operators.entries import OpFacts
 from amanda_tools.output import charts
-from amanda_tools.output.rendering import dataframe, format_quantity, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    fields_of,
+    format_quantity,
+    render_html,
+    render_json,
+)
 
 __all__ = ["RematerializeResult", "RematerializedOp"]
 
@@ -96,8 +101,8 @@ class RematerializeResult:
                 charts.measure("evicted", "evicted"),
             ),
         ]
-        content = {"format": "amanda.rematerialize/1", **asdict(self), "charts": drawn}
-        return json.dumps(content, indent=1)
+        content = {"format": "amanda.rematerialize/1", **fields_of(self), "charts": drawn}
+        return render_json(content)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""

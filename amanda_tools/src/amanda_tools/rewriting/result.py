@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.output import charts
-from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    describe_overhead,
+    fields_of,
+    format_count,
+    render_html,
+    render_json,
+)
 
 __all__ = ["RewriteResult", "Rewritten"]
 
@@ -127,8 +133,8 @@ class RewriteResult:
         if self.reasons:
             count = charts.measure("times", "value")
             drawn.append(charts.bars("Why not", [("reason", "reasons", "")], count))
-        content = {"format": "amanda.rewrite/1", **asdict(self), "reasons": self.reasons}
-        return json.dumps({**content, "charts": drawn}, indent=1)
+        content = {"format": "amanda.rewrite/1", **fields_of(self), "reasons": self.reasons}
+        return render_json({**content, "charts": drawn})
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each match; needs pandas.

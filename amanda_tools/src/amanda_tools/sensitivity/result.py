@@ -5,14 +5,19 @@ Owns how it is shown.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.output import charts
-from amanda_tools.output.rendering import dataframe, format_count, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    fields_of,
+    format_count,
+    render_html,
+    render_json,
+)
 
 __all__ = ["SensitiveOp", "SensitivityResult"]
 
@@ -113,8 +118,8 @@ class SensitivityResult:
                 charts.measure("divergence of outputs", "output_divergence"),
             ),
         ]
-        content = {"format": "amanda.sensitivity/1", **asdict(self), "charts": drawn}
-        return json.dumps(content, indent=1, allow_nan=False)
+        content = {"format": "amanda.sensitivity/1", **fields_of(self), "charts": drawn}
+        return render_json(content)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""

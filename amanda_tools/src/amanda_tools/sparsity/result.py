@@ -5,9 +5,8 @@ Owns the percentages and how they are shown.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
@@ -16,10 +15,12 @@ from amanda_tools.output import charts
 from amanda_tools.output.rendering import (
     dataframe,
     describe_overhead,
+    fields_of,
     format_count,
     format_percent,
     format_quantity,
     render_html,
+    render_json,
 )
 
 __all__ = ["MeasuredTensor", "Product", "SparsityResult"]
@@ -197,8 +198,8 @@ class SparsityResult:
 
     def to_json(self) -> str:
         """Return the result as JSON."""
-        content = {"format": "amanda.sparsity/1", **asdict(self), "charts": self._charts()}
-        return json.dumps(content, indent=1)
+        content = {"format": "amanda.sparsity/1", **fields_of(self), "charts": self._charts()}
+        return render_json(content)
 
     def _charts(self) -> list[charts.Chart]:
         shares = []

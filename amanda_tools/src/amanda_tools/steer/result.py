@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.operators.entries import OpFacts
 from amanda_tools.output import charts
-from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
+from amanda_tools.output.rendering import (
+    dataframe,
+    describe_overhead,
+    fields_of,
+    format_count,
+    render_html,
+    render_json,
+)
 from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage
 
 __all__ = ["SteerResult", "SteeredOp"]
@@ -106,8 +112,8 @@ class SteerResult:
             ),
             charts.bars("Changed", [("operator", "ops", "")], changed),
         ]
-        content = {"format": "amanda.steer/1", **asdict(self), "charts": drawn}
-        return json.dumps(content, indent=1)
+        content = {"format": "amanda.steer/1", **fields_of(self), "charts": drawn}
+        return render_json(content)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""
