@@ -278,26 +278,6 @@ def test_a_weight_of_its_own_for_each_module_of_one_class() -> None:
     equal(got, [pruned(net, m) for net, m in zip(nets, masks, strict=True)] * 2)
 
 
-@pytest.mark.parametrize("tools_first", [False, True])
-def test_code_for_tools_has_a_limit_of_its_own(tools_first: bool) -> None:
-    called, (seen, watch) = torch.compile(lambda x: F.relu(x) + 1, backend="eager"), watching()
-    inputs = [X[:n] for n in (1, 2, 3)]
-    expected, start = [F.relu(x) + 1 for x in inputs], graphs()
-    dynamo: Any = torch._dynamo.config
-    with dynamo.patch(recompile_limit=2, automatic_dynamic_shapes=False):
-        if not tools_first:
-            equal([called(x) for x in inputs[:2]], expected[:2])
-            assert graphs() == start + 2
-        for _ in range(2):
-            with amanda.apply(watch):
-                # Beyond the limit it runs eagerly, and is seen all the same.
-                got = [called(x) for x in inputs]
-            equal(got, expected)
-            equal([called(x) for x in inputs[:2]], expected[:2])
-            assert graphs() == start + 4
-    assert Counter(seen) == {"relu": 6, "add": 6}
-
-
 def test_callables_made_again_and_again_share_their_code() -> None:
     def function(x: torch.Tensor) -> Any:
         return F.relu(x) + 1

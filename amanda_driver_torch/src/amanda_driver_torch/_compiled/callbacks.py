@@ -44,6 +44,8 @@ from amanda_driver_torch._torch.dynamo import (
     failing,
     for_routines_on_host,
     guard_scope,
+    hits_limit,
+    hits_total_limit,
     is_dynamos,
     new_recompile_region,
     quiet_code,
@@ -59,6 +61,10 @@ from amanda_driver_torch._torch.internals import count_frame
 
 __all__ = ["CompiledCode"]
 
+_LIMIT = (
+    "torch's limit of compilations is reached (torch._dynamo.config.recompile_limit, or "
+    "accumulated_recompile_limit for all modules, for each of which tools need code of its own)"
+)
 _NOT_RECORDED = "a replay would leave out the routines; it keeps those marked with amanda.staged"
 
 
@@ -162,19 +168,24 @@ class CompiledCode:
         if is_outermost and any(called_of(node).modules for node in gm.graph.nodes):
             raise CannotWeave("a tool counts calls of outermost modules, which the graph holds")
         # The same code may run in several modules, in which its operators are others.
-        activations = STATE.activations
-        guard_scope(activations[-1].scope.number if activations else 0)
+        guard_scope(_scope())
         outer = self._tools.sites.walk(_outside(), FRAMES)
         outer = outer[1:] if outer and outer[0][0].kind == FRAMEWORK else outer
         places = Places(self._tools.sites, STATE.activations, self._enter, outer)
         return weave(gm, self._tools, places, leaves, is_broken)
 
-    def note_eager(self, name: str, reason: str) -> None:
-        """Report that a frame runs eagerly."""
+    def note_eager(self, code: CodeType, reason: str) -> None:
+        """Report that frames with this code run eagerly."""
+        name = getattr(code, "co_qualname", code.co_name)
         self.gaps.setdefault(f"compiled callable {name}", f"it runs eagerly: {reason}")
         self.session.warn_once(
             f"The compiled callable {name} runs eagerly while tools are applied: {reason}."
         )
+
+
+def _scope() -> int:
+    """Return the number of the scope in which the program is."""
+    return STATE.activations[-1].scope.number if STATE.activations else 0
 
 
 def _outside() -> Any:
@@ -221,19 +232,24 @@ class _Callback:
         try:
             # Dynamo runs some operators itself, such as `weight.real`.
             with recording(), quietly():
-                result = compile_apart(self._compile, frame, cache_entry, frame_state)
-        except BaseException:
+                result = compile_apart(self._compile, frame, cache_entry, frame_state, _scope())
+        except BaseException as error:
             failure: Exception | None = self.backend.failure
+            if hits_total_limit(error):
+                failure = CannotWeave(_LIMIT)
             if isinstance(failure, AnalysisFailed):
                 raise failure.error from None
             if failure is None:
                 raise
             self.backend.eager[id(code)] = code
-            owner.note_eager(getattr(code, "co_qualname", code.co_name), str(failure))
+            owner.note_eager(code, str(failure))
             return self._run_eagerly(code)
         finally:
             self.backend.failure = before
         if result.guarded_code is None:
+            if hits_limit(result):
+                owner.note_eager(code, _LIMIT)
+                STATE.not_compiled[id(code)] = code
             # Without tools the code may well be compiled.
             result.apply_to_code = False
             self._skipped[id(code)] = code, result

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from types import CodeType
@@ -23,6 +24,7 @@ from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
 from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
 from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.eval_frame import innermost_fn
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import ConstantSource, GlobalStateSource, SyntheticLocalSource
 from torch._dynamo.types import ConvertFrameReturn
@@ -60,6 +62,8 @@ __all__ = [
     "fresh_symbols",
     "guard_identity",
     "guard_scope",
+    "hits_limit",
+    "hits_total_limit",
     "is_dynamos",
     "is_made_inside",
     "is_of_transforms",
@@ -86,8 +90,8 @@ set_recompile_region: Callable[[int], int] | None = getattr(_FRAMES, COMPILED_FR
 _REGIONS: Iterator[int] = getattr(
     torch._dynamo.eval_frame, "_next_isolate_recompiles_id", itertools.count()
 )
-#: Whether a frame is being compiled that counts only code of its own backend.
-_COUNTS_OWN: ContextVar[bool] = ContextVar("counts_own", default=False)
+#: What the code that is being compiled for tools is bound to.
+_BOUND: ContextVar[_Bound | None] = ContextVar("bound", default=None)
 
 #: Runs a graph that is a checkpointed function.
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
@@ -183,7 +187,53 @@ class _Entry:
         return getattr(self._entry, name)
 
 
-def compile_apart(callback: Any, frame: Any, entry: Any, state: Any) -> ConvertFrameReturn:
+class _Bound:
+    """What a piece of compiled code is bound to: the objects and the scope that it has guards for.
+
+    Code for tools is bound to modules and weights where code without tools is not, so only code
+    that is bound to the same ones counts for the limit of recompilations. Dynamo counts code whose
+    `id_matched_objs` are those of the frame; an instance stands there for a weak reference.
+
+    Args:
+        frame: The frame that is compiled.
+        scope: The number of its scope.
+    """
+
+    def __init__(self, frame: Any, scope: int) -> None:
+        self.scope, self.guards_scope = scope, False
+        self._names: set[str] = set()
+        self._found: dict[str, weakref.ref[Any]] = {}
+        self._variables: Any = {"L": frame.f_locals, "G": frame.f_globals}
+
+    def add(self, guard: Any) -> None:
+        """Bind the code to the object of a guard."""
+        self._names.add(guard.name)
+
+    def hold(self) -> None:
+        """Refer to the objects weakly from now on, and to the frame not at all."""
+        for name in self._names:
+            with contextlib.suppress(Exception):
+                self._found[name] = weakref.ref(self._value(name))
+        self._variables = None
+
+    def _value(self, name: str) -> Any:
+        return eval(name, self._variables)
+
+    def __call__(self) -> object:
+        """Return None if this code counts for the frame that is being compiled, else an object."""
+        other = _BOUND.get()
+        if other is None or (self.guards_scope and self.scope != other.scope):
+            return self
+        try:
+            same = all(found() is other._value(name) for name, found in self._found.items())
+        except Exception:  # The frame has nothing at this place.
+            same = False
+        return None if same else self
+
+
+def compile_apart(
+    callback: Any, frame: Any, entry: Any, state: Any, scope: int
+) -> ConvertFrameReturn:
     """Compile a frame by a callback with a backend of its own; other code does not count for it.
 
     Args:
@@ -191,27 +241,38 @@ def compile_apart(callback: Any, frame: Any, entry: Any, state: Any) -> ConvertF
         frame: The frame.
         entry: The first piece of code that was compiled for it.
         state: What Dynamo knows of the frame.
+        scope: The number of the scope in which the frame runs.
     """
-    result: ConvertFrameReturn
-    if set_recompile_region is not None:  # Dynamo counts by region.
-        result = callback(frame, entry, state)
-        return result
-    backend, own = callback._torchdynamo_orig_backend._torchdynamo_orig_backend, None
-    while entry is not None:
-        if entry.backend is backend:
-            own = _Entry(entry, own)
-        entry = entry.next
-    token = _COUNTS_OWN.set(True)
+    if set_recompile_region is None:  # Otherwise Dynamo counts by region.
+        backend, own = callback._torchdynamo_orig_backend._torchdynamo_orig_backend, None
+        while entry is not None:
+            if entry.backend is backend:
+                own = _Entry(entry, own)
+            entry = entry.next
+        entry = own
+    bound = _Bound(frame, scope)
+    token = _BOUND.set(bound)
     try:
-        result = callback(frame, own, state)
+        result: ConvertFrameReturn = callback(frame, entry, state)
     finally:
-        _COUNTS_OWN.reset(token)
+        _BOUND.reset(token)
     if result.guarded_code is not None:
-        # Dynamo counts code that serves the same objects as the frame. Here is one more object,
-        # which no frame has: a function in place of a weak reference, dead for the own callback.
+        bound.hold()
         manager: Any = result.guarded_code.guard_manager
-        manager.id_matched_objs["___amanda"] = lambda: None if _COUNTS_OWN.get() else _Entry
+        manager.id_matched_objs["___amanda"] = bound
     return result
+
+
+def hits_limit(result: ConvertFrameReturn) -> bool:
+    """Return True if Dynamo compiles a frame no more."""
+    return bool(result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY)
+
+
+def hits_total_limit(error: BaseException) -> bool:
+    """Return True if Dynamo compiles no more code, whatever it is bound to, and the program must
+    not go on without it.
+    """
+    return isinstance(error, FailOnRecompileLimitHit) and "accumulated" in str(error.__cause__)
 
 
 def beneath_stance(callback: Any) -> Any:
@@ -298,12 +359,17 @@ def add_buffer(graph: torch.fx.GraphModule, name: str, tensor: torch.Tensor) -> 
 
 def guard_identity(source: Any) -> None:
     """Let the code that is being compiled serve no other object at this place of the program."""
-    install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+    guard = source.make_guard(GuardBuilder.ID_MATCH)
+    install_guard(guard)
+    if (bound := _BOUND.get()) is not None:
+        bound.add(guard)
 
 
 def guard_scope(number: int) -> None:
     """Let the code that is being compiled serve only in the scope with this number."""
     create = functools.partial(_in_scope, number)
+    if (bound := _BOUND.get()) is not None:
+        bound.guards_scope = True
     install_guard(torch._guards.Guard(GlobalStateSource(), create))
 
 
