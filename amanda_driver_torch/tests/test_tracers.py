@@ -124,6 +124,34 @@ def test_fake_tensors(net: Net, applied: list[str]) -> None:
 # Transforms.
 
 
+# What runs a program's operators from inside of torch's own machinery.
+
+GRAPH = torch.fx.symbolic_trace(lambda x: torch.relu(x) + 1)
+
+
+def force_eager(x: torch.Tensor) -> Any:
+    with torch.compiler.set_stance("force_eager"):
+        return torch.compile(torch.relu, backend="eager")(x)
+
+
+RUNNERS: dict[str, tuple[Callable[[torch.Tensor], Any], list[str]]] = {
+    "interpreter": (lambda x: torch.fx.Interpreter(GRAPH).run(x), ["relu", "add"]),
+    "disabled operator": (lambda x: torch.compiler.disable(torch.relu)(x), ["relu"]),
+    "compiled operator that runs eagerly": (force_eager, ["relu"]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")
+@pytest.mark.parametrize("name", RUNNERS)
+def test_operators_that_machinery_runs_for_a_program(name: str) -> None:
+    run, expected = RUNNERS[name]
+    seen, watch = watching()
+    with amanda.apply(watch):
+        got = run(X)
+    equal([got], [run(X)])
+    assert seen == expected
+
+
 def test_function_transforms_are_right_and_named_in_one_notice() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x.sin() * x).sum()

@@ -46,7 +46,7 @@ from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._thread.modes import in_users_modes, suspended_modes
 from amanda_driver_torch._thread.state import STATE, opaquely, quietly
 from amanda_driver_torch._torch.facts import FACTS
-from amanda_driver_torch._torch.internals import RELEASE, TENSOR_METHODS, TRACING_MACHINERY
+from amanda_driver_torch._torch.internals import RELEASE, TENSOR_METHODS, is_machinery
 from amanda_driver_torch._torch.tensor_attributes import is_weight
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ class TorchAttachment:
         except Exception as error:
             self.report_failure(error, operator.op_type)
             record = None
-        if record is None or record.caller.startswith(TRACING_MACHINERY):
+        if record is None or is_machinery(record.caller):
             return call(*args, **kwargs)
         return self._execution(record, operator, call, args, kwargs)
 
@@ -328,7 +328,7 @@ class TorchAttachment:
             if type(found) is not OpRecord:
                 return found
             self._new = found if found.context is None else None
-            return None if found.caller.startswith(TRACING_MACHINERY) else found
+            return None if is_machinery(found.caller) else found
         except Exception as error:
             self.report_failure(error, op_type)
             return None

@@ -62,7 +62,6 @@ __all__ = [
     "SYMBOLIC_TRACING",
     "TENSOR_METHODS",
     "TENSOR_PRINTING",
-    "TRACING_MACHINERY",
     "VERSION_RESET",
     "AccumulateGrad",
     "Argument",
@@ -102,6 +101,7 @@ __all__ = [
     "input_metadata",
     "is_grad_enabled",
     "is_inference_mode_enabled",
+    "is_machinery",
     "is_view",
     "make_saved_tensor",
     "may_hook_saved_tensors",
@@ -208,13 +208,26 @@ FAKE_TENSOR_MODES = frozenset(
 FAKE_TENSOR_CLASSES = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor", "Proxy"})
 
 #: Modules whose own calls of operators are bookkeeping, such as making fake parameters.
-TRACING_MACHINERY = (
+_TRACING_MACHINERY = (
     "torch._subclasses",
     "torch._dynamo",
     "torch._functorch",
     "torch.fx",
     "torch.export",
 )
+#: Those of them in which programs run their own operators: by an interpreter of graphs, and where
+#: an operator itself is compiled or kept from being compiled.
+_RUN_PROGRAMS = (
+    "torch.fx.interpreter",
+    "torch._dynamo.external_utils",
+    "torch._dynamo.eval_frame",
+)
+
+
+def is_machinery(module: str) -> bool:
+    """Return True if operators that a module of this name calls are not those of a program."""
+    return module.startswith(_TRACING_MACHINERY) and module not in _RUN_PROGRAMS
+
 
 # Tensors. A descriptor's `__get__` reads the attribute even if a subclass overrides its name.
 
