@@ -100,6 +100,24 @@ def numbers_of_outputs(x: torch.Tensor, first: nn.Module) -> Any:
     return hidden + torch.stack(sums).sum()
 
 
+def other_overloads(x: torch.Tensor, first: nn.Module) -> Any:
+    # An overload without an axis has fewer positions.
+    hidden = total = first(x)
+    for pair in (((0,), ()), ((), (1, True)), ((hidden,), (0,)), ((0,), (hidden,))):
+        given = pair[step_of(first)]
+        found = torch.max(hidden, *given)
+        total = total + (found if isinstance(found, torch.Tensor) else found[0]).sum()
+        total = total + hidden.sum(**({"dim": 0} if len(given) == 1 else {})).sum()
+    return total
+
+
+def copied_on_write(x: torch.Tensor, first: nn.Module) -> Any:
+    lazy = torch._lazy_clone(x)
+    result = first(lazy) + lazy[:, 1:2]
+    is_still_shared: Any = torch._C._is_cow_tensor  # type: ignore[attr-defined]
+    return result + float(is_still_shared(lazy))
+
+
 def other_operands(x: torch.Tensor, first: nn.Module) -> Any:
     hidden = total = first(x)
     for pair in ((hidden, 2.0), (3, hidden[0]), (hidden[0], hidden), (hidden.sum(), hidden)):
@@ -177,6 +195,10 @@ PROGRAMS: dict[str, Hidden] = {
     ),
     "other numbers of outputs": numbers_of_outputs,
     "other operands": other_operands,
+    "other overloads": other_overloads,
+    "copied on write": copied_on_write,
+    # NumPy has at most 64 axes.
+    "many axes": lambda x, first: first(x) + torch.ones([1] * 70).sum(),
     "integers": integers,
     "a half-built module": lambda x, first: HalfBuilt(x, first)(x),
     "written in place": lambda x, first: first(x).add_(1).relu_(),

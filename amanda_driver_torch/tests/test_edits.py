@@ -378,3 +378,24 @@ def test_what_analysis_makes_in_inference_mode_serves_in_training() -> None:
             layer(x)
         layer(x).sum().backward()
     equal(grad_of(layer.weight), (layer.weight > 0) * x.sum(0))
+
+
+@pytest.mark.parametrize("observe", [True, False])
+def test_analysis_runs_again_for_another_overload(observe: bool) -> None:
+    """The overload of `max` without an axis has one position, the one with an axis has three."""
+    tool, seen = amanda.Tool(), []
+
+    def analyse(context: amanda.OpContext) -> None:
+        positions = list(range(len(context.get_inputs() or ())))
+        context.insert_before_op(
+            lambda *values: seen.append(len(values)), inputs=positions, observe=observe
+        )
+
+    tool.add_inst_for_op(analyse)
+    x = torch.arange(6.0).reshape(2, 3)
+    with amanda.apply(tool):
+        found: list[Any] = [torch.max(x, *axis) for axis in ((0,), (), (1,), ())]
+    assert seen == [3, 1, 3, 1]
+    assert found[1] == found[3] == 5.0
+    assert found[0].values.tolist() == [3.0, 4.0, 5.0]
+    assert found[2].values.tolist() == [2.0, 5.0]

@@ -391,8 +391,7 @@ class OpContext(dict[str, Any]):
         """
         session = self._store.session
         after = i_point is _AFTER_FORWARD
-        outputs = self.execution.get("outputs") if after else None
-        if after and self._output_count != (count := None if outputs is None else len(outputs)):
+        if after and self._output_count != (count := self._count("outputs")):
             if self._output_count is not None:
                 # An op such as `split` has another number of outputs, so other positions.
                 session.analyse_again(self, i_point)

@@ -274,6 +274,9 @@ class Session:
             store.contexts[context._key], context._place = context, place
         (execution := context.execution).clear()
         execution["open"], execution["inputs"] = True, inputs
+        if context._known.get("input_names", input_names) != input_names:
+            # Another overload of an operator such as `sum` has other positions.
+            self.analyse_again(context, *POINTS)
         known = context._known = {"op": raw, "attrs": attrs or {}, "input_names": input_names}
         known["constant"], known["recomputed"] = constant, recomputed
         if new:
@@ -298,8 +301,7 @@ class Session:
     def _drop(self, context: OpContext) -> None:
         self._store.contexts.pop(context._key, None)
         self._store.places.pop(context._place, None)
-        if context._number is not None:
-            self._store.ids.pop((context._backward, context._number), None)
+        self._store.ids.pop((context._backward, context._number), None)
 
     def forget(self, context: OpContext) -> None:
         """Drop the context of an op that can never run again, such as one of a dead model."""
@@ -308,11 +310,12 @@ class Session:
             self._store.log_of(tool).pop(context._key, None)
         context._analysed, context._plans = {}, None
 
-    def analyse_again(self, context: OpContext, i_point: IPoint) -> None:
-        """Drop what the analysis of `context` at `i_point` requested, so that it runs again."""
-        for tool in self.tools:
-            self._store.log_of(tool).get(context._key, {}).pop(i_point, None)
-        context._analysed.pop(i_point, None)
+    def analyse_again(self, context: OpContext, *points: IPoint) -> None:
+        """Drop what the analysis of `context` at the points requested, so that it runs again."""
+        for point in points:
+            for tool in self.tools:
+                self._store.log_of(tool).get(context._key, {}).pop(point, None)
+            context._analysed.pop(point, None)
         context._plans = None
 
     def analyse(self, context: OpContext, i_point: IPoint) -> None:

@@ -50,7 +50,7 @@ class Store:
         self.contexts: dict[int, OpContext] = {}
         self.keys = itertools.count()
         #: (is backward, id) -> context, for the ids that were read
-        self.ids: dict[tuple[bool, int], OpContext] = {}
+        self.ids: dict[tuple[bool, int | None], OpContext] = {}
         #: Namespace, is backward, key of the forward op's context and site key -> context
         self.places: dict[tuple[Hashable, ...], OpContext] = {}
         self.epochs: dict[Stage, int] = {}

@@ -13,6 +13,7 @@ import torch
 
 from amanda_core.facts import DENSE, Facts, NotReadableError, Storage
 from amanda_driver_torch._torch.internals import (
+    address_of,
     has_storage,
     read_base,
     stored_elements,
@@ -100,7 +101,7 @@ class _TorchFacts(Facts):
             return None
         try:
             storage = tensor.untyped_storage()
-            address, size = storage.data_ptr(), storage.nbytes()
+            address, size = address_of(tensor, storage), storage.nbytes()
         except (NotImplementedError, RuntimeError) as error:
             kind = type(tensor).__name__
             raise NotReadableError(f"{kind}, {tensor.layout}: no storage") from error
@@ -126,11 +127,11 @@ class _TorchFacts(Facts):
         if layout == "without data":
             raise NotReadableError("a tensor without values")
         plain_type = type(tensor) in _PLAIN and tensor.dtype in _SAME
-        if layout == DENSE and plain_type and tensor.is_cpu:
-            # Real numbers that NumPy has: the same with fewer steps.
-            copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-            return copy.resolve_neg().numpy()
         try:
+            if layout == DENSE and plain_type and tensor.is_cpu:
+                # Real numbers that NumPy has: the same with fewer steps.
+                copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+                return copy.resolve_neg().numpy()
             with torch.no_grad():
                 plain = tensor.detach()
                 if plain.device.type == "cpu":
@@ -145,6 +146,8 @@ class _TorchFacts(Facts):
                 return plain.numpy()
         except (RuntimeError, TypeError) as error:
             raise NotReadableError(f"dtype {self.dtype(tensor)}") from error
+        except ValueError as error:
+            raise NotReadableError(f"{tensor.dim()} axes, more than NumPy has") from error
 
     def cast(self, values: Any, like: torch.Tensor) -> Any:
         return torch.as_tensor(values, dtype=like.dtype, device=like.device)

@@ -79,6 +79,7 @@ __all__ = [
     "ScriptFunction",
     "ScriptMethod",
     "TensorBase",
+    "address_of",
     "autocast_enabled",
     "backward_class",
     "base_descriptor",
@@ -239,6 +240,14 @@ is_view: Callable[[torch.Tensor], bool] = vars(TensorBase)["_is_view"]
 creation_of_view: Callable[[torch.Tensor], Any] = _AUTOGRAD._get_creation_meta
 #: Values of `creation_of_view` for views made while no graph was recorded.
 DETACHED_VIEWS = (_AUTOGRAD.CreationMeta.NO_GRAD_MODE, _AUTOGRAD.CreationMeta.INFERENCE_MODE)
+
+
+def address_of(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
+    """Return the address of the memory of a tensor's storage."""
+    # To ask a storage that is copied on write for it copies the values.
+    if _C._is_cow_tensor(tensor):
+        return int(_C._data_address(tensor) - tensor.storage_offset() * tensor.element_size())
+    return int(storage.data_ptr())
 
 
 def version_of(tensor: torch.Tensor) -> int:
