@@ -111,6 +111,16 @@ def other_overloads(x: torch.Tensor, first: nn.Module) -> Any:
     return total
 
 
+def axes_of_numbers(x: torch.Tensor, first: nn.Module) -> Any:
+    # PyTorch takes a number for a vector where an operator needs an axis.
+    hidden = first(x)
+    number = hidden.mean()
+    same = (number.permute(()), number.transpose(0, -1), number.sum(0), number.amax(0))
+    more = (number.cumsum(0), number.softmax(0), number.flip(0), number.flatten()[0])
+    last = (number.unsqueeze(0)[0], number.expand(2)[0], torch.cat([number[None]])[0])
+    return hidden + sum((*same, *more, *last))
+
+
 def copied_on_write(x: torch.Tensor, first: nn.Module) -> Any:
     lazy = torch._lazy_clone(x)
     result = first(lazy) + lazy[:, 1:2]
@@ -197,6 +207,7 @@ PROGRAMS: dict[str, Hidden] = {
     "other operands": other_operands,
     "other overloads": other_overloads,
     "copied on write": copied_on_write,
+    "axes of numbers": axes_of_numbers,
     # NumPy has at most 64 axes.
     "many axes": lambda x, first: first(x) + torch.ones([1] * 70).sum(),
     "integers": integers,

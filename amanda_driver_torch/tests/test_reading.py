@@ -371,3 +371,39 @@ def test_late_routines_find_the_gradients_of_leaves_and_views(interceptor: str) 
         "mul_": pytest.approx([4 * e6]),
         "mul": pytest.approx([12 * e6]),
     }
+
+
+class Private(nn.Module):
+    """Shows nobody its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(3))
+        self.eval()  # PyTorch itself does not survive a part that holds the whole.
+        self.parts = nn.ModuleList([nn.BatchNorm1d(3), nn.Identity()])
+        self.parts.append(self.parts)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return the input, normalized and shifted."""
+        return self.parts[0](x) + self.shift
+
+
+@pytest.mark.parametrize("method", ["buffers", "named_buffers", "modules", "named_modules"])
+def test_buffers_are_constants_whatever_a_class_overrides(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(Private, method, lambda *args, **kwargs: 1 / 0)
+    found: dict[str, list[bool]] = {}
+
+    def analyse(context: amanda.OpContext) -> None:
+        inputs = context.get_inputs() or ()
+        known = [context.value(position) is not None for position in range(len(inputs))]
+        found[context.op_type] = known[:5]
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    x, model = torch.rand(2, 3), Private()
+    with amanda.apply(tool):
+        model(x)
+    assert found["batch_norm"] == [False, True, True, True, True]
+    assert found["add"][:2] == [False, True]

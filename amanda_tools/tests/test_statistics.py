@@ -50,3 +50,13 @@ def test_statistics_of_a_large_tensor_take_little_memory(monkeypatch: pytest.Mon
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < tensor.array.nbytes
+
+
+@pytest.mark.parametrize("middle", [1.0, -3.0, 1e-300, 1.7e308])
+@pytest.mark.parametrize("steps", [1, 2, 5, 1000])
+def test_histograms_of_neighbouring_numbers(middle: float, steps: int) -> None:
+    """NumPy refuses more bins than there are numbers in a range, but counts their places there."""
+    places = np.asarray([0, 0, steps, *range(steps)])
+    values = middle + places * abs(np.spacing(middle))
+    found = statistics_of(HostTensor(values, "float64"), 16)
+    assert found.histogram == np.histogram(places, 16)[0].tolist()

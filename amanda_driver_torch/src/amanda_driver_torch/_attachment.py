@@ -46,7 +46,12 @@ from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._thread.modes import in_users_modes, suspended_modes
 from amanda_driver_torch._thread.state import STATE, opaquely, quietly
 from amanda_driver_torch._torch.facts import FACTS
-from amanda_driver_torch._torch.internals import RELEASE, TENSOR_METHODS, is_machinery
+from amanda_driver_torch._torch.internals import (
+    RELEASE,
+    TENSOR_METHODS,
+    has_buffer,
+    is_machinery,
+)
 from amanda_driver_torch._torch.tensor_attributes import is_weight
 
 if TYPE_CHECKING:
@@ -523,11 +528,8 @@ def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:
     def constant(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
             return value
-        if is_weight(value) or any(
-            value is buffer for module in scopes.roots() for buffer in module.buffers()
-        ):
-            return value
-        return None
+        known = is_weight(value) or any(has_buffer(root, value) for root in scopes.roots())
+        return value if known else None
 
     return constant
 

@@ -97,6 +97,7 @@ __all__ = [
     "function_modes",
     "function_protocol_enabled",
     "functorch_active",
+    "has_buffer",
     "has_kernel_for",
     "has_storage",
     "input_metadata",
@@ -462,6 +463,23 @@ def modules_in(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]
             prefix = f"{name}." if name else ""
             below = reversed(children.items())
             pending += [(prefix + key, child) for key, child in below if child is not None]
+
+
+def has_buffer(module: torch.nn.Module, tensor: torch.Tensor) -> bool:
+    """Return True if a tensor is a buffer of a module or of one under it."""
+    # `buffers` calls methods that a class may override. Analysis asks at each input.
+    pending: list[torch.nn.Module | None] = [module]
+    seen = set()
+    for found in pending:
+        if found is None:
+            continue
+        buffers = found.__dict__.get("_buffers")
+        if buffers and any(tensor is buffer for buffer in buffers.values()):
+            return True
+        if (children := children_of(found)) and id(found) not in seen:
+            seen.add(id(found))
+            pending += children.values()
+    return False
 
 
 def _registry(module: torch.nn.Module, name: str) -> dict[str, Any]:

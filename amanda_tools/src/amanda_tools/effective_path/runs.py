@@ -235,6 +235,8 @@ class Network:
         elif rule.is_view:
             arguments = {}
         else:
+            if not all(array.ndim for array in arrays):
+                raise Unsuited("one of its inputs has no axis of samples")
             arguments = rule.arguments(execution.given, arrays, result)
             if rule.weight is not None:
                 weight = execution.weight

@@ -81,8 +81,13 @@ def statistics_of(tensor: HostTensor, bins: int = 0) -> Statistics:
     low, high = min(low for low, _ in extremes), max(high for _, high in extremes)
     # Divide by a power of two, which is exact, so that squares do not overflow.
     scale = 2.0 ** (math.frexp(max(abs(low), abs(high)))[1] - 1)
-    bounds = low / scale, high / scale
-    histograms = over(lambda part: numpy.histogram(part / scale, bins, bounds)[0]) if bins else []
+    # Count from the smallest on if that is exact: NumPy refuses bins that are narrower than the
+    # distance of neighbouring numbers.
+    start = low / scale if high - low <= min(abs(low), abs(high)) else 0.0
+    bounds = low / scale - start, high / scale - start
+    histograms = (
+        over(lambda part: numpy.histogram(part / scale - start, bins, bounds)[0]) if bins else []
+    )
     mean = sum(over(lambda part: (part / scale).sum())) / count
     squares = sum(over(lambda part: numpy.square(part / scale).sum()))
     deviations = sum(over(lambda part: numpy.square(part / scale - mean).sum()))
