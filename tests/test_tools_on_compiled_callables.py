@@ -217,3 +217,30 @@ def test_the_graph_is_that_of_eager_mode(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [(e.producer, e.output, e.consumer, e.input) for e in compiled.edges] == [
         (e.producer, e.output, e.consumer, e.input) for e in eager.edges
     ]
+
+
+@pytest.mark.one_interceptor
+@STAYS_COMPILED
+@pytest.mark.parametrize("make", [lambda: Prune(0.5), lambda: PruneNM(2, 4)])
+def test_pruning_a_function_that_writes_a_tensor_outside_of_modules(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the cache of a model that generates text."""
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    weight, inputs = torch.randn(4, 4), torch.randn(3, 1, 4)
+    results = []
+    for compile_it in (False, True):
+        cache = torch.zeros(3, 4)
+
+        def keep(x: torch.Tensor, at: torch.Tensor, cache: torch.Tensor = cache) -> torch.Tensor:
+            cache.index_copy_(0, at, x @ weight)
+            return cache.sum(0)
+
+        called = torch.compile(keep, backend="eager", fullgraph=True) if compile_it else keep
+        with amanda.apply(make()) as handle:
+            found = [called(x, torch.tensor([at])) for at, x in enumerate(inputs)]
+            gaps = [gap.what for gap in handle.coverage()["pytorch"]]
+        assert "compiled callables" not in gaps
+        results.append([*found, cache])
+    for eager, compiled in zip(*results, strict=True):
+        assert torch.equal(eager, compiled)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 import weakref
 from collections import Counter
 from typing import Any
@@ -276,6 +277,45 @@ def test_a_weight_of_its_own_for_each_module_of_one_class() -> None:
         got = [run(net) for net in nets] + [run(net) for net in nets]
     masks = [tool.masks[:2], tool.masks[2:]]
     equal(got, [pruned(net, m) for net, m in zip(nets, masks, strict=True)] * 2)
+
+
+def test_a_routine_finds_the_weights_in_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, found = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), dict[str, list[Any]]()
+
+    def ask(*values: torch.Tensor, context: amanda.OpContext, seen: list[Any]) -> None:
+        seen.append([(place, weight.name) for place, weight in context.weights.items()])
+
+    for way in ("eager", "graph"):
+        monkeypatch.setenv("AMANDA_TORCH_COMPILED", way)
+        called, tool = torch.compile(net, backend="aot_eager"), amanda.Tool()
+        seen = found[way] = []
+
+        def analyse(context: amanda.OpContext, seen: list[Any] = seen) -> None:
+            if context.op_type == "linear":
+                context.insert_before_op(ask, context=context, seen=seen)
+
+        tool.add_inst_for_op(analyse)
+        with warnings.catch_warnings(), amanda.apply(tool):
+            warnings.simplefilter("ignore", amanda.AmandaWarning)
+            called(X), called(X)
+    assert (
+        found["graph"]
+        == found["eager"]
+        == [[(1, "_orig_mod.0.weight"), (2, "_orig_mod.0.bias")]] * 2
+    )
+
+
+def test_a_routine_finds_no_other_values_in_its_context() -> None:
+    def ask(x: torch.Tensor, context: amanda.OpContext) -> None:
+        context.get_inputs()
+
+    def analyse(context: amanda.OpContext) -> None:
+        context.insert_before_op(ask, inputs=[0], context=context)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool), pytest.raises(amanda.AmandaError, match="only the values that it se"):
+        torch.compile(F.relu, backend="aot_eager")(X)
 
 
 def test_callables_made_again_and_again_share_their_code() -> None:

@@ -71,7 +71,8 @@ class OpContext(dict[str, Any]):
         self._known: dict[str, Any] = {}
         #: For drivers: what `fill` has set for the current execution. Values are under "inputs",
         #: "outputs", "grad_outputs" and "grad_inputs"; "open" is true from `fill` to `release`;
-        #: "op" may hold the operator of this execution alone. Native code may write it itself.
+        #: "op" may hold the operator of this execution alone, and "closed" why there are no values
+        #: in routines. Native code may write it itself.
         self.execution: dict[str, Any] = {}
         #: For drivers: weak forms (`weak.weakly`) of the last execution's values, for its backward
         #: routines. Native code may write it itself.
@@ -507,9 +508,9 @@ class OpContext(dict[str, Any]):
         if self.execution.get("open"):
             return self._store.session._weak.strongly(holder.remembered.get(what))
         raise StaleContextError(
-            f"The {what} of this op are valid only during the call of a routine",
+            self.execution.get("closed", f"The {what} of this op are valid only in its routines"),
             where=self.where,
-            fix="Keep a copy of what is needed later under a key of the context",
+            fix="Let the routine select them, or keep a copy under a key of the context",
         )
 
     @staticmethod

@@ -70,6 +70,11 @@ class AnalysisFailed(Exception):
 #: program makes new ones.
 Leaves = dict[Any, list[Known[bool]]]
 LEAVES = "leaves that are made in each step, such as inputs that require gradients"
+#: Why a routine on the host finds no values in its context.
+_CLOSED = (
+    "Compiled code passes a routine only the values that it selects; with "
+    "AMANDA_TORCH_COMPILED=eager a callable runs eagerly, and its context has all"
+)
 #: What a graph before or after a graph break gives to the rest of the program.
 VIEWS_PASSED_ON = "views that compiled callables pass on at graph breaks"
 
@@ -319,6 +324,7 @@ class _Weaving:
                 input_names=bound.signature.names,
                 constant=self.tools.constant,
             )
+        left: dict[str, Any] = {}
         context.execution["passes_weights_on"] = lambda: passes_weights_on(operator, *bound.given)
         context.execution["writes"] = bound.signature.mutated
         context.execution["destinations"] = tensors_in([bound.out])
@@ -335,10 +341,13 @@ class _Weaving:
             self.aliases.operator(plan, bound, outputs)
             if plan:
                 check(context, plan, bound, outputs, self._gradients(bound))
+                varies = any(weight.varies for weight in context.weights.values())
+                left = {"closed": _CLOSED, "weights": None if varies else context.weights}
                 return plan
             return None
         finally:
             context.release()
+            context.execution |= left  # For routines that have the context.
 
     def _site(self, origin: Origin, activation: Activation, given: Sequence[Any]) -> Site:
         occurrence = 0

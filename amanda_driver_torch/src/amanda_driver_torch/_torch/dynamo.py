@@ -272,7 +272,8 @@ def hits_total_limit(error: BaseException) -> bool:
     """Return True if Dynamo compiles no more code, whatever it is bound to, and the program must
     not go on without it.
     """
-    return isinstance(error, FailOnRecompileLimitHit) and "accumulated" in str(error.__cause__)
+    is_limit = isinstance(error, FailOnRecompileLimitHit)
+    return is_limit and "accumulated" in f"{error} {error.__cause__}"
 
 
 def beneath_stance(callback: Any) -> Any:
