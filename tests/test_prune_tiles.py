@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
 
@@ -219,3 +220,23 @@ def test_masks_that_are_made_as_a_checkpointed_module_is_called(use_reentrant: b
 
     for one, other in zip(gradients(True), gradients(False), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("score", ["magnitude", "taylor"])
+def test_parameters_that_have_died(score: Any) -> None:
+    """Another one, perhaps of the same name, is pruned as if there had never been these."""
+
+    def pruned(tool: PruneTiles, width: int) -> torch.Tensor:
+        torch.manual_seed(width)
+        model, x = nn.Linear(width, 16), torch.rand(4, width)
+        with amanda.apply(tool):
+            for _ in range(2):
+                model(x).square().sum().backward()
+            result: torch.Tensor = model(x)
+        return result.detach()
+
+    tool = PruneTiles(0.5, score=score)
+    for width in (8, 16, 24, 32):
+        assert torch.equal(pruned(tool, width), pruned(PruneTiles(0.5, score=score), width))
+        gc.collect()
+    assert {tuple(one.shape) for one in tool.result().weights} == {(16, 24), (16, 32)}

@@ -617,3 +617,13 @@ def test_copies_of_parameters_outside_of_modules(method: Any) -> None:
     with amanda.apply(tool):
         (torch.cat([torch.zeros(1, 4), places]).sum() + model(torch.ones(1, 4)).sum()).backward()
     assert "copied by cat" in {unread.reason for unread in tool.result().unreached}
+
+
+def test_rows_of_a_parameter_are_quantized() -> None:
+    """Attention to other tokens multiplies by the first rows of a parameter, and by the others."""
+    attention, tool = torch.nn.MultiheadAttention(4, 2), Quantize()
+    query, memory = torch.rand(3, 1, 4), torch.rand(5, 1, 4)
+    with amanda.apply(tool):
+        attention(query, memory, memory)
+    names = {weight.name for weight in tool.result().weights}
+    assert names == {"in_proj_weight", "out_proj.weight"}

@@ -94,10 +94,11 @@ class WeightCoverage:
         """
         names = []
         for owner, regions in self._regions.items():
-            shape, first = self._shapes[owner], {r[0] if r else None for r in regions.values()}
+            # A list, since slices can be hashed only from Python 3.12 on.
+            shape, first = self._shapes[owner], [r[0] if r else None for r in regions.values()]
             if len(shape) > 2 and all(isinstance(index, int) for index in first):
                 name = owner.partition(":")[2]
-                names += [f"{name}[{i}]" for i in range(shape[0]) if i not in first]
+                names += [f"{name}[{i}]" for i in sorted({*range(shape[0])} - {*first})]
         return names
 
     def figures(self, otherwise: str = "not read") -> tuple[int, int, list[UnreachedWeight]]:

@@ -71,6 +71,8 @@ class Pruning(WeightTool):
         self.embeddings = embeddings
         self.masks: WeightState[Any] = WeightState()
         self.states["mask"] = self.masks
+        #: Owner -> the weight that was last read under this name.
+        self._weights: dict[str, Weight] = {}
         self._copies = Copies()
         self._skipped: dict[str, None] = {}
         self._notes: list[str] = []
@@ -97,6 +99,10 @@ class Pruning(WeightTool):
         self.masks.load({})
         self.by_op.clear()
         self.invalidate()
+
+    def forget(self, owner: str) -> None:
+        """Drop what masks are made of, since the parameter has died."""
+        self.earlier.pop(owner, None)
 
     # The rule.
 
@@ -269,6 +275,11 @@ class Pruning(WeightTool):
         return found
 
     def _take(self, context: OpContext, weight: Weight, place: int | tuple[int, int]) -> None:
+        known = self._weights.get(weight.owner)
+        if known is not None and known.parameter is not weight.parameter:
+            self._rows.pop(weight.owner, None)
+            self.forget(weight.owner)
+        self._weights[weight.owner] = weight
         self.masks.get(weight, self._mask_of(context, weight, place))
         self._coverage.add_reached(weight)
         self._row_of(context, weight)

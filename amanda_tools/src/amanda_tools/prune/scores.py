@@ -117,6 +117,13 @@ class ScoredPruning(Pruning):
             kept = kept.transpose(inverse_of(order.axes))
         return facts_of(context).cast(kept, tensor), int(kept.size - kept.sum())
 
+    def forget(self, owner: str) -> None:
+        """Drop what masks are made of, since the parameter has died."""
+        super().forget(owner)
+        self._seen.pop(owner, None)
+        self._ready.pop(owner, None)
+        self._gradients.pop(owner, None)
+
     def insert(
         self, context: OpContext, position: int, weights: Mapping[int | None, Weight]
     ) -> bool:
@@ -182,6 +189,8 @@ class ScoredPruning(Pruning):
         if not self._unsettled or (self.score == "taylor" and not self._gradients):
             return
         self._unsettled = False
+        for owner in [key for key, one in self._weights.items() if one.parameter is None]:
+            self.forget(owner)
         with self._clock:
             orders = {key: order for key, (_, order) in self._seen.items()}
             scores = {key: self._scores(key) for key in self._seen}
