@@ -53,6 +53,7 @@ def storage_freed(x: torch.Tensor, first: nn.Module) -> Any:
     storage = gathered.untyped_storage()
     size = storage.nbytes()
     storage.resize_(0)
+    gathered.detach().view(64)  # Has no values to look at.
     storage.resize_(size)
     gathered.data.copy_(torch.eye(8))
     return result

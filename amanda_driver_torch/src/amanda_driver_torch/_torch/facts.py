@@ -80,7 +80,11 @@ class _TorchFacts(Facts):
             return "without data"
         if _is_wrapper(tensor):
             return "made of other tensors"
-        return DENSE if has_storage(tensor) else "without a storage"
+        if not has_storage(tensor):
+            return "without a storage"
+        # To read values whose memory was freed ends the process.
+        is_freed = tensor.untyped_storage().nbytes() == 0 and tensor.numel() > 0
+        return "without data" if is_freed else DENSE
 
     def stored(self, tensor: torch.Tensor) -> int | None:
         if tensor.layout is torch.strided or tensor.is_nested:

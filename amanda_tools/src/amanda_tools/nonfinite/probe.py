@@ -131,6 +131,8 @@ class _TorchProbe(Probe):
     def are_finite(self, values: Sequence[Any]) -> bool:
         for value in values:
             if type(value) is self._tensor and value.is_cpu and value.dtype in self._summed:
+                if self._is_without_data(value):
+                    return False
                 try:
                     if not math.isfinite(value.sum().item()):
                         return False
@@ -151,12 +153,18 @@ class _TorchProbe(Probe):
     def pending(self, value: Any) -> Pending:
         if isinstance(value, float):
             return value, value
-        if value.device.type == "meta":
+        return _extremes(self._real(value))
+
+    def _is_without_data(self, value: Any) -> bool:
+        return self.facts.layout(value) == "without data"
+
+    def _real(self, value: Any) -> Any:
+        if self._is_without_data(value):
             raise NotImplementedError("a tensor without values")
-        return _extremes(_real(value))
+        return _real(value)
 
     def _look(self, value: Any, separate: bool) -> int:
-        values = _real(value)
+        values = self._real(value)
         # A sum is the fastest reduction that keeps NaN and infinity; finite values may overflow.
         if cmath.isfinite(values.sum(dtype=_wide(values)).item()):
             return 0
