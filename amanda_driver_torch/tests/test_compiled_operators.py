@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -183,3 +184,46 @@ def test_as_in_eager_mode(name: str) -> None:
     assert found[0] == expected[0]
     torch.testing.assert_close(found[1], expected[1])
     assert expected[0] or analyse is pruned
+
+
+#: Routine -> how it is inserted at `linear`, as one that is differentiated.
+PLACES: dict[str, Callable[[amanda.OpContext, Any], None]] = {
+    "before": lambda context, routine: context.insert_before_op(routine, inputs=[0]),
+    "after": lambda context, routine: context.insert_after_op(routine),
+    "weight": lambda context, routine: context.insert_before_op(routine, inputs=[1]),
+    "instead": lambda context, routine: context.replace_op(routine, inputs=[0]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_routine_that_learns(place: str, staged: bool, frozen: bool) -> None:
+    """A parameter of its own gets its gradient, also if no value of the program requires one."""
+    layer, gradients = nn.Linear(3, 3).requires_grad_(not frozen), []
+    for compile_it in (False, True):
+        scale = torch.tensor(0.5, requires_grad=True)
+
+        def learn(value: torch.Tensor, scale: torch.Tensor = scale) -> torch.Tensor:
+            return value * scale
+
+        routine = amanda.staged(learn) if staged else learn
+
+        def analyse(context: amanda.OpContext, routine: Any = routine) -> None:
+            if context.op_type == "linear":
+                with amanda.autodiff_enabled():
+                    PLACES[place](context, routine)
+
+        tool = amanda.Tool()
+        tool.add_inst_for_op(analyse)
+        call = torch.compile(layer, backend="aot_eager") if compile_it else layer
+        with warnings.catch_warnings(), amanda.apply(tool):
+            # Without a value that requires a gradient, the callable runs eagerly.
+            warnings.simplefilter("ignore", amanda.AmandaWarning)
+            for _ in range(2):
+                call(X + 2).sum().backward()
+        gradients.append(scale.grad)
+    eager, compiled = gradients
+    torch.testing.assert_close(compiled, eager)
+    assert eager.abs() > 0

@@ -59,7 +59,7 @@ def amanda_driver_info() -> DriverInfo:
         namespaces=("tensorflow/*/eager", "tensorflow/*/function", "tensorflow/*/graph"),
         capabilities={
             # In graphs, layers are called while the graph is built and not when it runs.
-            "eager": _CAPABILITIES | {"eager", "scope_events"},
+            "eager": _CAPABILITIES | {"calls", "eager", "scope_events"},
             "function": _CAPABILITIES | {"graph"},
             "graph": _CAPABILITIES | {"graph"},
         },

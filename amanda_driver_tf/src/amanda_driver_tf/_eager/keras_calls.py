@@ -18,6 +18,7 @@ from amanda_driver_tf._eager.frames import BOUNDARY
 from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._eager.replicas import Replica
 from amanda_driver_tf._eager.rules import OPTIMIZER
+from amanda_driver_tf._shared.namespaces import EAGER
 from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._tensorflow_internals.modules import ops
 from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly
@@ -102,11 +103,15 @@ def _enter(layer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entered 
             return None
     activations = place.activations
     activation = place.program.enter(layer, activations[-1])
+    is_outermost = not activations[-1].scope.root
     activations.append(activation)
-    entered = place, activation
-    if place.session.watches_scopes:
+    entered, session = (place, activation), place.session
+    if session.watches_scopes or session.watches_calls:
         try:
-            place.session.enter_scope(activation.scope.path)
+            if session.watches_calls and is_outermost:
+                session.calls.enter(EAGER, activation.scope.root, args, kwargs)
+            if session.watches_scopes:
+                session.enter_scope(activation.scope.path)
         except BaseException as error:
             try:
                 _raised(entered, error)
@@ -129,6 +134,8 @@ def _leave(entered: _Entered) -> None:
         place.activations.pop()  # Unless the tools were removed inside the call.
     if place.session.watches_scopes:
         place.session.leave_scope(activation.scope.path)
+    if place.session.watches_calls and not place.activations[-1].scope.root:
+        place.session.calls.leave()
 
 
 def _left_alone(function: Any) -> Callable[..., Any]:

@@ -68,18 +68,31 @@ def check(
         refuse("a routine on the host gets a symbolic truth value")
     if plan.on_host and any(isinstance(v, torch.Tensor) and v.is_nested for v in values):
         refuse("a routine on the host gets a nested tensor")
-    given = [value for one in plan.steps_on_host for value in one.action.kwargs.values()]
-    if any(value is context for value in given) and any(
+    passed = [value for one in plan.steps_on_host for value in one.action.kwargs.values()]
+    if any(value is context for value in passed) and any(
         weight.varies for weight in context.weights.values()
     ):
         refuse("a routine on the host asks for a weight that may be another one each time")
     step = plan.before.replacement
     if step is not None and not step.action.staged and not plan.outputs:
         refuse("a replacement on the host has outputs of unknown shape")
-    if has_gradient and not likes(tensors_in((*bound.values, *outputs))):
-        for one in (*plan.before.steps, *plan.after.steps, *filter(None, [step])):
-            if one.action.autodiff and not one.action.staged and not one.action.observe:
-                refuse("a routine on the host is differentiated, and shapes are dynamic")
+    differentiated = [
+        *((one, bound.values) for one in plan.before.steps if one.action.autodiff),
+        *((one, outputs) for one in plan.after.steps if one.action.autodiff),
+        *([] if step is None else [(step, bound.values)]),
+    ]
+    for one, given in differentiated if torch.is_grad_enabled() else ():
+        if one.action.staged or one.action.observe:
+            continue
+        if has_gradient and not likes(tensors_in((*bound.values, *outputs))):
+            refuse("a routine on the host is differentiated, and shapes are dynamic")
+        chosen = one.action.positions
+        got = given if chosen is None else [given[place] for place in chosen if place < len(given)]
+        if not any(tensor.requires_grad for tensor in tensors_in(got)):
+            refuse(
+                "a routine on the host is differentiated, and gets no value that requires a "
+                "gradient: those of parameters of its own would be lost"
+            )
 
 
 def _check_written(

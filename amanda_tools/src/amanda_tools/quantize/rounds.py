@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from amanda_core import Tool
+from amanda_core.calls import Call
 
 __all__ = ["Rounds"]
 
@@ -18,8 +19,8 @@ class Rounds:
     """
 
     def __init__(self, tool: Tool) -> None:
-        self._number = self._running = 0
-        tool.add_inst_for_scope(enter=self._enter, leave=self._leave)
+        self._number, self._running = 0, False
+        tool.add_inst_for_call(self._begin, self._end)
         tool.add_inst_for_step(end=self._next)
 
     def present(self, eager: bool) -> int:
@@ -32,13 +33,12 @@ class Rounds:
             self._number += 1
         return self._number
 
-    def _enter(self, path: str) -> None:
-        self._running += 1
+    def _begin(self, call: Call) -> None:
+        self._running = True
 
-    def _leave(self, path: str) -> None:
-        self._running = max(self._running - 1, 0)
-        if not self._running:
-            self._number += 1
+    def _end(self, call: Call) -> None:
+        self._running = False
+        self._number += 1
 
     def _next(self, step: int) -> None:
         self._number += 1
