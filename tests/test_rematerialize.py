@@ -387,3 +387,52 @@ def test_objects_that_override_operators_compute_them() -> None:
         found.values.square().sum().backward()  # type: ignore[attr-defined]
     assert x.grad is not None
     assert x.grad.tolist() == [10.0] * 3
+
+
+class Counted(torch.autograd.Function):
+    """Doubles, and counts its calls."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return the double."""
+        Counted.calls += 1
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        """Return the double."""
+        return gradients[0] * 2
+
+
+class Scripted(nn.Module):
+    """Doubles, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the double."""
+        self.calls += 1
+        return x * 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_code_of_the_program_runs_once() -> None:
+    calls = []
+
+    @torch.library.custom_op("amanda_rematerialize::double", mutates_args=())
+    def double(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x * 2
+
+    double.register_autograd(lambda ctx, gradient: gradient * 2)
+    Counted.calls = 0
+    scripted: Any = torch.jit.script(Scripted())
+    x = torch.ones(3, requires_grad=True)
+    with amanda.apply(Rematerialize(0, strict=False)):
+        for function in (Counted.apply, scripted, double):
+            function(x.exp()).exp().sum().backward()
+    assert (Counted.calls, int(scripted.calls), len(calls)) == (1, 1, 1)

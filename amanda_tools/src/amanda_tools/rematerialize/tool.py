@@ -171,6 +171,11 @@ def _is_pure(context: OpContext) -> bool:
         return False
     from torch.overrides import is_tensor_like
 
+    # A function of `torch.autograd` or TorchScript and a custom operator are a program's own code,
+    # which may count its calls.
+    kinds = ("ScriptFunction", "ScriptMethod")
+    if isinstance(op := context.get_op(), type) or type(op).__name__ in kinds or "::" in name:
+        return False
     # An object that overrides operators, such as a TensorDict, computes what it likes.
     facts, values = context.facts, list(context.get_inputs() or ())
     values += [item for value in values if isinstance(value, (list, tuple)) for item in value]
