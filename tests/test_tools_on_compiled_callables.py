@@ -242,3 +242,60 @@ def test_pruning_a_function_that_writes_a_tensor_outside_of_modules(
         results.append([*found, cache])
     for eager, compiled in zip(*results, strict=True):
         assert torch.equal(eager, compiled)
+
+
+@pytest.mark.one_interceptor
+@STAYS_COMPILED
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_flops_of_several_shapes(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    call = torch.compile(nn.Linear(4, 3), backend="eager", dynamic=dynamic)
+    rows, tool = (2, 3, 5), Flops(backward=False)
+    with amanda.apply(tool), torch.no_grad():
+        for n in rows:
+            call(torch.ones(n, 4))
+    assert tool.result().macs == sum(n * 4 * 3 for n in rows)
+
+
+class Copying(nn.Module):
+    """Multiplies by a copy of a weight."""
+
+    def __init__(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight, self.copy = nn.Parameter(torch.randn(8, 8)), copy
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.copy(self.weight))
+
+
+COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "concatenated": lambda w: torch.cat([w, w]),
+    "converted": lambda w: w.to(torch.float64).float(),
+    "transposed": lambda w: w.t().contiguous().t(),
+    "a view": lambda w: w.t()[:4].t()[:6, :].unsqueeze(0)[0].repeat(1, 2),
+    "cloned": lambda w: w.clone(),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+@STAYS_COMPILED
+@pytest.mark.filterwarnings("ignore:Quantize")
+@pytest.mark.filterwarnings("ignore:.*asks for a weight that may be another one")  # Pruning `cat`.
+@pytest.mark.parametrize("make", [Quantize, lambda: Prune(0.5), PruneNM])
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_of_weights_are_followed(
+    name: str, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    net, x, found = Copying(COPIES[name]), torch.randn(3, 8), []
+    for compile_it in (False, True):
+        torch._dynamo.reset()
+        call = torch.compile(net, backend="aot_eager") if compile_it else net
+        tool = make()
+        with amanda.apply(tool):
+            outputs = [call(x).detach() for _ in range(3)]
+        found.append((outputs, tool.result().reached, len(tool.result().unreached)))
+    eager, compiled = found
+    assert all(map(torch.equal, compiled[0], eager[0]))
+    assert compiled[1:] == eager[1:]

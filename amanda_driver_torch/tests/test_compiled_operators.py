@@ -226,4 +226,5 @@ def test_a_routine_that_learns(place: str, staged: bool, frozen: bool) -> None:
         gradients.append(scale.grad)
     eager, compiled = gradients
     torch.testing.assert_close(compiled, eager)
+    assert eager is not None
     assert eager.abs() > 0

@@ -190,6 +190,14 @@ def test_the_figure_of_tensorflow_s_own_profiler() -> None:
     assert count(lambda: model(x)).flops == profile.total_float_ops
 
 
+def test_a_function_that_is_traced_for_several_shapes() -> None:
+    weight = tf.Variable(tf.ones((4, 3)))
+    function = tf.function(lambda x: tf.matmul(x, weight))
+    rows = (2, 3, 5)
+    found = count(lambda: [function(tf.ones((n, 4))) for n in rows], backward=False)
+    assert found.macs == sum(n * 4 * 3 for n in rows)
+
+
 @pytest.mark.filterwarnings("ignore:A function that XLA should compile")
 def test_recurrence_in_a_loop() -> None:
     layer = keras.layers.LSTM(5)

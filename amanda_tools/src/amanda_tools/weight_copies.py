@@ -44,20 +44,22 @@ class Copies(Tool):
         super().__init__()
         self._sources: Known[tuple[Weight, ...]] = Known()
         self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
 
     def analyse(self, context: OpContext) -> None:
         """Insert a routine that notes the outputs, if the op copies weights."""
-        if context.get("type") not in COPYING:
+        if context.get("type") not in COPYING or not is_eager(context.namespace):
             return
-        sources = self._all(context)
-        if sources and not is_eager(context.namespace):
-            # An operator of a graph has its outputs already, and the same in each execution.
-            self._note(*getattr(context.op, "outputs", ()), context=context, sources=sources)
-        elif sources:
+        if sources := self._all(context):
             varies = any(weight.varies for weight in sources)
             context.insert_after_op(
                 self._note, observe=True, context=context, sources=None if varies else sources
             )
+
+    def analyse_outputs(self, context: OpContext) -> None:
+        """Note the outputs of an op in a graph, all of whose operators are analysed in order."""
+        if context.get("type") in COPYING and not is_eager(context.namespace):
+            self._note(*context.get_outputs() or (), context=context, sources=None)
 
     def reads(self, context: OpContext) -> dict[int | tuple[int, int], tuple[Weight, ...]]:
         """Return the weights from which the inputs of the present execution were copied.

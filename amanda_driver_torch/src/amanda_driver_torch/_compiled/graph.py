@@ -311,7 +311,8 @@ class _Weaving:
         if returned is None and bound.signature.in_place:
             outputs = [bound.values[0]]
         shown = [tree_map(self._shown, value) for value in bound.values]
-        given = [tree_map(self._shown, value) for value in (*args, *kwargs.values())]
+        real = tree_map(self._shown, (args, kwargs))
+        given = [*real[0], *real[1].values()]
         origin, activation = self.places.origin(operator.op_type, called, wrapper)
         site = self._site(origin, activation, given)
         site = dataclasses.replace(site, source=called.source, same_as="eager")
@@ -325,11 +326,18 @@ class _Weaving:
                 constant=self.tools.constant,
             )
         left: dict[str, Any] = {}
-        context.execution["passes_weights_on"] = lambda: passes_weights_on(operator, *bound.given)
+
+        def passes_on() -> bool:
+            with unset_fake_temporarily():
+                return passes_weights_on(operator, *(real if _is_real(real) else (args, kwargs)))
+
+        context.execution["passes_weights_on"] = passes_on
         context.execution["writes"] = bound.signature.mutated
         context.execution["destinations"] = tensors_in([bound.out])
         try:
             before = self._trigger(context, IPoint.BEFORE_FORWARD)
+            if _is_real(real) and passes_on():
+                self._note_views(operator, real, outputs)
             context.fill(outputs=outputs)
             after = self._trigger(context, IPoint.AFTER_FORWARD)
             arriving, leaving = map(context.plan, (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD))
@@ -348,6 +356,13 @@ class _Weaving:
         finally:
             context.release()
             context.execution |= left  # For routines that have the context.
+
+    def _note_views(self, operator: Operator, real: Any, outputs: Sequence[Any]) -> None:
+        """Let later operators get views of weights, which show where in these they lie."""
+        with unset_fake_temporarily(), torch.inference_mode(False):
+            views = outputs_of(operator.func(*real[0], **real[1]))
+        for output, view in zip(tensors_in(outputs), tensors_in(views), strict=True):
+            self.real[id(output)] = view
 
     def _site(self, origin: Origin, activation: Activation, given: Sequence[Any]) -> Site:
         occurrence = 0
@@ -490,6 +505,13 @@ def _is_static(value: Any) -> bool:
         if isinstance(one, torch.Tensor)
         for size in one.shape
     )
+
+
+def _is_real(values: Any) -> bool:
+    """Return True if there are tensors, and all values are known before a graph runs."""
+    found = tree_leaves(values)
+    unknown = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return _touches_tensors(found) and not any(isinstance(value, unknown) for value in found)
 
 
 def _touches_tensors(*values: Any) -> bool:

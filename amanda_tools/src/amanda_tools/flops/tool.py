@@ -83,12 +83,9 @@ class Flops(OperatorTool["_Op"]):
                 return
             formula = op.formula
             op.read = _bytes(op.tensors, context.get_inputs())
-            if not op.eager:
-                op.known = _sizes(op.tensors, context.get_inputs(), formula.inputs)
-            if formula.inputs and op.known is None:
+            if formula.inputs:
+                # Another graph may run the same operator with other shapes.
                 context.insert_before_op(self.enter, observe=True, inputs=formula.inputs, op=op)
-            if not formula.inputs:
-                op.known = ()
             if self.backward and not context.get(APART):
                 if not context.supports("late_gradients"):
                     self._watch_arrival(context, op)
@@ -125,12 +122,11 @@ class Flops(OperatorTool["_Op"]):
             late = context.supports("late_gradients")
             if outputs and self.backward and late and not context.get(APART):
                 self._watch_arrival(context, op)
-            fixed = None
-            if op.known is not None and not op.eager:
-                fixed = _sizes(op.tensors, outputs, range(len(outputs)))
-                op.static = None if fixed is None else (op.known, fixed)
-            positions: list[int] | None = [] if fixed is not None else None
-            context.insert_after_op(self.leave, observe=True, outputs=positions, op=op, fixed=fixed)
+            if not op.eager:
+                inputs = _sizes(op.tensors, context.get_inputs(), op.formula.inputs)
+                made = _sizes(op.tensors, outputs, range(len(outputs)))
+                op.static = None if inputs is None or made is None else (inputs, made)
+            context.insert_after_op(self.leave, observe=True, op=op)
 
     def _watch_arrival(self, context: OpContext, op: _Op) -> None:
         context.insert_before_backward_op(self.arrival, observe=True, grad_outputs=[0], op=op)
@@ -157,16 +153,12 @@ class Flops(OperatorTool["_Op"]):
                 op.tensors, inputs, range(len(inputs))
             )
 
-    def leave(self, *outputs: Any, op: _Op, fixed: tuple[Any, ...] | None) -> None:
+    def leave(self, *outputs: Any, op: _Op) -> None:
         """Count one execution."""
         with self._clock, self._lock:
-            inputs = op.known
-            if inputs is None:
-                inputs = op.entered.get(threading.get_ident() if op.eager else 0)
-            found = fixed
-            if found is None:
-                found = _sizes(op.tensors, outputs, range(len(outputs)))
-            op.forward(inputs, found)
+            thread = threading.get_ident() if op.eager else 0
+            inputs = op.entered.get(thread) if op.formula and op.formula.inputs else ()
+            op.forward(inputs, _sizes(op.tensors, outputs, range(len(outputs))))
 
     def arrival(self, gradient: Any, op: _Op) -> None:
         """Find the execution that is being differentiated."""
@@ -231,7 +223,7 @@ class Flops(OperatorTool["_Op"]):
         facts = CountedOp.of(context, problem=problem, weights=[*WeightKeys(context)])
         halved = self.causal == "half" and word == "attention" and _is_causal(context)
         op = self.account_of(context, lambda: _Op(facts, facts_of(context)))
-        op.formula, op.halved, op.known = formula, halved, None
+        op.formula, op.halved = formula, halved
         return op
 
 
@@ -243,9 +235,7 @@ class _Op:
         self.eager = is_eager(facts.namespace)
         #: Bytes of the inputs of the first execution; None if not known.
         self.read: int | None = None
-        #: Sizes of the inputs, if all executions have the same.
-        self.known: tuple[Any, ...] | None = None
-        #: Sizes of inputs and outputs, if they are fixed in a graph.
+        #: Sizes of inputs and outputs in the graph that was analysed.
         self.static: tuple[Any, Any] | None = None
         #: Thread -> sizes of the inputs of its current execution.
         self.entered: dict[int, tuple[Any, ...] | None] = {}
