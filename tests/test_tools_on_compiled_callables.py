@@ -257,6 +257,26 @@ def test_flops_of_several_shapes(dynamic: bool, monkeypatch: pytest.MonkeyPatch)
     assert tool.result().macs == sum(n * 4 * 3 for n in rows)
 
 
+@pytest.mark.one_interceptor
+@STAYS_COMPILED
+@pytest.mark.filterwarnings("ignore:Quantize")
+def test_calibration_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of modules each execution is a run, compiled or not."""
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    weight, inputs, found = torch.randn(4, 8), torch.randn(4, 3, 8), []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, weight)
+
+    for compile_it in (False, True):
+        tool = Quantize(calibration=2)
+        call = torch.compile(function, backend="eager", fullgraph=True) if compile_it else function
+        with amanda.apply(tool):
+            found.append([call(x) for x in inputs])
+    assert all(map(torch.equal, *found))
+    assert not torch.equal(found[1][-1], function(inputs[-1]))
+
+
 class Copying(nn.Module):
     """Multiplies by a copy of a weight."""
 

@@ -14,7 +14,7 @@ from amanda_core import OpContext, Tool
 from amanda_tools.operators.clock import Clock
 from amanda_tools.operators.entries import key_of
 
-__all__ = ["OperatorTool", "is_eager"]
+__all__ = ["OperatorTool", "is_eager", "runs_in_order"]
 
 A = TypeVar("A")
 
@@ -99,3 +99,8 @@ class OperatorTool(Tool, Generic[A]):
 def is_eager(namespace: str) -> bool:
     """Return True if operators run one by one in this namespace, as the program calls them."""
     return "/eager" in namespace
+
+
+def runs_in_order(namespace: str) -> bool:
+    """Return True if routines run in this namespace where the program calls the operators."""
+    return is_eager(namespace) or namespace.endswith("/compiled")

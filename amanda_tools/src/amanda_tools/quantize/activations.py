@@ -14,7 +14,7 @@ from amanda_core import OpContext
 from amanda_core.activation import autodiff_enabled
 from amanda_core.facts import Facts, NotReadableError
 from amanda_tools.operators.clock import Clock
-from amanda_tools.operators.tool import is_eager
+from amanda_tools.operators.tool import runs_in_order
 from amanda_tools.quantize.fake import constants, fake_quantize
 from amanda_tools.quantize.formats import Format, Grid
 from amanda_tools.quantize.observers import Histogram
@@ -127,7 +127,7 @@ class Activations:
                     arithmetic=arithmetic,
                     operand=operand,
                     one=one,
-                    eager=is_eager(context.namespace),
+                    alone=runs_in_order(context.namespace),
                     adds=context["type"] == "add",
                 ),
                 inputs=positions,
@@ -200,7 +200,7 @@ class Activations:
         arithmetic: Arithmetic,
         operand: Operand,
         one: Activation,
-        eager: bool,
+        alone: bool,
         adds: bool,
     ) -> Any:
         """Note the range of a value during the calibration, and quantize it afterwards."""
@@ -210,7 +210,7 @@ class Activations:
         if one.grid is None:
             if self.frozen or one.op in self._masks:
                 return None
-            run = self._rounds.present(eager)
+            run = self._rounds.present(alone)
             if self._ready(one) and run != one.run:
                 one.grid = self._grid_of(one)
         if one.grid is None:

@@ -12,7 +12,7 @@ class Rounds:
     """Counts runs: calls of outermost modules, and steps.
 
     An operator in a loop, such as that of a recurrent network, runs several times in one of them.
-    Outside of modules, in an eager mode, each execution of an operator is a run.
+    Outside of modules each execution of an operator is a run, unless a graph executes it.
 
     Args:
         tool: The tool that wants to know.
@@ -23,13 +23,13 @@ class Rounds:
         tool.add_inst_for_call(self._begin, self._end)
         tool.add_inst_for_step(end=self._next)
 
-    def present(self, eager: bool) -> int:
+    def present(self, alone: bool) -> int:
         """Return the number of the run in which an operator is executed now.
 
         Args:
-            eager: Whether the operator is executed by itself, and not in a graph.
+            alone: Whether its routine runs where the program calls the operator.
         """
-        if eager and not self._running:
+        if alone and not self._running:
             self._number += 1
         return self._number
 
