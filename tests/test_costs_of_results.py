@@ -10,15 +10,37 @@ from typing import Any
 
 import pytest
 import torch
-from sweeps.shipped import LOOKING
 from torch import nn
 
 import amanda
-from amanda_tools.dump import DumpedTensor, DumpIndex
+from amanda_tools.capture import Capture
+from amanda_tools.dump import Dump, DumpedTensor, DumpIndex
+from amanda_tools.effective_path import EffectivePath
+from amanda_tools.flops import Flops
+from amanda_tools.graph import GraphTracing
+from amanda_tools.latency import Latency
+from amanda_tools.memory import Memory
+from amanda_tools.nonfinite import NonFinite
 from amanda_tools.output.rendering import dataframe
+from amanda_tools.sensitivity import Sensitivity
+from amanda_tools.sparsity import Sparsity
 from amanda_tools.tensors.statistics import Statistics
+from amanda_tools.trace import Trace
 
-WITH_RESULTS = [name for name in LOOKING if name != "mapping"]
+#: Tools with results -> how they are made.
+TOOLS: dict[str, Callable[[Path], Any]] = {
+    "capture": lambda folder: Capture(["*"], ["*"], ["inputs", "outputs"], everything=True),
+    "dump": lambda folder: Dump(["inputs", "weights", "outputs", "gradients"], folder=folder),
+    "effective_path": lambda folder: EffectivePath(),
+    "flops": lambda folder: Flops(["matmul", "norm", "elementwise"]),
+    "graph": lambda folder: GraphTracing(),
+    "latency": lambda folder: Latency(),
+    "memory": lambda folder: Memory(),
+    "nonfinite": lambda folder: NonFinite(),
+    "sensitivity": lambda folder: Sensitivity(),
+    "sparsity": lambda folder: Sparsity(gradients=True),
+    "trace": lambda folder: Trace(),
+}
 
 
 def python_calls(run: Callable[[], object]) -> int:
@@ -40,7 +62,7 @@ def python_calls(run: Callable[[], object]) -> int:
 
 def costs(name: str, modules: int, folder: Path) -> dict[str, int]:
     """Return the Python calls for each form of a tool's result on a model of so many modules."""
-    tool: Any = LOOKING[name](folder / f"{name}-{modules}")
+    tool: Any = TOOLS[name](folder / f"{name}-{modules}")
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(modules)))
     with amanda.apply(tool):
         model(torch.ones(1, 2)).sum().backward()
@@ -56,7 +78,7 @@ def costs(name: str, modules: int, folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.one_interceptor
-@pytest.mark.parametrize("name", WITH_RESULTS)
+@pytest.mark.parametrize("name", TOOLS)
 def test_costs_are_proportional_to_operators(name: str, tmp_path: Path) -> None:
     few, many = costs(name, 32, tmp_path), costs(name, 128, tmp_path)
     for form, calls in many.items():

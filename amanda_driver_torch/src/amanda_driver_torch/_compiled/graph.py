@@ -141,8 +141,9 @@ class _Weaving:
             ),
             None,
         )
-        #: id of a fake tensor -> the parameter or buffer that it stands for.
-        self.real: dict[int, torch.Tensor] = {}
+        #: id of a fake tensor -> the tensor, and the parameter, buffer or view of one that it
+        #: stands for.
+        self.real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         #: ids of these.
         self.weights: set[int] = set()
         #: id of a tensor that routines refer to -> the tensor, and a fake one.
@@ -217,7 +218,8 @@ class _Weaving:
             leaf.set(value, True)
             known.append(leaf)
         if is_weight(value) or self.tools.constant(value) is not None:
-            self.real[id(node.meta["example_value"])] = value
+            example = node.meta["example_value"]
+            self.real[id(example)] = example, value
             self.weights.add(id(value))
             # What is decided for this weight does not hold for another one.
             guard_identity(source)
@@ -292,7 +294,7 @@ class _Weaving:
         return self.again.get(id(value), (value, value))[1]
 
     def _shown(self, value: Any) -> Any:
-        return self.real.get(id(value), value)
+        return self.real.get(id(value), (value, value))[1]
 
     def _operator(
         self,
@@ -362,7 +364,7 @@ class _Weaving:
         with unset_fake_temporarily(), torch.inference_mode(False):
             views = outputs_of(operator.func(*real[0], **real[1]))
         for output, view in zip(tensors_in(outputs), tensors_in(views), strict=True):
-            self.real[id(output)] = view
+            self.real[id(output)] = output, view
 
     def _site(self, origin: Origin, activation: Activation, given: Sequence[Any]) -> Site:
         occurrence = 0

@@ -213,10 +213,11 @@ class _Bound:
         """Refer to the objects weakly from now on, and to the frame not at all."""
         for name in self._names:
             with contextlib.suppress(Exception):
-                self._found[name] = weakref.ref(self._value(name))
+                self._found[name] = weakref.ref(self.value(name))
         self._variables = None
 
-    def _value(self, name: str) -> Any:
+    def value(self, name: str) -> Any:
+        """Return what is at a place of the frame."""
         return eval(name, self._variables)
 
     def __call__(self) -> object:
@@ -225,7 +226,7 @@ class _Bound:
         if other is None or (self.guards_scope and self.scope != other.scope):
             return self
         try:
-            same = all(found() is other._value(name) for name, found in self._found.items())
+            same = all(found() is other.value(name) for name, found in self._found.items())
         except Exception:  # The frame has nothing at this place.
             same = False
         return None if same else self

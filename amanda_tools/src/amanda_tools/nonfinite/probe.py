@@ -156,7 +156,7 @@ class _TorchProbe(Probe):
         return _extremes(self._real(value))
 
     def _is_without_data(self, value: Any) -> bool:
-        return self.facts.layout(value) == "without data"
+        return value.device.type == "meta" or self.facts.layout(value) == "without data"
 
     def _real(self, value: Any) -> Any:
         if self._is_without_data(value):
