@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import amanda
 from amanda_core.errors import AmandaWarning
@@ -249,3 +250,37 @@ def test_gradients_of_outputs_and_inputs_of_one_op() -> None:
         for _ in range(TIMES):
             product(x, w).sum().backward()
     assert seen == ["arrives", "given"] * TIMES
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_weight_that_autocast_casts_once_for_two_operators(late: bool) -> None:
+    """An observer gets what each contributes, as if each had a weight of its own."""
+    layer, copy = nn.Linear(4, 4), nn.Linear(4, 4)
+    copy.load_state_dict(layer.state_dict())
+    x, found = torch.randn(3, 4), list[torch.Tensor]()
+
+    def run(first: nn.Module, second: nn.Module) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = second(first(x))
+        output.float().sum().backward()
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type == "linear":
+            context.insert_after_backward_op(found.append, grad_inputs=[1], observe=True)
+
+    def gradients(*modules: nn.Linear) -> list[torch.Tensor]:
+        """Return those of the weights of two modules, of which the second is called first."""
+        run(modules[1], modules[0])
+        found = [module.weight.grad for module in modules]
+        for module in modules:
+            module.weight.grad = None
+        return [gradient for gradient in found if gradient is not None]
+
+    plain = gradients(layer, layer)
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse, require_outputs=late)
+    with amanda.apply(tool):
+        for _ in range(3):
+            equal(gradients(layer, layer), plain)
+    equal(found, gradients(copy, layer) * 3)
+    assert found[0].dtype == torch.float32

@@ -17,6 +17,7 @@ from amanda_driver_torch._thread.modes import hidden_from_modes
 from amanda_driver_torch._thread.state import STATE
 
 __all__ = [
+    "in_dtypes",
     "outputs_prehook",
     "posthook",
     "summing_hooks",
@@ -128,6 +129,22 @@ def posthook(
             return unchanged_after(error)
 
     return hook
+
+
+def in_dtypes(
+    function: Callable[..., Sequence[Any]], dtypes: Sequence[torch.dtype]
+) -> Callable[..., Sequence[Any]]:
+    """Return a function of gradients like another one, which gets them in other data types."""
+
+    def converted(grads: Sequence[Any], done: tuple[Any, ...] = ()) -> Sequence[Any]:
+        given = [g if g is None else g.to(d) for g, d in zip(grads, dtypes, strict=True)]
+        new = function(given, done)
+        return [
+            old if after is before else after.to(old.dtype)
+            for old, before, after in zip(grads, given, new, strict=True)
+        ]
+
+    return converted
 
 
 def summing_hooks(

@@ -13,9 +13,21 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from amanda_driver_torch._autograd.nodes import Edge, Slot, edges_from, name_of
-from amanda_driver_torch._torch.internals import input_metadata, saved_dims, saved_sizes
+from amanda_driver_torch._torch.internals import (
+    AccumulateGrad,
+    input_metadata,
+    saved_dims,
+    saved_sizes,
+)
 
-__all__ = ["GradientNode", "Result", "contributors", "find_gradient_node", "group_nodes"]
+__all__ = [
+    "GradientNode",
+    "Result",
+    "casts_of_leaves",
+    "contributors",
+    "find_gradient_node",
+    "group_nodes",
+]
 
 #: Nodes of operators that keep the order of elements, and change the shape.
 _RESHAPING = {
@@ -244,6 +256,25 @@ def contributors(
         found[slot] = origins
     of_chosen = [found[slot] for slot in chosen]
     return of_chosen if all(of_chosen) else None
+
+
+def casts_of_leaves(nodes: Sequence[Any]) -> dict[Edge, Edge]:
+    """Return the edges of leaves -> those of their casts, to which the nodes of an op lead.
+
+    Autocast casts a leaf once for all operators, whose gradients are added up before the cast's
+    own node.
+    """
+    casts = {
+        (following, number)
+        for node in nodes
+        for following, number in node.next_functions
+        if following is not None and name_of(following) == "ToCopyBackward0"
+    }
+    return {
+        edges_from(cast)[0]: (cast, number)
+        for cast, number in casts
+        if isinstance(cast.next_functions[0][0], AccumulateGrad)
+    }
 
 
 def _are_of_one(results: Sequence[tuple[Any, int]]) -> bool:

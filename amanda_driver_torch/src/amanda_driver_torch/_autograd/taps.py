@@ -8,7 +8,7 @@ over 400 lines because it is one class.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from amanda_driver_torch._autograd.driver_nodes import tap
 from amanda_driver_torch._autograd.dry_run import readable
 from amanda_driver_torch._autograd.edits import edited_gradient
 from amanda_driver_torch._autograd.gradient_hooks import (
+    in_dtypes,
     outputs_prehook,
     posthook,
     summing_hooks,
@@ -31,6 +32,7 @@ from amanda_driver_torch._autograd.gradient_hooks import (
 from amanda_driver_torch._autograd.gradient_nodes import (
     GradientNode,
     Result,
+    casts_of_leaves,
     contributors,
     find_gradient_node,
     group_nodes,
@@ -50,7 +52,7 @@ from amanda_driver_torch._autograd.nodes import (
 from amanda_driver_torch._autograd.operator_call import Call
 from amanda_driver_torch._autograd.view_regions import ViewRegion
 from amanda_driver_torch._thread.modes import changes_of
-from amanda_driver_torch._torch.internals import next_sequence
+from amanda_driver_torch._torch.internals import autocast_enabled, next_sequence
 from amanda_driver_torch._torch.tensor_attributes import (
     base_of,
     is_nested_strided,
@@ -333,9 +335,16 @@ class Taps:
         region = self._region()
         base = nodes[-1] if region is not None and nodes and (0, None) in self._edges else None
         groups = _groups(plan, {position for position, _ in self._edges})
-        for group, chosen, gradient_node in group_nodes(nodes, self._edges, groups, base):
+        casts = casts_of_leaves(nodes) if autocast_enabled() else {}
+        edges = {slot: casts.get(edge, edge) for slot, edge in self._edges.items()}
+        for group, chosen, gradient_node in group_nodes(nodes, edges, groups, base):
+            function = self._function(token, group, chosen, count, self._call.values)
+            if casts:
+                values = self._call.values
+                given = [values[p] if item is None else values[p][item] for p, item in chosen]
+                function = in_dtypes(function, [tensor.dtype for tensor in given])
             if gradient_node is None and not plan.edits:
-                self._observe_parts(plan, token, group, chosen, nodes)
+                self._observe_parts(function, group, chosen, edges, nodes)
                 continue
             if gradient_node is None:
                 raise UnsupportedError(
@@ -347,29 +356,27 @@ class Taps:
             results = [gradient_node.results[slot] for slot in chosen]
             regions = [region if slot == (0, None) else None for slot in chosen]
             shapes = [self._shapes[slot] for slot in chosen]
-            function = self._function(token, group, chosen, count, self._call.values)
             hook = posthook(function, results, regions)
             gradient_node.node.register_hook(with_shapes(hook, shapes))
             self._read.append((chosen, function, gradient_node))
 
     def _observe_parts(
         self,
-        plan: Plan,
-        token: Token,
+        function: Callable[..., Sequence[Any]],
         group: frozenset[int],
         chosen: list[Slot],
+        edges: Mapping[Slot, Edge],
         nodes: Sequence[Any],
     ) -> None:
         """Show observers the gradients to which several nodes contribute."""
         self._summed = True
-        origins = contributors(nodes, self._edges, chosen)
+        origins = contributors(nodes, edges, chosen)
         if origins is None:
             self._call.note_unseen(
                 f"gradients of inputs {sorted(group)} of {self._context.name!r}",
                 "one tensor is at several positions, and several backward ops compute its gradient",
             )
             return
-        function = self._function(token, group, chosen, len(self._call.values), self._call.values)
         for node, hook in summing_hooks(function, origins):
             node.register_hook(hook)
 

@@ -16,7 +16,7 @@ from amanda_core import OpContext, Tool
 from amanda_core.facts import Facts, NotReadableError
 from amanda_tools.mapping import MappingTool
 from amanda_tools.operators.clock import Clock
-from amanda_tools.operators.tool import is_eager
+from amanda_tools.operators.tool import runs_in_order
 from amanda_tools.quantize.operands import Operand
 from amanda_tools.quantize.result import decibels
 from amanda_tools.sensitivity.change import Axes, Change
@@ -128,7 +128,7 @@ class Sensitivity(Tool):
                 )
         # Additions have methods for both operands, of which some take a factor as well.
         called = _add if context["type"] == "add" else context.get_op()
-        if callable(called) and is_eager(context.namespace) and _is_repeatable(context):
+        if callable(called) and runs_in_order(context.namespace) and _is_repeatable(context):
             layout = context.get("layout", "")
             context.insert_before_op(
                 partial(self._compare, op=op, chosen=chosen, called=called),
