@@ -22,6 +22,7 @@ from amanda_tools.memory import Memory
 from amanda_tools.nonfinite import NonFinite
 from amanda_tools.prune import Prune, PruneNM, PruneTiles
 from amanda_tools.quantize import Quantize
+from amanda_tools.sensitivity import Sensitivity
 from amanda_tools.sparsity import Sparsity
 
 EAGERLY = pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")
@@ -275,6 +276,29 @@ def test_calibration_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
             found.append([call(x) for x in inputs])
     assert all(map(torch.equal, *found))
     assert not torch.equal(found[1][-1], function(inputs[-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+@STAYS_COMPILED
+def test_sensitivity_of_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    net, x, found = network(), torch.randn(6, 8), []
+    for compile_it in (False, True):
+        tool = Sensitivity()
+        with amanda.apply(tool):
+            call = torch.compile(net, backend="aot_eager", fullgraph=True) if compile_it else net
+            call(x).square().sum().backward()
+        found.append(
+            {
+                op.name.removeprefix("_orig_mod."): (op.output_sqnr, op.damage)
+                for op in tool.result().ops
+            }
+        )
+    eager, compiled = found
+    assert list(compiled) == list(eager)
+    assert list(compiled.values()) == [pytest.approx(one, rel=1e-4) for one in eager.values()]
+    assert None not in sum(eager.values(), ())
 
 
 class Copying(nn.Module):
