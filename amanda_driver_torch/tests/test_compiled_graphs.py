@@ -279,6 +279,29 @@ def test_a_weight_of_its_own_for_each_module_of_one_class() -> None:
     equal(got, [pruned(net, m) for net, m in zip(nets, masks, strict=True)] * 2)
 
 
+class Lines(amanda.Tool):
+    """Records the lines of operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str | None] = []
+        self.add_inst_for_op(lambda context: self.found.append(context.source))
+
+
+def test_lines_of_operators_are_those_of_the_program() -> None:
+    """Also of those that no line inside of what is compiled calls."""
+    net, lines = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), list[list[str | None]]()
+    for compile_it in (False, True):
+        whole = torch.compile(net, backend="eager") if compile_it else net
+        recorder = Lines()
+        with amanda.apply(recorder):
+            whole(X)
+        lines.append(recorder.found)
+    eager, compiled = lines
+    assert compiled == eager
+    assert None not in eager
+
+
 def test_a_routine_finds_the_weights_in_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
     net, found = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), dict[str, list[Any]]()
 

@@ -163,6 +163,11 @@ class Places:
         sites: Classifies frames.
         activations: The calls of modules around the graph, outermost first.
         enter: Returns the scope of a module called in an activation.
+        outer: The frames around the graph, innermost first.
+        source: ``file:line`` of the user's innermost frame among these, or None.
+
+    Attributes:
+        source: The same.
     """
 
     def __init__(
@@ -171,8 +176,9 @@ class Places:
         activations: list[Activation],
         enter: Callable[[nn.Module, Activation | None], Any],
         outer: list[tuple[Code, int]],
+        source: str | None,
     ) -> None:
-        self._sites, self._enter, self._outer = sites, enter, outer
+        self._sites, self._enter, self._outer, self.source = sites, enter, outer, source
         around = activations[-1] if activations else None
         #: Keys of calls -> the activation of the innermost.
         self._activations: dict[tuple[str, ...], Activation] = {

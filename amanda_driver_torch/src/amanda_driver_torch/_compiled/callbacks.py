@@ -169,9 +169,10 @@ class CompiledCode:
             raise CannotWeave("a tool counts calls of outermost modules, which the graph holds")
         # The same code may run in several modules, in which its operators are others.
         guard_scope(_scope())
-        outer = self._tools.sites.walk(_outside(), FRAMES)
+        sites, frame = self._tools.sites, _outside()
+        outer = sites.walk(frame, FRAMES)
         outer = outer[1:] if outer and outer[0][0].kind == FRAMEWORK else outer
-        places = Places(self._tools.sites, STATE.activations, self._enter, outer)
+        places = Places(sites, STATE.activations, self._enter, outer, sites.source(frame))
         return weave(gm, self._tools, places, leaves, is_broken)
 
     def note_eager(self, code: CodeType, reason: str) -> None:

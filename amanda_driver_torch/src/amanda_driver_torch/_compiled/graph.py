@@ -317,7 +317,8 @@ class _Weaving:
         given = [*real[0], *real[1].values()]
         origin, activation = self.places.origin(operator.op_type, called, wrapper)
         site = self._site(origin, activation, given)
-        site = dataclasses.replace(site, source=called.source, same_as="eager")
+        source = called.source or self.places.source
+        site = dataclasses.replace(site, source=source, same_as="eager")
         with unset_fake_temporarily():
             context = session.open(
                 site,
