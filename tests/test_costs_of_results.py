@@ -1,4 +1,4 @@
-"""What a tool's result costs: an amount for each operator, in every form."""
+"""The cost of a tool's result is proportional to the number of operators, in every form."""
 
 from __future__ import annotations
 

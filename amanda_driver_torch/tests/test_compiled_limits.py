@@ -181,7 +181,7 @@ def test_code_for_other_objects_does_not_count(make: Callable[..., Any]) -> None
 
 
 def test_code_for_one_object_counts() -> None:
-    """What fails without tools for a reason of the program's fails under them, too."""
+    """A program that exceeds the limit by itself does so under tools, too."""
     net = regional(lambda layer: torch.compile(layer, backend="eager", fullgraph=True))
     for under in (nullcontext(), amanda.apply(watching()[1])):
         torch._dynamo.reset()

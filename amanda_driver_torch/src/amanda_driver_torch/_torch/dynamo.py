@@ -90,7 +90,7 @@ set_recompile_region: Callable[[int], int] | None = getattr(_FRAMES, COMPILED_FR
 _REGIONS: Iterator[int] = getattr(
     torch._dynamo.eval_frame, "_next_isolate_recompiles_id", itertools.count()
 )
-#: What the code that is being compiled for tools is bound to.
+#: Objects and scope of the code that is being compiled for tools.
 _BOUND: ContextVar[_Bound | None] = ContextVar("bound", default=None)
 
 #: Runs a graph that is a checkpointed function.
@@ -188,7 +188,7 @@ class _Entry:
 
 
 class _Bound:
-    """What a piece of compiled code is bound to: the objects and the scope that it has guards for.
+    """The objects and the scope to which guards bind a piece of compiled code.
 
     Code for tools is bound to modules and weights where code without tools is not, so only code
     that is bound to the same ones counts for the limit of recompilations. Dynamo counts code whose
