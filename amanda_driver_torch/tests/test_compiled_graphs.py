@@ -279,6 +279,27 @@ def test_a_weight_of_its_own_for_each_module_of_one_class() -> None:
     equal(got, [pruned(net, m) for net, m in zip(nets, masks, strict=True)] * 2)
 
 
+@pytest.mark.filterwarnings("ignore:The compiled callable")
+def test_operators_of_a_frame_that_is_refused_are_those_of_eager_mode() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return torch.relu(x).unsqueeze_(0) + 1
+
+    found: list[dict[str, int]] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        context.insert_after_op(lambda value: None)
+        found[-1][context.op_type] = context.op_id
+
+    for run in (program, torch.compile(program, backend="eager")):
+        tool = amanda.Tool()
+        tool.add_inst_for_op(analyse)
+        found.append({})
+        with amanda.apply(tool):
+            run(X)
+    assert found[1] == found[0]
+    assert set(found[0]) == {"relu", "unsqueeze_", "add"}
+
+
 class Lines(amanda.Tool):
     """Records the lines of operators."""
 

@@ -20,6 +20,7 @@ from amanda_core import Session, Site
 from amanda_core.scopes import Activation
 from amanda_core.sites import FRAMES, FRAMEWORK, Sites
 from amanda_core.threads import WeakGroup
+from amanda_core.weak import Known
 from amanda_driver_torch._compiled.call_sites import (
     Places,
     called_of,
@@ -83,6 +84,7 @@ class CompiledCode:
         self.host = Host()
         self.gaps: dict[str, str] = {}
         self._tools: GraphTools | None = None
+        self._woven: Known[bool] = Known()
         self._enter: Callable[[nn.Module, Activation | None], Any] | None = None
         self._callbacks: weakref.WeakKeyDictionary[Any, dict[int, _Callback]] = (
             weakref.WeakKeyDictionary()
@@ -109,7 +111,8 @@ class CompiledCode:
         """
         watch_tracing(replace)
         self.session = self.host.session = session
-        self._tools, self._enter = GraphTools(session, self.host, sites, constant, self.gaps), enter
+        self._enter = enter
+        self._tools = GraphTools(session, self.host, sites, constant, self.gaps, self._woven)
 
     def end(self) -> None:
         """Serve no session any more."""

@@ -89,6 +89,7 @@ class GraphTools:
         sites: Names operators.
         constant: Returns a value that is the same in every execution of its op, else None.
         gaps: For the coverage: what is not as without tools, and why.
+        woven: Contexts of operators of graphs that run -> True.
     """
 
     session: Session
@@ -96,6 +97,7 @@ class GraphTools:
     sites: Sites[Site]
     constant: Callable[[Any], Any]
     gaps: dict[str, str]
+    woven: Known[bool]
 
 
 def weave(
@@ -117,7 +119,18 @@ def weave(
         CannotWeave: A tool asks for something that a compiled graph cannot have.
         AnalysisFailed: The analysis of a tool failed.
     """
-    return _Weaving(gm, tools, places, leaves, is_broken).weave()
+    weaving = _Weaving(gm, tools, places, leaves, is_broken)
+    try:
+        found = weaving.weave()
+    except Exception:
+        # Its operators run eagerly, as the same ones.
+        for context in weaving.opened:
+            if not tools.woven.get(context):
+                tools.session.forget(context)
+        raise
+    for context in weaving.opened:
+        tools.woven.set(context, True)
+    return found
 
 
 class _Weaving:
@@ -152,6 +165,8 @@ class _Weaving:
         self.runs: dict[fx.Graph, fx.Node] = {}
         #: id of a value that Dynamo noted -> the value, and the one that analysis was shown.
         self.again: dict[int, tuple[Any, Any]] = {}
+        #: Contexts of the operators that were analysed.
+        self.opened: list[OpContext] = []
         #: The number of transforms of `torch.func` in which a node runs.
         self.transforms = 0
         self.woven: list[tuple[fx.Node, Woven]] = []
@@ -328,6 +343,7 @@ class _Weaving:
                 input_names=bound.signature.names,
                 constant=self.tools.constant,
             )
+        self.opened.append(context)
         left: dict[str, Any] = {}
 
         def passes_on() -> bool:
