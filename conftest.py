@@ -54,8 +54,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 #: The folders of tests that load TensorFlow. A process that has loaded it must not fork.
 WITH_TENSORFLOW = ("amanda_driver_tf/tests", "tests/portable")
-#: CPU seconds of each test function by file; tests/tiers/durations.py says more.
-DURATIONS = Path(__file__).parent / "tests/tiers/durations.json"
+#: CPU seconds of each test function by file; maintenance/tiers/durations.py says more.
+DURATIONS = Path(__file__).parent / "maintenance/tiers/durations.json"
 _STARTED = pytest.StashKey[float]()
 
 

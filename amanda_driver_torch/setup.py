@@ -26,8 +26,9 @@ setup(
     else [
         Extension(
             "amanda_driver_torch._native",
-            sources=sorted(str(path) for path in NATIVE.glob("*.cpp")),
-            depends=sorted(str(path) for path in NATIVE.glob("*.h")),
+            sources=sorted(str(path) for path in NATIVE.rglob("*.cpp")),
+            depends=sorted(str(path) for path in NATIVE.rglob("*.h")),
+            include_dirs=[str(NATIVE)],
             extra_compile_args=FLAGS,
             language="c++",
             optional=True,

@@ -1,7 +1,8 @@
 """Drivers of the toy framework that are wrong in one respect, one for each core test.
 
 Each is the toy driver with a mistake that a real author might make, narrow enough that no other
-core test finds it. The module is long so that all of them can be compared.
+core test finds it. Most mistakes are in the attachment. The module is long so that all of them can
+be compared.
 """
 
 from __future__ import annotations
@@ -9,452 +10,391 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
-from amanda_core import CoverageGap, IPoint, OpContext, Plan, Session, Tool, hookimpl
+from amanda_core import CoverageGap, IPoint, OpContext, Plan, Session, Site, Tool, hookimpl
+from amanda_core.driver_kit.execution import OpRecord
 from amanda_core.errors import PositionError, RoutineResultError
-from amanda_core.testing import toy, toy_driver
-from amanda_core.testing.toy_driver import CAPABILITIES, Planned, ToyAttachment, ToyDriver
-from amanda_core.threads import THREAD
+from amanda_core.runtime.threads import THREAD
+from amanda_core.testing.toy import driver as toy_driver, framework as toy
+from amanda_core.testing.toy.driver import CAPABILITIES, Execution, ToyAttachment, ToyDriver
 
-__all__ = ["BROKEN", "Sabotaged"]
+__all__ = ["BROKEN", "Broken", "Sabotaged", "broken_driver"]
 
 # What is wrong here adds frames to each call; they are the driver's.
 toy_driver.OWN.add(__name__)
 
-Outputs = tuple[toy.Value, ...]
+Values = list[Any]
 
 
 class View:
-    """A session as a wrong driver sees it."""
+    """A session as a wrong attachment sees it, which has methods for what it sees wrongly."""
 
-    def __init__(self, session: Session, driver: Sabotaged) -> None:
-        self.real, self.driver = session, driver
+    def __init__(self, session: Session, attachment: Broken) -> None:
+        self.real, self.attachment = session, attachment
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-    @property
-    def enabled(self) -> bool:
-        """Return True if ops must be instrumented."""
-        return self.driver.is_enabled(self.real)
-
-    @property
-    def caching(self) -> bool:
-        """Return True if analysis runs once for each op."""
-        return self.driver.is_caching(self.real)
-
-    @property
-    def epoch(self) -> int:
-        """Return the epoch for which plans hold."""
-        return self.driver.epoch_of(self.real)
-
-    def open(self, site: Any, *args: Any, **kwargs: Any) -> OpContext:
-        """Open a context."""
-        return self.driver.open(self.real, site, *args, **kwargs)
+        wrong = getattr(self.attachment, f"see_{name}", None)
+        return getattr(self.real, name) if wrong is None else wrong(self.real)
 
 
-class SabotagedAttachment(ToyAttachment):
-    """An attachment each part of which its driver can make wrong."""
+class BrokenExecution(Execution):
+    """An execution of an op whose plans and edits the attachment can make wrong."""
 
-    driver: Sabotaged
+    attachment: Broken
+
+    def analysed(self, context: OpContext, point: IPoint) -> Plan:
+        analysed = partial(super().analysed, context, point)
+        return self.attachment.plan(analysed, context, point)
+
+    def execute(self, plan: Plan, values: Values) -> Values:
+        if not plan.steps:
+            return values
+        self.attachment.proceed = super().execute
+        return self.attachment.edit(plan, values)
+
+
+class Broken(ToyAttachment):
+    """An attachment that is correct until a subclass overrides something.
+
+    Attributes:
+        memory: What it remembers, longer than it is attached.
+        proceed: Executes a plan rightly.
+    """
+
+    execution_type = BrokenExecution
+    proceed: Callable[[Plan, Values], Values]
 
     def __init__(self, driver: Sabotaged, session: Session) -> None:
+        self.memory = driver.memory
         super().__init__(driver, session)
-        view: Any = View(session, driver)
+        view: Any = View(session, self)
         self.session = view
 
-    def detach(self) -> None:
-        self.driver.detach(self, super().detach)
+    def see_open(self, session: Session) -> Callable[..., OpContext]:
+        return partial(self.open, session)
 
-    def coverage(self) -> Sequence[CoverageGap]:
-        return self.driver.coverage(super().coverage())
+    def open(self, session: Session, site: Site, *args: Any, **kwargs: Any) -> OpContext:
+        context = session.open(site, *args, **kwargs)
+        self.opened(context)
+        return context
 
-    def dispatch(self, op: toy.Op, arguments: list[Any]) -> Outputs:
-        return self.driver.dispatch(self, super().dispatch, op, arguments)
+    def opened(self, context: OpContext) -> None:
+        """Do nothing; a wrong attachment overrides this."""
 
-    def vanilla_dispatch(self, op: toy.Op, arguments: list[Any]) -> Outputs:
-        return self._original(op, arguments)
+    def dispatch(self, op: toy.Op, arguments: Values) -> tuple[Any, ...]:
+        if self.is_overlooked(op, arguments):
+            return self.plain(op, arguments)
+        return super().dispatch(op, arguments)
 
-    def _analyse(self, op: toy.Op, arguments: list[Any], key: Any) -> Outputs:
-        return self.driver.analyse(self, super()._analyse, op, arguments, key)
+    def plain(self, op: toy.Op, arguments: Values) -> tuple[Any, ...]:
+        return tuple(self.vanilla["dispatch"](op, arguments))
 
-    def _fold(self, plan: Plan, values: Sequence[Any]) -> list[Any]:
-        if not plan.steps:
-            return list(values)
-        return self.driver.fold(super()._fold, plan, list(values))
+    def is_overlooked(self, op: toy.Op, arguments: Values) -> bool:
+        return False
+
+    def plan(self, analysed: Callable[[], Plan], *where: Any) -> Plan:
+        return analysed()
+
+    def edit(self, plan: Plan, values: Values) -> Values:
+        if plan.steps[0].action.kind.point is IPoint.AFTER_FORWARD:
+            return self.edit_outputs(plan, values)
+        return self.edit_inputs(plan, values)
+
+    def edit_inputs(self, plan: Plan, values: Values) -> Values:
+        return self.proceed(plan, values)
+
+    def edit_outputs(self, plan: Plan, values: Values) -> Values:
+        return self.proceed(plan, values)
+
+    def records_of(self, op: toy.Op) -> list[OpRecord]:
+        return [record for record in self.records.values() if record.site.op_type == op.name]
+
+    def forget(self) -> None:
+        for context in self.session.contexts():
+            self.session.forget(context)
+        self.records.clear()
 
 
 class Sabotaged(ToyDriver):
-    """The toy driver, correct until a subclass overrides something."""
+    """The toy driver, correct until a subclass overrides something, with such an attachment."""
 
-    capabilities: ClassVar[frozenset[str]] = CAPABILITIES
+    declared: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self) -> None:
-        super().__init__(capabilities=self.capabilities)
+    def __init__(self, attachment_type: type[Broken] = Broken) -> None:
+        super().__init__()
+        self.info = dataclasses.replace(self.info, **self.declared)
+        self.attachment_type = attachment_type
         self.memory: dict[Any, Any] = {}
 
-    @hookimpl
-    def amanda_attach(self, session: Session) -> ToyAttachment | None:
-        self.before_attach(session)
-        if not self.attachments:
-            self._replace()
-        attachment = SabotagedAttachment(self, session)
-        self.attachments[attachment.thread] = attachment
-        return attachment
 
-    # What subclasses override.
-
-    def before_attach(self, session: Session) -> None:
-        """Do nothing; a wrong driver overrides this."""
-
-    def is_enabled(self, session: Session) -> bool:
-        return session.enabled
-
-    def is_caching(self, session: Session) -> bool:
-        return session.caching
-
-    def epoch_of(self, session: Session) -> int:
-        return session.epoch
-
-    def open(self, session: Session, site: Any, *args: Any, **kwargs: Any) -> OpContext:
-        return session.open(self.site(site), *args, **kwargs)
-
-    def site(self, site: Any) -> Any:
-        return site
-
-    def detach(self, attachment: SabotagedAttachment, proceed: Callable[[], None]) -> None:
-        proceed()
-
-    def coverage(self, found: Sequence[CoverageGap]) -> Sequence[CoverageGap]:
-        return found
-
-    def dispatch(
-        self,
-        attachment: SabotagedAttachment,
-        proceed: Callable[..., Outputs],
-        op: toy.Op,
-        arguments: list[Any],
-    ) -> Outputs:
-        if self.is_overlooked(attachment, op, arguments):
-            return attachment.vanilla_dispatch(op, arguments)
-        return proceed(op, arguments)
-
-    def is_overlooked(
-        self, attachment: SabotagedAttachment, op: toy.Op, arguments: list[Any]
-    ) -> bool:
-        return False
-
-    def analyse(
-        self,
-        attachment: SabotagedAttachment,
-        proceed: Callable[..., Outputs],
-        op: toy.Op,
-        arguments: list[Any],
-        key: Any,
-    ) -> Outputs:
-        return proceed(op, arguments, self.key(key))
-
-    def key(self, key: Any) -> Any:
-        return key
-
-    def fold(self, proceed: Callable[..., list[Any]], plan: Plan, values: list[Any]) -> list[Any]:
-        if plan.steps[0].action.kind.point is IPoint.AFTER_FORWARD:
-            return self.fold_after(proceed, plan, values)
-        return self.fold_before(proceed, plan, values)
-
-    def fold_before(
-        self, proceed: Callable[..., list[Any]], plan: Plan, values: list[Any]
-    ) -> list[Any]:
-        return proceed(plan, values)
-
-    def fold_after(
-        self, proceed: Callable[..., list[Any]], plan: Plan, values: list[Any]
-    ) -> list[Any]:
-        return proceed(plan, values)
-
-
-def is_parameter(value: toy.Value) -> bool:
-    return value.edge is not None and value.edge[0].name == "AccumulateGrad"
-
-
-def plans_of(attachment: SabotagedAttachment, op: toy.Op) -> list[Planned]:
-    return [plan for plan in attachment.planned.values() if plan.context.op_type == op.name]
-
-
-def forget(attachment: SabotagedAttachment) -> None:
-    for context in attachment.session.contexts():
-        attachment.session.forget(context)
-    attachment.planned.clear()
+def broken_driver(wrong: type[Broken] | type[Sabotaged]) -> Sabotaged:
+    """Return a driver that makes one mistake."""
+    return wrong() if issubclass(wrong, Sabotaged) else Sabotaged(wrong)
 
 
 # Identity.
 
 
-class MissesOperatorsInModules(Sabotaged):
-    def is_overlooked(self, attachment: Any, op: toy.Op, arguments: Any) -> bool:
+class MissesOperatorsInModules(Broken):
+    def is_overlooked(self, op: toy.Op, arguments: Values) -> bool:
         return bool(toy.scope_path())
 
 
-class SkipsLaterRoundsOfALoop(Sabotaged):
-    def dispatch(self, attachment: Any, proceed: Any, op: toy.Op, arguments: Any) -> Outputs:
+class SkipsLaterRoundsOfALoop(Broken):
+    def dispatch(self, op: toy.Op, arguments: Values) -> tuple[Any, ...]:
         # Where each value came from. The values are kept, or a later one could get their id.
         here = toy_driver._call_site()[:2]
         places = {here}.union(*(self.memory.get(id(a), ((), None))[0] for a in arguments))
-        if any(here in self.memory.get(id(a), ((), None))[0] for a in arguments):
-            outputs: Outputs = attachment.vanilla_dispatch(op, arguments)
-        else:
-            outputs = proceed(op, arguments)
+        is_later = any(here in self.memory.get(id(a), ((), None))[0] for a in arguments)
+        outputs = (self.plain if is_later else super().dispatch)(op, arguments)
         self.memory.update((id(output), (places, output)) for output in outputs)
         return outputs
 
 
-class NumbersExecutionsWithoutTheCache(Sabotaged):
-    def analyse(
-        self, attachment: SabotagedAttachment, proceed: Any, op: toy.Op, arguments: Any, key: Any
-    ) -> Outputs:
-        if not attachment.session.caching:
-            self.memory["count"] = self.memory.get("count", 0) + 1
-            key = (*key[:3], -self.memory["count"], key[4])
-        outputs: Outputs = proceed(op, arguments, key)
-        return outputs
+class NumbersExecutionsWithoutTheCache(Broken):
+    def site_key(self, op: toy.Op) -> tuple[Any, ...]:
+        self.memory["count"] = self.memory.get("count", 0) + 1
+        return (*super().site_key(op), 0 if self.session.caching else self.memory["count"])
 
 
-class TellsOpsApartByNameOnly(Sabotaged):
-    def key(self, key: Any) -> Any:
-        path, name, _, _, line = key
-        return path, name, "", 0, line
+class TellsOpsApartByNameOnly(Broken):
+    def site_key(self, op: toy.Op) -> tuple[Any, ...]:
+        return super().site_key(op)[:2]
 
 
-class SeesTheFirstReaderOnly(Sabotaged):
-    def is_overlooked(self, attachment: Any, op: toy.Op, arguments: list[Any]) -> bool:
-        made = [value for value in arguments if value.edge and not is_parameter(value)]
+class SeesTheFirstReaderOnly(Broken):
+    def is_overlooked(self, op: toy.Op, arguments: Values) -> bool:
+        made = [value for value in arguments if value.edge and not value.is_parameter]
         # The values are kept, or a later one could get the id of an earlier one.
         read = any(id(value) in self.memory for value in made)
         self.memory.update((id(value), value) for value in made)
         return read
 
 
-class RoundsWhatIsWatched(Sabotaged):
-    def dispatch(self, attachment: Any, proceed: Any, op: toy.Op, arguments: Any) -> Outputs:
-        outputs = super().dispatch(attachment, proceed, op, arguments)
-        if all(plan.is_empty for plan in plans_of(attachment, op)):
+class RoundsWhatIsWatched(Broken):
+    def dispatch(self, op: toy.Op, arguments: Values) -> tuple[Any, ...]:
+        outputs = super().dispatch(op, arguments)
+        if all(record.is_idle(self.session) for record in self.records_of(op)):
             for output in outputs:
                 output.data *= 1 + 1e-15
         return outputs
 
 
-class RoundsWhatRoutinesReturn(Sabotaged):
-    def fold_before(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
-        folded: list[Any] = proceed(plan, values)
-        return [toy.Value(v.data * (1 + 1e-15), v.edge, name=v.name) for v in folded]
+class RoundsWhatRoutinesReturn(Broken):
+    def edit_inputs(self, plan: Plan, values: Values) -> Values:
+        edited = self.proceed(plan, values)
+        return [toy.Value(v.data * (1 + 1e-15), v.edge, name=v.name) for v in edited]
 
 
 # Edits.
 
 
-class EditsInputsOnTheFirstRunOnly(Sabotaged):
-    def fold_before(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
-        folded: list[Any] = proceed(plan, values)
+class EditsInputsOnTheFirstRunOnly(Broken):
+    def edit_inputs(self, plan: Plan, values: Values) -> Values:
+        edited = self.proceed(plan, values)
         is_first = self.memory.setdefault(id(plan), (plan, values))[1] is values
-        return folded if is_first else values
+        return edited if is_first else values
 
 
-class EditsOnlyWhatOtherOpsRead(Sabotaged):
-    def fold_after(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
-        folded: list[Any] = proceed(plan, values)
+class EditsOnlyWhatOtherOpsRead(Broken):
+    def edit_outputs(self, plan: Plan, values: Values) -> Values:
+        edited = self.proceed(plan, values)
         # The last op of all models that are edited here.
-        return values if plan.steps[0]._context.op_type == "relu" else folded
+        return values if plan.steps[0]._context.op_type == "relu" else edited
 
 
-class LooksForOutputEditsOnlyBehindTheOp(Sabotaged):
-    def fold_after(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
+class LooksForOutputEditsOnlyBehindTheOp(Broken):
+    def edit_outputs(self, plan: Plan, values: Values) -> Values:
         def looks_behind(tool: Tool) -> bool:
             return bool(tool._amanda.routines[IPoint.AFTER_FORWARD])
 
         if any(looks_behind(step.action.tool) for step in plan):
             plan = Plan([step for step in plan if looks_behind(step.action.tool)])
-        folded: list[Any] = proceed(plan, values)
-        return folded
+        return self.proceed(plan, values)
 
 
-class ComputesOutputsOnTheOldInputs(Sabotaged):
-    def dispatch(self, attachment: Any, proceed: Any, op: toy.Op, arguments: Any) -> Outputs:
-        self.memory["vanilla"] = lambda: attachment.vanilla_dispatch(op, arguments)
-        return super().dispatch(attachment, proceed, op, arguments)
+class ComputesOutputsOnTheOldInputs(Broken):
+    def dispatch(self, op: toy.Op, arguments: Values) -> tuple[Any, ...]:
+        self.memory["plain"] = partial(self.plain, op, arguments)
+        return super().dispatch(op, arguments)
 
-    def fold_after(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
-        shown = list(self.memory["vanilla"]())
-        folded = proceed(plan, shown)
-        return [v if f is s else f for v, s, f in zip(values, shown, folded, strict=True)]
+    def edit_outputs(self, plan: Plan, values: Values) -> Values:
+        shown = list(self.memory["plain"]())
+        edited = self.proceed(plan, shown)
+        return [v if e is s else e for v, s, e in zip(values, shown, edited, strict=True)]
 
 
-class SortsPositions(Sabotaged):
-    def fold_before(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
+class SortsPositions(Broken):
+    def edit_inputs(self, plan: Plan, values: Values) -> Values:
         for step in plan:
             asked = step.action.positions or ()
             turn = -1 if list(asked) != sorted(asked) else 1
-            values = proceed(Plan([step]), values[::turn])[::turn]
+            values = self.proceed(Plan([step]), values[::turn])[::turn]
         return values
 
 
-class GivesTheFirstInputOnly(Sabotaged):
-    def fold_before(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
+class GivesTheFirstInputOnly(Broken):
+    def edit_inputs(self, plan: Plan, values: Values) -> Values:
         for step in plan:
             given = 1 if step.action.positions is None else len(values)
-            values = [*proceed(Plan([step]), values[:given]), *values[given:]]
+            values = [*self.proceed(Plan([step]), values[:given]), *values[given:]]
         return values
 
 
-class EditsInPlace(Sabotaged):
-    def fold_before(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
-        folded: list[Any] = proceed(plan, values)
-        for old, new in zip(values, folded, strict=True):
-            if not is_parameter(old):
+class EditsInPlace(Broken):
+    def edit_inputs(self, plan: Plan, values: Values) -> Values:
+        edited = self.proceed(plan, values)
+        for old, new in zip(values, edited, strict=True):
+            if self.is_written(old):
                 old.data = new.data
-        return folded
+        return edited
+
+    def is_written(self, value: toy.Value) -> bool:
+        return not value.is_parameter
 
 
-class EditsParametersInPlace(Sabotaged):
-    def fold_before(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
-        folded: list[Any] = proceed(plan, values)
-        for old, new in zip(values, folded, strict=True):
-            if is_parameter(old):
-                old.data = new.data
-        return folded
+class EditsParametersInPlace(EditsInPlace):
+    def is_written(self, value: toy.Value) -> bool:
+        return value.is_parameter
 
 
-class RunsEachRoutineOnTheOriginal(Sabotaged):
-    def fold_before(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
-        folded = values
-        for step in plan:
-            folded = proceed(Plan([step]), values)
-        return folded
+class RunsEachRoutineOnTheOriginal(Broken):
+    def edit_inputs(self, plan: Plan, values: Values) -> Values:
+        return [self.proceed(Plan([step]), values) for step in plan][-1]
 
 
-class RunsDependenciesLast(Sabotaged):
-    def fold_after(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
+class RunsDependenciesLast(Broken):
+    def edit_outputs(self, plan: Plan, values: Values) -> Values:
         steps = sorted(plan, key=lambda step: not step.action.tool._amanda.dependencies)
-        folded: list[Any] = proceed(Plan(steps), values)
-        return folded
+        return self.proceed(Plan(steps), values)
 
 
-class RemembersWhatRoutinesMade(Sabotaged):
-    def fold_after(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
-        if plan not in self.memory:
-            self.memory[plan] = proceed(plan, values)
-        made: list[Any] = self.memory[plan]
+class RemembersWhatRoutinesMade(Broken):
+    def edit_outputs(self, plan: Plan, values: Values) -> Values:
+        made: Values = self.memory.get(plan) or self.proceed(plan, values)
+        self.memory[plan] = made
         return made
 
 
-class SwallowsWrongResults(Sabotaged):
-    def fold_before(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
+class SwallowsWrongResults(Broken):
+    def edit_inputs(self, plan: Plan, values: Values) -> Values:
         try:
-            folded: list[Any] = proceed(plan, values)
+            return self.proceed(plan, values)
         except RoutineResultError:
             return values
-        return folded
 
 
-class SwallowsWrongPositions(Sabotaged):
-    def dispatch(self, attachment: Any, proceed: Any, op: toy.Op, arguments: Any) -> Outputs:
+class SwallowsWrongPositions(Broken):
+    def dispatch(self, op: toy.Op, arguments: Values) -> tuple[Any, ...]:
         try:
-            outputs: Outputs = proceed(op, arguments)
+            return super().dispatch(op, arguments)
         except PositionError:
-            outputs = attachment.vanilla_dispatch(op, arguments)
-        return outputs
+            return self.plain(op, arguments)
 
 
 # Analysis.
 
 
-class HasACacheOfSevenExecutions(Sabotaged):
-    def dispatch(self, attachment: SabotagedAttachment, *args: Any) -> Outputs:
-        outputs = super().dispatch(attachment, *args)
-        self.memory["count"] = self.memory.get("count", 0) + attachment.session.caching
+class HasACacheOfSevenExecutions(Broken):
+    def dispatch(self, op: toy.Op, arguments: Values) -> tuple[Any, ...]:
+        outputs = super().dispatch(op, arguments)
+        self.memory["count"] = self.memory.get("count", 0) + self.session.caching
         if self.memory["count"] == 7:
-            forget(attachment)
+            self.forget()
         return outputs
 
 
-class AlwaysCaches(Sabotaged):
-    def is_caching(self, session: Session) -> bool:
+class AlwaysCaches(Broken):
+    def see_caching(self, session: Session) -> bool:
         return True
 
 
-class AsksForTheCacheOnce(Sabotaged):
-    def before_attach(self, session: Session) -> None:
-        self.memory["caching"] = session.caching
+class AsksForTheCacheOnce(Broken):
+    def __init__(self, driver: Sabotaged, session: Session) -> None:
+        super().__init__(driver, session)
+        self.was_caching = session.caching
 
-    def dispatch(self, attachment: SabotagedAttachment, *args: Any) -> Outputs:
-        outputs = super().dispatch(attachment, *args)
-        if not self.memory["caching"]:
-            forget(attachment)
+    def dispatch(self, op: toy.Op, arguments: Values) -> tuple[Any, ...]:
+        outputs = super().dispatch(op, arguments)
+        if not self.was_caching:
+            self.forget()
         return outputs
 
 
-class KeepsPlansWithoutTheCache(Sabotaged):
-    def dispatch(self, attachment: SabotagedAttachment, *args: Any) -> Outputs:
-        self.memory["caching"] = attachment.session.caching
-        return super().dispatch(attachment, *args)
-
-    def fold_after(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
-        if not self.memory["caching"]:
+class KeepsPlansWithoutTheCache(Broken):
+    def edit_outputs(self, plan: Plan, values: Values) -> Values:
+        if not self.session.caching:
             plan = self.memory.setdefault(plan.steps[0]._context, plan)
-        folded: list[Any] = proceed(plan, values)
-        return folded
+        return self.proceed(plan, values)
 
 
-class WatchesRegistrationsOnly(Sabotaged):
-    def epoch_of(self, session: Session) -> int:
+class CachesPlans(Broken):
+    """Is correct, too: for mistakes of drivers that keep plans as long as the epoch they see."""
+
+    def plan(self, analysed: Callable[[], Plan], *where: Any) -> Plan:
+        plan: Plan | None
+        epoch, plan = self.memory.get(where, (0, None))
+        if plan is None or epoch != self.session.epoch or not self.session.caching:
+            plan = analysed()
+            self.memory[where] = self.session.epoch, plan
+        return plan
+
+
+class WatchesRegistrationsOnly(CachesPlans):
+    def see_epoch(self, session: Session) -> int:
         tools = tuple(
             (tool._amanda.serial, *map(len, tool._amanda.routines.values()))
             for tool in session.tools
         )
-        number: int = self.memory.setdefault(tools, len(self.memory))
+        number: int = self.memory.setdefault(tools, len(self.memory) + 1)
         return number
 
 
-class NeverLooksAgainWhereNothingWasAsked(Sabotaged):
-    def is_overlooked(self, attachment: Any, op: toy.Op, arguments: Any) -> bool:
-        session = attachment.session
-        if not session.caching or self.memory.setdefault("tools", session.tools) != session.tools:
+class NeverLooksAgainWhereNothingWasAsked(Broken):
+    def is_overlooked(self, op: toy.Op, arguments: Values) -> bool:
+        session, memory = self.session, self.memory
+        if not session.caching or memory.setdefault("tools", session.tools) != session.tools:
             return False
-        planned = plans_of(attachment, op)
-        return bool(planned) and all(plan.is_empty for plan in planned)
+        known = self.records_of(op)
+        return bool(known) and all(record in memory for record in known)
+
+    def execute(self, record: OpRecord, *called: Any) -> tuple[Any, ...]:
+        outputs = super().execute(record, *called)
+        if record.is_idle(self.session):
+            self.memory[record] = True
+        return outputs
 
 
-class StartsAnew(Sabotaged):
-    def before_attach(self, session: Session) -> None:
-        session.persistent("toy.planned", dict).clear()
-        for context in session.contexts():
-            session.forget(context)
+class StartsAnew(Broken):
+    def __init__(self, driver: Sabotaged, session: Session) -> None:
+        super().__init__(driver, session)
+        self.forget()
 
 
-class FillsOutputsEarly(Sabotaged):
-    def open(self, *args: Any, **kwargs: Any) -> OpContext:
-        context = super().open(*args, **kwargs)
+class FillsOutputsEarly(Broken):
+    def opened(self, context: OpContext) -> None:
         context.fill(outputs=[toy.Value(0.0)])
-        return context
 
 
 # Control.
 
 
-class IgnoresDisabledOnceItHasBegun(Sabotaged):
-    def is_enabled(self, session: Session) -> bool:
+class IgnoresDisabledOnceItHasBegun(Broken):
+    def see_enabled(self, session: Session) -> bool:
         if session.enabled:
             self.memory["begun"] = True
         return "begun" in self.memory and not session.closed and not THREAD.control.routine_depth
 
 
-class GivesUpOnOpsThatRanDisabledFirst(Sabotaged):
-    def is_overlooked(self, attachment: Any, op: toy.Op, arguments: Any) -> bool:
-        return not self.memory.setdefault(op.name, attachment.session.enabled)
+class GivesUpOnOpsThatRanDisabledFirst(Broken):
+    def is_overlooked(self, op: toy.Op, arguments: Values) -> bool:
+        return not self.memory.setdefault(op.name, self.session.enabled)
 
 
-class KeepsNestedToolsThatWereLeft(Sabotaged):
-    def epoch_of(self, session: Session) -> int:
+class KeepsNestedToolsThatWereLeft(CachesPlans):
+    def see_epoch(self, session: Session) -> int:
         most: tuple[Tool, ...] = self.memory.get("tools", ())
         if session.tools == most or session.tools != most[: len(session.tools)]:
             self.memory.update(tools=session.tools, epoch=session.epoch)
@@ -462,10 +402,11 @@ class KeepsNestedToolsThatWereLeft(Sabotaged):
         return epoch
 
 
-class LooksAtTheNewestToolOnly(Sabotaged):
-    def epoch_of(self, session: Session) -> int:
+class LooksAtTheNewestToolOnly(CachesPlans):
+    def see_epoch(self, session: Session) -> int:
         newest = session.tools[-1]._amanda
-        number: int = self.memory.setdefault((newest.serial, newest.generation), len(self.memory))
+        key = newest.serial, newest.generation
+        number: int = self.memory.setdefault(key, len(self.memory) + 1)
         return number
 
 
@@ -477,153 +418,155 @@ class AttachesOnce(Sabotaged):
             self.memory["first"] = attachment = super().amanda_attach(session)
             return attachment
         # For other tools than the first: no new attachment.
-        self._replace()
-        self.attachments[first.thread] = first
+        self.interception.attach(first)
         return first
 
 
-class OverlooksNewModels(Sabotaged):
-    def before_attach(self, session: Session) -> None:
-        self.memory["parameter"] = vanilla = toy.parameter
+class OverlooksNewModels(Broken):
+    def __init__(self, driver: Sabotaged, session: Session) -> None:
+        super().__init__(driver, session)
+        self.parameter = vanilla = toy.parameter
         toy.parameter = lambda data, name="": vanilla(data, "new")
 
-    def detach(self, attachment: SabotagedAttachment, proceed: Callable[[], None]) -> None:
-        toy.parameter = self.memory["parameter"]
-        proceed()
+    def detach(self) -> None:
+        toy.parameter = self.parameter
+        super().detach()
 
-    def is_overlooked(self, attachment: Any, op: toy.Op, arguments: Any) -> bool:
+    def is_overlooked(self, op: toy.Op, arguments: Values) -> bool:
         return any(value.name == "new" for value in arguments)
 
 
-class InstrumentsRoutines(Sabotaged):
-    def is_enabled(self, session: Session) -> bool:
+class InstrumentsRoutines(Broken):
+    def see_enabled(self, session: Session) -> bool:
         return session.control.enabled and not session.closed
 
 
 class InstrumentsAllThreads(Sabotaged):
-    def _routed(self, name: str) -> Callable[..., Any]:
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            attachment = next(iter(self.attachments.values()))
-            return getattr(attachment, name)(*args, **kwargs)
+    class Everywhere(Broken):
+        def see_enabled(self, session: Session) -> bool:
+            here = threading.current_thread() is threading.main_thread()
+            return session.enabled if here else session.control.enabled
 
-        return replacement
+    class Attached(dict[int, Any]):
+        def get(self, thread: int, default: Any = None) -> Any:
+            return next(iter(self.values()), default)
 
-    def is_enabled(self, session: Session) -> bool:
-        here = threading.current_thread() is threading.main_thread()
-        return session.enabled if here else session.control.enabled
+    def __init__(self) -> None:
+        super().__init__(self.Everywhere)
+        self.interception.attached = self.Attached()
 
 
 # Exceptions.
 
 
-class DropsTheNotes(Sabotaged):
-    def fold_before(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
+class DropsTheNotes(Broken):
+    def edit_inputs(self, plan: Plan, values: Values) -> Values:
         try:
-            folded: list[Any] = proceed(plan, values)
+            return self.proceed(plan, values)
         except Exception as error:
             vars(error).pop("__notes__", None)
             raise
-        return folded
 
 
-class EndsWithTheFirstException(Sabotaged):
-    def fold(self, *args: Any) -> list[Any]:
+class RemembersExceptions(Broken):
+    """Is correct, too: for mistakes that only come after an exception."""
+
+    def edit(self, plan: Plan, values: Values) -> Values:
         try:
-            return super().fold(*args)
+            return super().edit(plan, values)
         except Exception:
             self.memory["over"] = True
             raise
 
-    def is_overlooked(self, attachment: Any, op: toy.Op, arguments: Any) -> bool:
+
+class EndsWithTheFirstException(RemembersExceptions):
+    def is_overlooked(self, op: toy.Op, arguments: Values) -> bool:
         return "over" in self.memory
 
 
-class CachesFailedAnalyses(Sabotaged):
-    def analyse(
-        self, attachment: SabotagedAttachment, proceed: Any, op: toy.Op, arguments: Any, key: Any
-    ) -> Outputs:
+class CachesFailedAnalyses(Broken):
+    def execute(self, record: OpRecord, *called: Any) -> tuple[Any, ...]:
+        is_first = self.memory.setdefault(record, called) is called
         try:
-            outputs: Outputs = proceed(op, arguments, key)
+            return super().execute(record, *called)
         except Exception:
-            nothing: Any = Plan()
-            context: Any = None
-            epoch = attachment.session.epoch
-            attachment.planned[key] = Planned(epoch, context, nothing, nothing, nothing, nothing)
+            record.note(self.session, self.session.epoch, acts=not is_first)
             raise
+
+
+class StaysAfterAnException(RemembersExceptions):
+    def detach(self) -> None:
+        if "over" not in self.memory:
+            super().detach()
+
+
+class RestoresAfterErrorsOnly(Broken):
+    def execute(self, record: OpRecord, *called: Any) -> tuple[Any, ...]:
+        self.memory["inside"] = True
+        try:
+            outputs = super().execute(record, *called)
+        except Exception:
+            self.memory["inside"] = False
+            raise
+        self.memory["inside"] = False
         return outputs
 
-
-class StaysAfterAnException(EndsWithTheFirstException):
-    def is_overlooked(self, attachment: Any, op: toy.Op, arguments: Any) -> bool:
-        return False
-
-    def detach(self, attachment: SabotagedAttachment, proceed: Callable[[], None]) -> None:
-        if "over" not in self.memory:
-            proceed()
+    def is_overlooked(self, op: toy.Op, arguments: Values) -> bool:
+        return bool(self.memory.get("inside"))
 
 
 # Contexts.
 
 
-class NamesNothing(Sabotaged):
-    def site(self, site: Any) -> Any:
-        return dataclasses.replace(site, name="")
+class NamesNothing(Broken):
+    def open(self, session: Session, site: Site, *args: Any, **kwargs: Any) -> OpContext:
+        return super().open(session, dataclasses.replace(site, name=""), *args, **kwargs)
 
 
-class HasAModeOfItsOwn(Sabotaged):
-    def site(self, site: Any) -> Any:
-        return dataclasses.replace(site, namespace="toy/1.2.3/lazy")
+class HasAModeOfItsOwn(Broken):
+    def open(self, session: Session, site: Site, *args: Any, **kwargs: Any) -> OpContext:
+        site = dataclasses.replace(site, namespace="toy/1.2.3/lazy")
+        return super().open(session, site, *args, **kwargs)
 
 
 class HasWordsOfItsOwn(Sabotaged):
-    def __init__(self) -> None:
-        super().__init__()
-        words = {**self.info.vocabulary, "total": "grand_total"}
-        self.info = dataclasses.replace(self.info, vocabulary=words)
+    declared: ClassVar[Mapping[str, Any]] = {"vocabulary": {"total": "grand_total"}}
 
 
-class ClearsKeys(Sabotaged):
-    def open(self, *args: Any, **kwargs: Any) -> OpContext:
-        context = super().open(*args, **kwargs)
+class ClearsKeys(Broken):
+    def opened(self, context: OpContext) -> None:
         for key in [key for key in context if key not in ("type", "backward_type")]:
             del context[key]
-        return context
 
 
-class NeverReleases(Sabotaged):
-    def open(self, *args: Any, **kwargs: Any) -> OpContext:
-        context = super().open(*args, **kwargs)
+class NeverReleases(Broken):
+    def opened(self, context: OpContext) -> None:
         context.release = lambda: None  # type: ignore[method-assign]
-        return context
 
 
-class KnowsNoParameters(Sabotaged):
-    def open(self, session: Session, site: Any, *args: Any, **kwargs: Any) -> OpContext:
-        return super().open(session, site, *args, **{**kwargs, "constant": lambda value: None})
+class KnowsNoParameters(Broken):
+    def open(self, *args: Any, **kwargs: Any) -> OpContext:
+        return super().open(*args, **{**kwargs, "constant": lambda value: None})
 
 
 class ClaimsWhatNobodyKnows(Sabotaged):
-    capabilities: ClassVar[frozenset[str]] = CAPABILITIES | {"telepathy"}
+    declared: ClassVar[Mapping[str, Any]] = {"capabilities": CAPABILITIES | {"telepathy"}}
 
 
-class GivesNoReasons(Sabotaged):
-    def coverage(self, found: Sequence[CoverageGap]) -> Sequence[CoverageGap]:
-        return [CoverageGap(gap.what, "") for gap in found]
+class GivesNoReasons(Broken):
+    def coverage(self) -> Sequence[CoverageGap]:
+        return [CoverageGap(gap.what, "") for gap in super().coverage()]
 
 
-class LeavesAFunctionBehind(EndsWithTheFirstException):
-    def is_overlooked(self, attachment: Any, op: toy.Op, arguments: Any) -> bool:
-        return False
-
-    def detach(self, attachment: SabotagedAttachment, proceed: Callable[[], None]) -> None:
-        proceed()
+class LeavesAFunctionBehind(RemembersExceptions):
+    def detach(self) -> None:
+        super().detach()
         if "over" not in self.memory:
-            vanilla = toy.dispatch
-            toy.dispatch = lambda op, arguments: vanilla(op, arguments)
+            toy.dispatch = partial(toy.dispatch)
 
 
 #: Core test -> the driver that it must not let pass.
-BROKEN: Mapping[str, type[Sabotaged]] = {
+BROKEN: Mapping[str, type[Broken] | type[Sabotaged]] = {
     "test_each_op_is_seen_once_and_in_order": MissesOperatorsInModules,
     "test_a_loop_executes_its_ops_each_time": SkipsLaterRoundsOfALoop,
     "test_ids_stay_the_same_from_run_to_run": NumbersExecutionsWithoutTheCache,

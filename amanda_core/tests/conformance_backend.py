@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from amanda_core.testing import Backend, Gradients, Program, Value, toy, toy_driver
-from amanda_core.testing.toy_driver import REPLACED, ToyDriver
+from amanda_core.testing import Backend, Gradients, Program, Value
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import REPLACED, ToyDriver
 
 
 class ToyBackend(Backend):
@@ -21,8 +22,10 @@ class ToyBackend(Backend):
         "relu": toy.relu,
     }
 
+    plugin_type: type[ToyDriver] = ToyDriver
+
     def __init__(self, plugin: Any = None) -> None:
-        self.plugin = ToyDriver() if plugin is None else plugin
+        self.plugin = self.plugin_type() if plugin is None else plugin
 
     def from_python(self, value: Value, like: Any = None) -> Any:
         assert isinstance(value, float)
@@ -76,7 +79,7 @@ class ToyBackend(Backend):
         toy.update([], 0.0)
 
     def versions(self) -> Mapping[str, str]:
-        return {"toy": toy_driver.NAMESPACE.split("/")[1]}
+        return {"toy": toy.__version__}
 
     def found(self) -> Mapping[str, object]:
         return {name: getattr(toy, name) for name in REPLACED}

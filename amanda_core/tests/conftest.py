@@ -8,10 +8,9 @@ from typing import Any
 import importlib_metadata
 import pytest
 
-from amanda_core import discovery
-from amanda_core import installed as installation
-from amanda_core.testing import toy
-from amanda_core.testing.toy_driver import REPLACED, ToyDriver
+from amanda_core.plugins import discovery, installed as installation
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import REPLACED, ToyDriver
 
 
 class Installed:
@@ -42,4 +41,4 @@ def driver(installed: Installed) -> Iterator[ToyDriver]:
     discovery.register(plugin, "toy")
     yield plugin
     assert {name: getattr(toy, name) for name in REPLACED} == found
-    assert not plugin.attachments
+    assert not plugin.interception.attached

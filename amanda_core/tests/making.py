@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from amanda_core import OpContext, Session, Site, Tool, discovery
-from amanda_core.activation import Handle
-from amanda_core.framework_versions import FrameworkVersions
-from amanda_core.testing import toy
+from amanda_core import OpContext, Session, Site, Tool
+from amanda_core.driver_kit.framework_versions import FrameworkVersions
+from amanda_core.engine.activation import Handle
+from amanda_core.plugins import discovery
+from amanda_core.testing.toy import framework as toy
 
 #: A distribution that is there wherever the tests run, in place of a framework.
 PLUGGY = FrameworkVersions(

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amanda_core.testing import toy
+from amanda_core.testing.toy import framework as toy
 
 #: The toy framework, which is copied into the installation so that pytest is not needed.
-TESTING = Path(toy.__file__).parent
+TOY = Path(toy.__file__).parent
 
 PLUGIN = """
 import sys
@@ -27,7 +27,7 @@ _driver = None
 
 @hookimpl
 def amanda_driver_info():
-    return DriverInfo("toy", ("toyframe",), ("toy/*/eager",), frozenset({"gradients"}), api=2)
+    return DriverInfo("toy", ("toyframe",), ("toy/*/eager",), frozenset({"gradients"}), api=3)
 
 @hookimpl
 def amanda_preflight():
@@ -39,14 +39,14 @@ def amanda_attach(session):
     if "toyframe" not in sys.modules:
         return None
     if _driver is None:
-        from toyland.toy_driver import ToyDriver
+        from toyland.driver import ToyDriver
         _driver = ToyDriver()
     return _driver.amanda_attach(session)
 """
 
 FRAME = """
-from toyland import toy
-from toyland.toy import Value, add, mul, relu, scope
+from toyland import framework as toy
+from toyland.framework import Value, add, mul, relu, scope
 
 def update(*values):  # Looked up late: the driver replaces it.
     toy.update(*values)
@@ -168,10 +168,10 @@ class Site:
         land = self.path / "toyland"
         land.mkdir()
         (land / "__init__.py").write_text("")
-        for name in ("toy.py", "toy_driver.py"):
-            text = (TESTING / name).read_text()
+        for name in ("framework.py", "driver.py", "driver.toml"):
+            text = (TOY / name).read_text()
             (land / name).write_text(
-                text.replace("from amanda_core.testing import", "from . import")
+                text.replace("from amanda_core.testing.toy import", "from . import")
             )
         (self.path / "toyframe.py").write_text(FRAME)
         (self.path / "toyplugin.py").write_text(PLUGIN)

@@ -14,7 +14,7 @@ from amanda_core.errors import (
     ReplacementConflictError,
     RoutineResultError,
 )
-from amanda_core.testing import toy
+from amanda_core.testing.toy import framework as toy
 
 from .making import Pruner, linear_model, session_of, tool
 

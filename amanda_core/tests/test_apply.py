@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda_core import OpContext, discovery, hookimpl
+from amanda_core import OpContext, hookimpl
 from amanda_core.errors import MissingDriverError, ReentryError, ToolError
-from amanda_core.testing import toy
-from amanda_core.testing.toy_driver import ToyDriver
+from amanda_core.plugins import discovery
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import ToyDriver
 
 from .making import Named, session_of, tool
 

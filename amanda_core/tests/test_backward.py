@@ -8,9 +8,9 @@ import pytest
 
 import amanda
 from amanda_core import OpContext
+from amanda_core.engine.session import Session
 from amanda_core.errors import AmandaWarning
-from amanda_core.session import Session
-from amanda_core.testing import toy
+from amanda_core.testing.toy import framework as toy
 
 from .making import session_of, tool
 
@@ -268,7 +268,7 @@ def test_backward_after_leaving_runs_no_routine_and_warns_once() -> None:
     x, w = toy.parameter(2.0), toy.parameter(3.0)
     with amanda.apply(counting):
         y = toy.relu(toy.linear(x, w))
-    with pytest.warns(AmandaWarning, match="after the tools were left") as warned:
+    with pytest.warns(AmandaWarning, match="after `apply` has ended") as warned:
         toy.backward(y)
     assert len(warned) == 1
     assert calls == []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amanda_core.identity import call_offset, call_offsets
+from amanda_core.identity.identity import call_offset, call_offsets
 
 
 class Noting:

@@ -9,9 +9,8 @@ import pytest
 
 import amanda
 from amanda_core import DriverInfo, IPoint, OpContext
-from amanda_core.cli import drivers as drivers_command
 from amanda_core.errors import LateActionError, UnsupportedError
-from amanda_core.testing.toy_driver import CAPABILITIES, ToyDriver
+from amanda_core.testing.toy.driver import CAPABILITIES, ToyDriver
 
 from .making import session_of, site, tool
 
@@ -49,7 +48,7 @@ def ask(capabilities: frozenset[str], action: Ask, point: IPoint, mode: str = MO
     everywhere = {"graph": capabilities, "eager": CAPABILITIES}
     with amanda.apply(asked) as handle:
         session = session_of(handle)
-        session.declare(DriverInfo("flow", ("flow",), ("flow/*/*",), everywhere, api=2))
+        session.declare(DriverInfo("flow", ("flow",), ("flow/*/*",), everywhere, api=3))
         place = site(namespace=mode)
         context = session.open(place, None, None if point.is_backward else [1.0])
         if point.is_backward:
@@ -62,7 +61,7 @@ def test_a_selection_by_calls_names_a_mode_that_tells_of_none() -> None:
     with amanda.apply(selected) as handle:
         session = session_of(handle)
         everywhere = {"graph": frozenset[str](), "eager": CAPABILITIES}
-        session.declare(DriverInfo("flow", ("flow",), ("flow/*/*",), everywhere, api=2))
+        session.declare(DriverInfo("flow", ("flow",), ("flow/*/*",), everywhere, api=3))
         session.open(site(namespace="flow/1.0/eager"), None, [1.0]).trigger_callback(
             IPoint.BEFORE_FORWARD
         )
@@ -121,12 +120,6 @@ def test_capabilities_of_all_modes_are_those_of_any() -> None:
     assert info.capabilities_in("") == {"replace", "staged"}
     assert info.capabilities_in("graph") == {"staged"}
     assert ToyDriver(capabilities=frozenset({"staged"})).info.capabilities_in("any") == {"staged"}
-
-
-def test_the_command_lists_them_by_mode() -> None:
-    by_mode = {"eager": frozenset({"replace"}), "graph": frozenset({"staged"})}
-    listed = drivers_command._by_mode(ToyDriver(capabilities=by_mode).info)
-    assert listed == {"eager": ["replace"], "graph": ["staged"]}
 
 
 def test_a_request_that_was_refused_leaves_no_plan() -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import amanda
-from amanda_core import discovery
 from amanda_core.cli import app, main
-from amanda_core.testing.toy_driver import CAPABILITIES, ToyDriver
+from amanda_core.plugins import discovery
+from amanda_core.testing.toy.driver import CAPABILITIES, ToyDriver
 
 from .conftest import Installed
 from .making import DISTRIBUTION, Point
@@ -135,7 +137,7 @@ def test_tools_are_listed_with_where_they_come_from(
     ]
     assert set(found[0]) == {
         *("name", "reference", "status", "distribution", "version", "factory", "about"),
-        *("error", "fix"),
+        *("error", "fix", "works_on"),
     }
     assert found[0]["error"] is None
     assert found[4]["error"] == (
@@ -148,6 +150,25 @@ def test_tools_are_listed_with_where_they_come_from(
     assert (name, status, distribution, version) == ("noting", "ok", "amanda-driver-toy", "0.4")
     assert " ".join(about) == found[0]["about"] == "Notes things."
     assert "libtoy.so is missing" in out
+
+
+class Somewhere(Noting):
+    """Notes things somewhere."""
+
+    works_on = ("toy/*/eager",)
+
+
+def test_where_tools_work_is_a_column_if_one_says_it(
+    installed: Installed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed.points += [point("noting", Noting), point("somewhere", Somewhere)]
+    assert call("tools", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [tool["works_on"] for tool in found] == [[], ["toy/*/eager"]]
+    assert call("tools") == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert "works on" in head
+    assert [row.split()[2:4] for row in rows[:2]] == [["all", "Notes"], ["toy", "eager"]]
 
 
 def test_no_tools_at_all(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,13 +252,20 @@ def test_drivers_are_listed_with_what_they_can_do(
     assert (off["status"], off["error"]) == ("blocked", None)
     assert call("drivers") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split(maxsplit=5)[:5] == [
-        "toy",
-        "ok",
-        "amanda-driver-toy",
-        "0.4",
-        "toy/*/eager",
-    ]
+    toy_row = lines[1].split()
+    assert toy_row[:2] == ["toy", "ok"]
+    assert toy_row[-3:] == ["toy/*/eager", "amanda-driver-toy", "0.4"]
+
+
+def test_capabilities_are_listed_by_mode(
+    installed: Installed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_mode = {"eager": frozenset({"replace"}), "graph": frozenset({"staged"})}
+    driver = ToyDriver(capabilities=by_mode)
+    installed.points.append(point("toy", driver, discovery.DRIVER_GROUP))
+    assert call("drivers", "--json") == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed["by_mode"] == {"eager": ["replace"], "graph": ["staged"]}
 
 
 def test_no_drivers_at_all(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,23 +363,54 @@ def test_main_ends_by_system_exit(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
-def test_on_a_terminal_tables_are_drawn(site: Site) -> None:
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_on_a_terminal_columns_that_matter_are_drawn(site: Site, width: int) -> None:
     pytest.importorskip("rich")
+    for command, headings in (
+        ("tools", ("tool", "status", "what it does")),
+        ("drivers", ("driver", "status", "interceptor", "capabilities")),
+        ("doctor", ("severity", "of", "finding", "fix")),
+    ):
+        drawn = drawn_by(site, command, width)
+        head = next(line for line in drawn.splitlines() if line.startswith("┃"))
+        shown = [cell.strip() for cell in head.strip("┃").split("┃")]
+        assert set(headings) <= set(shown)
+        assert all(len(line) <= width for line in drawn.splitlines())
+        if command == "tools":
+            assert " ".join(cells(drawn, "toy-tools/count", shown.index("what it does"))) == (
+                "Counts the executions of ops."
+            )
+
+
+def drawn_by(site: Site, command: str, width: int) -> str:
+    """Return what a command shows on a terminal of this width, without colours."""
     leader, follower = os.openpty()
-    try:
-        subprocess.run(
-            [sys.executable, "-m", "amanda", "tools"],
-            stdout=follower,
-            env=site.environment(COLUMNS="200"),
-            cwd=site.work,
-            check=True,
-        )
-        drawn = os.read(leader, 100_000).decode()
-    finally:
-        os.close(leader)
+    command_line = [sys.executable, "-m", "amanda", command]
+    environment = site.environment(COLUMNS=str(width))
+    with subprocess.Popen(command_line, stdout=follower, env=environment, cwd=site.work):
         os.close(follower)
-    assert "┃" in drawn
-    assert "Counts the executions of ops." in drawn
+        drawn = b""
+        with suppress(OSError):  # How Linux says that the terminal is closed.
+            while part := os.read(leader, 100_000):
+                drawn += part
+    os.close(leader)
+    return re.sub(r"\x1b\[[0-9;]*m", "", drawn.decode().replace("\r", ""))
+
+
+def cells(drawn: str, name: str, column: int) -> list[str]:
+    """Return the lines of a cell, in the row whose first cell is a name."""
+    rows = [
+        [cell.strip() for cell in line.strip("│").split("│")]
+        for line in drawn.splitlines()
+        if line.startswith("│")
+    ]
+    first = next(number for number, row in enumerate(rows) if row[0] == name)
+    found = [rows[first][column]]
+    for row in rows[first + 1 :]:
+        if row[0]:
+            break
+        found.append(row[column])
+    return found
 
 
 def test_the_exit_status_of_a_program_that_finds_no_driver(site: Site, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from amanda_core.cli import app
-from amanda_core.installed import COMMAND_GROUP
+from amanda_core.plugins.installed import COMMAND_GROUP
 
 from .conftest import Installed
 from .making import DISTRIBUTION, Point

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import amanda
-from amanda_core import discovery
 from amanda_core.config import Selecting, Setting, ToolSettings, factories, from_flags
 from amanda_core.errors import (
     AmandaError,
@@ -20,6 +19,7 @@ from amanda_core.errors import (
     SelectionError,
     UnknownToolError,
 )
+from amanda_core.plugins import discovery
 
 from .conftest import Installed
 from .making import Point
@@ -146,6 +146,14 @@ def test_what_cannot_be_made_is_told(text: str, kind: type[AmandaError], message
     assert caught.value.fix or "must be" in str(caught.value) or kind is SelectionError
 
 
+def test_each_tool_has_the_option_whole() -> None:
+    assert made("plain").whole is None
+    assert made("plain:whole=false").whole is False
+    assert made("prune:sparsity=0.5,whole=true").whole is True
+    with pytest.raises(OptionError, match="'whole' of tool 'plain' must be"):
+        made("plain:whole=some")
+
+
 def test_the_cause_is_chained() -> None:
     with pytest.raises(BrokenToolError) as caught:
         made("broken")
@@ -163,12 +171,11 @@ def test_a_mistake_in_a_file_names_its_line() -> None:
 
 
 def test_what_a_tool_raises_itself_names_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
+    def refuse(self: Prune, sparsity: float) -> None:
         raise MissingExtraError("This needs that", fix="Run: pip install that")
 
     monkeypatch.setattr(Prune, "__init__", refuse)
     settings = ToolSettings("prune", "f.toml:3", options={"sparsity": Setting(1, "f.toml:4")})
-    monkeypatch.setattr(factories, "_arguments", lambda *_: {})
     with pytest.raises(MissingExtraError, match="needs that") as caught:
         factories.make(settings)
     assert (caught.value.where, caught.value.fix) == (

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from amanda_core.config.convert import MismatchError, convert, expected
 from amanda_core.config.settings import Setting

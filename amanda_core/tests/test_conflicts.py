@@ -8,7 +8,7 @@ import amanda
 from amanda import Tool
 from amanda_core import OpContext
 from amanda_core.errors import ReplacementConflictError
-from amanda_core.testing import toy
+from amanda_core.testing.toy import framework as toy
 
 pytestmark = pytest.mark.usefixtures("driver")
 

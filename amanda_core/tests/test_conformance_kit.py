@@ -24,16 +24,23 @@ from amanda_core.testing import (
     evaluate,
     needs,
     source_of,
-    toy,
 )
-from amanda_core.testing.capabilities import needs_of
-from amanda_core.testing.conformance import suite_tests
-from amanda_core.testing.models import CORE_TYPES
-from amanda_core.testing.oracle import mapped, same
-from amanda_core.testing.toy_driver import CAPABILITIES as CAPABILITIES_OF_TOY
-from amanda_core.testing.toy_driver import REPLACED
+from amanda_core.testing.kit.capabilities import needs_of
+from amanda_core.testing.kit.conformance import suite_tests
+from amanda_core.testing.kit.models import CORE_TYPES
+from amanda_core.testing.kit.oracle import mapped, same
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import CAPABILITIES as CAPABILITIES_OF_TOY, REPLACED
 
-from .broken_drivers import BROKEN, Sabotaged
+from .broken_drivers import (
+    BROKEN,
+    Broken,
+    CachesPlans,
+    RemembersExceptions,
+    RestoresAfterErrorsOnly,
+    Sabotaged,
+    broken_driver,
+)
 from .conformance_backend import ToyBackend
 from .site import Site
 
@@ -71,9 +78,9 @@ def result_of(name: str, driver: Sabotaged) -> BaseException | None:
     return None
 
 
-def failures_of(driver: type[Sabotaged]) -> list[str]:
+def failures_of(driver: type[Broken] | type[Sabotaged]) -> list[str]:
     """Return the core tests that a driver fails."""
-    return [name for name in core_tests() if result_of(name, driver()) is not None]
+    return [name for name in core_tests() if result_of(name, broken_driver(driver)) is not None]
 
 
 def test_there_is_a_broken_driver_for_each_core_test() -> None:
@@ -81,13 +88,21 @@ def test_there_is_a_broken_driver_for_each_core_test() -> None:
     assert len(set(BROKEN.values())) == len(BROKEN)
 
 
-def test_the_scaffold_of_the_broken_drivers_is_right_by_itself() -> None:
-    assert failures_of(Sabotaged) == []
+@pytest.mark.parametrize("right", [Broken, CachesPlans, RemembersExceptions])
+def test_the_scaffold_of_the_broken_drivers_is_right_by_itself(right: type[Broken]) -> None:
+    assert failures_of(right) == []
 
 
 @pytest.mark.parametrize("name", sorted(BROKEN))
 def test_a_broken_driver_is_caught_by_exactly_its_test(name: str) -> None:
     assert failures_of(BROKEN[name]) == [name]
+
+
+def test_a_driver_that_only_errors_restore_is_caught_by_an_interruption() -> None:
+    assert failures_of(RestoresAfterErrorsOnly) == []
+    interrupted = "test_an_exception_at_a_sample_of_all_lines"
+    assert result_of(interrupted, broken_driver(RestoresAfterErrorsOnly)) is not None
+    assert result_of(interrupted, broken_driver(Broken)) is None
 
 
 # What is written about it.
@@ -232,7 +247,13 @@ def test_a_mark_names_a_known_capability() -> None:
 
 def test_each_capability_but_modes_has_a_test() -> None:
     groups = {needs_of(test).group for test in suite_tests().values()}
-    assert groups == {"core", "more operators", "optional programs", *CAPABILITIES} - {
+    assert groups == {
+        "core",
+        "more operators",
+        "interruptions",
+        "optional programs",
+        *CAPABILITIES,
+    } - {
         "eager",
         "graph",
     }
@@ -284,7 +305,14 @@ def test_a_driver_that_does_not_attach_after_the_import_is_caught(
     never = text.replace('if "toyframe" not in sys.modules:', "if True:")
     assert never != text
     plugin.write_text(text if attaches else never)
-    command = ["-W", "ignore", "-m", "amanda_core.testing.importing", str(file), "ToyframeBackend"]
+    command = [
+        "-W",
+        "ignore",
+        "-m",
+        "amanda_core.testing.kit.importing",
+        str(file),
+        "ToyframeBackend",
+    ]
     done = site.python(*command, stdin=json.dumps([str(site.path), *sys.path]))
     assert (done.returncode == 0) == attaches, done.stderr
     assert done.stdout == ("instrumented\n" if attaches else "")
@@ -309,7 +337,7 @@ class Untrue(ToyBackend):
     """A backend of a driver that fails one core test."""
 
     def __init__(self) -> None:
-        super().__init__(BROKEN["test_keys_persist"]())
+        super().__init__(broken_driver(BROKEN["test_keys_persist"]))
 
 
 @pytest.fixture(autouse=True)

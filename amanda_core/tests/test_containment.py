@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda_core import DRIVER_API, DriverInfo, Finding, OpContext, Session, discovery, hookimpl
+from amanda_core import DRIVER_API, DriverInfo, Finding, OpContext, Session, hookimpl
 from amanda_core.config import factories, from_flags
-from amanda_core.containment import described
-from amanda_core.driver import DriverStatus
 from amanda_core.errors import AmandaError, AmandaWarning, BrokenToolError, DriverError
-from amanda_core.installed import COMMAND_GROUP
-from amanda_core.preflight import preflight
-from amanda_core.testing import toy
-from amanda_core.testing.toy_driver import ToyAttachment, ToyDriver
-from amanda_core.warning_locations import warn
+from amanda_core.interface.driver import DriverStatus
+from amanda_core.plugins import discovery
+from amanda_core.plugins.framework_imports import announce
+from amanda_core.plugins.installed import COMMAND_GROUP
+from amanda_core.plugins.preflight import preflight
+from amanda_core.runtime.containment import described
+from amanda_core.runtime.warning_locations import warn
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import ToyAttachment, ToyDriver
 
 from .conftest import Installed
 from .making import DISTRIBUTION, Point, tool
@@ -180,7 +182,7 @@ def test_a_driver_that_exits_while_it_prepares_itself_is_warned_about(
     driver.info = DriverInfo("toy", ("json",), ("toy/*/eager",), api=DRIVER_API)
     discovery.register(driver, "toy")
     with pytest.warns(AmandaWarning, match="could not prepare itself: SystemExit: not on this"):
-        discovery.announce()
+        announce()
 
 
 @pytest.mark.parametrize("hook", ["amanda_attach", "amanda_prepare_context", "detach"])
@@ -220,7 +222,7 @@ def info(**changed: Any) -> Any:
     ("answer", "told"),
     [
         ("toy", "by a str and not a DriverInfo"),
-        (info(api=str(DRIVER_API)), "api='2', not a whole number"),
+        (info(api=str(DRIVER_API)), "api='3', not a whole number"),
         (info(name="a/b"), "name='a/b'"),
         (info(modules="torch"), "modules='torch', not a tuple of texts"),
         (info(namespaces=(1,)), "namespaces=.*not a tuple"),
@@ -328,7 +330,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 @pytest.mark.parametrize("flags", [[], ["-W", "error"]])
 def test_a_program_that_imports_amanda_goes_on(site: Site, flags: list[str]) -> None:
-    retry = "import amanda_core.discovery as d\nprint([x.info.name for x in d.drivers()])"
+    retry = "import amanda_core.plugins.discovery as d\nprint([x.info.name for x in d.drivers()])"
     done = site.python(*flags, "-c", f"import amanda\nprint('imported')\n{retry}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["noise", "imported", "['toy']"]
@@ -393,12 +395,8 @@ def test_a_tool_that_exits_when_it_is_asked_for_results_loses_those_of_no_other(
 
 def test_a_driver_that_cannot_say_what_it_does_not_see_loses_no_result(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    driver = site.path / "toyland/toy_driver.py"
-    driver.write_text(
-        driver.read_text().replace(
-            'return [CoverageGap("Value.data"', 'return 1 / 0, [CoverageGap("Value.data"'
-        )
-    )
+    driver = site.path / "toyland/driver.py"
+    driver.write_text(driver.read_text().replace("return DECLARATIONS.gaps()", "return [1 / 0]"))
     site.write("train.py", "import toyframe\ntoyframe.relu(toyframe.Value(1.0))\n")
     done = site.run("train.py")
     assert done.returncode == 0, done.stderr

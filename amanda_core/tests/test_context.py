@@ -12,9 +12,9 @@ import pytest
 import amanda
 from amanda_core import IPoint, OpContext
 from amanda_core.errors import PositionError, StaleContextError
-from amanda_core.testing import toy
-from amanda_core.testing.toy_driver import NAMESPACE, ToyDriver
-from amanda_core.weak import strongly, weakly
+from amanda_core.runtime.weak import strongly, weakly
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import ToyDriver
 
 from .making import session_of, site, tool
 
@@ -35,7 +35,7 @@ def test_inspection_of_a_forward_op() -> None:
         assert context.get_grad_inputs() is None
         assert context.is_forward()
         assert not context.is_backward()
-        assert context.namespace == NAMESPACE
+        assert context.namespace == "toy/1.2.3/eager"
         assert context.module_path == "encoder.query"
         assert context.name == "encoder.query/linear"
         assert context.source is not None
@@ -123,7 +123,7 @@ def test_type_and_backward_type_are_in_every_context() -> None:
     assert seen == [
         ("pair", None, None),
         ("relu", "relu", None),
-        ("ReluBackward", "relu", None),
+        ("ReluBackward", "relu", "relu_backward"),
         ("PairBackward", None, None),
         ("AccumulateGrad", None, None),
     ]

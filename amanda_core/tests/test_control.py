@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda_core.activation import Switch
+from amanda_core.engine.activation import Switch
 from amanda_core.errors import ThreadError, ToolError
-from amanda_core.testing import toy
-from amanda_core.testing.toy_driver import ToyDriver
-from amanda_core.threads import WeakGroup
+from amanda_core.runtime.threads import WeakGroup
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import ToyDriver
 
 from .making import session_of, tool
 

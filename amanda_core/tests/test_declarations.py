@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from amanda_core.declarations import Declarations
-from amanda_core.declared_hooks import DeclaredHooks
-from amanda_core.driver import DriverStatus, Finding
+from amanda_core.driver_kit.declarations import Declarations
+from amanda_core.driver_kit.declared_hooks import DeclaredHooks
 from amanda_core.errors import DriverError
+from amanda_core.interface.driver import DriverStatus, Finding
 
 TABLE = """
 [driver]
-api = 2
+api = 3
 name = "toy"
 modules = "toy toy_next"
 
@@ -72,7 +72,7 @@ def declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Declarations:
 
 def test_the_description_has_the_modes_of_its_capabilities(declared: Declarations) -> None:
     info = declared.info
-    assert (info.api, info.name, info.modules) == (2, "toy", ("toy", "toy_next"))
+    assert (info.api, info.name, info.modules) == (3, "toy", ("toy", "toy_next"))
     assert info.namespaces == ("toy/*/eager", "toy/*/compiled")
     assert info.capabilities_in("eager") == {"gradients", "replace", "eager"}
     assert info.capabilities_in("compiled") == {"gradients", "replace", "graph"}
@@ -180,6 +180,16 @@ def test_hooks_refuse_a_release_without_what_the_driver_imports(
     assert [finding.severity for finding in hooks.amanda_preflight()] == ["warning"]
     with pytest.raises(DriverError, match=r"Toy 2\.9 is not known: .*missing"):
         hooks.amanda_attach("abc")
+
+
+def test_hooks_may_be_a_plugin_of_a_framework_in_another_distribution(
+    declared: Declarations,
+) -> None:
+    declared.framework = {**declared.framework, "distributions": "pluggy"}
+    hooks = DeclaredHooks(declared, declared.describe, _listing)
+    assert hooks.versions.distributions == ("pluggy",)
+    assert hooks.versions.installed() is not None
+    assert hooks.__name__ == "toy_driver"  # By which warnings find the driver's own frames.
 
 
 @pytest.mark.parametrize(("namespace", "kept"), [("toy/2/eager", 0), ("toys/2/eager", 1)])

@@ -22,15 +22,15 @@ from amanda_core import (
     Finding,
     OpContext,
     Session,
-    discovery,
     hookimpl,
-    hookspecs,
 )
-from amanda_core.cli import drivers as drivers_command
 from amanda_core.errors import AmandaWarning, DriverError, MissingDriverError, UnsupportedError
-from amanda_core.preflight import preflight
-from amanda_core.testing import toy
-from amanda_core.testing.toy_driver import ToyDriver
+from amanda_core.interface import hookspecs
+from amanda_core.plugins import discovery
+from amanda_core.plugins.framework_imports import announce
+from amanda_core.plugins.preflight import preflight, status as status_of
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import ToyDriver
 
 from .conftest import Installed
 from .making import DISTRIBUTION, Point, tool
@@ -195,6 +195,8 @@ def test_a_plugin_may_wrap_the_analysis() -> None:
 
 
 HOOKS = [name for name in vars(hookspecs) if name.startswith("amanda_")]
+#: Those that any plugin may implement.
+OF_ALL = ("amanda_prepare_context", "amanda_trigger_callback", "amanda_action_recorded")
 
 
 class Everything(ToyDriver):
@@ -229,10 +231,10 @@ def wrapping(log: list[str], hooks: Sequence[str] = HOOKS) -> Any:
 
 def use_every_hook(name: str) -> None:
     """Call every hook of a driver."""
-    discovery.announce()
+    announce()
     found = discovery.driver(name)
     assert [finding.message for finding in preflight(found)] == [f"Of {found.info.name}"]
-    status = drivers_command._status(found)
+    status = status_of(found.call("amanda_driver_status"))
     assert status is not None
     assert status.version == "1.2.3"
     with amanda.apply(tool(lambda c: c.insert_after_op(lambda y: None))):
@@ -283,7 +285,7 @@ def test_what_a_wrapper_returns_stands_for_the_drivers_answer(installed: Install
     assert [finding.message for finding in found] == ["Of toy", "Also this"]
 
 
-@pytest.mark.parametrize("hook", [name for name in HOOKS if name not in discovery._OF_ALL])
+@pytest.mark.parametrize("hook", [name for name in HOOKS if name not in OF_ALL])
 def test_a_plugin_that_is_no_driver_does_not_answer_for_one(hook: str) -> None:
     plugin = type("Wrong", (), {hook: hookimpl(lambda self: None)})()
     with pytest.raises(DriverError, match=f"implements {hook}, which only a driver can"):
@@ -411,7 +413,7 @@ class Early(ToyDriver):
 def test_a_driver_is_told_of_its_framework_that_is_loaded_already(installed: Installed) -> None:
     plugin = Early("json")
     discovery.register(plugin, "early")
-    discovery.announce()
+    announce()
     assert plugin.told == 1
 
 
@@ -423,7 +425,7 @@ def test_a_driver_is_told_of_its_framework_when_it_is_imported(
     finders = list(sys.meta_path)
     plugin = Early("late_framework")
     discovery.register(plugin, "early")
-    discovery.announce()
+    announce()
     assert plugin.told == 0
     importlib.import_module("late_framework")
     assert plugin.told == 1
@@ -438,10 +440,10 @@ def test_a_driver_that_fails_to_prepare_itself_is_warned_about(installed: Instal
 
     discovery.register(Failing("json"), "early")
     with pytest.warns(AmandaWarning, match=r"toy.*could not prepare itself.*no symbol"):
-        discovery.announce()
+        announce()
 
 
 def test_drivers_that_do_not_want_to_know_leave_nothing_behind(driver: ToyDriver) -> None:
     finders = list(sys.meta_path)
-    discovery.announce()
+    announce()
     assert sys.meta_path == finders

@@ -7,9 +7,10 @@ import json
 import pytest
 
 import amanda
-from amanda_core import discovery, hookimpl
-from amanda_core.driver import DriverStatus, Finding
-from amanda_core.testing.toy_driver import ToyDriver
+from amanda_core import hookimpl
+from amanda_core.interface.driver import DriverStatus, Finding
+from amanda_core.plugins import discovery
+from amanda_core.testing.toy.driver import ToyDriver
 
 from .conftest import Installed
 from .making import DISTRIBUTION, Point

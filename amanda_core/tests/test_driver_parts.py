@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from amanda_core import IPoint, Session, Site
-from amanda_core.contiguous_memory import contiguous
-from amanda_core.execution import ForwardProgram, OpRecord, deferring, spread
-from amanda_core.module_paths import inside, modules_of
-from amanda_core.path_modules import ModulePlace, PathModels
-from amanda_core.path_sites import PathSites
-from amanda_core.sites import USER, Rules
-from amanda_core.weights.geometry import Memory
-from amanda_core.zones import zone_of
+from amanda_core import IPoint, Plan, Session, Site
+from amanda_core.driver_kit.execution import ForwardProgram, OpRecord, deferring, spread
+from amanda_core.driver_kit.frame_locals import methods_around
+from amanda_core.driver_kit.patching import Routes
+from amanda_core.driver_kit.zones import zone_of
+from amanda_core.modules.module_paths import inside, modules_of
+from amanda_core.weights.geometry import Memory, contiguous
 
 
 def _in_module(name: str, call: Any) -> Any:
@@ -99,110 +99,23 @@ def test_an_exception_is_deferred() -> None:
     assert kept == [error]
 
 
-def test_ops_are_told_apart_by_path_line_and_occurrence() -> None:
-    rules = Rules(lambda code, namespace: USER, lambda: "model")
-    sites = PathSites(rules, "toy/1/eager")
+def plan(edit: Callable[[int], int], autodiff: bool = False) -> Plan:
+    """Return a plan of one step, which computes with each value."""
 
-    def call(path: str, part: object) -> OpRecord:
-        return sites.locate("relu", sys._getframe(), ModulePlace("Net", path), part)
+    class Edit:
+        action = SimpleNamespace(autodiff=autodiff)
 
-    def run() -> list[OpRecord]:
-        part = Rules(lambda code, namespace: USER, lambda: "model")  # It can be held weakly.
-        return [call(path, part) for path in ("a", "a", "b")]
+        def __call__(self, values: list[int]) -> list[tuple[int, int]]:
+            return [(place, edit(value)) for place, value in enumerate(values)]
 
-    # Both from one line: callers are a part of the identity.
-    (one, two, other), again = [run() for _ in range(2)]
-    assert len({one, two, other}) == 3
-    assert (one.site.module_path, other.site.module_path) == ("a", "b")
-    assert again == [one, two, other]
-
-
-def test_callers_of_a_module_do_not_matter() -> None:
-    rules = Rules(lambda code, namespace: USER, lambda: "model")
-    sites = PathSites(rules, "toy/1/eager")
-
-    def method(around: bool) -> OpRecord:
-        frame = sys._getframe()
-        return sites.locate("relu", frame, ModulePlace("Net", "a", frame if around else None))
-
-    def callers(around: bool) -> set[OpRecord]:
-        first = method(around)
-        return {first, method(around)}
-
-    assert len(callers(around=True)) == 1
-    assert len(callers(around=False)) == 2
-
-
-class Toy:
-    """A module: it holds others, and a parameter."""
-
-    def __init__(self, size: int = 0, **inner: Toy) -> None:
-        self.weight, self.inner = SimpleNamespace(shape=(size,)), inner
-
-    def run(self, act: Callable[[], Any], *path: str) -> Any:
-        return self.inner[path[0]].run(act, *path[1:]) if path else act()
-
-
-class ToyModels(PathModels):
-    def __init__(self) -> None:
-        super().__init__(lambda value: value, lambda value: value, lambda code: True)
-
-    def library_of(self, owner: Any, name: str) -> str:
-        return "toys" if type(owner) is Toy and name == "run" else ""
-
-    def contents_of(self, root: Any) -> tuple[dict[str, Any], dict[int, str]]:
-        modules = dict(modules_of(root, lambda module: module.inner))
-        weights = {inside(path, "weight"): module.weight for path, module in modules.items()}
-        return weights, {id(module): path for path, module in modules.items()}
-
-
-def test_where_modules_run_is_seen_by_their_methods() -> None:
-    models = ToyModels()
-
-    def place() -> Any:
-        return models.place(sys._getframe())
-
-    assert place() is None
-    model = Toy(3, a=Toy(4, b=Toy(5)))
-    assert model.run(place)[:2] == ("Toy", "")
-    assert model.run(place, "a", "b")[:2] == ("Toy", "a.b")
-    assert model.inner["a"].run(place, "b")[:2] == ("Toy#2", "b")
-    # One that is made again has the same label.
-    assert Toy(3, a=Toy(4, b=Toy(5))).run(place, "a")[:2] == ("Toy", "a")
-    outside = Toy(6)
-    assert model.run(lambda: outside.run(place)) == ("Toy", "<Toy>", None)
-
-
-def test_parameters_are_found_by_identity() -> None:
-    models, model = ToyModels(), Toy(3, a=Toy(4))
-
-    class Context(SimpleNamespace):
-        def __getitem__(self, key: str) -> str:
-            return "matmul"
-
-    inputs = [object(), model.inner["a"].weight]
-    context: Any = Context(get=lambda key, default: default, get_inputs=lambda: inputs)
-    reads = model.run(lambda: models(context), "a")
-    assert [(place, weight.key) for place, weight in reads.items()] == [(1, "Toy:a.weight")]
-    assert not models(context)
-
-
-class Edit:
-    """A plan that computes with each value."""
-
-    replacement = None
-
-    def __init__(self, edit: Callable[[int], int]) -> None:
-        self.edit = edit
-
-    def __call__(self, values: list[int]) -> list[int]:
-        return [self.edit(value) for value in values]
+    step: Any = Edit()
+    return Plan([step])
 
 
 def test_an_op_is_edited_before_and_after_it_is_computed() -> None:
     plans = {
-        IPoint.BEFORE_FORWARD: Edit(lambda value: value + 10),
-        IPoint.AFTER_FORWARD: Edit(lambda value: -value),
+        IPoint.BEFORE_FORWARD: plan(lambda value: value + 10),
+        IPoint.AFTER_FORWARD: plan(lambda value: -value),
     }
     seen: list[Any] = []
     context = SimpleNamespace(
@@ -224,3 +137,74 @@ def test_an_op_is_edited_before_and_after_it_is_computed() -> None:
     assert Sum(session, record, "add").run([1, 2]) == [-46]
     assert seen == [[11, 12], [23], "released"]
     assert not record.is_idle(session)
+
+
+def test_only_what_is_not_differentiated_runs_unrecorded_and_lets_gradients_through() -> None:
+    log: list[Any] = []
+
+    class Recorded(ForwardProgram):
+        def unrecorded(self) -> AbstractContextManager[object]:
+            log.append("unrecorded")
+            return nullcontext()
+
+        def edited(self, old: Any, new: Any) -> Any:
+            log.append((old, new))
+            return new
+
+    op = Recorded(session(), OpRecord(Site("key", "add", "toy/1/eager", "add")), "add")
+    assert op.execute(plan(lambda value: value + 1, autodiff=True), [1]) == [2]
+    assert log == []
+    assert op.execute(plan(lambda value: value + 1), [1]) == [2]
+    assert log == ["unrecorded", (1, 2)]
+
+
+def test_a_routed_function_is_the_attachments_of_the_thread_that_calls_it() -> None:
+    framework: Any = SimpleNamespace(call=lambda value: value)
+    original = framework.call
+
+    class Interception(Routes):
+        def install(self) -> None:
+            self.route(framework, "call", lambda factor, call, value: factor * call(value))
+
+    def elsewhere() -> None:
+        found.append(framework.call(2))
+        routes.attach(30)
+        found.append(framework.call(2))
+        routes.detach(30)
+
+    routes, found = Interception(), list[int]()
+    routes.attach(10)
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [2, 60]
+    assert framework.call(2) == 20
+    routes.detach(10)
+    routes.detach(10)
+    assert framework.call is original
+    assert routes.attached == {}
+
+
+class Named:
+    """Its methods name their object as they like, and one captures it in a closure."""
+
+    def first(layer, then: Callable[[], list[object]]) -> list[object]:
+        return then()
+
+    def second(me, then: Callable[[], list[object]]) -> list[object]:
+        def inside() -> list[object]:
+            return me.first(then)
+
+        return inside()
+
+
+def test_running_methods_are_found_whatever_their_object_is_called() -> None:
+    def found() -> list[object]:
+        around = methods_around(sys._getframe(1), lambda code: code.co_filename == __file__)
+        return [owner for owner, _ in around]
+
+    def function(value: object) -> list[object]:
+        return one.second(found)
+
+    one = Named()
+    assert function("an argument") == [one, one]

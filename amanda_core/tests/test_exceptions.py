@@ -9,8 +9,8 @@ import pytest
 import amanda
 from amanda_core import IPoint, OpContext
 from amanda_core.errors import AmandaWarning, annotate
-from amanda_core.testing import toy
-from amanda_core.testing.toy_driver import ToyDriver
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import ToyDriver
 
 from .making import session_of, site, tool
 

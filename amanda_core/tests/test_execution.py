@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amanda_core.execution import at, several
+from amanda_core.driver_kit.execution import at, several
 
 
 @pytest.mark.parametrize(

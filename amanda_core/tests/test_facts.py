@@ -6,9 +6,9 @@ import pytest
 
 import amanda
 from amanda_core import DescribingAttachment, OpContext
-from amanda_core.facts import DENSE, Facts, NotReadableError
-from amanda_core.testing import toy
-from amanda_core.testing.toy_driver import ToyDriver
+from amanda_core.interface.facts import DENSE, Facts, NotReadableError
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import ToyDriver
 
 
 def asked(driver: ToyDriver) -> tuple[Facts | None, OpContext]:
@@ -17,7 +17,7 @@ def asked(driver: ToyDriver) -> tuple[Facts | None, OpContext]:
     tool.add_inst_for_op(found.append)
     with amanda.apply(tool):
         toy.relu(toy.Value(2.0))
-        assert isinstance(next(iter(driver.attachments.values())), DescribingAttachment)
+        assert isinstance(next(iter(driver.interception.attached.values())), DescribingAttachment)
         inside = found[0].facts
     return inside, found[0]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from amanda_core.driver_kit.framework_versions import FrameworkVersions, cache_folder
 from amanda_core.errors import DriverError
-from amanda_core.framework_versions import FrameworkVersions, cache_folder
 
 from .making import PLUGGY
 

@@ -74,7 +74,7 @@ def test_import_amanda_loads_a_few_modules() -> None:
 
 
 PROGRAM = """
-from amanda_core.identity import stable_id
+from amanda_core.identity.identity import stable_id
 print(stable_id(("encoder", "linear", "model", 12, None)))
 print(stable_id((stable_id("a"), (0, "b"))))
 """
@@ -157,9 +157,9 @@ def test_an_import_that_fails_inside_amanda_tools_is_not_taken_for_its_absence(
     without_tools: Path,
 ) -> None:
     package = without_tools / "amanda_tools"
-    package.mkdir()
+    (package / "kit").mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "mapping.py").write_text("import scientific_package_not_installed\n")
+    (package / "kit" / "mapping.py").write_text("import scientific_package_not_installed\n")
     start = f"import sys; sys.path.insert(0, {str(without_tools)!r}); import amanda\n"
     done = python(f"{start}amanda.tools", "-I", "-S")
     last = done.stderr.strip().splitlines()[-1]

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda_core import Session, discovery, hookimpl
-from amanda_core.activation import Handle
+from amanda_core import Session, hookimpl
+from amanda_core.engine.activation import Handle
 from amanda_core.errors import AmandaWarning
-from amanda_core.imports import EndOfImport, ImportWatcher, running_imports
-from amanda_core.testing import toy
-from amanda_core.testing.toy_driver import ToyDriver
+from amanda_core.plugins import discovery
+from amanda_core.plugins.imports import EndOfImport, ImportWatcher, running_imports
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import ToyDriver
 
 from .making import tool
 

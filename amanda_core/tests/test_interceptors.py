@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from amanda_core.driver import DriverStatus
+from amanda_core.driver_kit.framework_versions import FrameworkVersions
+from amanda_core.driver_kit.interceptors import NATIVE, Extension, Interceptors
 from amanda_core.errors import DriverError, UnsupportedError
-from amanda_core.framework_versions import FrameworkVersions
-from amanda_core.interceptors import NATIVE, Extension, Interceptors
+from amanda_core.interface.driver import DriverStatus
 
 from .making import PLUGGY
 

@@ -1,4 +1,4 @@
-"""`amanda_core.testing.layers`: finds each form of import, and reports upward ones."""
+"""`amanda_core.testing.checks.layers`: finds each form of import, and reports upward ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amanda_core.testing.layers import Import, Layers
+from amanda_core.testing.checks.layers import Import, Layers, core
 
 #: Ways to import `p.upper.one` from `p.lower.two`.
 FORMS = {
@@ -94,3 +94,26 @@ def test_a_module_may_stand_above_its_own_package(tmp_path: Path) -> None:
     folder = package(tmp_path, lower__entry="import p.upper.one")
     assert Layers(folder, LAYERS).upward() == [Import("lower.entry", "upper.one", 1)]
     assert Layers(folder, ["plugin", "lower.entry", "upper", "lower", "__init__"]).problems() == []
+
+
+def test_a_circle_inside_a_concept_is_none(tmp_path: Path) -> None:
+    sources = {"lower__two": "from p.lower import three", "lower__three": "import p.lower.two"}
+    folder = package(tmp_path, **sources)
+    assert len(Layers(folder, LAYERS).circles()) == 1
+    assert Layers(folder, LAYERS, concepts=["lower"]).circles() == []
+    assert len(Layers(folder, LAYERS, concepts=["upper"]).circles()) == 1
+
+
+def test_a_table_counts_the_imports_between_layers(tmp_path: Path) -> None:
+    text = Layers(package(tmp_path), LAYERS).table()
+    head, *rows, last = [line.split() for line in text.splitlines()]
+    assert head == ["imports", "files", *LAYERS]
+    assert rows[0] == ["plugin", "1", ".", "1", "1", "."]
+    assert rows[2] == ["lower", "2", ".", ".", ".", "1"]
+    assert " ".join(last) == "upward imports: 0; circles: 0"
+
+
+def test_imports_of_the_core_itself_go_down() -> None:
+    layers = core()
+    assert len(layers.imports) > 300
+    assert layers.problems() == []

@@ -7,8 +7,8 @@ from array import array
 
 import pytest
 
-from amanda_core import marks as module
-from amanda_core.marks import Marks
+from amanda_core.driver_kit import marks as module
+from amanda_core.driver_kit.marks import Marks
 
 
 def test_marks_are_taken_once_and_in_order() -> None:

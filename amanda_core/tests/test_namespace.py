@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amanda_core.errors import NamespaceError
-from amanda_core.namespace import Namespace, matches
+from amanda_core.interface.namespace import Namespace, matches
 
 HAVE = "flow/2.21.0/graph"
 

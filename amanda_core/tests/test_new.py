@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import importlib_metadata
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from amanda_core import DRIVER_API
 from amanda_core.cli import app, new
@@ -67,8 +66,11 @@ def test_what_is_made_passes_its_own_tests(kind: str, tmp_path: Path) -> None:
         assert "does not declare 'aligned_gradients'" in done.stdout
         # The kit imports its framework under tools, in a process of its own.
         assert "is not installed" not in done.stdout
-        marked = [path.name for path in made.rglob("*.py") if "CHANGE" in path.read_text()]
-        assert sorted(marked) == ["attachment.py", "backend.py", "facts.py", "plugin.py"]
+        sources = [*made.rglob("*.py"), *made.rglob("*.toml")]
+        marked = [path.name for path in sources if "CHANGE" in path.read_text()]
+        roles = ["attachment", "execution", "facts", "gradients", "identity", "plugin"]
+        files = [f"{role}.py" for role in [*roles, "vocabulary", "backend"]]
+        assert sorted(marked) == sorted(["driver.toml", *files])
         # An underscored name of Amanda's is found by the test that came with it.
         attachment = package / "attachment.py"
         attachment.write_text(
@@ -137,9 +139,9 @@ def test_what_is_made_is_typed_and_in_form(kind: str, tmp_path: Path) -> None:
 def test_a_driver_writes_down_the_interface_that_it_is_made_for(tmp_path: Path) -> None:
     # Read from the installed core it would agree with every core.
     assert call("driver", "mine", "-o", str(tmp_path)) == 0
-    plugin = tmp_path / "amanda-driver-mine/src/amanda_driver_mine/plugin.py"
-    assert re.search(rf"^ +api={DRIVER_API},", plugin.read_text(), re.MULTILINE)
-    assert "DRIVER_API" not in plugin.read_text()
+    package = tmp_path / "amanda-driver-mine/src/amanda_driver_mine"
+    assert f"\napi = {DRIVER_API}  # " in (package / "driver.toml").read_text()
+    assert not [path for path in package.glob("*.*") if "DRIVER_API" in path.read_text()]
 
 
 def test_the_files_are_listed(

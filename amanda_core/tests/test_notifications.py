@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda_core import NotifiedAttachment, Session, discovery, hookimpl
+from amanda_core import NotifiedAttachment, Session, hookimpl
 from amanda_core.errors import DriverError
-from amanda_core.testing import toy
-from amanda_core.testing.toy_driver import ToyAttachment, ToyDriver
+from amanda_core.plugins import discovery
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import ToyAttachment, ToyDriver
 
 from .making import session_of, tool
 
@@ -34,11 +35,8 @@ class KeyedAttachment(ToyAttachment):
 class KeyedDriver(ToyDriver):
     @hookimpl
     def amanda_attach(self, session: Session) -> Any:
-        if not self.attachments:
-            self._replace()
         self.attachment = KeyedAttachment(self, session)
         self.attachment.keys = [self.attachment.key()]
-        self.attachments[self.attachment.thread] = self.attachment
         return self.attachment
 
 

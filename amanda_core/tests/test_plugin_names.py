@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda_core import discovery, hookimpl
+from amanda_core import hookimpl
 from amanda_core.cli.blocking import block
 from amanda_core.config import factories, from_environment, from_flags, load
 from amanda_core.config.settings import Layer, Setting
 from amanda_core.errors import BrokenToolError, ConfigError, MissingDriverError, UnknownToolError
-from amanda_core.installed import canonical
-from amanda_core.preflight import preflight
-from amanda_core.testing.toy_driver import ToyDriver
+from amanda_core.plugins import discovery
+from amanda_core.plugins.installed import canonical
+from amanda_core.plugins.preflight import preflight
+from amanda_core.testing.toy.driver import ToyDriver
 
 from .conftest import Installed
 from .making import Point
@@ -293,7 +294,7 @@ print("loud is imported")
 
 @hookimpl
 def amanda_driver_info():
-    return DriverInfo("loud", ("toyframe",), ("loud/*/eager",), api=2)
+    return DriverInfo("loud", ("toyframe",), ("loud/*/eager",), api=3)
 
 @hookimpl
 def amanda_framework_imported():

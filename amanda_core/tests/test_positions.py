@@ -13,7 +13,7 @@ from amanda_core.errors import (
     ActionError,
     PositionError,
 )
-from amanda_core.testing import toy
+from amanda_core.testing.toy import framework as toy
 
 from .making import Pruner, linear_model, session_of, tool
 
@@ -163,3 +163,44 @@ def test_a_position_named_twice_is_refused() -> None:
     asked = tool(lambda c: c.insert_before_op(lambda *values: None, inputs=[1, 1]))
     with amanda.apply(asked), pytest.raises(PositionError, match="names a position twice"):
         linear_model()
+
+
+# Names of positions that are not those of the method.
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "meant"),
+    [
+        ("insert_after_op", {"output": [0]}, "outputs"),
+        ("insert_after_op", {"inputs": [0]}, "outputs"),
+        ("insert_before_op", {"input": [0]}, "inputs"),
+        ("insert_before_op", {"positions": [0]}, "inputs"),
+        ("insert_before_backward_op", {"grad_output": [0]}, "grad_outputs"),
+        ("replace_op", {"outputs": [0]}, "inputs"),
+    ],
+)
+def test_positions_under_another_name_are_an_error(
+    kind: str, given: dict[str, Any], meant: str
+) -> None:
+    def analyse(context: OpContext) -> None:
+        getattr(context, kind)(lambda value: value, **given)
+
+    (name,) = given
+    said = f"passes {name}= on to the routine, which has no such parameter.*mean {meant}="
+    with amanda.apply(tool(analyse)), pytest.raises(ActionError, match=said):
+        linear_model()
+
+
+def test_a_routine_may_have_a_parameter_of_that_name() -> None:
+    seen: list[Any] = []
+
+    def analyse(context: OpContext) -> None:
+        def named(*values: Any, output: Any) -> None:
+            seen.append(output)
+
+        context.insert_after_op(named, output=[0], observe=True)
+        context.insert_after_op(lambda *_, **more: seen.append(more), input=1, observe=True)
+
+    with amanda.apply(tool(analyse)):
+        linear_model()
+    assert seen[:2] == [[0], {"input": 1}]

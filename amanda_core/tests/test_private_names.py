@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from amanda_core.testing.private_names import (
+from amanda_core.testing.checks.private_names import (
     DriverSources,
     mentions,
     mentions_in_c,
     own_names,
 )
-from amanda_core.testing.public_names import private_uses
+from amanda_core.testing.checks.public_names import private_uses
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_private_names_are_found(source: str) -> None:
         "value.__dict__",
         "value._amanda_mark",
         "print('code under torch._C.DisableTorchFunction()')",
-        "from amanda_driver_torch._thread.state import STATE",
+        "from amanda_driver_torch._native import Program",
         "'amanda_driver_torch._native'",
         "class A:\n    def _f(self): self._g = self._f",
         "class A:\n    __slots__ = ('_x',)\ndef f(a): return a._x",

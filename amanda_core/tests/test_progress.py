@@ -15,7 +15,7 @@ import pytest
 
 import amanda
 from amanda_core.cli.progress import Progress, interval_for, told_if_slow
-from amanda_core.testing import toy
+from amanda_core.testing.toy import framework as toy
 
 from .site import Site
 

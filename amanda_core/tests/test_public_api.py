@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda_core import OpContext, Tool, driver, hookspecs, results
+from amanda_core import OpContext, Tool
+from amanda_core.interface import driver, hookspecs
+from amanda_core.results import tables as results
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 
@@ -74,8 +76,11 @@ def public_api() -> str:
     hooks = {name: found for name, found in vars(hookspecs).items() if name.startswith("amanda_")}
     for title, names in (
         ("amanda", {name: getattr(amanda, name) for name in amanda.__all__}),
-        ("amanda_core.hookspecs", {n: getattr(hookspecs, n) for n in hookspecs.__all__} | hooks),
-        ("amanda_core.driver", {name: getattr(driver, name) for name in driver.__all__}),
+        (
+            "amanda_core.interface.hookspecs",
+            {n: getattr(hookspecs, n) for n in hookspecs.__all__} | hooks,
+        ),
+        ("amanda_core.interface.driver", {name: getattr(driver, name) for name in driver.__all__}),
         # What authors of tools use; the rest of it is the command line's.
         ("amanda_core.results", {n: getattr(results, n) for n in ("HasResult", "Result", "Table")}),
     ):

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from amanda_core import results
 from amanda_core.errors import OutputError, ResultError
-from amanda_core.results import HasResult, Output, Result, Table, printable
+from amanda_core.results import HasResult, Result, Table, printable, tables as results
+from amanda_core.results.output import Output
 
 
 class Found:

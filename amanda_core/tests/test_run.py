@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from amanda_core.cli.result_folder import Process
+
 from .site import OTHERS, Site
 
 MODEL = """
@@ -386,6 +388,47 @@ def test_each_rank_writes_its_own_result(site: Site, out: Path) -> None:
     assert "RANK is '../3', which is not a number" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "launched",
+    [
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"PMI_RANK": "1", "PMI_SIZE": "2"},
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "RANK": "1"},
+        {
+            "TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, '
+            '"task": {"type": "worker", "index": 1}}'
+        },
+        {
+            "TF_CONFIG": '{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, '
+            '"task": {"type": "worker", "index": 0}}'
+        },
+    ],
+)
+def test_the_number_of_a_process_is_what_its_launcher_says(
+    launched: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    assert Process.of_environment().part == "rank1"
+
+
+@pytest.mark.parametrize(
+    "launched",
+    [
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+        {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'},
+        {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator"}}'},
+    ],
+)
+def test_a_single_process_has_no_number(
+    launched: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    assert Process.of_environment().part == ""
+
+
 def test_results_that_are_there_are_not_replaced_unless_forced(site: Site, out: Path) -> None:
     site.write("train.py", "import toymodel\nprint('ran')\ntoymodel.model()\n")
     out.mkdir()
@@ -570,6 +613,11 @@ def test_configuration_environment_and_flags(site: Site, out: Path) -> None:
     options = json.loads((written / "count.json").read_text())["options"]
     assert (options["sparsity"], options["rounds"], options["label"]) == (0.25, 3, "file")
     assert options["where"] == str(folder / "data")
+    # A folder that is named for all runs: the next one has a number.
+    done = site.amanda("run", script)
+    assert done.returncode == 0
+    assert f"{folder}/from_file-2/count.json" in done.stderr
+    assert sorted(path.name for path in written.iterdir()) == ["count.json", "second.json"]
 
     environment = {"AMANDA_TOOLS": "count:rounds=4,label=env", "AMANDA_OUTPUT": f"{folder}/env"}
     assert site.amanda("run", script, **environment).returncode == 0

@@ -13,7 +13,7 @@ import amanda
 from amanda import Selection, Tool, select
 from amanda_core import OpContext
 from amanda_core.errors import NamespaceError, SelectionError
-from amanda_core.testing import toy
+from amanda_core.testing.toy import framework as toy
 
 from .making import tool
 

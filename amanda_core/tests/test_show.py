@@ -150,6 +150,53 @@ def test_columns_go_before_names_are_wrapped() -> None:
     assert one.rows == [[name]]
 
 
+def test_sentences_are_wrapped_and_names_are_not() -> None:
+    columns = ("tool", "status", "what it does", "distribution")
+    table = Table("", columns, [("a_tool", "ok", "Counts the ops. " * 9, "amanda-tools 0.1.0")])
+    prose = ("what it does",)
+    assert narrowed(table, 140, prose)[1] == []
+    some, hidden = narrowed(table, 60, prose)
+    assert (list(some.columns), hidden) == (["tool", "status", "what it does"], ["distribution"])
+    assert narrowed(table, 40, prose)[1] == ["status", "distribution"]
+
+
+def test_rows_without_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "r.json", {"format": "toy/1", "ops": [{}, {}], "by_module": {"a": {}}})
+    assert app.parse(["show", file]) == 0
+    assert "by_module" in capsys.readouterr().out
+
+
+def test_long_names_are_shortened_and_csv_escapes_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "a" * 3000 + "b" * 3000
+    ops = [{"name": name, "n": -1}, {"name": "=HYPERLINK(1)", "n": 2}, {"name": "\x1b[31m\ud800"}]
+    file = write(tmp_path / "r.json", {"format": "toy/1", "ops": ops})
+    assert app.parse(["show", file]) == 0
+    out = capsys.readouterr().out
+    assert "a [...] b" in out
+    assert max(map(len, out.splitlines())) < 600
+    assert app.parse(["show", file, "--part", "ops", "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "name,n",
+        f"{name},-1",
+        "'=HYPERLINK(1),2",
+        "\\x1b[31m\\ud800,",
+    ]
+
+
+def test_results_of_several_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for process in ("rank0", "rank2", "rank10", "rank2-restart1", "rankings"):
+        (tmp_path / process).mkdir()
+        write(tmp_path / process / "a.json", {"format": "a/1", "n": 1})
+    assert app.parse(["show", str(tmp_path)]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.endswith(": a/1")]
+    folders = ["rank0", "rank2", "rank2-restart1", "rank10"]
+    assert shown == [f"{folder}/a.json: a/1" for folder in folders]
+    assert app.parse(["show", str(tmp_path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 4
+
+
 def test_a_folder_of_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.parse(["show", str(tmp_path)]) == 2
     assert "There are no results in" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 import amanda
 from amanda_core import IPoint, OpContext, Tool
 from amanda_core.errors import DependencyCycleError, ToolError
-from amanda_core.testing import toy
+from amanda_core.testing.toy import framework as toy
 
 from .making import Named, session_of, tool
 

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda_core import OpContext, discovery
+from amanda_core import OpContext
 from amanda_core.errors import OutputError, ResultError
+from amanda_core.plugins import discovery
 from amanda_core.results import Table
-from amanda_core.testing import OPERATORS, check_result, run_toy_program, toy
-from amanda_core.testing.toy_driver import REPLACED, registered
+from amanda_core.testing import OPERATORS, check_result, run_toy_program
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy.driver import REPLACED, registered
 
 
 class Watching(amanda.Tool):

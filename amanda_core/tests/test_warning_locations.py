@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from amanda_core import discovery
 from amanda_core.errors import VaryingWeightWarning
-from amanda_core.testing.toy_driver import ToyDriver
-from amanda_core.warning_locations import warn
+from amanda_core.plugins import discovery
+from amanda_core.runtime.warning_locations import warn
+from amanda_core.testing.toy.driver import ToyDriver
 
 from .site import Site, distribution
 

@@ -1,118 +1,61 @@
-"""A driver of a framework that compiles, from public names alone: tools are part of the trace.
+"""A driver of compiled functions of `toy`, from public names alone: tools are part of the trace.
 
 It shows what eager drivers do not need: analysis on placeholders while a function is traced, plans
-written into the program, a cache key that follows the tools, and errors that are raised later.
+written into the program, a cache key that follows the tools, and errors that are raised later. What
+is the same as in eager mode it has from the eager driver.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from amanda_core import (
-    CoverageGap,
-    DriverInfo,
-    IPoint,
+from amanda_core.driver_kit import (
+    ForwardProgram,
     OpContext,
+    OpRecord,
     Plan,
+    Run,
     Session,
-    Site,
     Step,
-    hookimpl,
+    deferring,
+    several,
 )
-from amanda_core.patching import Patches
+from amanda_core.interface import CoverageGap
+from amanda_core.testing.toy import driver as toy_driver, framework as toy
+from amanda_core.testing.toy.driver import ToyAttachment, ToyDriver
 
-from . import traced_framework as framework
+from . import traced_functions as compiler
 
-NAMESPACE = f"traced/{framework.__version__}/compiled"
-VOCABULARY = {"add": "add", "mul": "mul", "relu": "relu", "split": "split"}
+toy_driver.OWN.update({__name__, compiler.__name__})
 
-_attachments: dict[int, TracedAttachment] = {}
+CAPABILITIES = frozenset({"graph", "observers", "ordered", "replace", "staged"})
 _calls = itertools.count()
 
 
-class _Interception(Patches):
-    bind: Callable[..., Any]
-    run: Callable[..., Any]
-
-    def install(self) -> None:
-        self.bind, self.run = framework.bind, framework.run
-        self.replace(framework, "bind", _bind)
-        self.replace(framework, "run", _run)
-
-
-_interception = _Interception()
-
-
-def _bind(op: framework.Op, values: Sequence[Any]) -> Any:
-    attachment = _attachments.get(threading.get_ident())
-    if attachment is None or not attachment.session.enabled or not framework.is_tracing():
-        return _interception.bind(op, values)
-    return attachment.trace(op, values)
-
-
-def _run(compute: Callable[[], Any]) -> Any:
-    results = _interception.run(compute)
-    attachment = _attachments.get(threading.get_ident())
-    if attachment is not None:
-        attachment.end_of_run()
-    return results
-
-
-class TracedDriver:
-    """The plugin."""
-
-    attachment_type: type[TracedAttachment]
-
-    @hookimpl
-    def amanda_driver_info(self) -> DriverInfo:
-        return DriverInfo(
-            api=2,
-            name="traced",
-            modules=(framework.__name__,),
-            namespaces=("traced/*/compiled",),
-            capabilities=frozenset({"graph", "observers", "ordered", "replace", "staged"}),
-            vocabulary=VOCABULARY,
-        )
-
-    @hookimpl
-    def amanda_attach(self, session: Session) -> TracedAttachment:
-        return self.attachment_type(session)
-
-    @hookimpl
-    def amanda_prepare_context(self, context: OpContext) -> None:
-        if context.namespace.startswith("traced/"):
-            context["type"] = VOCABULARY[context.op_type]
-
-
-class TracedAttachment:
+class TracedAttachment(ToyAttachment):
     """Holds the framework for one session."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.thread = threading.get_ident()
-        _interception.acquire()
-        _attachments[self.thread] = self
+    mode = "compiled"
+
+    def __init__(self, driver: ToyDriver, session: Session) -> None:
+        super().__init__(driver, session)
         self.changed()
 
     def detach(self) -> None:
-        framework.set_cache_key(None)
-        del _attachments[self.thread]
-        _interception.release()
+        compiler.set_cache_key(None)
+        super().detach()
 
     def coverage(self) -> Sequence[CoverageGap]:
-        return [
-            CoverageGap("operators outside compiled functions", "only what is traced has a program")
-        ]
+        return [CoverageGap("operators that are not compiled", "only traced ones have a program")]
 
     def changed(self) -> None:
         """Use a cache key that tells apart what different tools make of a program."""
         # The framework reads it before the program's first operator.
-        framework.set_cache_key(self.key())
+        compiler.set_cache_key(self.key())
 
     def key(self) -> object:
         session = self.session
@@ -121,94 +64,86 @@ class TracedAttachment:
         # Without the cache of analysis each execution is analysed, so each is traced.
         return (session.epoch, None if session.caching else next(_calls))
 
+    def run(self, compute: Callable[[], Any]) -> Any:
+        results = self.vanilla["run"](compute)
+        if self.session.enabled:
+            self.end_of_run()
+        return results
+
     def end_of_run(self) -> None:
-        if not self.session.enabled:
-            return
         if not self.session.caching:
             self.changed()
         self.session.raise_pending()
 
-    # While a function is traced.
-
-    def trace(self, op: framework.Op, values: Sequence[Any]) -> list[Any]:
+    def dispatch(self, op: toy.Op, arguments: list[Any]) -> tuple[Any, ...]:
         """Write an operator and the actions around it into the trace."""
-        key, source = _place()
-        site = Site((op.name, *key), op.name, NAMESPACE, op.name, source=source)
-        context = self.session.open(
-            site, op, list(values), input_names=op.inputs, constant=lambda value: value.known
-        )
-        try:
-            before = context.trigger_callback(IPoint.BEFORE_FORWARD)
-            given = self.write(before, values)
-            if before.replacement is None:
-                results = _interception.bind(op, given)
-            else:
-                results = self.write_replacement(op, before.replacement, given)
-            context.fill(outputs=results)
-            return self.write(context.trigger_callback(IPoint.AFTER_FORWARD), results)
-        finally:
-            context.release()
+        if not toy.is_tracing():
+            return tuple(self.vanilla["dispatch"](op, arguments))
+        return super().dispatch(op, arguments)
 
-    def write(self, plan: Plan, values: Sequence[Any]) -> list[Any]:
-        """Walk the steps: run a staged one now on placeholders, and write the others into the
-        program.
-        """
+    def execute(self, record: OpRecord, op: toy.Op, arguments: list[Any]) -> tuple[Any, ...]:
+        return tuple(TracedExecution(self, record, op).run(arguments))
+
+
+class TracedDriver(ToyDriver):
+    """The plugin."""
+
+    attachment_type: type[TracedAttachment] = TracedAttachment
+    replaced = (*ToyDriver.replaced, (compiler, "run"))
+
+    def __init__(self) -> None:
+        super().__init__(capabilities=CAPABILITIES)
+        self.info = dataclasses.replace(self.info, namespaces=("toy/*/compiled",))
+
+
+class TracedExecution(ForwardProgram):
+    """One operator while a function is traced."""
+
+    def __init__(self, attachment: TracedAttachment, record: OpRecord, op: toy.Op) -> None:
+        super().__init__(
+            attachment.session, record, op, input_names=op.inputs, constant=compiler.known
+        )
+        self.attachment = attachment
+
+    def execute(self, plan: Plan, values: list[Any]) -> list[Any]:
+        """Run a staged step now on placeholders, and write the others into the program."""
         new = list(values)
         for step in plan:
             if step.action.staged:
                 for position, value in step(new):
                     new[position] = value
             elif step.action.observe:
-                framework.callback(partial(self.look, step), new, 0)
+                compiler.callback(partial(self.look, step), new, 0)
             else:
-                new = framework.callback(partial(self.edit, step), new, len(new))
+                new = compiler.callback(partial(self.edit, step), new, len(new))
         return new
 
-    def write_replacement(self, op: framework.Op, step: Step, values: list[Any]) -> list[Any]:
-        if step.action.staged:
-            return _as_list(step.replace(values))
-        results = len(op.compute(*(1.0 for _ in op.inputs)))
-        return framework.callback(partial(self.instead, op, step), values, results)
+    def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
+        if replacement is None:
+            return list(self.attachment.vanilla["dispatch"](self.raw, values))
+        if replacement.action.staged:
+            return several(replacement.replace(values))
+        outputs = compiler.outputs_of(self.raw)
+        return compiler.callback(partial(self.instead, replacement), values, outputs)
 
     # While a program runs: nothing may be raised here.
 
     def look(self, step: Step, *values: Any) -> Sequence[Any]:
-        self.guarded(lambda: step(values), None)
+        self.deferred(step, values)
         return ()
 
     def edit(self, step: Step, *values: Any) -> Sequence[Any]:
         new = list(values)
-        for position, value in self.guarded(lambda: step(values), []):
+        for position, value in self.deferred(step, values) or ():
             new[position] = value
         return new
 
-    def instead(self, op: framework.Op, step: Step, *values: Any) -> Sequence[Any]:
-        result = self.guarded(lambda: step.replace(values), None)
-        return _interception.bind(op, values) if result is None else _as_list(result)
+    def instead(self, step: Step, *values: Any) -> Sequence[Any]:
+        result = self.deferred(lambda given: several(step.replace(given)), values)
+        return toy.execute(self.raw, list(values)) if result is None else result
 
-    def guarded(self, call: Callable[[], Any], otherwise: Any) -> Any:
-        # What a routine itself runs is the program as it is without tools.
-        with framework.cache_key(None):
-            try:
-                return call()
-            except BaseException as error:
-                # `self.session` may be closed: the core passes the error to the one that runs now.
-                self.session.defer(error)
-                return otherwise
-
-
-TracedDriver.attachment_type = TracedAttachment
-
-
-def _as_list(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, (list, tuple)) else [result]
-
-
-def _place() -> tuple[tuple[str, int], str]:
-    """Return function and offset of the call outside the framework, and ``file:line``."""
-    frame = sys._getframe(1)
-    while frame.f_globals.get("__name__") in (__name__, framework.__name__):
-        assert frame.f_back is not None
-        frame = frame.f_back
-    file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
-    return (frame.f_code.co_name, frame.f_lasti), f"{file}:{frame.f_lineno}"
+    def deferred(self, run: Run, values: Sequence[Any]) -> Sequence[Any] | None:
+        # What a routine itself runs is the program as it is without tools. `self.session` may be
+        # closed: the core passes the error to the one that runs now.
+        with compiler.cache_key(None):
+            return deferring(self.session, run)(list(values))

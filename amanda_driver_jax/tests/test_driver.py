@@ -18,11 +18,10 @@ import pytest
 from jax import lax
 
 import amanda
-from amanda_core import discovery
+from amanda_core.driver_kit.framework_versions import FrameworkVersions
 from amanda_core.errors import LateActionError, UnsupportedError
-from amanda_core.framework_versions import FrameworkVersions
-from amanda_core.vocabulary import AXES, INPUT_ROLES
-from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
+from amanda_core.interface.vocabulary import AXES, INPUT_ROLES, OP_TYPES as COMMON_TYPES
+from amanda_core.plugins import discovery
 from amanda_driver_jax import plugin
 from amanda_driver_jax.facts import FACTS
 from amanda_driver_jax.vocabulary import DECLARATIONS
@@ -387,7 +386,7 @@ def test_the_coverage_says_why() -> None:
 
 def test_discovery_does_not_import_jax() -> None:
     program = (
-        "import json, sys; from amanda_core import discovery; "
+        "import json, sys; from amanda_core.plugins import discovery; "
         "names = [d.info.name for d in discovery.drivers()]; "
         "print(json.dumps([names, 'jax' in sys.modules, 'numpy' in sys.modules]))"
     )

@@ -312,3 +312,19 @@ def test_training_with_the_pruning_tool_is_training_with_masks(model: str, jitte
         else:
             assert np.array_equal(one, other)
         assert not np.array_equal(one, vanilla)
+
+
+class Renamed(nnx.Module):
+    """Its methods do not name their object `self`."""
+
+    def __init__(module, rngs: Any) -> None:
+        module.inner = nnx.Linear(3, 2, rngs=rngs)
+
+    def __call__(module, x: Any) -> Any:
+        return jnp.tanh(x @ module.inner.kernel[...])
+
+
+def test_modules_are_known_whatever_their_methods_call_them() -> None:
+    model = Renamed(nnx.Rngs(0))
+    (found,) = seen(lambda: model(jnp.ones((4, 3))), "matmul")
+    assert found[2] == ["Renamed:inner.kernel"]

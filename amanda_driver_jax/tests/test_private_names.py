@@ -11,10 +11,10 @@ from jax.extend.core import Primitive
 from jax.extend.core.primitives import jit_p
 
 import amanda
-from amanda_core.testing.private_names import DriverSources, has_underscore
-from amanda_driver_jax import _jax_internals as internals
+from amanda_core.testing.checks.private_names import DriverSources, has_underscore
+from amanda_driver_jax import jax_internals as internals
 
-OWNER = "_jax_internals.py"
+OWNER = "jax_internals.py"
 
 
 def _is_private(name: str) -> bool:
@@ -39,7 +39,7 @@ def test_private_names_stand_in_their_owner_only() -> None:
     assert [line for line in found if not line.endswith(": _vjp")] == []
 
 
-def test_releases_stand_in_their_owners_only() -> None:
+def test_releases_stand_in_their_owner_only() -> None:
     numbers = r"\b0\.\d\d\b"
     others = [name for name in sources().texts if name != OWNER]
     assert [line for name in others for line in sources().releases(name, numbers)] == []
@@ -54,7 +54,7 @@ def test_the_owner_is_searched_as_all_else() -> None:
 
 def test_one_that_is_planted_is_found() -> None:
     planted = "\nfrom jax._src import core\ndef f(array): return array._value\n"
-    assert len(sources().mentions("_routines.py", sources().texts["_routines.py"] + planted)) == 2
+    assert len(sources().mentions("routines.py", sources().texts["routines.py"] + planted)) == 2
 
 
 def test_what_is_replaced_is_restored() -> None:

@@ -22,6 +22,7 @@ from amanda_tools.dump import Dump
 from amanda_tools.effective_path import EffectivePath
 from amanda_tools.flops import Flops
 from amanda_tools.nonfinite import NonFinite
+from amanda_tools.summary import Summary
 
 X = jax.random.normal(jax.random.key(1), (8, 6, 6, 3))
 Y = jnp.arange(8) % 4
@@ -63,6 +64,30 @@ def test_flops() -> None:
     # The gradients of a watched op are computed for all its inputs, also for the images.
     assert convolution.backward_macs == 2 * convolution.macs
     assert product.backward_macs == 2 * product.macs
+
+
+class Tied(nnx.Module):
+    def __init__(self, rngs: Any) -> None:
+        self.embed, self.again = nnx.Embed(10, 4, rngs=rngs), nnx.Linear(4, 4, rngs=rngs)
+        self.tied = self.embed
+
+    def __call__(self, x: Any) -> Any:
+        return self.tied.attend(self.again(self.again(self.embed(x))))
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_summary_counts_a_shared_parameter_once_and_a_repeated_layer_twice(jitted: bool) -> None:
+    model, tool = Tied(nnx.Rngs(0)), Summary()
+    run = nnx.jit(lambda model, x: model(x)) if jitted else lambda model, x: model(x)
+    with amanda.apply(tool):
+        for _ in range(2):
+            run(model, jnp.array([1, 2, 3]))
+    result = tool.result()
+    state = jax.tree.leaves(nnx.state(model, nnx.Param))
+    assert result.parameters == sum(value.size for value in state) == 60
+    assert result.macs == 3 * (2 * 4 * 4 + 4 * 10)
+    types = {row.module: row.type for row in result.modules}
+    assert (types[""], types["again"]) == ("Tied", "Linear")
 
 
 @pytest.mark.slow

@@ -89,6 +89,26 @@ def test_parameters_that_blocks_get_at_their_first_call_are_known() -> None:
     assert names == [["weight", "bias"]]
 
 
+def test_what_the_program_marks_and_what_metrics_and_trainers_run_is_not_the_model() -> None:
+    net = gluon.nn.Dense(3, in_units=5)
+    net.initialize()
+    found: dict[str, set[str]] = {}
+    x = mx.nd.ones((2, 5))
+
+    def look(context: OpContext) -> None:
+        found.setdefault(context.zone, set()).add(context.name)
+
+    with amanda.apply(tool(look)):
+        net(x)
+        with amanda.zone("metrics"):
+            mx.nd.relu(net(x))
+        mx.nd.sqrt(x)
+        mx.metric.MSE().update(x, x)
+    assert {"FullyConnected", "sqrt"} <= found["model"]
+    assert {"FullyConnected#2", "relu"} <= found["metrics"]
+    assert found["model"].isdisjoint(found["metrics"])
+
+
 def test_states_that_operators_write_are_observed_and_not_edited() -> None:
     net, seen = network(), []
 

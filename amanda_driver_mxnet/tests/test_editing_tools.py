@@ -1,4 +1,4 @@
-"""`quantize` and `inject_faults`, imperative and hybridized, against the arithmetic of NumPy."""
+"""Editing tools, imperative and hybridized, against the arithmetic of NumPy."""
 
 # mypy: allow-subclassing-any
 
@@ -16,6 +16,7 @@ from amanda_core.errors import ToolError
 from amanda_tools.faults import InjectFaults, run_campaign
 from amanda_tools.gating import PruneChannels, PrunePositions
 from amanda_tools.quantize import Quantize
+from amanda_tools.steer import Steer
 
 MODES = pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybrid"])
 X = np.random.RandomState(0).standard_normal((2, 2, 8, 8)).astype("float32")
@@ -74,6 +75,25 @@ def test_activations_are_quantized_after_their_calibration(hybrid: bool) -> None
     assert np.abs(quantized - plain).max() > 1e-5
     first = tool.result().activations[0]
     assert first.scale == pytest.approx(float(X.max() - X.min()) / 255, rel=1e-6)
+
+
+@MODES
+@pytest.mark.parametrize("edit", ["add", "replace", "project", "ablate"])
+def test_outputs_are_steered(hybrid: bool, edit: Any) -> None:
+    net, vector = network(hybrid), np.array([1.0, 2.0, 0.0, -1.0], "float32")
+    plain = run(net)
+    along = (plain @ vector)[:, None] * vector / (vector @ vector)
+    expected = {
+        "add": plain + 0.5 * vector,
+        "replace": np.broadcast_to(vector, plain.shape),
+        "project": plain - 0.5 * along,
+        "ablate": plain * [1, 0, 1, 1],
+    }
+    given = {"neurons": [1]} if edit == "ablate" else {"vector": vector, "factor": 0.5}
+    with amanda.apply(Steer(edit, ops=["linear"], **given)):
+        found = run(net)
+    np.testing.assert_allclose(found, expected[edit], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(run(net), plain)
 
 
 class Relu(gluon.HybridBlock):

@@ -9,7 +9,7 @@ import mxnet  # noqa: F401
 import pytest
 from mxnet.base import _LIB
 
-from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
+from amanda_core.interface.vocabulary import OP_TYPES as COMMON_TYPES
 from amanda_driver_mxnet.vocabulary import DECLARATIONS
 
 #: Operators without a common type, one in a line.

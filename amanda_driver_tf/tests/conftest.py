@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from amanda_driver_tf._shared.state import STATE
+from amanda_driver_tf.threads import STATE
 
 
 def pytest_pycollect_makemodule() -> None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from amanda_core.testing.layers import Layers
+from amanda_core.testing.checks.layers import Layers
 
 LAYERS: list[str | tuple[str, ...]] = [
     ("__init__", "plugin"),
-    ("_attachment", "_remnants", "vocabulary", "self_test"),
-    ("_eager", "_functions", "_sessions", "_facts"),
-    "_rewriting",
-    "_gradients",
-    "_insertion",
-    "_graphs",
-    "_shared",
-    "_tensorflow_internals",
-    "_interceptor_choice",
-    "_extension",
-    "_versions",
+    ("attachment", "remaining_objects", "vocabulary", "self_test"),
+    ("interception", "facts"),
+    ("execution", "execution.eager", "execution.functions", "execution.sessions"),
+    "rewriting",
+    ("gradients", "gradients.eager", "gradients.graphs"),
+    "insertion",
+    "graphs",
+    "identity",
+    "operators",
+    "threads",
+    "interceptor_choice",
+    ("tensorflow_internals", "contractions"),
 ]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from amanda_driver_tf._versions import VERSIONS
 from amanda_driver_tf.plugin import amanda_preflight
+from amanda_driver_tf.tensorflow_internals.versions import VERSIONS
 
 
 def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

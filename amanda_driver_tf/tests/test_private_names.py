@@ -10,10 +10,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from amanda_core.testing.private_names import DriverSources, has_underscore
-from amanda_driver_tf._tensorflow_internals import entry_points, modules, names, objects, tapes
+from amanda_core.testing.checks.private_names import DriverSources, has_underscore
+from amanda_driver_tf.tensorflow_internals import entry_points, modules, names, objects, tapes
 
-OWNER = "_tensorflow_internals/"
+OWNER = "tensorflow_internals/"
 
 
 @functools.cache  # Not at import, which would start the runtime before other tests configure it.
@@ -50,10 +50,10 @@ def test_private_names_stand_in_their_owner_only() -> None:
 RELEASES = r"\b2\.\d\d\b"
 
 
-def test_releases_stand_in_their_owners_only() -> None:
-    others = [name for name in sources().texts if not name.startswith((OWNER, "_versions.py"))]
+def test_releases_stand_in_their_owner_only() -> None:
+    others = [name for name in sources().texts if not name.startswith(OWNER)]
     assert [line for name in others for line in sources().releases(name, RELEASES)] == []
-    name = "_rewriting/body_rewriting.py"
+    name = "rewriting/body_rewriting.py"
     planted = "\nif tf.__version__ > '2.18': pass  # Not before 2.19.\n"
     assert len(sources().releases(name, RELEASES, sources().texts[name] + planted)) == 3
 
@@ -75,7 +75,7 @@ def test_the_owner_is_searched_as_all_else() -> None:
 
 
 def test_one_that_is_planted_is_found() -> None:
-    name = "_rewriting/body_rewriting.py"
+    name = "rewriting/body_rewriting.py"
     planted = (
         "\nfrom tensorflow.python.framework import ops\n"
         "def f(op, graph): return op._id, graph._lock, getattr(op, '_op_def')\n"

@@ -21,8 +21,8 @@ from tensorflow.python.framework import op_def_registry
 
 import amanda
 from amanda_core import OpContext, Session, Site
-from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
-from amanda_driver_tf._shared.signature import grouped, signature_of
+from amanda_core.interface.vocabulary import OP_TYPES as COMMON_TYPES
+from amanda_driver_tf.operators.signature import grouped, signature_of
 from amanda_driver_tf.plugin import amanda_driver_info
 from amanda_driver_tf.vocabulary import BACKWARD_TYPES, OP_TYPES
 

@@ -22,7 +22,7 @@ def _one_thread() -> None:
 def _same_start_and_nothing_left() -> Iterator[None]:
     import torch
 
-    from amanda_driver_torch._thread.state import STATE
+    from amanda_driver_torch.threads.state import STATE
 
     torch.manual_seed(0)
     yield
@@ -36,6 +36,7 @@ def _same_start_and_nothing_left() -> Iterator[None]:
     assert not STATE.backward
     assert not STATE.activations
     assert depth == 0
+    assert torch._C._is_torch_function_enabled()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import EditError, UnsupportedError
-from amanda_core.testing.tools import at_inputs, at_outputs, tool
+from amanda_core.testing.kit.tools import at_inputs, at_outputs, tool
 
 from .tensors import close, equal, grad_of, leaf, leaf_copy
 

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import amanda
 from amanda_core.errors import EditError
-from amanda_core.testing.tools import at_outputs, before, tool, watching_backward
+from amanda_core.testing.kit.tools import at_outputs, before, tool, watching_backward
 
 from .tensors import close, equal, grad_of, leaf, leaf_copy
 

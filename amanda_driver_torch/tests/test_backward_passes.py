@@ -15,7 +15,7 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import AmandaWarning
-from amanda_core.testing.tools import at_inputs, at_outputs, before, tool, watching_backward
+from amanda_core.testing.kit.tools import at_inputs, at_outputs, before, tool, watching_backward
 
 from .tensors import close, equal, grad_of, leaf, leaf_copy
 

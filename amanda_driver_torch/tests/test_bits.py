@@ -20,8 +20,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import amanda
-from amanda_core.testing.tools import Everywhere, after, at_inputs, before, tool
-from amanda_driver_torch._torch.internals import make_saved_tensor
+from amanda_core.testing.kit.tools import Everywhere, after, at_inputs, before, tool
+from amanda_driver_torch.torch_internals.internals import make_saved_tensor
 
 from .interceptors import under_both_interceptors
 from .tensors import equal, grad_of, leaf, leaf_copy

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import amanda
-from amanda_core.calls import MODULE_INPUT, MODULE_OUTPUT, Call
-from amanda_core.testing.tools import tool
+from amanda_core.engine.calls import MODULE_INPUT, MODULE_OUTPUT, Call
+from amanda_core.testing.kit.tools import tool
 
 X = torch.ones(1, 2)
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import amanda
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import after, at_inputs, before, tool
+from amanda_core.testing.kit.tools import after, at_inputs, before, tool
 
 from .tensors import close, equal, grad_of, leaf, leaf_copy
 

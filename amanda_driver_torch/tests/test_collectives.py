@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import amanda
-from amanda_core.testing.tools import Everywhere
+from amanda_core.testing.kit.tools import Everywhere
 from amanda_driver_torch import interceptor
 
 

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda_core.errors import ConfigError
-from amanda_core.testing.tools import watching
+from amanda_core.testing.kit.tools import watching
 
 from .interceptors import STAYS_COMPILED
 from .tensors import equal

@@ -18,7 +18,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 
 import amanda
-from amanda_core.testing.tools import watching
+from amanda_core.testing.kit.tools import watching
 
 from .interceptors import STAYS_COMPILED
 from .tensors import equal

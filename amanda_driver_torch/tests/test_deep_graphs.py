@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import amanda
-from amanda_driver_torch._torch.extension import native
+from amanda_driver_torch.torch_internals.extension import native
 
 needs_extension = pytest.mark.skipif(
     native is None, reason="without it graphs are as deep as plain torch stands with hooks"

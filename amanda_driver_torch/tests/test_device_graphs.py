@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import amanda
-from amanda_driver_torch._entry.device_graphs import kinds
-from amanda_driver_torch._thread.state import STATE
+from amanda_driver_torch.interception.device_graphs import kinds
+from amanda_driver_torch.threads.state import STATE
 
 NOTICE = "CUDA graphs and those of other devices are not instrumented"
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

@@ -12,19 +12,19 @@ from torch import nn
 
 import amanda
 from amanda_core import Session
-from amanda_core.calls import Calls
+from amanda_core.engine.calls import Calls
 from amanda_core.errors import AmandaWarning
-from amanda_core.scopes import Labels, Scopes
-from amanda_core.sites import Sites
-from amanda_driver_torch import _attachment
-from amanda_driver_torch._attachment import TorchAttachment
-from amanda_driver_torch._autograd import gradient_hooks
-from amanda_driver_torch._autograd.gradient_nodes import Result
-from amanda_driver_torch._autograd.records import NodeRecord
-from amanda_driver_torch._entry import function_mode, native_interceptor
-from amanda_driver_torch._execution import execute
-from amanda_driver_torch._execution.execute import Execution, Run
-from amanda_driver_torch._operators import operator
+from amanda_core.identity.sites import Sites
+from amanda_core.modules.scopes import Labels, Scopes
+from amanda_driver_torch.attachment import attachment, module_calls
+from amanda_driver_torch.attachment.attachment import TorchAttachment
+from amanda_driver_torch.execution import execute
+from amanda_driver_torch.execution.execute import Execution, Run
+from amanda_driver_torch.gradients import gradient_hooks, operator_call
+from amanda_driver_torch.gradients.gradient_nodes import Result
+from amanda_driver_torch.gradients.records import NodeRecord
+from amanda_driver_torch.interception import function_mode, native_interceptor
+from amanda_driver_torch.operators import operator
 
 from .tensors import leaf
 
@@ -93,24 +93,24 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "finding the site": (Sites, "_group"),
     "classifying a frame": (Sites, "classify"),
     "the name of a weight": (Labels, "look_up"),
-    "binding arguments": (execute, "bind"),
+    "binding arguments": (operator_call, "bind"),
     "analysis before": (Run, "_analyse"),
     "after the op": (Run, "outputs_of"),
-    "tracking of nodes": (Execution, "_track"),
+    "tracking of nodes": (execute, "hook_nodes"),
     "rebuilding the result": (execute, "restructure"),
     "before a node": (NodeRecord, "before"),
     "after a node": (NodeRecord, "after"),
     "gradients of inputs": (Result, "given"),
     "facts of an operator": (operator, "schemas_of"),
-    "whether to ignore the op": (_attachment, "reason_to_ignore"),
-    "an operator in Python": (_attachment, "Operator"),
+    "whether to ignore the op": (attachment, "reason_to_ignore"),
+    "an operator in Python": (attachment, "Operator"),
     "the scope of a module": (Scopes, "enter"),
     "the end of a step": (Session, "end_step"),
 }
 OF_MODULES: dict[str, tuple[Any, str]] = {
     "the scope of a watched module": (Scopes, "enter"),
     "the call of a model": (Calls, "enter"),
-    "a module's input or output": (_attachment, "replace_first"),
+    "a module's input or output": (module_calls, "_replace_first"),
 }
 #: The same in what only one interceptor uses.
 OF_ONE: dict[str, dict[str, tuple[Any, str]]] = {
@@ -178,6 +178,7 @@ def test_program_goes_on_and_nothing_is_executed_twice(fault: Fault) -> None:
         coverage = handle.coverage()["pytorch"]
     assert all(map(torch.equal, results, plain))
     assert any("a fault in the driver" in left_out.why for left_out in coverage)
+    assert any("where a driver failed" in line for line in tool.not_seen())
 
 
 def test_error_says_that_it_is_the_drivers(fault: Fault) -> None:

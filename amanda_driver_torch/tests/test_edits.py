@@ -15,7 +15,7 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import EditError, RoutineResultError
-from amanda_core.testing.tools import after, before, tool
+from amanda_core.testing.kit.tools import after, before, tool
 
 from .tensors import close, equal, grad_of, leaf, leaf_copy
 

@@ -23,8 +23,8 @@ from amanda_core.errors import (
     PositionError,
     RoutineResultError,
 )
-from amanda_core.testing.tools import after, at_inputs, at_outputs, before, replacing, tool
-from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
+from amanda_core.testing.kit.tools import after, at_inputs, at_outputs, before, replacing, tool
+from amanda_driver_torch.interception.interceptor_choice import INTERCEPTORS
 
 from .tensors import equal, grad_of, leaf
 

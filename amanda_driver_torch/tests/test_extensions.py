@@ -15,7 +15,7 @@ import torch
 
 import amanda
 from amanda_core.errors import ActionError
-from amanda_core.testing.tools import tool
+from amanda_core.testing.kit.tools import tool
 from amanda_driver_torch import extensions
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import EditError, UnsupportedError
-from amanda_core.testing.tools import Everywhere, after, at_inputs, at_outputs, before, tool
+from amanda_core.testing.kit.tools import Everywhere, after, at_inputs, at_outputs, before, tool
 
 from .repeated_executions import TIMES
 from .tensors import equal, grad_of, leaf

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch import relu as early_relu
+from torch import nn, relu as early_relu
 from torch.utils.checkpoint import checkpoint
 
 import amanda
-from amanda_core.testing.tools import after, before, tool, watching
+from amanda_core.testing.kit.tools import after, before, tool, watching
 
 from .tensors import close, equal, grad_of, leaf
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amanda_core.testing.layers import Layers
+from amanda_core.testing.checks.layers import Layers
 
 pytestmark = pytest.mark.one_interceptor
 
@@ -14,16 +14,17 @@ LAYERS: list[str | tuple[str, ...]] = [
     ("plugin", "self_test"),
     "__init__",
     "doctor",
-    "_attachment",
-    "_compiled",
-    "_entry",
-    "_execution",
-    "_autograd",
-    "_identity",
-    "_thread",
-    "_operators",
-    "_torch",
-    ("extensions", "vocabulary"),
+    "attachment",
+    "compiled",
+    "interception",
+    "execution",
+    "gradients",
+    "identity",
+    "threads",
+    "operators",
+    "facts",
+    "torch_internals",
+    ("extensions", "vocabulary", "contractions", "placements"),
 ]
 
 

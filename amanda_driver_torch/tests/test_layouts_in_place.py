@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 import amanda
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import after
+from amanda_core.testing.kit.tools import after
 
 from .interceptors import under_both_interceptors
 from .tensors import equal

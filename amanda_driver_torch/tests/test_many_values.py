@@ -15,7 +15,7 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import PositionError
-from amanda_core.testing.tools import Edit, after, at_inputs, at_outputs, before, editing
+from amanda_core.testing.kit.tools import Edit, after, at_inputs, at_outputs, before, editing
 
 from .interceptors import under_both_interceptors
 from .tensors import equal

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 import amanda
-from amanda_core.testing.tools import before, tool, watching
+from amanda_core.testing.kit.tools import before, tool, watching
 
 from .tensors import equal
 

@@ -17,12 +17,12 @@ from torch import nn
 import amanda
 from amanda_core import OpContext
 from amanda_core.errors import DriverError
-from amanda_core.switches import VERSION
-from amanda_core.testing.tools import after
-from amanda_core.threads import THREAD
-from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
-from amanda_driver_torch._torch import extension
-from amanda_driver_torch._torch.versions import VARIABLE
+from amanda_core.runtime.switches import VERSION
+from amanda_core.runtime.threads import THREAD
+from amanda_core.testing.kit.tools import after
+from amanda_driver_torch.interception.interceptor_choice import INTERCEPTORS
+from amanda_driver_torch.torch_internals import extension
+from amanda_driver_torch.torch_internals.versions import VARIABLE
 
 from .tensors import check_references
 
@@ -223,7 +223,7 @@ def test_a_forked_process_starts_with_nothing_applied() -> None:
     with amanda.apply(Seen()) as _:
         child = os.fork()
         if child == 0:
-            from amanda_driver_torch._thread.state import STATE
+            from amanda_driver_torch.threads.state import STATE
 
             torch.relu(x())
             os._exit(0 if STATE.attachment is None else 1)

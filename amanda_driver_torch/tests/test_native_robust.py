@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 import amanda
 import amanda_driver_torch
 from amanda import OpContext
-from amanda_driver_torch._torch import extension
-from amanda_driver_torch._torch.versions import VARIABLE
+from amanda_driver_torch.torch_internals import extension
+from amanda_driver_torch.torch_internals.versions import VARIABLE
 
 from .tensors import check_references
 
@@ -251,7 +251,7 @@ def test_the_diagnosis_names_what_is_used() -> None:
 @pytest.fixture(params=["library", "python"])
 def asked(request: pytest.FixtureRequest) -> Iterator[str]:
     """Return who is called for torch's state: its library or, if a symbol is missing, Python."""
-    from amanda_driver_torch._entry import native_interceptor
+    from amanda_driver_torch.interception import native_interceptor
 
     native_interceptor._define()
     relu = torch._C._VariableFunctions.relu

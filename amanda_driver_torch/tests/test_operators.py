@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from amanda_driver_torch._operators import bindings as table
-from amanda_driver_torch._operators.bindings import (
+from amanda_driver_torch.operators import bindings as table
+from amanda_driver_torch.operators.bindings import (
     bindings,
     is_operator,
     operator_of,

@@ -18,8 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda_driver_torch import interceptor
-from amanda_driver_torch._autograd.backward import Backward
-from amanda_driver_torch._execution import execute, pending_hooks
+from amanda_driver_torch.execution import execute, pending_hooks
+from amanda_driver_torch.gradients.backward import Backward
+from amanda_driver_torch.gradients.operator_call import OperatorCall
 
 Log = list[Any]
 
@@ -334,7 +335,7 @@ def test_routines_are_called_as_if_all_nodes_had_been_hooked_in_the_forward_pass
     program: str, edit: bool, aligned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = logged(PROGRAMS[program], edit, aligned)
-    monkeypatch.setattr(execute, "later_hooks", lambda *args, **kwargs: None)
+    monkeypatch.setattr(pending_hooks, "later_hooks", lambda *args, **kwargs: None)
     assert later == logged(PROGRAMS[program], edit, aligned)
     assert any(entry[0] == "before" for entry in later if isinstance(entry, tuple))
 
@@ -344,7 +345,7 @@ def settled(program: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> l
     found: list[str] = []
     for module, name in (
         (execute, "compiled"),
-        (execute, "later_hooks"),
+        (pending_hooks, "later_hooks"),
         (pending_hooks, "node_plans"),
     ):
         original = getattr(module, name)
@@ -352,7 +353,8 @@ def settled(program: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> l
         def counted(*args: Any, original: Any = original, name: str = name) -> Any:
             plan = original(*args)
             if plan is not None:
-                found.append(f"{name} {args[2].site.name}")
+                (call,) = (one for one in args if isinstance(one, OperatorCall))
+                found.append(f"{name} {call.record.site.name}")
             return plan
 
         monkeypatch.setattr(module, name, counted)

@@ -20,7 +20,7 @@ from torch import nn
 
 import amanda
 from amanda_driver_torch import interceptor
-from amanda_driver_torch._torch.extension import native
+from amanda_driver_torch.torch_internals.extension import native
 
 from .repeated_executions import TIMES
 from .tensors import equal, grad_of, leaf

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from amanda_core.testing.private_names import DriverSources, has_underscore
-from amanda_driver_torch._torch import internals
+from amanda_core.testing.checks.private_names import DriverSources, has_underscore
 
 pytestmark = pytest.mark.one_interceptor
 
 OWNERS = {
-    "_torch/dynamo.py",
-    "_torch/internals.py",
+    "torch_internals/dynamo.py",
+    "torch_internals/entry_points.py",
+    "torch_internals/internals.py",
     "native/torch_symbols.h",
     "native/torch_symbols.cpp",
     # Tables of operators by name: one that a version lacks does no harm.
-    "_operators/bindings.py",
-    "_operators/overloads.py",
+    "operators/bindings.py",
+    "operators/overloads.py",
     "vocabulary.py",
 }
 
@@ -51,40 +53,51 @@ RELEASES = r"\b2\.\d\d\b"
 
 
 def test_releases_stand_in_their_owners_only() -> None:
-    owners = {*OWNERS, "_torch/versions.py"}
+    owners = {*OWNERS, "torch_internals/versions.py"}
     others = [name for name in sources().texts if name not in owners]
     assert [line for name in others for line in sources().releases(name, RELEASES)] == []
-    for name in ("_torch/internals.py", "_torch/versions.py"):
+    for name in ("torch_internals/internals.py", "torch_internals/versions.py"):
         assert sources().releases(name, RELEASES)
 
 
 def test_a_release_that_is_planted_is_found() -> None:
     planted = "\nif torch.__version__ >= '2.14': pass  # PyTorch 2.13 has none.\n"
-    for name, count in (("_compiled/choice.py", 3), ("native/watch.cpp", 2)):
+    for name, count in (("compiled/choice.py", 3), ("native/watch.cpp", 2)):
         text = sources().texts[name] + planted
         assert len(sources().releases(name, RELEASES, text)) == count
 
 
 def test_in_tables_of_operators_only_names_of_operators_are_private() -> None:
     for name in OWNERS:
-        if not name.startswith(("_torch", "native/")):
+        if not name.startswith(("torch_internals", "native/")):
             found = sources().mentions(name)
             assert [line for line in found if "." in line.partition(": ")[2]] == []
 
 
 def test_the_owners_are_searched_as_all_else() -> None:
-    for name in ("_torch/internals.py", "native/torch_symbols.h"):
+    for name in ("torch_internals/internals.py", "native/torch_symbols.h"):
         assert sources().mentions(name)
 
 
 def test_one_that_is_planted_is_found() -> None:
     for name, planted, count in [
-        ("_autograd/taps.py", "\n\ndef f(t): return t._version, torch._C.TensorBase\n", 2),
+        ("gradients/taps.py", "\n\ndef f(t): return t._version, torch._C.TensorBase\n", 2),
         ("native/watch.cpp", '\nconst char* name = "_version";\n', 1),
     ]:
         assert len(sources().mentions(name, sources().texts[name] + planted)) == count
 
 
-def test_everything_that_the_module_offers_is_there() -> None:
-    missing = [name for name in internals.__all__ if not hasattr(internals, name)]
-    assert missing == []
+def test_everything_that_the_driver_takes_from_the_owners_is_there() -> None:
+    taken = {
+        (str(node.module), alias.name)
+        for text in (text for name, text in sources().texts.items() if name.endswith(".py"))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and "torch_internals." in str(node.module)
+        for alias in node.names
+    }
+    assert len(taken) > 100
+    assert [
+        f"{module}.{name}"
+        for module, name in sorted(taken)
+        if not hasattr(importlib.import_module(module), name)
+    ] == []

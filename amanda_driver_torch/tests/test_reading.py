@@ -23,8 +23,8 @@ from torch import nn
 from torch.masked import masked_tensor
 
 import amanda
-from amanda_core.testing.tools import analysed
-from amanda_driver_torch._torch.tensor_attributes import is_weight
+from amanda_core.testing.kit.tools import analysed
+from amanda_driver_torch.torch_internals.tensor_attributes import is_weight
 
 from .interceptors import under_both_interceptors
 from .unchanged_by_tools import CHANGING_NOTHING, same_under, unlike_plain

@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 import amanda
-from amanda_core.testing.tools import Everywhere, at_inputs
+from amanda_core.testing.kit.tools import Everywhere, at_inputs
 
 
 def model() -> nn.Sequential:

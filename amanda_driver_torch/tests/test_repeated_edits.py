@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 import amanda
 from amanda_core.errors import EditError, RoutineResultError
-from amanda_core.testing.tools import after, at_inputs, at_outputs, before, idle
-from amanda_driver_torch._torch.extension import native
-from amanda_driver_torch._torch.internals import make_saved_tensor
+from amanda_core.testing.kit.tools import after, at_inputs, at_outputs, before, idle
+from amanda_driver_torch.torch_internals.extension import native
+from amanda_driver_torch.torch_internals.internals import make_saved_tensor
 
 from .repeated_executions import TIMES, data, product
 from .tensors import check_references, close, equal, leaf
@@ -219,7 +219,7 @@ def test_a_weight_and_its_gradient_are_edited_without_the_driver_s_python() -> N
     calls: list[str] = []
 
     def profile(frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and "._execution." in frame.f_globals.get("__name__", ""):
+        if event == "call" and ".execution." in frame.f_globals.get("__name__", ""):
             calls.append(frame.f_code.co_name)
 
     tools = [

@@ -19,7 +19,7 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import AmandaWarning
-from amanda_core.testing.tools import tool
+from amanda_core.testing.kit.tools import tool
 
 from .repeated_executions import TIMES, Arriving, Given, Raw, RawResult, data, product
 from .tensors import close, equal, leaf

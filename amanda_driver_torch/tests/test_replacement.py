@@ -15,7 +15,8 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import EditError, ReplacementConflictError, RoutineResultError
-from amanda_core.testing.tools import (
+from amanda_core.runtime.threads import original
+from amanda_core.testing.kit.tools import (
     after,
     at_inputs,
     at_outputs,
@@ -25,7 +26,6 @@ from amanda_core.testing.tools import (
     tool,
     watching_backward,
 )
-from amanda_core.threads import original
 
 from .tensors import equal, grad_of, leaf
 

@@ -22,7 +22,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 import amanda
-from amanda_core.testing.tools import (
+from amanda_core.testing.kit.tools import (
     Everywhere,
     after,
     at_inputs,

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from amanda_driver_torch._operators import signature
-from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of, restructure
+from amanda_driver_torch.operators import signature
+from amanda_driver_torch.operators.signature import BoundCall, bind, outputs_of, restructure
 
 # Not all bindings are in torch's stubs.
 T: Any = torch.Tensor

@@ -14,8 +14,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from amanda_driver_torch._operators.bindings import CONVERSIONS, is_operator, type_name
-from amanda_driver_torch._operators.signature import BoundCall, bind
+from amanda_driver_torch.operators.bindings import CONVERSIONS, is_operator, type_name
+from amanda_driver_torch.operators.signature import BoundCall, bind
 
 # Bindings that parse their arguments by hand and have no schema.
 FALLBACKS = {

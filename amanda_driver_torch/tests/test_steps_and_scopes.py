@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import amanda
-from amanda_core.testing.tools import before, tool
+from amanda_core.testing.kit.tools import before, tool
 
 X = torch.ones(1, 2)
 

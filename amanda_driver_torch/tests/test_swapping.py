@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils import swap_tensors
 
 import amanda
-from amanda_core.testing.tools import watching
+from amanda_core.testing.kit.tools import watching
 
 from .tensors import equal
 

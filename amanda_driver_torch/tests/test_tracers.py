@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import amanda
-from amanda_core.testing.tools import before, watching
+from amanda_core.testing.kit.tools import before, watching
 
 from .tensors import close, equal
 

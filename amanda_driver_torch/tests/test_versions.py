@@ -14,8 +14,8 @@ import torch
 
 from amanda_core.errors import DriverError
 from amanda_driver_torch import plugin
-from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
-from amanda_driver_torch._torch.versions import VERSIONS
+from amanda_driver_torch.interception.interceptor_choice import INTERCEPTORS
+from amanda_driver_torch.torch_internals.versions import VERSIONS
 
 
 @pytest.mark.slow
@@ -44,14 +44,14 @@ if "amanda_driver_torch.self_test" in sys.orig_argv and name in os.environ["BROK
 """
 #: Applies a tool under a version that was not tried.
 UNTRIED = """
-from amanda_driver_torch._torch.versions import VERSIONS
+from amanda_driver_torch.torch_internals.versions import VERSIONS
 
 object.__setattr__(VERSIONS, "newest", "2.9")
 
 import amanda, torch
-from amanda_core.testing.tools import around
+from amanda_core.testing.kit.tools import around
 from amanda_driver_torch import plugin
-from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
+from amanda_driver_torch.interception.interceptor_choice import INTERCEPTORS
 
 counts, tool = around()
 try:
@@ -104,8 +104,8 @@ def test_a_torch_with_which_no_interceptor_works_is_refused_by_name(
     monkeypatch.setenv(VERSIONS.variable, "")
     new = dataclasses.replace(VERSIONS, newest="2.9")
     monkeypatch.setattr(type(new), "failure", lambda _, name: f"{name} is broken")
-    monkeypatch.setattr("amanda_driver_torch._torch.extension.native", None)
-    monkeypatch.setattr("amanda_driver_torch._torch.extension.missing", "native is broken")
+    monkeypatch.setattr("amanda_driver_torch.torch_internals.extension.native", None)
+    monkeypatch.setattr("amanda_driver_torch.torch_internals.extension.missing", "native is broken")
     with pytest.raises(DriverError, match="has not been tried") as caught:
         dataclasses.replace(INTERCEPTORS, versions=new).require_supported()
     assert "with the function_mode interceptor: function_mode is broken" in str(caught.value)

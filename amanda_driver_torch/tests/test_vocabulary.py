@@ -1,8 +1,8 @@
 """PyTorch's operators in the common operator types: what contexts say of calls written by hand.
 
 The right words stand here, call by call, which makes this file long; nothing is read from the
-tables under test. `tests/test_vocabulary_models.py` at the root measures how much of real models
-has a word.
+tables under test. `tests/programs/test_vocabulary_models.py` at the root measures how much of real
+models has a word.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 import amanda
 from amanda_core import OpContext
-from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
-from amanda_core.vocabulary import backward_type_of
+from amanda_core.interface.vocabulary import OP_TYPES as COMMON_TYPES, backward_type_of
 from amanda_driver_torch.plugin import amanda_driver_info
 from amanda_driver_torch.vocabulary import BACKWARD_TYPES, OP_TYPES
 

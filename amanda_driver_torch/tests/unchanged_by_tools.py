@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import amanda
-from amanda_core.testing.tools import Everywhere, idle
+from amanda_core.testing.kit.tools import Everywhere, idle
 
 __all__ = ["CHANGING_NOTHING", "outcome", "same", "same_under", "unlike_plain"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from amanda_tools.diff.numbers import Difference, Tolerance, compare_tensors
-from amanda_tools.tensors.values import HostTensor
+from amanda_tools.kit.tensors.values import HostTensor
 
 
 def host(values: Any, dtype: str = "float32") -> HostTensor:

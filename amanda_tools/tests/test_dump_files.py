@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from amanda_core.errors import ResultError
-from amanda_tools.dump import files
 from amanda_tools.dump.files import Form, Writer, load_dump
 from amanda_tools.dump.index import INDEX, DumpedOp, DumpedTensor, DumpIndex
-from amanda_tools.tensors.values import HostTensor
+from amanda_tools.kit.tensors.values import HostTensor
 
 forms = pytest.mark.parametrize("form", ["npz", "safetensors"])
 
@@ -202,11 +200,8 @@ def test_what_is_not_installed_is_named_before_a_program_runs(missing: str, call
 
 
 @forms
-def test_what_is_large_is_written_at_once(
-    form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_PART", 16)
-    writer = Writer(tmp_path, form, 9)
+def test_what_is_large_is_written_at_once(form: Form, tmp_path: Path) -> None:
+    writer = Writer(tmp_path, form, 9, part=16)
     tensors = [
         DumpedTensor(step, 0, 0, "output", "0", "", "float32", [size])
         for step, size in enumerate([2, 2, 8, 1])

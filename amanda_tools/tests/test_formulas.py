@@ -6,13 +6,12 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from amanda_core.facts import Facts
-from amanda_core.vocabulary import OP_TYPES
+from amanda_core.interface.facts import Facts
+from amanda_core.interface.vocabulary import OP_TYPES
 from amanda_tools.flops.formulas import FREE, MATMUL, NORM, REDUCTIONS, UNCOUNTED, contraction
-from amanda_tools.tensors.types import Size, size_of
+from amanda_tools.kit.tensors.types import Size, size_of
 
 CLASSES = (FREE, MATMUL, NORM, REDUCTIONS, UNCOUNTED)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
+from amanda_tools.kit.output.chrome import lanes
 from amanda_tools.latency.intervals import Overlapping
 from amanda_tools.latency.kernels import join
-from amanda_tools.output.chrome import lanes
 
 
 def test_times_that_overlap() -> None:

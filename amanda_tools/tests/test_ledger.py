@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amanda_core.facts import Storage
+from amanda_core.interface.facts import Storage
 from amanda_tools.memory.ledger import Ledger
 
 

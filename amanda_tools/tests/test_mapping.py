@@ -10,19 +10,11 @@ import importlib_metadata
 import pytest
 
 import amanda
-from amanda_core import (
-    CoverageGap,
-    DriverInfo,
-    IPoint,
-    OpContext,
-    Session,
-    Site,
-    discovery,
-    hookimpl,
-)
+from amanda_core import CoverageGap, DriverInfo, IPoint, OpContext, Session, Site, hookimpl
 from amanda_core.errors import MappingRuleError, NamespaceError
-from amanda_tools import mapping
-from amanda_tools.mapping import MappingTool
+from amanda_core.plugins import discovery
+from amanda_tools.kit import mapping
+from amanda_tools.kit.mapping import MappingTool
 
 
 class Quiet:
@@ -32,7 +24,7 @@ class Quiet:
 
     @hookimpl
     def amanda_driver_info(self) -> DriverInfo:
-        return DriverInfo("flow", ("flow",), ("flow/*/*",), frozenset({"gradients"}), api=2)
+        return DriverInfo("flow", ("flow",), ("flow/*/*",), frozenset({"gradients"}), api=3)
 
     @hookimpl
     def amanda_attach(self, session: Session) -> Quiet:

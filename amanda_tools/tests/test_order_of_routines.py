@@ -8,16 +8,8 @@ import importlib_metadata
 import pytest
 
 import amanda
-from amanda_core import (
-    CoverageGap,
-    DriverInfo,
-    IPoint,
-    OpContext,
-    Session,
-    Site,
-    discovery,
-    hookimpl,
-)
+from amanda_core import CoverageGap, DriverInfo, IPoint, OpContext, Session, Site, hookimpl
+from amanda_core.plugins import discovery
 from amanda_core.results import HasResult
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
@@ -30,7 +22,7 @@ class Unordered:
 
     @hookimpl
     def amanda_driver_info(self) -> DriverInfo:
-        return DriverInfo("flow", ("flow",), ("flow/*/jit",), self.capabilities, api=2)
+        return DriverInfo("flow", ("flow",), ("flow/*/jit",), self.capabilities, api=3)
 
     @hookimpl
     def amanda_attach(self, session: Session) -> Unordered:

@@ -11,10 +11,10 @@ from importlib import resources
 
 import pytest
 
-from amanda_tools.page.composition import BASE, Parts, compose, part
-from amanda_tools.page.libraries import library, manifest
+from amanda_tools.kit.page.composition import BASE, Parts, compose, part
+from amanda_tools.kit.page.libraries import library, manifest
 
-VENDOR = resources.files("amanda_tools.page") / "vendor"
+VENDOR = resources.files("amanda_tools.kit.page") / "vendor"
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 HOSTILE = "</script><script>broken()</script><!--<script>&lt;\u2028'\"`${x}$style"
 
@@ -87,7 +87,7 @@ def test_the_libraries_are_those_of_the_manifest() -> None:
         assert known["version"] in known["tarball"], name
         assert any(notice.endswith("LICENSE") for notice in known["files"]), name
         for notice in known["notices"]:
-            assert part("amanda_tools.page", f"vendor/{notice}").strip() in library(name), name
+            assert part("amanda_tools.kit.page", f"vendor/{notice}").strip() in library(name), name
 
 
 def test_no_library_makes_code_of_text() -> None:

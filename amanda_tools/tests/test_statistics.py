@@ -7,9 +7,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from amanda_tools.tensors import statistics
-from amanda_tools.tensors.statistics import statistics_of
-from amanda_tools.tensors.values import HostTensor
+from amanda_tools.kit.tensors import statistics
+from amanda_tools.kit.tensors.statistics import statistics_of
+from amanda_tools.kit.tensors.values import HostTensor
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -23,9 +23,11 @@ class Refuse:
             raise AssertionError(f"a tool took the framework for {name}")
 
 sys.meta_path.insert(0, Refuse())
-from amanda_core import discovery
-from amanda_core.facts import Facts
-from amanda_core.testing import check_result, run_toy_program, toy, toy_driver
+from amanda_core.plugins import discovery
+from amanda_core.interface.facts import Facts
+from amanda_core.testing import check_result, run_toy_program
+from amanda_core.testing.toy import framework as toy
+from amanda_core.testing.toy import driver as toy_driver
 
 class Fewest(Facts):
     def is_tensor(self, value):
@@ -36,22 +38,29 @@ class Fewest(Facts):
         return ()
 
 what = sys.argv[1]
+lacking = {
+    "compiled": {"ordered"},
+    "forward only": {
+        *("gradients", "aligned_gradients", "late_gradients", "replace_backward", "autodiff"),
+    },
+}
 driver = toy_driver.ToyDriver(
     modules=(toy.__name__,),
-    capabilities=toy_driver.CAPABILITIES - ({"ordered"} if what == "compiled" else set()),
+    capabilities=toy_driver.CAPABILITIES - lacking.get(what, set()),
 )
 if what == "no facts":
     driver.facts = None
 elif what == "fewest facts":
     driver.facts = Fewest()
+elif what == "forward only":  # Its operators of the backward program have no contexts.
+    toy_driver.ToyAttachment.watch = lambda *_: lambda run, gradients: run(gradients)
 elif what == "compiled":
-    toy_driver.NAMESPACE = "toy/1.2.3/jit"
-discovery.register(driver, "toy", "amanda_core.testing.toy_driver")
+    toy_driver.ToyAttachment.mode = "jit"
+discovery.register(driver, "toy", "amanda_core.testing.toy.driver")
 plain, found = run_toy_program(steps=2), {}
 needed = {
     "prune": {"sparsity": 0.5},
     "prune_tiles": {"sparsity": 0.5},
-    "mapping": {"rules": []},
     "capture": {"ops": ["*"]},
     "rewrite": {"rules": ["conv_bn"]},
     "steer": {"edit": "scale", "ops": ["nothing"]},
@@ -65,27 +74,36 @@ print(json.dumps(found))
 """
 
 _NO_RULE = "none of the rules is for toy"
-_NOT_ARRAYS = "its tensors are not NumPy's arrays"
+_NO_ARITHMETIC = "its driver provides no arithmetic, and its tensors are not NumPy's arrays"
 _NO_RULES = "there are no rules for its operators"
 _OF_PYTORCH = "only what PyTorch's autograd saves in eager mode can be evicted"
 #: What is known of the driver -> tool -> what its result says.
 _SAID: dict[str, dict[str, str]] = {
     "facts": {
-        "quantize": f"not supported on toy/1.2.3/eager: {_NOT_ARRAYS}",
+        "quantize": f"not supported on toy/1.2.3/eager: {_NO_ARITHMETIC}",
         "rematerialize": f"not supported on toy/1.2.3/eager: {_OF_PYTORCH}",
         "effective_path": f"not supported on toy/1.2.3/eager: {_NO_RULES}",
         "rewrite": f"not supported on toy/1.2.3/eager: {_NO_RULE}",
-        "sensitivity": f"was not measured: {_NOT_ARRAYS}",
+        "sensitivity": f"was not measured: {_NO_ARITHMETIC}",
     },
     "no facts": dict.fromkeys(
         (
-            *("memory", "flops", "sparsity", "nonfinite", "dump", "graph", "effective_path"),
+            *(
+                "memory",
+                "flops",
+                "summary",
+                "sparsity",
+                "nonfinite",
+                "dump",
+                "graph",
+                "effective_path",
+            ),
             *("capture", "inject_faults", "rematerialize", "rewrite"),
         ),
         "not supported on toy/1.2.3/eager: its driver does not tell what tensors are",
     ),
     "fewest facts": {
-        "quantize": f"not supported on toy/1.2.3/eager: {_NOT_ARRAYS}",
+        "quantize": f"not supported on toy/1.2.3/eager: {_NO_ARITHMETIC}",
         "rematerialize": f"not supported on toy/1.2.3/eager: {_OF_PYTORCH}",
         "effective_path": f"not supported on toy/1.2.3/eager: {_NO_RULES}",
         "rewrite": f"not supported on toy/1.2.3/eager: {_NO_RULE}",
@@ -94,8 +112,15 @@ _SAID: dict[str, dict[str, str]] = {
         "dump": "its driver does not read values",
         "nonfinite": "NotReadableError",
     },
+    "forward only": {
+        "flops": "gradients are not counted on toy/1.2.3/eager",
+        "quantize": f"not supported on toy/1.2.3/eager: {_NO_ARITHMETIC}",
+        "rematerialize": f"not supported on toy/1.2.3/eager: {_OF_PYTORCH}",
+        "effective_path": f"not supported on toy/1.2.3/eager: {_NO_RULES}",
+        "rewrite": f"not supported on toy/1.2.3/eager: {_NO_RULE}",
+    },
     "compiled": {
-        "quantize": f"not supported on toy/1.2.3/jit: {_NOT_ARRAYS}",
+        "quantize": f"not supported on toy/1.2.3/jit: {_NO_ARITHMETIC}",
         "rematerialize": f"not supported on toy/1.2.3/jit: {_OF_PYTORCH}",
         **dict.fromkeys(
             ("memory", "latency"),

@@ -274,6 +274,7 @@ def test_eager_loops_lists_and_constants() -> None:
     assert sum(node[0] == product.index for node in calls) == 3
 
 
+@pytest.mark.slow
 def test_tensorboard(tmp_path: Path) -> None:
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard here"

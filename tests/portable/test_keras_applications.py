@@ -21,7 +21,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import Everywhere
+from amanda_core.testing.kit.tools import Everywhere
 
 from .tools import Array
 

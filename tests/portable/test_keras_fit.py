@@ -26,6 +26,9 @@ from amanda_tools.prune import Prune
 
 from .tools import Array, Count, MagnitudePrune, magnitude_mask
 
+#: What is written under tools has none of their changes, and they say so.
+pytestmark = pytest.mark.filterwarnings("ignore:.*without the changes of:amanda.AmandaWarning")
+
 v1 = tf.compat.v1
 
 SPARSITY = 0.6

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.optimization_tools import TOOLS
+from optimization_tools import TOOLS
 
 import amanda
 from amanda_core.errors import ToolError

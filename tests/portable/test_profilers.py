@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.profiling import MS, FakeClock, checked_trace, latency_by
+from tests.tools.profiling import MS, FakeClock, checked_trace, latency_by
 
 import amanda
 from amanda_tools.flops import Flops
@@ -139,7 +139,7 @@ def test_memory(backend: str, inside: bool) -> None:
     assert (conv.allocated if eager else conv.output) == STEPS * 4 * 6 * 64 * 4
     assert (conv.live_after > 0) == eager
     assert bool(found.notes) == (not eager)
-    unknown = "peak, allocated and live memory are not known" in found._title()
+    unknown = "peak, allocated and live memory are not known" in found.table().title
     assert unknown == (not found.allocated)
     rows = {row[0]: row for row in found.table("type").rows}
     assert ("not known" in rows["conv2d"]) == (not eager)

@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda_tools.kit.tensors.types import TensorType
 from amanda_tools.rewriting import Input, Operator, Rewrite, Rule, attention, graphs
-from amanda_tools.tensors.types import TensorType
 
 v1 = tf.compat.v1
 _random = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from every_tool import EDITING, TOOLS, checked
 
 import amanda
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import around
+from amanda_core.testing.kit.tools import around
 
 Hidden = Callable[[Any, Any], Any]
 v1 = tf.compat.v1

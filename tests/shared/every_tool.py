@@ -23,6 +23,7 @@ from amanda_tools.rewriting import Rewrite
 from amanda_tools.sensitivity import Sensitivity
 from amanda_tools.sparsity import Sparsity
 from amanda_tools.steer import Steer
+from amanda_tools.summary import Summary
 from amanda_tools.trace import Trace
 
 __all__ = ["EDITING", "TOOLS", "checked"]
@@ -40,6 +41,7 @@ TOOLS: dict[str, Callable[[], Any]] = {
     "rewrite": lambda: Rewrite(rules=["conv_bn", "sdpa"]),
     "sensitivity": Sensitivity,
     "sparsity": lambda: Sparsity(gradients=True, everything=True),
+    "summary": Summary,
     "trace": lambda: Trace(everything=True),
 }
 #: Tools that compute new values, with options under which these are the same as before. A driver

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from amanda_driver_torch._torch.versions import are_graphs_tried
+from amanda_driver_torch.torch_internals.versions import are_graphs_tried
 
 __all__ = ["STAYS_COMPILED"]
 

@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from amanda import tool
-from amanda_core import __version__, discovery
-from amanda_core.action import IPoint, staged
-from amanda_core.activation import (
+from amanda_core import __version__
+from amanda_core.engine.action import IPoint, staged
+from amanda_core.engine.activation import (
     Handle,
     apply,
     attach,
@@ -24,10 +24,12 @@ from amanda_core.activation import (
     disabled,
     enabled,
     step,
+    zone,
 )
-from amanda_core.context import OpContext
+from amanda_core.engine.context import OpContext
+from amanda_core.engine.tool import Tool
 from amanda_core.errors import AmandaError, AmandaWarning
-from amanda_core.tool import Tool
+from amanda_core.plugins.framework_imports import announce
 
 __all__ = [
     "AmandaError",
@@ -46,30 +48,39 @@ __all__ = [
     "cache_disabled",
     "cache_enabled",
     "disabled",
+    "edit",
     "enabled",
+    "look",
+    "on",
     "select",
     "staged",
     "step",
     "tool",
+    "zone",
 ]
 
 # Some drivers must be notified before tools are applied. This does not import a framework.
-discovery.announce()
+announce()
 
 if TYPE_CHECKING:
     from amanda import tools as tools
     from amanda.tools import callback as callback
-    from amanda_core.selection import Selection, select
+    from amanda_core.engine.selection import Selection, select
+    from amanda_core.shorthands.function_tools import edit, look, on
     from amanda_core.weights.state import WeightState
 else:
     # This includes the names that are imported at their first use.
-    __dir__ = partial(sorted, {*globals(), *__all__} - {"discovery", "partial"})
-    del discovery, partial
+    __dir__ = partial(sorted, {*globals(), *__all__} - {"announce", "partial"})
+    del announce, partial
 
     def __getattr__(name: str) -> object:
-        # Imported late, because many tools need neither.
+        # Imported late, because many programs need none of them.
+        if name in ("edit", "look", "on"):
+            from amanda_core.shorthands import function_tools
+
+            return getattr(function_tools, name)
         if name in ("Selection", "select"):
-            from amanda_core import selection
+            from amanda_core.engine import selection
 
             return getattr(selection, name)
         if name == "WeightState":

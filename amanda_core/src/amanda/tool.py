@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amanda_core.activation import apply
-from amanda_core.tool import Tool
+from amanda_core.engine.activation import apply
+from amanda_core.engine.tool import Tool
 
 __all__ = ["Tool", "apply"]

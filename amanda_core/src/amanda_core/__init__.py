@@ -6,9 +6,12 @@ Never imports numpy or a framework.
 
 from __future__ import annotations
 
-from amanda_core.action import Action, ActionKind, IPoint
-from amanda_core.context import OpContext
-from amanda_core.driver import (
+from amanda_core.engine.action import Action, ActionKind, IPoint
+from amanda_core.engine.context import OpContext
+from amanda_core.engine.plan import Plan, Step
+from amanda_core.engine.session import Session
+from amanda_core.engine.tool import Tool
+from amanda_core.interface.driver import (
     DRIVER_API,
     Attachment,
     CoverageGap,
@@ -19,10 +22,7 @@ from amanda_core.driver import (
     NotifiedAttachment,
     Site,
 )
-from amanda_core.hookspecs import hookimpl
-from amanda_core.plan import Plan, Step
-from amanda_core.session import Session
-from amanda_core.tool import Tool
+from amanda_core.interface.hookspecs import hookimpl
 
 __version__ = "0.1.0"
 

@@ -200,3 +200,12 @@ def annotate(error: BaseException, note: str) -> None:
     else:
         error.__notes__ = [*getattr(error, "__notes__", []), note]
     error.__amanda__ = True  # type: ignore[attr-defined]
+
+
+def take(pending: list[BaseException], error: BaseException) -> BaseException:
+    """Empty `pending`, the deferred exceptions, into notes on `error`, and return it."""
+    for other in pending:
+        if other is not error:
+            annotate(error, f"Then also {type(other).__name__}: {other}")
+    pending.clear()
+    return error

@@ -5,16 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from amanda_core.facts import DENSE, SYMBOLIC, Facts, NotReadableError, Storage
-from amanda_driver_jax._values import concrete
+from amanda_core.interface import (
+    DENSE,
+    SYMBOLIC,
+    Arithmetic,
+    Contraction,
+    Facts,
+    NotReadableError,
+    Storage,
+)
+from amanda_driver_jax.arrays import concrete
+from amanda_driver_jax.contractions import contraction
 
 __all__ = ["FACTS"]
 
 
 class _JaxFacts(Facts):
+    shares_memory = True
+    arithmetic = Arithmetic(jnp)
+
+    def processes(self) -> int:
+        return int(jax.process_count())
+
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, (jax.Array, np.ndarray, np.generic))
 
@@ -37,6 +53,9 @@ class _JaxFacts(Facts):
         first = devices[0]
         name = first.platform if first.platform == "cpu" else f"{first.platform}:{first.id}"
         return name if len(devices) == 1 else f"{name} and {len(devices) - 1} more"
+
+    def contraction(self, context: Any) -> Contraction | None:
+        return contraction(context)
 
     def layout(self, tensor: Any) -> str:
         return SYMBOLIC if isinstance(concrete(tensor), Tracer) else DENSE
@@ -63,9 +82,12 @@ class _JaxFacts(Facts):
         return values.view(like.dtype) if bits else self.cast(values, like)
 
     def values(self, tensor: Any) -> Any:
+        return np.array(self.view(tensor))
+
+    def view(self, tensor: Any) -> Any:
         tensor = concrete(tensor)
         try:
-            array = np.array(np.asarray(tensor), order="C")
+            array = np.asarray(tensor, order="C")
         except Exception as error:  # JAX raises various types for what has no values.
             raise NotReadableError(f"no values: {type(error).__name__}") from error
         if array.dtype.kind not in "biufc":  # ml_dtypes: bfloat16, float8, int4

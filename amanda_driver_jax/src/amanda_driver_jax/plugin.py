@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from amanda_core import Attachment, Session, hookimpl
-from amanda_core.declared_hooks import DeclaredHooks
+from amanda_core.driver_kit import DeclaredHooks, Session
+from amanda_core.interface import Attachment, hookimpl
 from amanda_driver_jax.vocabulary import DECLARATIONS, describe
 
 
 def _attachment() -> Callable[[Session], Attachment]:
-    from amanda_driver_jax._attachment import JaxAttachment
+    from amanda_driver_jax.attachment import JaxAttachment
 
     return JaxAttachment
 
@@ -31,4 +31,4 @@ amanda_prepare_context = _HOOKS.amanda_prepare_context
 def amanda_framework_imported() -> None:
     """Add the key of trace caches: what is compiled before it exists is compiled again later."""
     if _HOOKS.is_loaded():
-        import amanda_driver_jax._trace_keys  # noqa: F401  Importing it adds the key.
+        import amanda_driver_jax.trace_keys  # noqa: F401  Importing it adds the key.

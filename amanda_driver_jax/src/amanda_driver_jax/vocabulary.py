@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amanda_core import OpContext
-from amanda_core.declarations import Declarations
+from amanda_core.driver_kit import Declarations, OpContext
 
 __all__ = ["DECLARATIONS", "describe"]
 

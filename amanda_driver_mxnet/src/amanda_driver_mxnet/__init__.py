@@ -1,4 +1,4 @@
 """Amanda's driver for MXNet: imperative arrays and hybridized Gluon blocks.
 
-The entry point names `plugin`. Only `_mxnet_internals` uses MXNet's private names.
+The entry point names `plugin`. Only `mxnet_internals` uses MXNet's private names.
 """

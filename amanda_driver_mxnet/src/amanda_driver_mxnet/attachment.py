@@ -1,7 +1,6 @@
 """`MxnetAttachment`: attaches one session to MXNet.
 
-Owns the replacements of MXNet's functions, and which calls are ops. Operators are called through
-`_imperative_invoke`; methods that make views, and a few functions, call the C library themselves.
+Owns what is done at each call that `interception` passes on, and which calls are ops.
 """
 
 from __future__ import annotations
@@ -14,46 +13,19 @@ from typing import Any
 import mxnet
 from mxnet.ndarray import NDArray
 
-from amanda_core import CoverageGap, Session
-from amanda_core.patching import Patches
-from amanda_core.scopes import Activation
-from amanda_driver_mxnet._mxnet_internals.arrays import ENTRY_POINTS, op_info
-from amanda_driver_mxnet._mxnet_internals.graphs import graph_of
-from amanda_driver_mxnet.eager import Call, EagerProgram
+from amanda_core.driver_kit import Activation, Session, enter_zone
+from amanda_core.interface import CoverageGap
+from amanda_driver_mxnet.execution.eager import Call, EagerProgram
+from amanda_driver_mxnet.execution.hybrid import HybridPrograms
 from amanda_driver_mxnet.facts import FACTS
-from amanda_driver_mxnet.hybrid import HybridPrograms
+from amanda_driver_mxnet.interception import ATTACHED, Interception
+from amanda_driver_mxnet.mxnet_internals.arrays import op_info
+from amanda_driver_mxnet.mxnet_internals.graphs import graph_of
 from amanda_driver_mxnet.vocabulary import DECLARATIONS
 
 __all__ = ["MxnetAttachment"]
 
 EAGER, HYBRID = (f"mxnet/{mxnet.__version__}/{mode}" for mode in ("eager", "hybrid"))
-#: Thread -> its attachment. Tools act in the thread that applied them.
-_ATTACHED: dict[int, MxnetAttachment] = {}
-
-
-class _Interception(Patches):
-    """Replacements of MXNet's functions, which call the attachment of the thread if it has one."""
-
-    def install(self) -> None:
-        for name, (owner, attribute) in ENTRY_POINTS.items():
-            self.replace(owner, attribute, self._replacement(name, getattr(owner, attribute)))
-
-    @staticmethod
-    def _replacement(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        method = getattr(MxnetAttachment, name, None)
-
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            attachment = _ATTACHED.get(threading.get_ident())
-            if attachment is None:
-                return original(*args, **kwargs)
-            if method is not None:
-                return method(attachment, original, *args, **kwargs)
-            return attachment.function(name, original, *args, **kwargs)
-
-        return replacement
-
-
-_INTERCEPTION = _Interception()
 
 
 class MxnetAttachment:
@@ -68,17 +40,20 @@ class MxnetAttachment:
         self._hybrid = HybridPrograms(self._eager, HYBRID)
         #: What runs instead of the next program of a hybridized block.
         self._running: Callable[[Sequence[NDArray]], Any] | None = None
-        _INTERCEPTION.acquire()
-        _ATTACHED[self.thread] = self
+        session.at_close(self.detach)
+        _INTERCEPTION.acquire(self)
+        ATTACHED[self.thread] = self
 
     def detach(self) -> None:
         """Wait for MXNet's workers, and restore the functions that were found."""
-        if _ATTACHED.pop(self.thread, None) is not None:
-            try:
-                if self._eager.watched:
-                    mxnet.nd.waitall()
-            finally:
-                _INTERCEPTION.release()
+        if ATTACHED.get(self.thread) is self:
+            del ATTACHED[self.thread]
+        try:
+            if self._eager.watched:
+                mxnet.nd.waitall()
+        finally:
+            self._eager.watched = False
+            _INTERCEPTION.release(self)
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what is not instrumented, and why."""
@@ -123,7 +98,9 @@ class MxnetAttachment:
                 values[place] = value
             return original(*values, **kwargs)
 
-        return self._eager.execute(Call(name, [args[place] for place in places], run, (), kwargs))
+        # Other arguments are named by their positions.
+        attrs = {str(n): value for n, value in enumerate(args) if n not in places} | kwargs
+        return self._eager.execute(Call(name, [args[place] for place in places], run, (), attrs))
 
     def backward(self, original: Callable[..., Any], *args: Any) -> Any:
         """Run a backward program, and raise what routines raised in it."""
@@ -143,18 +120,28 @@ class MxnetAttachment:
         parent = eager.activations[-1].scope if eager.activations else None
         scope = eager.scopes.enter(block, parent, False)
         if parent is None and session.watches_calls:
-            session.calls.enter(EAGER, scope.root, args, kwargs)
+            held = partial(eager.scopes.held, scope.root)
+            session.calls.enter(EAGER, scope.root, args, kwargs, held)
         if session.watches_scopes:
             session.enter_scope(scope.path or scope.root)
-        eager.activations.append(Activation(scope))
+        depth = len(eager.activations)
         try:
-            return original(block, *args, **kwargs)
+            eager.activations.append(Activation(scope))
+            result = original(block, *args, **kwargs)
+            del eager.activations[depth:]
+            return result
+        except BaseException:
+            del eager.activations[depth:]
+            raise
         finally:
-            eager.activations.pop()
             if session.watches_scopes:
                 session.leave_scope(scope.path or scope.root)
             if parent is None and session.watches_calls:
                 session.calls.leave()
+
+    def enter_zone(self, zone: str) -> Callable[[], None]:
+        """Let operators belong to a zone; return a function that ends this."""
+        return enter_zone(zone, self._eager.scopes, self._eager.activations)
 
     def call_hybridized(self, original: Callable[..., Any], block: Any, *args: Any) -> Any:
         """Run a hybridized block, whose program MXNet then calls on flat arguments."""
@@ -180,3 +167,6 @@ class MxnetAttachment:
         return result
 
     update = step
+
+
+_INTERCEPTION = Interception(MxnetAttachment)

@@ -6,21 +6,42 @@ Owns the answers to the questions of tools, which never inspect a value themselv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import mxnet
 from mxnet.ndarray import NDArray
 
-from amanda_core.facts import DENSE, Facts, NotReadableError, Storage
-from amanda_driver_mxnet._mxnet_internals.arrays import address_of, dtype_of, new_array
+from amanda_core.interface import DENSE, Arithmetic, Contraction, Facts, NotReadableError, Storage
+from amanda_driver_mxnet.contractions import contraction
+from amanda_driver_mxnet.mxnet_internals.arrays import address_of, dtype_of, new_array
 
 __all__ = ["FACTS"]
 
 _SIZES = {"bool": 1, "bfloat16": 2}
 
 
+class _ArrayArithmetic(Arithmetic):
+    def call(self, name: str, *tensors: Any, **options: Any) -> Any:
+        # Arrays of the old interface share their memory with those of NumPy's.
+        old = isinstance(tensors[0], NDArray) and not isinstance(tensors[0], mxnet.np.ndarray)
+        arrays = (x.as_np_ndarray() if isinstance(x, NDArray) else x for x in tensors)
+        found = getattr(self.module, name)(*arrays, **options)
+        return found.as_nd_ndarray() if old else found
+
+    def round(self, x: Any) -> Any:
+        # MXNet's functions round halves up or down, and not to even.
+        above = self.call("floor", x + 0.5)
+        return above - (above - x == 0.5) * (above / 2 != self.call("floor", above / 2))
+
+    def largest(self, x: Any, axis: Sequence[int] | None) -> Any:
+        finite = self.call("where", self.call("isfinite", x), abs(x), self.zeros_like(x))
+        return self.call("max", finite, axis=axis, keepdims=True)
+
+
 class _ArrayFacts(Facts):
     channels_first = True
+    arithmetic = _ArrayArithmetic(mxnet.np)
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, NDArray)
@@ -34,6 +55,9 @@ class _ArrayFacts(Facts):
     def device(self, tensor: Any) -> str:
         device = tensor.ctx
         return f"cuda:{device.device_id}" if device.device_type == "gpu" else "cpu"
+
+    def contraction(self, context: Any) -> Contraction | None:
+        return contraction(context)
 
     def layout(self, tensor: Any) -> str:
         return DENSE if tensor.stype == "default" else str(tensor.stype)

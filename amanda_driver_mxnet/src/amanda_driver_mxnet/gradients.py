@@ -10,9 +10,18 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from amanda_core import OpContext, Session, Step
-from amanda_core.execution import BackwardProgram, Run, at, backward_plans, deferring, several
-from amanda_driver_mxnet._mxnet_internals.arrays import BACKWARD, needs_gradient, record
+from amanda_core.driver_kit import (
+    BackwardProgram,
+    OpContext,
+    Run,
+    Session,
+    Step,
+    at,
+    backward_plans,
+    deferring,
+    several,
+)
+from amanda_driver_mxnet.mxnet_internals.arrays import BACKWARD, needs_gradient, record
 
 __all__ = ["Watch"]
 
@@ -36,24 +45,22 @@ class Watch:
         self._session, self._context, self._count = session, context, count
         self._places = places
         self._program: BackwardProgram | None = None
+        #: The inputs after their gate.
+        self._inputs: list[Any] = []
         self._replaced: list[Any] = []
 
     # On the tape.
 
     def enter(self, values: Sequence[Any]) -> list[Any]:
         """Return the inputs after a gate, which gets the op's contributions to their gradients."""
-        return self._gated(values, self._places, self._leave)
+        self._inputs = self._gated(values, self._places, self._leave)
+        return self._inputs
 
-    def exit(self, outputs: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        """Return the outputs after a gate, which gets their gradients first.
-
-        Args:
-            outputs: The outputs.
-            sources: The inputs after their gate.
-        """
+    def exit(self, outputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs after a gate, which gets their gradients first."""
         if backward_plans(self._context)[0].replacement is not None:
             new = [value.detach() for value in outputs]
-            inputs = [sources[place] for place in self._places]
+            inputs = [self._inputs[place] for place in self._places]
             record(inputs, new, self._deferring(self._replacing_gradients, len(inputs)))
             return new
         places = [place for place, value in enumerate(outputs) if needs_gradient(value)]

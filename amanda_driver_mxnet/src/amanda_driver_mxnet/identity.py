@@ -1,6 +1,6 @@
 """MXNet's part of the rule of op identity: frames, blocks, weights.
 
-The rule itself is in the core (`amanda_core.sites`). Operands are the handles of arrays, because
+The rule itself is in the core (`identity.sites`). Operands are the handles of arrays, because
 arrays cannot be referred to weakly.
 """
 
@@ -14,23 +14,37 @@ from typing import Any
 
 from mxnet.ndarray import NDArray
 
-from amanda_core.contiguous_memory import contiguous
-from amanda_core.module_paths import inside, modules_of
-from amanda_core.scopes import Labels, Scopes
-from amanda_core.sites import FRAMEWORK, OWN, STOP, USER, Rules
-from amanda_core.weights.geometry import Memory
-from amanda_core.weights.parameters import Layouts, Parameters
-from amanda_core.zones import zone_of
-from amanda_driver_mxnet._mxnet_internals import arrays
+from amanda_core.driver_kit import (
+    FRAMEWORK,
+    OWN,
+    STOP,
+    USER,
+    Labels,
+    Layouts,
+    Memory,
+    Parameters,
+    Rules,
+    Scopes,
+    contiguous,
+    inside,
+    modules_of,
+    zone_of,
+)
 from amanda_driver_mxnet.facts import FACTS
+from amanda_driver_mxnet.mxnet_internals import arrays
 
 __all__ = ["RULES", "new_labels", "new_parameters", "new_scopes"]
 
 _OWN = os.path.dirname(__file__) + os.sep
 _ZONES = {
     "mxnet.optimizer": "optimizer",
+    "mxnet.lr_scheduler": "optimizer",
+    "mxnet.gluon.trainer": "optimizer",
     "mxnet.initializer": "init",
     "mxnet.gluon.parameter": "init",
+    "mxnet.gluon.data": "data",
+    "mxnet.io": "data",
+    "mxnet.metric": "metrics",
 }
 
 
@@ -74,9 +88,12 @@ def new_parameters(scopes: Scopes, labels: Labels) -> Parameters:
 
 
 def _weights_of(block: Any) -> Iterator[tuple[str, Any, NDArray]]:
+    seen: set[int] = set()
     for path, owner in modules_of(block, arrays.children_of):
         for name, array in arrays.parameters_of(owner):
-            yield inside(path, name), owner, array
+            if id(array) not in seen:  # Blocks may share a parameter.
+                seen.add(id(array))
+                yield inside(path, name), owner, array
 
 
 def _memory(value: Any) -> Memory | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from amanda_core import Attachment, Finding, Session
-from amanda_core.declared_hooks import DeclaredHooks
+from amanda_core.driver_kit import DeclaredHooks, Session
+from amanda_core.interface import Attachment, Finding
 from amanda_driver_mxnet.vocabulary import DECLARATIONS, describe
 
 

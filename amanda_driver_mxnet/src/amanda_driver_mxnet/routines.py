@@ -9,10 +9,9 @@ from typing import Any
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from amanda_core import Plan
-from amanda_core.errors import UnsupportedError
-from amanda_core.threads import inside_routine
-from amanda_driver_mxnet._mxnet_internals.arrays import needs_gradient, new_array, record
+from amanda_core.driver_kit import Plan, inside_routine
+from amanda_core.interface import UnsupportedError
+from amanda_driver_mxnet.mxnet_internals.arrays import needs_gradient, new_array, record
 
 __all__ = ["fold"]
 

@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from amanda_core import OpContext
-from amanda_core.declarations import Declarations
+from amanda_core.driver_kit import Declarations, OpContext
 
 __all__ = ["DECLARATIONS", "describe"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from amanda_core.interceptors import Choice
-    from amanda_driver_tf._remnants import Remnant
+    from amanda_core.driver_kit import Choice
+    from amanda_driver_tf.remaining_objects import Remnant
 
 __all__ = ["interceptor", "remnants"]
 
@@ -25,7 +25,7 @@ def interceptor() -> Choice:
     >>> amanda_driver_tf.interceptor().name in ("native", "python")
     True
     """
-    from amanda_driver_tf._interceptor_choice import INTERCEPTORS
+    from amanda_driver_tf.interceptor_choice import INTERCEPTORS
 
     return INTERCEPTORS.choice()
 
@@ -37,6 +37,6 @@ def remnants() -> list[Remnant]:
     >>> [remnant.what for remnant in amanda_driver_tf.remnants()]
     []
     """
-    from amanda_driver_tf._remnants import remnants
+    from amanda_driver_tf.remaining_objects import remnants
 
     return remnants()

@@ -8,17 +8,18 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, hookimpl
-from amanda_driver_tf._interceptor_choice import INTERCEPTORS
-from amanda_driver_tf._tensorflow_internals.names import LAST_MODULE
-from amanda_driver_tf._versions import VERSIONS
+from amanda_core.driver_kit import OpContext
+from amanda_core.interface import Attachment, DriverInfo, DriverStatus, Finding, hookimpl
+from amanda_driver_tf.interceptor_choice import INTERCEPTORS
+from amanda_driver_tf.tensorflow_internals.names import LAST_MODULE
+from amanda_driver_tf.tensorflow_internals.versions import VERSIONS
 from amanda_driver_tf.vocabulary import BACKWARD_TYPES, OP_TYPES, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from amanda_core import Session
-    from amanda_driver_tf._attachment import TensorFlowAttachment
+    from amanda_core.driver_kit import Session
+    from amanda_driver_tf.attachment import TensorFlowAttachment
 
 __all__ = [
     "amanda_attach",
@@ -42,6 +43,7 @@ _CAPABILITIES = frozenset(
         "steps",
         "ordered",
         "facts",
+        "threads",
         "scopes",
         "recomputed_edits",
         "recomputed_flag",
@@ -53,7 +55,7 @@ _CAPABILITIES = frozenset(
 def amanda_driver_info() -> DriverInfo:
     """Describe the driver."""
     return DriverInfo(
-        api=2,
+        api=3,
         name="tensorflow",
         modules=("tensorflow",),
         namespaces=("tensorflow/*/eager", "tensorflow/*/function", "tensorflow/*/graph"),
@@ -74,7 +76,7 @@ def amanda_preflight() -> Sequence[Finding]:
     if any(finding.severity == "error" for finding in findings):
         return findings
     if LAST_MODULE in sys.modules:
-        from amanda_driver_tf._tensorflow_internals import graph_checks
+        from amanda_driver_tf.tensorflow_internals import graph_checks
 
         findings += [
             Finding(
@@ -92,7 +94,7 @@ def _foreign() -> list[Finding]:
     """Return findings about what other libraries put between a program and TensorFlow."""
     import tensorflow as tf
 
-    from amanda_driver_tf._tensorflow_internals.modules import context
+    from amanda_driver_tf.tensorflow_internals.modules import context
 
     findings = [
         Finding(
@@ -117,7 +119,7 @@ def amanda_driver_status() -> DriverStatus:
 @hookimpl
 def amanda_framework_imported() -> None:
     """Install the recorder of gradients, since graphs may be built long before they run."""
-    from amanda_driver_tf._graphs import recorder
+    from amanda_driver_tf.graphs import recorder
 
     recorder.install()
 
@@ -132,7 +134,7 @@ def amanda_attach(session: Session) -> Attachment | None:
 
 
 def _attachment(session: Session) -> TensorFlowAttachment:
-    from amanda_driver_tf._attachment import TensorFlowAttachment
+    from amanda_driver_tf.attachment import TensorFlowAttachment
 
     return TensorFlowAttachment(session)
 

@@ -1,4 +1,4 @@
-"""TensorFlow's operator types as the common operator types of `amanda_core.vocabulary`.
+"""TensorFlow's operator types as the common operator types of `amanda_core.interface.vocabulary`.
 
 Owns the translation and the keys it sets on contexts: ``type``, ``backward_type``, ``input_roles``,
 ``layout`` and ``weight_layout``. Does not import TensorFlow, since the types are names. Types
@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from amanda_core import OpContext
-from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
-from amanda_core.vocabulary import backward_type_of
+from amanda_core.driver_kit import OpContext
+from amanda_core.interface import OP_TYPES as COMMON_TYPES, backward_type_of
 
 __all__ = ["BACKWARD_TYPES", "OP_TYPES", "describe"]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from amanda_driver_tf import _extension
-from amanda_driver_tf._interceptor_choice import INTERCEPTORS
-from amanda_driver_tf._versions import VARIABLE
+from amanda_driver_tf.interceptor_choice import INTERCEPTORS
+from amanda_driver_tf.tensorflow_internals import extension
+from amanda_driver_tf.tensorflow_internals.versions import VARIABLE
 
 
 @pytest.fixture(autouse=True, params=INTERCEPTORS.names)
 def interceptor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name: str = request.param
-    if name == "native" and _extension.native is None:
-        pytest.skip(f"no native interceptor: {_extension.missing}")
+    if name == "native" and extension.native is None:
+        pytest.skip(f"no native interceptor: {extension.missing}")
     monkeypatch.setenv(VARIABLE, name)
     return name

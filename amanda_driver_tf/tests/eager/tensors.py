@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from amanda_core.testing.tools import Routine
+from amanda_core.testing.kit.tools import Routine
 
 
 def noting(into: list[Any], routine: Routine) -> Routine:

@@ -17,11 +17,11 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import execute
 
 import amanda
-from amanda_core.testing.tools import idle, tool
-from amanda_driver_tf._eager.call_sites import PythonCallSite
-from amanda_driver_tf._eager.places import Forward
-from amanda_driver_tf._shared.state import STATE
-from amanda_driver_tf._versions import VARIABLE
+from amanda_core.testing.kit.tools import idle, tool
+from amanda_driver_tf.identity.call_sites import PythonCallSite
+from amanda_driver_tf.identity.places import Forward
+from amanda_driver_tf.tensorflow_internals.versions import VARIABLE
+from amanda_driver_tf.threads import STATE
 
 from .tensors import normal, variable
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from amanda_driver_tf import _extension
-from amanda_driver_tf._eager.call_sites import Chain, PythonCallSite
+from amanda_driver_tf.identity.call_sites import Chain, PythonCallSite
+from amanda_driver_tf.tensorflow_internals import extension
 
-if _extension.native is None:
-    pytest.skip(f"no native interceptor: {_extension.missing}", allow_module_level=True)
-native = _extension.native
+if extension.native is None:
+    pytest.skip(f"no native interceptor: {extension.missing}", allow_module_level=True)
+native = extension.native
 
 
 def levels(first: int) -> Chain:

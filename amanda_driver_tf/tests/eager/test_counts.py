@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 from amanda import OpContext, apply, attach, cache_disabled, disabled
-from amanda_core.testing import tools
-from amanda_driver_tf._shared.namespaces import EAGER
+from amanda_core.testing.kit import tools
+from amanda_driver_tf.identity.namespaces import EAGER
 
 from . import tensors
 

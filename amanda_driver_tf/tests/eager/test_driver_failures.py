@@ -11,13 +11,13 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_driver_tf._eager import intercept
-from amanda_driver_tf._eager.execute import _Run
-from amanda_driver_tf._eager.op_types import OpType
-from amanda_driver_tf._eager.places import Forward
-from amanda_driver_tf._eager.taped import Taped
-from amanda_driver_tf._functions.mode import FunctionMode
-from amanda_driver_tf._sessions.mode import GraphMode
+from amanda_driver_tf.execution.eager.execute import _Run
+from amanda_driver_tf.execution.functions.mode import FunctionMode
+from amanda_driver_tf.execution.sessions.mode import GraphMode
+from amanda_driver_tf.gradients.eager.taped import Taped
+from amanda_driver_tf.identity.places import Forward
+from amanda_driver_tf.interception import eager_operators
+from amanda_driver_tf.operators.op_types import OpType
 
 
 class Look(amanda.Tool):
@@ -79,7 +79,7 @@ def session() -> list[Any]:
 FAULTS: dict[str, tuple[Callable[[], list[Any]], Any, str]] = {
     "eager, finding the site": (eager, Forward, "_look_up"),
     "eager, dtypes of arguments": (eager, OpType, "disagree"),
-    "eager, falling back": (eager, intercept, "is_plain"),
+    "eager, falling back": (eager, eager_operators, "is_plain"),
     "eager, gradients before": (eager, Taped, "_fold"),
     "eager, before the op": (eager, _Run, "_analyse"),
     "eager, after the op": (eager, _Run, "_record_on_tapes"),

@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from amanda import OpContext, apply, autodiff_enabled
 from amanda_core.errors import EditError, PositionError, RoutineResultError, UnsupportedError
-from amanda_core.testing.tools import (
+from amanda_core.runtime.threads import original
+from amanda_core.testing.kit.tools import (
     after,
     at_inputs,
     at_outputs,
@@ -28,7 +29,6 @@ from amanda_core.testing.tools import (
     replacing_backward,
     tool,
 )
-from amanda_core.threads import original
 
 from .tensors import close, equal, normal, noting, variable
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from amanda import OpContext, Tool, apply
 from amanda_core.errors import AmandaError
-from amanda_core.testing.tools import (
+from amanda_core.testing.kit.tools import (
     after,
     at_inputs,
     at_outputs,

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from amanda import apply
-from amanda_core.testing.tools import at_inputs, before, tool
+from amanda_core.testing.kit.tools import at_inputs, before, tool
 from amanda_driver_tf.plugin import amanda_preflight
 
 from .tensors import close, normal, variable

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from amanda import OpContext, apply
 from amanda_core.errors import EditError, PositionError, RoutineResultError
-from amanda_core.testing.tools import (
+from amanda_core.testing.kit.tools import (
     around,
     at_inputs,
     at_outputs,

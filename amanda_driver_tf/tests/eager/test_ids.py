@@ -16,9 +16,10 @@ import keras
 import pytest
 import tensorflow as tf
 
+import amanda
 from amanda import OpContext, apply
-from amanda_core.testing.tools import idle, tool
-from amanda_driver_tf._shared.state import STATE
+from amanda_core.testing.kit.tools import idle, tool
+from amanda_driver_tf.threads import STATE
 
 from .tensors import normal, variable
 
@@ -393,3 +394,27 @@ def test_zones() -> None:
     assert any("Random" in op for op in found["init"])
     assert any("Assign" in op for op in found["optimizer"])
     assert not any("Random" in op for op in found["model"])
+
+
+def test_marked_zones_cover_layers_and_have_ids_of_their_own() -> None:
+    found: dict[str, set[str]] = {}
+    ids: dict[str, set[str]] = {}
+
+    def look(context: OpContext) -> None:
+        found.setdefault(context.zone, set()).add(context.op_type)
+        ids.setdefault(context.zone, set()).add(context.op_id)
+
+    net = keras.Sequential([keras.layers.Dense(2, activation="relu")])
+    net(normal(3, 4))
+    metric = keras.metrics.MeanSquaredError()
+    with apply(tool(look)):
+        for _ in range(2):
+            net(normal(3, 4))
+            with amanda.zone("teacher"):
+                tf.exp(net(normal(3, 4)))
+            metric.update_state(normal(3, 4), normal(3, 4))
+    assert {"MatMul", "Relu"} <= found["model"]
+    assert {"MatMul", "Relu", "Exp"} <= found["teacher"]
+    assert "Exp" not in found["model"]
+    assert not ids["model"] & ids["teacher"]
+    assert "metrics" in found

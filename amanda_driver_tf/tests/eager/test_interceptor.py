@@ -20,14 +20,15 @@ import tensorflow as tf
 import amanda
 import amanda_driver_tf
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import after, idle, watching, watching_backward
-from amanda_driver_tf import _extension
-from amanda_driver_tf._eager import backward, intercept
-from amanda_driver_tf._eager.records import Record
-from amanda_driver_tf._shared.state import STATE
-from amanda_driver_tf._tensorflow_internals.modules import backprop, execute, pywrap_tfe
-from amanda_driver_tf._versions import VARIABLE
+from amanda_core.testing.kit.tools import after, idle, watching, watching_backward
+from amanda_driver_tf.gradients.eager import backward
+from amanda_driver_tf.identity.records import Record
+from amanda_driver_tf.interception import eager_operators
 from amanda_driver_tf.plugin import amanda_preflight
+from amanda_driver_tf.tensorflow_internals import extension
+from amanda_driver_tf.tensorflow_internals.modules import backprop, execute, pywrap_tfe
+from amanda_driver_tf.tensorflow_internals.versions import VARIABLE
+from amanda_driver_tf.threads import STATE
 
 from .tensors import normal, variable
 
@@ -53,9 +54,9 @@ import pytest
 import tensorflow as tf
 import amanda
 from amanda_core.errors import DriverError
-from amanda_core.switches import VERSION
-from amanda_core.testing.tools import after
-from amanda_core.threads import THREAD
+from amanda_core.runtime.switches import VERSION
+from amanda_core.testing.kit.tools import after
+from amanda_core.runtime.threads import THREAD
 
 THREAD.control.switches[VERSION] += 1
 refused = "Driver 'tensorflow'.*built for another version of amanda-core"
@@ -79,10 +80,10 @@ def test_without_a_wish_the_native_interceptor_is_used_where_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(VARIABLE)
-    expected = "native" if _extension.native is not None else "python"
+    expected = "native" if extension.native is not None else "python"
     assert amanda_driver_tf.interceptor().name == expected
-    monkeypatch.setattr(_extension, "native", None)
-    monkeypatch.setattr(_extension, "missing", "it was not built")
+    monkeypatch.setattr(extension, "native", None)
+    monkeypatch.setattr(extension, "missing", "it was not built")
     assert amanda_driver_tf.interceptor() == (
         "python",
         "The native interceptor cannot be used: it was not built",
@@ -94,7 +95,7 @@ def test_an_interceptor_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(UnsupportedError, match="is not the name of an interceptor"):
         amanda_driver_tf.interceptor()
     monkeypatch.setenv(VARIABLE, "native")
-    monkeypatch.setattr(_extension, "native", None)
+    monkeypatch.setattr(extension, "native", None)
     with pytest.raises(UnsupportedError, match="AMANDA_TF_INTERCEPTOR=native, but"):
         amanda_driver_tf.interceptor()
 
@@ -121,10 +122,10 @@ def test_an_extension_with_other_frames_is_not_used() -> None:
             return next(self.answers)
 
     module = types.SimpleNamespace(CallSite=Site)
-    assert not _extension._knows_frames(module)
-    assert not _extension._knows_frames(module)
-    if _extension.native is not None:
-        assert _extension._knows_frames(_extension.native)
+    assert not extension._knows_frames(module)
+    assert not extension._knows_frames(module)
+    if extension.native is not None:
+        assert extension._knows_frames(extension.native)
 
 
 def trained() -> Callable[[], tf.Tensor]:
@@ -145,7 +146,11 @@ def trained() -> Callable[[], tf.Tensor]:
 def test_idle_ops_run_no_python_with_the_native_interceptor(
     make: Callable[[], Callable[[], tf.Tensor]], interceptor: str
 ) -> None:
-    replacements = (intercept.fast_path, intercept.execute_op, backward.gradient_function)
+    replacements = (
+        eager_operators.fast_path,
+        eager_operators.execute_op,
+        backward.gradient_function,
+    )
     codes = {function.__code__ for function in replacements}
     seen: list[str] = []
 
@@ -370,10 +375,10 @@ def test_a_routine_that_raises_leaves_the_interceptor_as_it_was() -> None:
 
 @pytest.mark.parametrize("wrong", [{}, {"record": object}, {"state": None, "thread": None}])
 def test_an_interceptor_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
-    if _extension.native is None:
-        pytest.skip(f"no native interceptor: {_extension.missing}")
+    if extension.native is None:
+        pytest.skip(f"no native interceptor: {extension.missing}")
     with pytest.raises((TypeError, AttributeError)):
-        _extension.native.Interceptor(**wrong)
+        extension.native.Interceptor(**wrong)
 
 
 def test_interceptors_are_used_from_the_next_session_on(
@@ -381,7 +386,7 @@ def test_interceptors_are_used_from_the_next_session_on(
 ) -> None:
     program = dense()
     plain = program().numpy()
-    other = "python" if interceptor == "native" or _extension.native is None else "native"
+    other = "python" if interceptor == "native" or extension.native is None else "native"
     with amanda.apply(idle()):
         program()
         program()

@@ -19,8 +19,8 @@ from tensorflow.python.framework import ops
 
 from amanda import apply, attach
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import at_inputs, before, idle, watching
-from amanda_driver_tf._tensorflow_internals import eager_checks
+from amanda_core.testing.kit.tools import at_inputs, before, idle, watching
+from amanda_driver_tf.tensorflow_internals import eager_checks
 
 from .tensors import equal, normal, variable
 from .test_edits import gradient
@@ -39,6 +39,12 @@ _PLACES: list[tuple[Any, str]] = [
     (keras.layers.Layer, "__call__"),
     (keras.optimizers.Optimizer, "apply"),
 ]
+
+#: The packages whose code runs at operators that are executed eagerly.
+OURS = tuple(
+    f"amanda_driver_tf.{name}"
+    for name in ("interception", "execution.eager", "gradients.eager", "identity")
+)
 
 
 def fingerprint() -> dict[str, Any]:
@@ -87,8 +93,8 @@ def test_everything_differs_while_tools_are_applied(found: dict[str, Any]) -> No
 
 def test_gradient_function_of_the_tapes_is_put_back(found: dict[str, Any]) -> None:
     with apply(idle()):
-        assert any(name.startswith("amanda_driver_tf._eager") for name in registered())
-    assert not any(name.startswith("amanda_driver_tf._eager") for name in registered())
+        assert any(name.startswith(OURS) for name in registered())
+    assert not any(name.startswith(OURS) for name in registered())
 
 
 def test_restored_after_an_exception(found: dict[str, Any]) -> None:
@@ -206,7 +212,7 @@ def test_functions_call_nothing_of_ours_once_left() -> None:
         gradient(tf.exp, x)
     finally:
         sys.setprofile(None)
-    assert not {name for name in called if name.startswith("amanda_driver_tf._eager")}
+    assert not {name for name in called if name.startswith(OURS)}
 
 
 def test_self_test_finds_nothing_here_and_names_what_is_missing(

@@ -13,9 +13,12 @@ import pytest
 import tensorflow as tf
 
 from amanda import OpContext, Tool, apply
-from amanda_core.testing.tools import idle, tool, watching
+from amanda_core.testing.kit.tools import idle, tool, watching
 
 from .tensors import equal, normal
+
+#: What is written under tools has none of their changes, and they say so.
+pytestmark = pytest.mark.filterwarnings("ignore:.*without the changes of:amanda.AmandaWarning")
 
 
 def scoped() -> tuple[list[str], Tool]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from amanda import OpContext, apply, attach, autodiff_enabled, disabled, staged
 from amanda_core.errors import AmandaWarning, UnsupportedError
-from amanda_core.testing.tools import (
+from amanda_core.testing.kit.tools import (
     after,
     at_inputs,
     at_outputs,

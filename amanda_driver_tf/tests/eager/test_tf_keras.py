@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import amanda
 from amanda import OpContext
-from amanda_core.testing.tools import tool
+from amanda_core.testing.kit.tools import tool
 
 keras = pytest.importorskip("tf_keras", reason="tf_keras is not installed")
 

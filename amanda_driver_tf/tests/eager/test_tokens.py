@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amanda_driver_tf._eager.tokens import _Tokens
+from amanda_driver_tf.identity.tokens import _Tokens
 
 
 class Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from amanda_driver_tf._shared.state import STATE
+from amanda_driver_tf.threads import STATE
 
 
 @pytest.fixture(autouse=True)

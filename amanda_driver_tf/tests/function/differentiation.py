@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import Edit, editing
+from amanda_core.testing.kit.tools import Edit, editing
 
 from ..comparison import close, dense
 from .reference_programs import Ops

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import before
+from amanda_core.testing.kit.tools import before
 
 from ..comparison import close
 from .reference_programs import values

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from amanda_core.testing.tools import Edit, Routine
+from amanda_core.testing.kit.tools import Edit, Routine
 
 
 def is_differentiable(value: Any) -> bool:

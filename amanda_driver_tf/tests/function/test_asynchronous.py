@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import Edit, before, editing
+from amanda_core.testing.kit.tools import Edit, before, editing
 
 from ..comparison import close
 from .reference_programs import straight, values

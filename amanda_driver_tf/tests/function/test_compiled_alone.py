@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import after, before
+from amanda_core.testing.kit.tools import after, before
 
 from ..comparison import close
 

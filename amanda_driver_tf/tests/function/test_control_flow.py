@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import Everywhere, before, tool, watching
+from amanda_core.testing.kit.tools import Everywhere, before, tool, watching
 
 from ..comparison import close
 from .reference_programs import straight, values

@@ -13,6 +13,9 @@ import tensorflow as tf
 
 import amanda
 
+#: What is written under tools has none of their changes, and they say so.
+pytestmark = pytest.mark.filterwarnings("ignore:.*without the changes of:amanda.AmandaWarning")
+
 HEAD = """
     import os
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -349,7 +352,7 @@ def test_tensors_spread_over_devices(tmp_path: Path) -> None:
     with amanda.apply(tool(half)):
         check(layer(x), half(W))
         refused()
-    from amanda_core.marks import Marks
+    from amanda_core.driver_kit.marks import Marks
 
     marks, marking = Marks(lambda: None), amanda.Tool()
     marking.add_inst_for_op(lambda c: c.insert_before_op(marks.note, observe=True, number=0))

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit
+from amanda_core.testing.kit.tools import Edit
 
 from .differentiation import IN_SESSIONS, TWICE, WAYS, Unchanged, check
 from .random_programs import Drawn

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, Routine
+from amanda_core.testing.kit.tools import Edit, Routine
 
 from .differentiation import EAGER, TWICE, WAYS, Unchanged, check
 from .reference_programs import Ops, is_differentiable

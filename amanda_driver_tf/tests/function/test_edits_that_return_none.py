@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, Everywhere, editing
+from amanda_core.testing.kit.tools import Edit, Everywhere, editing
 
 from ..comparison import close
 from .differentiation import gradients_inside, gradients_outside

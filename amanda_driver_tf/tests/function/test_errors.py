@@ -17,7 +17,7 @@ from amanda_core.errors import (
     ReplacementConflictError,
     RoutineResultError,
 )
-from amanda_core.testing.tools import Edit, after, at_inputs, before, editing, tool
+from amanda_core.testing.kit.tools import Edit, after, at_inputs, before, editing, tool
 
 from ..comparison import close
 from .reference_programs import values

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import amanda
 from amanda import OpContext
-from amanda_core.testing.tools import Edit, around, at_inputs, at_outputs, before, editing, tool
+from amanda_core.testing.kit.tools import Edit, around, at_inputs, at_outputs, before, editing, tool
 
 from ..comparison import close
 from .handwritten_programs import W, X, compare, half, outside, triple

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit
+from amanda_core.testing.kit.tools import Edit
 
 from .differentiation import Unchanged, check
 from .reference_programs import Ops, values

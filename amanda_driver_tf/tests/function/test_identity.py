@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import amanda
 from amanda import OpContext
-from amanda_core.testing.tools import analysed, before, tool
+from amanda_core.testing.kit.tools import analysed, before, tool
 
 from ..comparison import close
 from .reference_programs import values

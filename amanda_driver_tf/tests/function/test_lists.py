@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import ActionError, RoutineResultError
-from amanda_core.testing.tools import at_inputs, before, replacing, replacing_backward
+from amanda_core.testing.kit.tools import at_inputs, before, replacing, replacing_backward
 
 from ..comparison import close
 from .handwritten_programs import W, X, half

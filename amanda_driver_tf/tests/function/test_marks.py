@@ -14,15 +14,15 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.marks import Marks
-from amanda_driver_tf import _extension
-from amanda_driver_tf._insertion import host_functions, observers
-from amanda_driver_tf._interceptor_choice import INTERCEPTORS
+from amanda_core.driver_kit.marks import Marks
+from amanda_driver_tf.insertion import host_functions, observers
+from amanda_driver_tf.interceptor_choice import INTERCEPTORS
+from amanda_driver_tf.tensorflow_internals import extension
 
 X = tf.constant([[0.5, -1.0], [2.0, 0.25]])
 
 native = pytest.mark.skipif(
-    INTERCEPTORS.choice().name != "native" or not hasattr(_extension.native, "Journal"),
+    INTERCEPTORS.choice().name != "native" or not hasattr(extension.native, "Journal"),
     reason="without the native extension, and outside of Linux, Python records marks",
 )
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import Edit, editing
+from amanda_core.testing.kit.tools import Edit, editing
 
 from ..comparison import close
 from .handwritten_programs import W, X

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as tf_context
 
 import amanda
-from amanda_core.testing.tools import before
+from amanda_core.testing.kit.tools import before
 
 X = tf.constant([[0.5, -1.0], [2.0, 0.25]])
 

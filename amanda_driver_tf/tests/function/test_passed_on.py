@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, around, editing
+from amanda_core.testing.kit.tools import Edit, around, editing
 
 from ..comparison import close
 from .differentiation import IN_SESSIONS, WAYS, check, gradients_inside, gradients_outside

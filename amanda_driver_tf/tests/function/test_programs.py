@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, editing
+from amanda_core.testing.kit.tools import Edit, editing
 
 from ..comparison import close
 from .differentiation import TWICE, WAYS, Unchanged, check

@@ -15,12 +15,15 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import script_ops
 
 import amanda
-from amanda_core.testing.tools import after, at_inputs, before, replacing, watching
-from amanda_driver_tf._graphs.records import GRAPHS
+from amanda_core.testing.kit.tools import after, at_inputs, before, replacing, watching
+from amanda_driver_tf.graphs.records import GRAPHS
 
 from ..comparison import close
 from .patches import fingerprint
 from .reference_programs import values
+
+#: What is written under tools has none of their changes, and they say so.
+pytestmark = pytest.mark.filterwarnings("ignore:.*without the changes of:amanda.AmandaWarning")
 
 X, W = values((2, 3), (3, 3))
 
@@ -196,7 +199,7 @@ before = built()
 import amanda
 with amanda.apply(amanda.Tool()):
     pass
-from amanda_driver_tf._graphs import recorder
+from amanda_driver_tf.graphs import recorder
 assert recorder.is_installed()
 assert built() == before, "what is built afterwards differs"
 assert sum(map(len, before)) > 300

@@ -12,7 +12,14 @@ import tensorflow as tf
 
 import amanda
 from amanda import AmandaWarning, OpContext
-from amanda_core.testing.tools import analysed, at_inputs, before, tool, watching, watching_backward
+from amanda_core.testing.kit.tools import (
+    analysed,
+    at_inputs,
+    before,
+    tool,
+    watching,
+    watching_backward,
+)
 
 from ..comparison import close, equal
 from .patches import fingerprint

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, editing, tool
+from amanda_core.testing.kit.tools import Edit, editing, tool
 
 from ..comparison import close
 from .reference_programs import values

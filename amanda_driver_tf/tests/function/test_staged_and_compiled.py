@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import amanda
 from amanda import AmandaWarning
-from amanda_core.testing.tools import Edit, before, editing
+from amanda_core.testing.kit.tools import Edit, before, editing
 
 from ..comparison import close, equal
 from .reference_programs import straight, values

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import at_inputs, before
+from amanda_core.testing.kit.tools import at_inputs, before
 
 from .reference_programs import values
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import (
+from amanda_core.testing.kit.tools import (
     Edit,
     Everywhere,
     after,

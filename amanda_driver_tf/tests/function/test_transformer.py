@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import Everywhere, tool, watching_backward
+from amanda_core.testing.kit.tools import Everywhere, tool, watching_backward
 
 from ..comparison import close, equal
 from .reference_programs import as_written, straight

@@ -11,7 +11,7 @@ import tensorflow as tf
 import amanda
 from amanda import OpContext
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import (
+from amanda_core.testing.kit.tools import (
     after,
     at_inputs,
     at_outputs,

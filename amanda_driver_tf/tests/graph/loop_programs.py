@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from amanda_core.testing.tools import Edit
+from amanda_core.testing.kit.tools import Edit
 
 from .reference_programs import Ops, arrays, v1
 

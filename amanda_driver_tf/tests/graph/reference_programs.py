@@ -17,7 +17,7 @@ import tensorflow as tf
 import amanda
 from amanda import OpContext, Tool
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, Routine, editing, tool
+from amanda_core.testing.kit.tools import Edit, Routine, editing, tool
 
 from ..comparison import close, dense, equal
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import amanda
 from amanda import OpContext
-from amanda_core.testing.tools import tool
+from amanda_core.testing.kit.tools import tool
 
 from ..comparison import equal
 from .reference_programs import analysing, arrays, new_session, v1

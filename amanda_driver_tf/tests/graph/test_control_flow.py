@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, before, editing, tool
+from amanda_core.testing.kit.tools import Edit, before, editing, tool
 
 from ..comparison import close, equal
 from .loop_programs import VALUES, control_flow, shifted

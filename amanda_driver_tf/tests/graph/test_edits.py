@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import Edit, editing
+from amanda_core.testing.kit.tools import Edit, editing
 
 from ..comparison import equal
 from .reference_programs import Ops, arrays, check, double, staged

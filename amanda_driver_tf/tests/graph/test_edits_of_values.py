@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import PositionError, RoutineResultError
-from amanda_core.testing.tools import Edit, after, before, editing, tool
+from amanda_core.testing.kit.tools import Edit, after, before, editing, tool
 
 from ..comparison import close, equal
 from .reference_programs import Ops, arrays, build, check, double, new_session, results, v1

@@ -13,8 +13,8 @@ from tensorflow.python.ops import script_ops
 
 import amanda
 from amanda import OpContext, Tool
-from amanda_core.testing.tools import Edit, before, editing, tool
-from amanda_driver_tf._sessions.hiding import Hidden
+from amanda_core.testing.kit.tools import Edit, before, editing, tool
+from amanda_driver_tf.execution.sessions.hiding import Hidden
 
 from ..comparison import close, equal
 from .reference_programs import all_ops, counting, double, new_session, v1

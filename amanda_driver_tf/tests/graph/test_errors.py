@@ -18,7 +18,7 @@ from amanda_core.errors import (
     ReplacementConflictError,
     RoutineResultError,
 )
-from amanda_core.testing.tools import Edit, before, editing, tool
+from amanda_core.testing.kit.tools import Edit, before, editing, tool
 
 from ..comparison import close, equal
 from .reference_programs import counting, double, new_session, v1

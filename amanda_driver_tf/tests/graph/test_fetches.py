@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import after, before
+from amanda_core.testing.kit.tools import after, before
 
 from ..comparison import close, equal
 from .reference_programs import all_ops, counting, double, new_session, v1

@@ -12,10 +12,13 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import before
+from amanda_core.testing.kit.tools import before
 
 from ..comparison import close, equal
 from .reference_programs import double, new_session, serialised, v1
+
+#: What is written under tools has none of their changes, and they say so.
+pytestmark = pytest.mark.filterwarnings("ignore:.*without the changes of:amanda.AmandaWarning")
 
 GIVEN = np.array([[0.1, 0.2], [0.3, 0.4]], np.float32)
 

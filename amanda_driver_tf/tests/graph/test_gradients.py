@@ -11,7 +11,7 @@ import tensorflow as tf
 import amanda
 from amanda import OpContext
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, editing, tool
+from amanda_core.testing.kit.tools import Edit, editing, tool
 
 from ..comparison import close, dense, equal
 from .reference_programs import Ops, arrays, build, check, double, new_session, results, staged, v1

@@ -16,8 +16,8 @@ from tensorflow.python.framework import ops
 
 import amanda
 import amanda_driver_tf
-from amanda_core.testing.tools import before
-from amanda_driver_tf._sessions import hiding
+from amanda_core.testing.kit.tools import before
+from amanda_driver_tf.execution.sessions import hiding
 
 from ..comparison import close
 from .reference_programs import all_ops, double, new_session, serialised, v1

@@ -11,7 +11,7 @@ import tensorflow as tf
 import amanda
 from amanda import Tool
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, Everywhere, editing
+from amanda_core.testing.kit.tools import Edit, Everywhere, editing
 
 from ..comparison import close, equal
 from .loop_programs import VALUES, loop, masked, named, recurrent, shifted

@@ -14,7 +14,7 @@ import tensorflow as tf
 import amanda
 from amanda import OpContext
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, editing, tool
+from amanda_core.testing.kit.tools import Edit, editing, tool
 
 from ..comparison import close, equal
 from .reference_programs import Ops, arrays, build, double, new_session, run, staged, v1

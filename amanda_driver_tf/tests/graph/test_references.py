@@ -11,7 +11,7 @@ import tensorflow as tf
 import amanda
 from amanda import OpContext
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import before, tool
+from amanda_core.testing.kit.tools import before, tool
 
 from ..comparison import equal
 from .reference_programs import new_session, v1

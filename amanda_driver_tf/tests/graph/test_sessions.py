@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import before
+from amanda_core.testing.kit.tools import before
 
 from ..comparison import close, equal
 from .reference_programs import all_ops, counting, double, new_session, serialised, v1
@@ -60,6 +60,7 @@ class _Losses(v1.train.SessionRunHook):  # type: ignore[misc]
         self.seen.append(run_values.results)
 
 
+@pytest.mark.filterwarnings("ignore:.* writes the model without the changes")
 def test_a_monitored_training_session(tmp_path: pathlib.Path) -> None:
     model = Trained()
     with model.graph.as_default():
@@ -171,6 +172,7 @@ def test_a_routine_that_raises_in_a_monitored_session() -> None:
         close(session.run(model.w), reached(1))
 
 
+@pytest.mark.filterwarnings("ignore:.* writes the model without the changes")
 def test_a_monitored_session_that_recovers(tmp_path: pathlib.Path) -> None:
     model = Trained()
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import function as function_module
 
 import amanda
-from amanda_core.testing.tools import Edit, after, before, editing, tool
+from amanda_core.testing.kit.tools import Edit, after, before, editing, tool
 
 from ..comparison import close, equal
 from .reference_programs import counting, double, new_session, v1

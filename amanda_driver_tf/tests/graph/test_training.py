@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import amanda
 from amanda import OpContext
-from amanda_core.testing.tools import Edit, editing, tool
+from amanda_core.testing.kit.tools import Edit, editing, tool
 
 from ..comparison import close, equal
 from .reference_programs import all_ops, arrays, counting, new_session, serialised, straight, v1

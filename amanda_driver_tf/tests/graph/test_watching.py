@@ -12,7 +12,7 @@ import tensorflow as tf
 import amanda
 from amanda import Tool
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, Everywhere, around, editing
+from amanda_core.testing.kit.tools import Edit, Everywhere, around, editing
 
 from ..comparison import close, equal
 from .loop_programs import control_flow

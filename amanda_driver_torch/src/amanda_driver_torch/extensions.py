@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amanda_core.errors import ActionError
+from amanda_core.interface import ActionError
 
 __all__ = ["register_op", "registered", "unregister_op"]
 

@@ -9,15 +9,24 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, hookimpl
-from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
-from amanda_driver_torch.vocabulary import BACKWARD_TYPES, OP_TYPES, describe
+from amanda_core.driver_kit import NATIVE, OpContext
+from amanda_core.interface import (
+    Attachment,
+    ConfigError,
+    DriverInfo,
+    DriverStatus,
+    Finding,
+    hookimpl,
+)
+from amanda_driver_torch.interception.interceptor_choice import INTERCEPTORS
+from amanda_driver_torch.torch_internals.versions import why_hooked_by_python
+from amanda_driver_torch.vocabulary import BACKWARD_TYPES, FUSED, OP_TYPES, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from amanda_core import Session
-    from amanda_driver_torch._attachment import TorchAttachment
+    from amanda_core.driver_kit import Session
+    from amanda_driver_torch.attachment.attachment import TorchAttachment
 
 __all__ = [
     "amanda_attach",
@@ -45,6 +54,7 @@ _CAPABILITIES = frozenset(
         "module_values",
         "recomputed_edits",
         "recomputed_flag",
+        "threads",
     }
 )
 
@@ -53,7 +63,7 @@ _CAPABILITIES = frozenset(
 def amanda_driver_info() -> DriverInfo:
     """Describe the driver."""
     return DriverInfo(
-        api=2,
+        api=3,
         name="pytorch",
         modules=("torch",),
         namespaces=("pytorch/*/eager", "pytorch/*/compiled"),
@@ -69,12 +79,25 @@ def amanda_driver_info() -> DriverInfo:
 @hookimpl
 def amanda_preflight() -> Sequence[Finding]:
     """Look for problems of this environment that would make results wrong."""
-    findings = INTERCEPTORS.findings()
+    findings = [*INTERCEPTORS.findings(), *_hooks()]
     if "torch.nn.modules.module" not in sys.modules:
         return findings
-    from amanda_driver_torch._entry.other_libraries import other_libraries
+    from amanda_driver_torch.interception.other_libraries import other_libraries
 
     return [*findings, *other_libraries()]
+
+
+def _hooks() -> list[Finding]:
+    """Say who registers hooks on backward nodes with the native interceptor."""
+    status = INTERCEPTORS.status()
+    if status.interceptor != NATIVE or status.version is None:
+        return []
+    try:
+        why = why_hooked_by_python(status.version)
+    except ConfigError as error:
+        return [Finding("error", str(error))]
+    who = f"by Python: {why}" if why else "by the extension, in PyTorch's graphs"
+    return [Finding("info", f"Hooks on backward nodes are registered {who}.")]
 
 
 @hookimpl
@@ -92,7 +115,7 @@ def amanda_attach(session: Session) -> Attachment | None:
 
 
 def _attachment(session: Session) -> TorchAttachment:
-    from amanda_driver_torch._attachment import TorchAttachment
+    from amanda_driver_torch.attachment.attachment import TorchAttachment
 
     return TorchAttachment(session)
 
@@ -105,6 +128,8 @@ def amanda_prepare_context(context: OpContext) -> None:
     if not namespace.startswith("pytorch/"):
         return
     describe(context, site.op_type)
+    if site.op_type in FUSED:
+        context["parts_not_seen"] = "fused inference; whole=True shows its operators"
     state, in_compiled_callable = _state()
     if (
         state.not_compiled
@@ -118,7 +143,7 @@ def amanda_prepare_context(context: OpContext) -> None:
 @functools.cache
 def _state() -> tuple[Any, Callable[[Any], bool]]:
     """Import the thread's state late, since torch may not be loaded, and once for all ops."""
-    from amanda_driver_torch._identity.frames import in_compiled_callable
-    from amanda_driver_torch._thread.state import STATE
+    from amanda_driver_torch.identity.frames import in_compiled_callable
+    from amanda_driver_torch.threads.state import STATE
 
     return STATE, in_compiled_callable

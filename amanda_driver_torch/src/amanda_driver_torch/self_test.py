@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda_core import OpContext, Tool
-from amanda_core.activation import attach
+from amanda_core.driver_kit import OpContext, Tool, attach
 
 __all__ = ["main"]
 

@@ -1,4 +1,4 @@
-"""PyTorch's operator types as the common operator types of `amanda_core.vocabulary`.
+"""PyTorch's operator types as the common operator types of `amanda_core.interface.vocabulary`.
 
 Owns the translation and the keys it sets on contexts: ``type``, ``backward_type``, ``input_roles``,
 ``layout`` and ``weight_layout``. Does not import torch, since the types are names.
@@ -10,13 +10,17 @@ import functools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
-from amanda_core import OpContext
-from amanda_core.vocabulary import OP_TYPES as COMMON_TYPES
-from amanda_core.vocabulary import backward_type_of
+from amanda_core.driver_kit import OpContext
+from amanda_core.interface import OP_TYPES as COMMON_TYPES, backward_type_of
 
-__all__ = ["BACKWARD_TYPES", "OP_TYPES", "describe"]
+__all__ = ["BACKWARD_TYPES", "FUSED", "OP_TYPES", "describe"]
+
+#: Operators of the fused inference path, which modules take if their operators are not needed.
+FUSED = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
+
+K = TypeVar("K")
 
 # Common type -> PyTorch's other names for it. ATen's internal names are listed since autograd names
 # its nodes after them (`_safe_softmax`: SafeSoftmaxBackward0), and those of torch.nn.functional for
@@ -25,6 +29,7 @@ _SYNONYMS = {
     "matmul": "mm bmm addmm addbmm baddbmm mv addmv dot vdot inner chain_matmul "
     "linalg_matmul linalg_multi_dot linalg_vecdot",
     "grouped_matmul": "_grouped_mm",
+    "einsum": "tensordot",
     "outer": "ger",
     "bilinear": "_trilinear",
     "inverse": "linalg_inv linalg_inv_ex",
@@ -138,14 +143,14 @@ _NOT_NAMES = frozenset(
 )
 
 
-def _names_of(synonyms: Mapping[str, str]) -> dict[str, str]:
-    return {name: common_type for common_type, names in synonyms.items() for name in names.split()}
+def _by_name(table: Mapping[K, str]) -> dict[str, K]:
+    return {name: key for key, names in table.items() for name in names.split()}
 
 
 #: Operator type of this driver -> common type, which in-place variants share.
 OP_TYPES: Mapping[str, str] = MappingProxyType(
     {common_type: common_type for common_type in COMMON_TYPES if common_type not in _NOT_NAMES}
-    | _names_of(_SYNONYMS)
+    | _by_name(_SYNONYMS)
 )
 
 
@@ -193,9 +198,8 @@ _OWN_NODES = {
 }
 
 # Roles of the leading inputs -> the operators with these inputs.
-_ROLES: Mapping[str, tuple[str, ...]] = {
-    name: roles
-    for roles, names in {
+_ROLES: Mapping[str, tuple[str, ...]] = _by_name(
+    {
         ("input", "weight", "bias"): "linear conv1d conv2d conv3d conv_transpose1d "
         "conv_transpose2d conv_transpose3d convolution batch_norm native_batch_norm instance_norm "
         "native_group_norm",
@@ -213,17 +217,12 @@ _ROLES: Mapping[str, tuple[str, ...]] = {
         ("weight", "indices", "offsets"): "embedding_bag",
         ("input", "target"): "cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss "
         "smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div",
-    }.items()
-    for name in names.split()
-}
+    }
+)
 _WEIGHT_LAYOUTS = {
     "linear": "OI",
-    "conv1d": "OIW",
-    "conv2d": "OIHW",
-    "conv3d": "OIDHW",
-    "conv_transpose1d": "IOW",
-    "conv_transpose2d": "IOHW",
-    "conv_transpose3d": "IODHW",
+    **{f"conv{d}d": f"OI{'DHW'[-d:]}" for d in (1, 2, 3)},
+    **{f"conv_transpose{d}d": f"IO{'DHW'[-d:]}" for d in (1, 2, 3)},
 }
 # For batches; PyTorch accepts a single image or volume without N, too.
 _LAYOUTS = {"1d": "NCW", "2d": "NCHW", "3d": "NCDHW"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,9 @@ from amanda_core.cli.drawing import show, show_json
 from amanda_core.cli.progress import told_if_slow
 from amanda_core.errors import AmandaError, MissingExtraError
 from amanda_core.results import printable
+
+if TYPE_CHECKING:
+    from amanda_tools.diff.align import Align
 
 __all__ = ["diff"]
 
@@ -43,17 +47,29 @@ Exit status:
 @click.argument("b", type=click.Path(exists=True, path_type=Path))
 @click.option("--rtol", type=float, help="Relative tolerance; by dtype where it is left out.")
 @click.option("--atol", type=float, help="Absolute tolerance; by dtype where it is left out.")
+@click.option(
+    "--align",
+    type=click.Choice(["auto", "names", "values", "order"]),
+    default="auto",
+    help="Which operators correspond; by default names, if most are in both, and else values.",
+)
 @click.option("--all", "everything", is_flag=True, help="Show what agrees as well, and all rows.")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 def diff(
-    a: Path, b: Path, rtol: float | None, atol: float | None, everything: bool, as_json: bool
+    a: Path,
+    b: Path,
+    rtol: float | None,
+    atol: float | None,
+    align: Align,
+    everything: bool,
+    as_json: bool,
 ) -> int:
     """Compare two dumps; `_DIFF` says the rest."""
     from amanda_tools.diff import compare
 
     try:
         with told_if_slow(lambda what: click.echo(f"amanda: {what}", err=True), "comparing"):
-            found = compare(a, b, rtol, atol)
+            found = compare(a, b, rtol, atol, align)
     except AmandaError:
         raise
     except ImportError as error:

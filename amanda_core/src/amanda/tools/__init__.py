@@ -5,7 +5,7 @@ from __future__ import annotations
 from amanda_core.errors import MissingToolsError
 
 try:
-    import amanda_tools.mapping  # noqa: F401  Presence is tested by a submodule.
+    import amanda_tools.kit.mapping  # noqa: F401  Presence is tested by a submodule.
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] != "amanda_tools":
         raise

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from amanda_tools.mapping import MappingTool
+from amanda_tools.kit.mapping import MappingTool
 
 __all__ = ["MappingTool"]

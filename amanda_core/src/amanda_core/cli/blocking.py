@@ -9,36 +9,45 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from amanda_core import discovery, installed
+from amanda_core.errors import AmandaError
+from amanda_core.plugins import discovery, installed
 
 if TYPE_CHECKING:
     from amanda_core.config import Setting
 
-__all__ = ["DISABLE_PLUGINS", "block", "use_only", "with_blocking"]
+__all__ = ["DISABLE_PLUGINS", "block", "block_configured", "use_only", "with_blocking"]
 
-DISABLE_PLUGINS = click.option(
-    "--disable-plugins",
-    metavar="A,B",
-    help="Use no plugins (drivers, tools and others) of these names, nor any of distributions of "
-    "these names; * for all. Adds to AMANDA_DISABLE_PLUGINS and to the configuration.",
-)
+#: What click is told of --disable-plugins.
+DISABLE_PLUGINS: dict[str, Any] = {
+    "metavar": "A,B",
+    "help": "Use no plugins (drivers, tools and others) of these names, nor any of distributions "
+    "of these names; * for all. Adds to AMANDA_DISABLE_PLUGINS and to the configuration.",
+}
 
 
 def with_blocking(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command, so that --disable-plugins and the configuration can block plugins."""
 
-    @DISABLE_PLUGINS
+    @click.option("--disable-plugins", **DISABLE_PLUGINS)
     @click.option("--no-config", is_flag=True, help="Read no [tool.amanda] of a pyproject.toml.")
     @functools.wraps(command)
     def blocked(*arguments: Any, disable_plugins: str | None, no_config: bool, **more: Any) -> Any:
-        from amanda_core.config import from_flags, load
-
-        flags = from_flags(disabled=disable_plugins)
-        config = load(Path.cwd(), flags, use_file=not no_config, environment={})
-        block(config.disabled)
+        block_configured(disable_plugins, use_file=not no_config)
         return command(*arguments, **more)
 
     return blocked
+
+
+def block_configured(flag: str | None = None, *, use_file: bool = True) -> None:
+    """Block the plugins that a flag and the configuration of the current folder disable.
+
+    Raises:
+        ConfigError: One of them is malformed.
+    """
+    from amanda_core.config import from_flags, load
+
+    flags = from_flags(disabled=flag)
+    block(load(Path.cwd(), flags, use_file=use_file, environment={}).disabled)
 
 
 def block(disabled: Iterable[Setting]) -> None:
@@ -72,8 +81,11 @@ def use_only(names: Sequence[str], where: str) -> None:
         names: The drivers. If there are none, tools are applied but see no operators.
         where: The setting that names them, for messages.
     """
-    wanted = {id(discovery.driver(name)) for name in names}
-    registered = discovery.plugins()
+    try:
+        wanted = {id(discovery.driver(name)) for name in names}
+        registered = discovery.plugins()
+    except AmandaError as error:
+        raise type(error)(error.what, where=where, fix=error.fix) from error
     for name, found in tuple(registered.drivers.items()):
         if id(found) not in wanted:
             registered.unregister(name)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from amanda_core.cli.blocking import block
-from amanda_core.containment import contain, described
+from amanda_core.cli.blocking import block_configured
 from amanda_core.errors import AmandaError
-from amanda_core.installed import COMMAND_GROUP, Installed, installed
+from amanda_core.plugins.installed import COMMAND_GROUP, Installed, installed
+from amanda_core.plugins.tool_names import is_shipped
 from amanda_core.results import printable
-from amanda_core.tool_names import is_shipped
+from amanda_core.runtime.containment import contain, described
 
 __all__ = ["Commands", "problems"]
 
@@ -64,7 +63,7 @@ def problems() -> list[tuple[str, str]]:
         try:
             _load(name)
         except _UnusableError as error:
-            if _usable(name):
+            if not all(command.blocked for command in _named(name)):
                 found.append((name, str(error)))
     return found
 
@@ -73,9 +72,8 @@ def _names() -> list[str]:
     return [printable(found.name) for found in installed(COMMAND_GROUP)]
 
 
-def _usable(name: str) -> list[Installed]:
-    named = (found for found in installed(COMMAND_GROUP) if printable(found.name) == name)
-    return [found for found in named if not found.blocked]
+def _named(name: str) -> list[Installed]:
+    return [found for found in installed(COMMAND_GROUP) if printable(found.name) == name]
 
 
 def _load(name: str) -> click.Command:
@@ -84,7 +82,11 @@ def _load(name: str) -> click.Command:
     Raises:
         _UnusableError: It is blocked or broken, or several distributions have it.
     """
-    _block_what_is_configured()
+    try:
+        block_configured()
+    except AmandaError as error:
+        # It may be what blocks the command.
+        raise _UnusableError(f"not imported: {printable(error)}") from error
     found = _chosen(name)
     try:
         # The output of another command must not have what it prints during its import.
@@ -100,28 +102,15 @@ def _load(name: str) -> click.Command:
 
 
 def _chosen(name: str) -> Installed:
-    usable = _usable(name)
+    named = _named(name)
+    usable = [found for found in named if not found.blocked]
     if not usable:
-        named = (found for found in installed(COMMAND_GROUP) if printable(found.name) == name)
-        raise _UnusableError(f"blocked by {next(named).blocked}")
+        raise _UnusableError(f"blocked by {named[0].blocked}")
     shipped = [found for found in usable if is_shipped(found)]
     if len(usable) > 1 and not shipped:
-        raise _UnusableError(f"broken: it is in several distributions: {_origins(usable)}")
+        origins = ", ".join(found.origin for found in usable)
+        raise _UnusableError(f"broken: it is in several distributions: {origins}")
     return (shipped or usable)[0]
-
-
-def _origins(found: Sequence[Installed]) -> str:
-    return ", ".join(one.origin for one in found)
-
-
-def _block_what_is_configured() -> None:
-    from amanda_core.config import from_flags, load
-
-    try:
-        block(load(Path.cwd(), from_flags(), environment={}).disabled)
-    except AmandaError as error:
-        # It may be what blocks the command.
-        raise _UnusableError(f"not imported: {printable(error)}") from error
 
 
 def _stand_in(name: str, why: str) -> click.Command:

@@ -6,28 +6,30 @@ import importlib
 import platform
 import sys
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from amanda_core import __version__, discovery
+from amanda_core import __version__
 from amanda_core.cli import commands
 from amanda_core.cli.blocking import with_blocking
 from amanda_core.cli.drawing import show, show_json
 from amanda_core.cli.drivers import describe as describe_drivers
 from amanda_core.cli.tools import describe as describe_tools
-from amanda_core.containment import contain, described
-from amanda_core.damaged_metadata import unreadable
-from amanda_core.driver import Finding
-from amanda_core.installed import (
+from amanda_core.interface.driver import Finding
+from amanda_core.plugins import discovery
+from amanda_core.plugins.installed import (
     COMMAND_GROUP,
     PLUGIN_GROUP,
     blocked_names,
     canonical,
     installed,
+    unreadable,
 )
-from amanda_core.preflight import preflight
+from amanda_core.plugins.preflight import preflight
 from amanda_core.results import Table
+from amanda_core.runtime.containment import contain, described
 
 __all__ = ["doctor"]
 
@@ -55,7 +57,10 @@ def doctor(as_json: bool, modules: tuple[str, ...]) -> int:
     with redirect_stdout(sys.stderr):
         found = _import(modules)
         drivers, tools = describe_drivers(), describe_tools()
-        found += [*_of_process(), *_of_drivers(drivers), *_of_plugins(), *_of_tools(tools)]
+        found += [*_of_process(), *_of_drivers(drivers)]
+        broken = discovery.plugins().broken_plugins
+        found += [(name, Finding("error", str(error))) for name, error in broken.items()]
+        found += _of_tools(tools)
         found += [(name, Finding("error", why, _UPGRADE)) for name, why in commands.problems()]
         found += [*_of_blocking([*drivers, *tools]), *_of_distributions()]
     if as_json:
@@ -65,15 +70,7 @@ def doctor(as_json: bool, modules: tuple[str, ...]) -> int:
                 "python": platform.python_version(),
                 "drivers": drivers,
                 "tools": tools,
-                "findings": [
-                    {
-                        "of": of,
-                        "severity": finding.severity,
-                        "message": finding.message,
-                        "fix": finding.fix,
-                    }
-                    for of, finding in found
-                ],
+                "findings": [{"of": of, **asdict(finding)} for of, finding in found],
             }
         )
     else:
@@ -81,9 +78,10 @@ def doctor(as_json: bool, modules: tuple[str, ...]) -> int:
             f"amanda {__version__}, Python {platform.python_version()}, "
             f"{len(drivers)} drivers, {len(tools)} tools"
         )
-        rows = [(f.severity, of, f.message, f.fix) for of, f in found]
-        if rows:
-            show(Table("", ("severity", "of", "finding", "fix"), rows), sys.stdout)
+        if found:
+            rows = [(f.severity, of, f.message, f.fix) for of, f in found]
+            table = Table("", ("severity", "of", "finding", "fix"), rows)
+            show(table, sys.stdout, prose=("finding", "fix"))
         else:
             click.echo("Nothing found that would make results wrong.")
     return int(any(finding.severity == "error" for _, finding in found))
@@ -103,11 +101,6 @@ def _of_drivers(drivers: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
             findings = preflight(discovery.driver(name))
             found += [(name, finding) for finding in findings]
     return found
-
-
-def _of_plugins() -> list[tuple[str, Finding]]:
-    broken = discovery.plugins().broken_plugins
-    return [(name, Finding("error", str(error))) for name, error in broken.items()]
 
 
 def _of_process() -> list[tuple[str, Finding]]:

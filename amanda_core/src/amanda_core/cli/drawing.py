@@ -6,7 +6,8 @@ Owns the late import of rich, which takes longer than a listing.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 import click
@@ -14,24 +15,34 @@ import click
 from amanda_core.cli.units import humanized
 from amanda_core.results import Table, printable
 
-__all__ = ["narrowed", "show", "show_json"]
+__all__ = ["narrowed", "show", "show_json", "with_columns"]
+
+#: The least width of a column of sentences.
+_SENTENCE = 20
+#: The longest text that is shown whole: a longer one would fill the screen.
+_LONGEST = 500
 
 
-def show(table: Table, stream: IO[str], units: Mapping[str, str] | None = None) -> None:
+def show(
+    table: Table,
+    stream: IO[str],
+    units: Mapping[str, str] | None = None,
+    *,
+    prose: Collection[str] = (),
+) -> None:
     """Write a table: drawn if `stream` is a terminal and rich is installed, else as text.
 
     Args:
         table: The table.
         stream: Where to.
         units: Heading -> unit of its numbers, for `humanized`.
+        prose: Headings of columns of sentences, which are wrapped where they do not fit.
     """
-    table = humanized(table, units)
+    table = _shortened(humanized(table, units))
     if stream.isatty():
-        try:
-            _draw(table, stream)
-        except ImportError:
-            pass  # It is not installed, or the program has a module of that name.
-        else:
+        # It is not installed, or the program has a module of that name.
+        with suppress(ImportError):
+            _draw(table, stream, prose)
             return
     click.echo(str(table), file=stream)
 
@@ -41,18 +52,35 @@ def show_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def _draw(table: Table, stream: IO[str]) -> None:
+def _shortened(table: Table) -> Table:
+    """Return a table in which the middle of very long texts is left out."""
+    rows = [
+        [
+            f"{cell[: _LONGEST // 2]} [...] {cell[-_LONGEST // 2 :]}"
+            if isinstance(cell, str) and len(cell) > _LONGEST
+            else cell
+            for cell in row
+        ]
+        for row in table.rows
+    ]
+    return Table(table.title, table.columns, rows)
+
+
+def _draw(table: Table, stream: IO[str], prose: Collection[str]) -> None:
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
     console = Console(file=stream)
-    table, hidden = narrowed(table, console.width)
+    table, hidden = narrowed(table, console.width, prose)
     # Not markup, because names come from other packages.
     drawn = RichTable(title=Text(printable(table.title)) if table.title else None)
     for index, column in enumerate(table.columns):
         justify: Any = "right" if table.is_right(index) else "left"
-        drawn.add_column(Text(printable(column)), justify=justify, overflow="fold")
+        # Only sentences share what is left of the width, unless even names do not fit.
+        whole = bool(prose) and column not in prose
+        heading = Text(printable(column))
+        drawn.add_column(heading, justify=justify, overflow="fold", no_wrap=whole)
     for row in table.text():
         drawn.add_row(*(Text(cell) for cell in row))
     console.print(drawn)
@@ -61,25 +89,37 @@ def _draw(table: Table, stream: IO[str]) -> None:
         click.echo(f"Not shown, as they do not fit: {named}", file=stream)
 
 
-def narrowed(table: Table, width: int) -> tuple[Table, list[str]]:
+def narrowed(table: Table, width: int, prose: Collection[str] = ()) -> tuple[Table, list[str]]:
     """Leave out columns until the others fit, so that names need not be wrapped.
 
-    The first column stays. Texts go before numbers, and the last ones first.
+    The first column stays. Names go before numbers, numbers before sentences, and of each kind the
+    last ones first.
 
     Args:
         table: The table.
         width: Characters in a line, including two of each column for its border.
+        prose: Headings of columns of sentences, which may be wrapped.
 
     Returns:
         The table, and the headings of the columns that were left out.
     """
     cells = [[printable(column) for column in table.columns], *table.text()]
     widths = [max(len(row[i]) for row in cells) + 3 for i in range(len(table.columns))]
+    kinds = []
+    for index, column in enumerate(table.columns):
+        kinds.append(2 if column in prose else int(table.is_right(index)))
+        if column in prose:
+            widths[index] = min(widths[index], _SENTENCE + 3)
     kept = list(range(len(widths)))
-    for numbers in (False, True):
+    for kind in range(3):
         for index in reversed(range(1, len(widths))):
-            if sum(widths[i] for i in kept) + 1 > width and table.is_right(index) == numbers:
+            if sum(widths[i] for i in kept) + 1 > width and kinds[index] == kind:
                 kept.remove(index)
     hidden = [str(table.columns[i]) for i in range(len(widths)) if i not in kept]
-    rows = [[row[i] for i in kept] for row in table.rows]
-    return Table(table.title, [table.columns[i] for i in kept], rows), hidden
+    return with_columns(table, kept), hidden
+
+
+def with_columns(table: Table, indices: Sequence[int]) -> Table:
+    """Return a table with only these columns, in this order."""
+    rows = [[row[i] for i in indices] for row in table.rows]
+    return Table(table.title, [table.columns[i] for i in indices], rows)

@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from amanda_core import discovery, preflight
 from amanda_core.cli.blocking import with_blocking
 from amanda_core.cli.drawing import show, show_json
-from amanda_core.containment import contain, described
-from amanda_core.driver import DriverInfo, DriverStatus
 from amanda_core.errors import AmandaError, AmandaWarning
-from amanda_core.installed import DRIVER_GROUP, Installed, installed
+from amanda_core.interface.driver import DriverInfo, DriverStatus
+from amanda_core.plugins import discovery, preflight
+from amanda_core.plugins.installed import DRIVER_GROUP, Installed, installed
 from amanda_core.results import Table
+from amanda_core.runtime.containment import contain, described
 
 __all__ = ["describe", "drivers"]
 
@@ -38,24 +38,17 @@ def drivers(as_json: bool) -> None:
         (
             driver["name"],
             driver["status"],
-            f"{driver['distribution']} {driver['version']}",
-            " ".join(driver["namespaces"]),
             driver["framework_version"] or "",
             " ".join(filter(None, (driver["interceptor"], driver["why"] and f"({driver['why']})"))),
             driver["error"] or ", ".join(driver["capabilities"]),
+            " ".join(driver["namespaces"]),
+            f"{driver['distribution']} {driver['version']}",
         )
         for driver in found
     ]
-    columns = (
-        "driver",
-        "status",
-        "distribution",
-        "namespaces",
-        "version",
-        "interceptor",
-        "capabilities",
-    )
-    show(Table("", columns, rows), sys.stdout)
+    columns = ["driver", "status", "version", "interceptor", "capabilities", "namespaces"]
+    table = Table("", [*columns, "distribution"], rows)
+    show(table, sys.stdout, prose=("interceptor", "capabilities"))
     if not found:
         click.echo("No driver is installed: pip install amanda-driver-<framework>", err=True)
 

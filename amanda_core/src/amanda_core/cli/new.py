@@ -18,9 +18,8 @@ from typing import Any
 import click
 
 from amanda_core import DRIVER_API, __version__
-from amanda_core.damaged_metadata import distribution_names
 from amanda_core.errors import ConfigError, OutputError
-from amanda_core.installed import canonical
+from amanda_core.plugins.installed import canonical, distribution_names
 from amanda_core.results import printable
 
 __all__ = ["new"]

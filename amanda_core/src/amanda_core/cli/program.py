@@ -101,12 +101,8 @@ _ARGV0 = sys.argv[0] if sys.argv else ""
 _kept: list[ModuleType] = []
 
 
-def report(error: BaseException) -> int:
-    """Show an uncaught exception through `sys.excepthook`, as the interpreter does.
-
-    Returns:
-        The exit status.
-    """
+def report(error: BaseException) -> None:
+    """Show an uncaught exception through `sys.excepthook`, as the interpreter does."""
     trace = _trimmed(error.__traceback__)
     error.__traceback__ = trace
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
@@ -123,7 +119,6 @@ def report(error: BaseException) -> int:
         sys.__excepthook__(type(second), second, second.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, trace)
-    return 1
 
 
 def _trimmed(trace: TracebackType | None) -> TracebackType | None:
@@ -164,8 +159,7 @@ def _of_file(path: str) -> CodeType:
             source = file.read()
     except OSError as error:
         _stop(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}", 2)
-    code: CodeType = compile(source, path, "exec", dont_inherit=True)
-    return code
+    return compile(source, path, "exec", dont_inherit=True)
 
 
 def _stop(message: str, status: int) -> NoReturn:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from amanda_core.context import OpContext
-from amanda_core.namespace import matches
-from amanda_core.tool import Tool
+from amanda_core.engine.context import OpContext
+from amanda_core.engine.tool import Tool
+from amanda_core.interface.namespace import matches
 
 __all__ = ["FIRST", "Progress", "interval_for", "told_if_slow"]
 

@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from amanda_core import results
-from amanda_core.containment import contain, described
 from amanda_core.errors import MissingExtraError, OutputError, ResultError
-from amanda_core.installed import installed
+from amanda_core.plugins.installed import installed
+from amanda_core.results import tables as results
+from amanda_core.runtime.containment import contain, described
 
-__all__ = ["REPORT_GROUP", "ReportPage", "is_result", "open_report"]
+__all__ = ["REPORT_GROUP", "ReportPage", "is_result", "load_first", "open_report"]
 
 REPORT_GROUP = "amanda.reports"
 
@@ -58,7 +58,9 @@ class ReportPage:
         folder = next(parent for parent in self.path.parents if parent.exists())
         if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
             raise OutputError(f"{str(folder)!r} cannot be written to", fix="Name another file")
-        self._report = _load()
+        self._report: _Report | None = load_first(REPORT_GROUP, "report")
+        if self._report is None:
+            raise MissingExtraError("No installed distribution writes reports", fix=_FIX)
 
     def write(
         self, files: Sequence[Path], title: str, lines: Sequence[str] = (), problem: str = ""
@@ -78,6 +80,7 @@ class ReportPage:
         contents = {file.stem: results.load(file) for file in files}
         found = {name: content for name, content in contents.items() if is_result(content)}
         try:
+            assert self._report is not None
             text = self._report(found, title, lines, problem)
         except BaseException as error:
             contain(error)
@@ -132,15 +135,21 @@ def _is_report(path: Path) -> bool:
         return False
 
 
-def _load() -> _Report:
-    points = [found for found in installed(REPORT_GROUP) if not found.blocked]
-    if not points:
-        raise MissingExtraError("No installed distribution writes reports", fix=_FIX)
+def load_first(group: str, what: str) -> Any:
+    """Load the first entry point of a group that is not blocked; return None if there is none.
+
+    Args:
+        group: The group.
+        what: What its entry points are, for messages.
+
+    Raises:
+        MissingExtraError: It cannot be loaded.
+    """
+    points = [found for found in installed(group) if not found.blocked]
     try:
-        report: _Report = points[0].point.load()
+        return points[0].point.load() if points else None
     except BaseException as error:
         contain(error)
         raise MissingExtraError(
-            f"The report of {points[0].origin} cannot be loaded: {described(error)}", fix=_FIX
+            f"The {what} of {points[0].origin} cannot be loaded: {described(error)}", fix=_FIX
         ) from error
-    return report

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amanda_core import discovery
+from amanda_core.cli.conditions import EXIT_STATUS, Condition
 from amanda_core.cli.drawing import show
+from amanda_core.cli.overview import LINES, Overview
 from amanda_core.cli.program import Program, report
 from amanda_core.cli.progress import FIRST, Progress, interval_for, told_if_slow
 from amanda_core.cli.reports import ReportPage
 from amanda_core.cli.termination import Termination
-from amanda_core.containment import contain, described
+from amanda_core.engine.tool import Tool
 from amanda_core.errors import AmandaError
-from amanda_core.output import Output
-from amanda_core.preflight import preflight
-from amanda_core.results import HasResult, Result, Table, printable, share
-from amanda_core.tool import Tool
+from amanda_core.plugins import discovery
+from amanda_core.plugins.preflight import preflight
+from amanda_core.results import ChangesWeights, HasResult, Result, Table, printable, share
+from amanda_core.results.output import Output
+from amanda_core.runtime.containment import contain, described
 
 __all__ = ["Run"]
 
@@ -50,6 +52,8 @@ class Run:
         quiet: Whether to print only errors.
         brief: Whether to omit tables, as all but one of several processes do.
         keep_going: Whether to skip operators at which a driver itself fails.
+        limits: Conditions under which the run fails although all else went well.
+        overview: What says the results in a few lines, in place of their tables; None for tables.
     """
 
     program: Program
@@ -60,8 +64,12 @@ class Run:
     quiet: bool = False
     brief: bool = False
     keep_going: bool = False
+    overview: Overview | None = None
+    limits: Sequence[Condition] = ()
     _handle: Any = field(default=None, init=False)
     _finished: bool = field(default=False, init=False)
+    #: Whether something is not written that was asked for.
+    _failed: bool = field(default=False, init=False)
     #: How the program ended, if it did not end well. A signal ends it before this is known.
     _problem: str = field(default="Ended by a signal", init=False)
     _files: list[Path] = field(default_factory=list, init=False)
@@ -84,6 +92,7 @@ class Run:
                 *self.tools.values(),
                 *telling,
                 on_driver_error="skip" if self.keep_going else "raise",
+                threads="all",
             )
         except AmandaError as error:
             self.output.release()
@@ -139,32 +148,52 @@ class Run:
                 self.output.release()
 
     def _write_results(self) -> int:
-        failed = False
         idle = self._before_the_end()
         try:
             self._handle.remove()
         except BaseException as error:  # An exception that was deferred.
             report(error)
-            failed = True
+            self._failed = True
         if not self.quiet:
             self._warn(idle)
+        results: dict[str, Result] = {}
         try:
-            results, complete = self._results()
-            complete = self._clear() and complete
-            written = [self._write(name, result) for name, result in results.items()]
-            failed = failed or not complete or not all(written) or not self._write_page()
+            results = self._results()
+            with self._reported("an earlier result is not removed", AmandaError):
+                self.output.clear(self.processes)
+            for name, result in results.items():
+                self._write(name, result)
+            if self.overview is not None and not (self.quiet or self.brief):
+                self._say_overview(self.overview, results)
+            for name, tool in self.tools.items():
+                self._save_weights(name, tool)
+            if self.page is not None and not self._failed:
+                self._write_page(self.page)
         except KeyboardInterrupt:
             self._say("interrupted while results were written; some are missing")
-            failed = True
-        return int(failed)
+            self._failed = True
+        return int(self._failed) or self._limits_status(results)
 
-    def _clear(self) -> bool:
+    def _limits_status(self, results: Mapping[str, Result]) -> int:
+        """Say which limits the results exceed; return the exit status for that."""
+        problems = [text for limit in self.limits if (text := limit.problem(results))]
+        for text in problems:
+            self._say(f"error: {text}")
+        return EXIT_STATUS if problems else 0
+
+    @contextmanager
+    def _reported(self, what: str, kind: type[BaseException] = BaseException) -> Iterator[None]:
+        """Say what an exception of this block prevents, and fail when the run ends."""
         try:
-            self.output.clear(self.processes)
-        except AmandaError as error:
-            self._say(f"error: an earlier result is not removed: {error}")
-            return False
-        return True
+            yield
+        except kind as error:
+            contain(error)
+            text = str(error) if isinstance(error, AmandaError) else described(error)
+            self._fail(f"{what}: {text}")
+
+    def _fail(self, text: str) -> None:
+        self._failed = True
+        self._say(f"error: {text}")
 
     def _before_the_end(self) -> list[str]:
         """Return what is available only while the tools are applied."""
@@ -200,8 +229,8 @@ class Run:
                 why = "the program loaded no framework of those that `amanda drivers` lists"
             elif known.selection is None or not ran:
                 why = (
-                    f"the program ran none of {', '.join(frameworks)} in the thread in which it "
-                    "began"
+                    f"the program ran none of {', '.join(frameworks)} in the threads that are "
+                    "instrumented"
                 )
             else:
                 some = ", ".join([*ran[:_NAMED], *(["..."] if len(ran) > _NAMED else [])])
@@ -242,67 +271,77 @@ class Run:
                         fix = f". {finding.fix}" if finding.fix else ""
                         self._say(f"{finding.severity}: {finding.message}{fix}")
 
-    def _results(self) -> tuple[dict[str, Result], bool]:
-        """Return the results with other tools' figures, and whether they are complete."""
+    def _results(self) -> dict[str, Result]:
+        """Return the results, with other tools' figures."""
         found: dict[str, Result] = {}
-        complete = True
         for name, tool in self.tools.items():
-            # The tool may have another attribute of that name.
-            try:
+            with self._reported(f"the result of {name!r} is not written"):
+                # The tool may have another attribute of that name.
                 if isinstance(tool, HasResult) and callable(tool.result):
                     with told_if_slow(self._tell, f"collecting the result of {name}"):
                         found[name] = tool.result()
-            except BaseException as error:
-                contain(error)
-                complete = self._not_written(name, error)
         try:
             share(found)
         except BaseException as error:
             contain(error)
-            self._say(f"error: results do not show the figures of others: {described(error)}")
-            complete = False
-        return found, complete
+            self._fail(f"results do not show the figures of others: {described(error)}")
+        return found
 
-    def _not_written(self, name: str, error: BaseException) -> bool:
-        text = str(error) if isinstance(error, AmandaError) else described(error)
-        self._say(f"error: the result of {name!r} is not written: {text}")
-        return False
-
-    def _write(self, name: str, result: Result) -> bool:
-        try:
+    def _write(self, name: str, result: Result) -> None:
+        files: Sequence[Path] = ()
+        with self._reported(f"the result of {name!r} is not written"):
             with told_if_slow(self._tell, f"writing the result of {name}"):
                 files = self.output.write(name, result)
             self._files.append(files[0])
-        except BaseException as error:
-            contain(error)
-            return self._not_written(name, error)
+        if not files:
+            return
         if not self.quiet:
             try:
                 self._summarise(name, result, [str(file) for file in files])
             except BaseException as error:
                 contain(error)
                 self._say(f"the result of {name!r} is written and has no table: {described(error)}")
-        problems = list(getattr(result, "problems", ()))
-        for problem in problems:
-            self._say(f"error: {name}: {problem}")
-        return not problems
+        for problem in getattr(result, "problems", ()):
+            self._fail(f"{name}: {problem}")
 
-    def _write_page(self) -> bool:
-        if self.page is None:
-            return True
+    def _save_weights(self, name: str, tool: Tool) -> None:
+        """Save the weights that a tool has changed, if it is to, and say where they are."""
+        if not isinstance(tool, ChangesWeights):
+            return
+        changed, own = tool.words
+        said = f"a checkpoint that your program saved has the {own} weights"
+        if tool.saves_to is None:
+            if not (self.quiet or self.brief) and tool.has_baked:
+                self._say(f"{name}: {said}; the option save=FOLDER writes the {changed} ones")
+            return
+        with self._reported(f"the {changed} weights of {name!r} are not saved"):
+            tool.save_baked(tool.saves_to)
+            if not self.quiet:
+                self._say(f"{name}: {said}; the {changed} ones are in {tool.saves_to}")
+
+    def _write_page(self, page: ReportPage) -> None:
         program = self.program
         lines = [" ".join([program.target, *program.arguments])] if program.arguments else []
         # Not the whole path, since people pass pages on.
         lines.append(f"results in {self.output.folder.name}")
+        with self._reported("the report is not written", AmandaError):
+            page.write(self._files, os.path.basename(program.target), lines, self._problem)
+            if not (self.quiet and self.overview is not None):
+                self._say(f"report: {page.path}")
+
+    def _say_overview(self, overview: Overview, results: Mapping[str, Result]) -> None:
         try:
-            self.page.write(self._files, os.path.basename(program.target), lines, self._problem)
-        except AmandaError as error:
-            self._say(f"error: the report is not written: {error}")
-            return False
-        self._say(f"report: {self.page.path}")
-        return True
+            lines = [*overview.lines(results)][:LINES]
+        except BaseException as error:
+            contain(error)
+            self._fail(f"the overview cannot be made: {described(error)}")
+            return
+        for line in lines:
+            self._say(line)
 
     def _summarise(self, name: str, result: Result, files: Sequence[str]) -> None:
+        if self.overview is not None:
+            return
         if not self.brief:
             table = result.table()
             show(_titled(table.first(_ROWS), name), sys.stderr)

@@ -11,17 +11,18 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
 
-from amanda_core import results
-from amanda_core.cli.drawing import show as draw
-from amanda_core.cli.drawing import show_json
+from amanda_core.cli.drawing import show as draw, show_json, with_columns
 from amanda_core.cli.reports import is_result, open_report
-from amanda_core.cli.units import Quantity
-from amanda_core.results import Table, printable
+from amanda_core.cli.units import quantity
+from amanda_core.results import Table, printable, tables as results
+from amanda_core.results.output import processes_in
 
 __all__ = ["show"]
 
@@ -31,6 +32,8 @@ _ROWS = 20
 _BY = {"module": "by_module", "type": "by_type", "op": "ops"}
 #: Longest text of a value that is a list or an object.
 _WIDTH = 60
+#: How a formula of a spreadsheet begins.
+_FORMULA = ("=", "+", "-", "@")
 #: Columns that tell programs which operator a row is about. People see them after the others.
 _LAST = ("id", "namespace")
 
@@ -60,58 +63,125 @@ def show(
     as_json: bool,
     as_page: bool,
 ) -> None:
-    """Show a file of results, FILE, that `amanda run -o` wrote; of a folder, all that are in it."""
+    """Show a file of results, FILE, that `amanda run -o` wrote; of a folder, all that are in it.
+
+    In the folder of a run of several processes these are the results of each.
+    """
     if by is not None and part is not None:
         raise click.UsageError("--part and --by exclude one another.")
-    files = sorted(file.glob("*.json")) if file.is_dir() else [file]
-    found = {path: results.load(path) for path in files}
+    files = _read(file)
+    if as_page:
+        click.echo(open_report([one.path for one in files], file.resolve().name))
+        return
+    if by is not None:
+        part = _BY[by]
+        files = [one for one in files if part in one.content] or files
+    if as_json:
+        values = [one.value(part) for one in files]
+        show_json(values if file.is_dir() else values[0])
+        return
+    tables = [[_chosen(table, depth, sort) for table in one.tables(part)] for one in files]
+    every = list(chain.from_iterable(tables))
+    if sort is not None:
+        _check_column(sort, every)
+    if as_csv:
+        _write_csv(every)
+        return
+    for number, (one, of_file) in enumerate(zip(files, tables, strict=True)):
+        if number:
+            click.echo()
+        one.draw(of_file, sys.maxsize if everything else top)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of results.
+
+    Attributes:
+        path: The file.
+        content: The whole content.
+        process: The process that wrote it; empty if there was only one.
+    """
+
+    path: Path
+    content: Mapping[str, Any]
+    process: str = ""
+
+    def value(self, part: str | None) -> Any:
+        """Return a part, which must be there, or the whole content."""
+        if part is None:
+            return self.content
+        if part not in self.content:
+            named = ", ".join(map(printable, self.content))
+            raise click.UsageError(f"{str(self.path)!r} has no part {part!r}; it has {named}")
+        return self.content[part]
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The units of the columns, which a result gives by the names of its fields."""
+        units = self.content.get("units")
+        if not isinstance(units, dict):
+            return {}
+        return {str(name): unit for name, unit in units.items() if isinstance(unit, str)}
+
+    def tables(self, part: str | None) -> Iterator[Table]:
+        """Yield a table of the single values, and one for each part that has several."""
+        value, units = self.value(part), self.units
+        shown = value if part is None else {part: value}
+        several = {name: value for name, value in shown.items() if isinstance(value, (list, dict))}
+        single = [
+            (name, quantity(value, units.get(name, units.get(".*"))))
+            for name, value in shown.items()
+            if name not in several and name != "format"
+        ]
+        if single:
+            yield Table("", ("field", "value"), single)
+        for name, values in several.items():
+            if not values or name in ("units", "charts"):
+                continue
+            if isinstance(values, list):
+                yield _table(name, values)
+            else:
+                unit = units.get(f"{name}.*")
+                named = [quantity(value, units.get(key, unit)) for key, value in values.items()]
+                yield _table(name, named, list(values))
+
+    def draw(self, tables: Sequence[Table], top: int) -> None:
+        """Write tables for people, of each the first rows."""
+        name = f"{self.process}/{self.path.name}" if self.process else self.path.name
+        click.echo(printable(f"{name}: {self.content['format']}"))
+        for table in tables:
+            click.echo()
+            draw(_readable(table.first(top)), sys.stdout, self.units)
+            if len(table.rows) > top:
+                click.echo(f"{len(table.rows) - top} more; --all shows them")
+
+
+def _read(file: Path) -> list[_File]:
+    """Read a file of results, or those in a folder.
+
+    Raises:
+        click.UsageError: It is not one, or there are none.
+    """
     if file.is_dir():
-        found = {path: content for path, content in found.items() if is_result(content)}
+        folders = {file: "", **{part: part.name for part in processes_in(file)}}
+        every = [
+            _File(path, results.load(path), process)
+            for folder, process in folders.items()
+            for path in sorted(folder.glob("*.json"))
+        ]
+        found = [one for one in every if is_result(one.content)]
         if not found:
             raise click.UsageError(f"There are no results in {str(file)!r}")
-    for path, content in found.items():
-        if not is_result(content):
-            raise click.UsageError(
-                f"{str(path)!r} is not the result of a tool: it has no 'format'. Files that tools "
-                "write beside their results are for the programs that their pages name. A tool of "
-                "one's own puts a 'format' into what its to_json() gives, such as 'my-tool/1'"
-            )
-    if as_page:
-        click.echo(open_report(list(found), file.resolve().name))
-        return
-    part = part if by is None else _BY[by]
-    if by is not None and any(part in content for content in found.values()):
-        found = {path: content for path, content in found.items() if part in content}
-    for path, content in found.items():
-        if part is not None and part not in content:
-            raise click.UsageError(
-                f"{str(path)!r} has no part {part!r}; it has {', '.join(map(printable, content))}"
-            )
-    if as_json:
-        parts = [content if part is None else content[part] for content in found.values()]
-        show_json(parts if file.is_dir() else parts[0])
-        return
-    tables = {
-        path: [_chosen(table, depth, sort) for table in _tables(content, part)]
-        for path, content in found.items()
-    }
-    if sort is not None and not any(sort in t.columns for shown in tables.values() for t in shown):
-        every = [table for path in tables for table in tables[path]]
-        columns = ", ".join(dict.fromkeys(str(c) for table in every for c in table.columns))
-        raise click.UsageError(f"No column is {sort!r}; there are {columns}")
-    if as_csv:
-        _write_csv([table for shown in tables.values() for table in shown])
-        return
-    for number, (path, content) in enumerate(found.items()):
-        click.echo(printable(f"{path.name}: {content['format']}"))
-        for table in tables[path]:
-            click.echo()
-            shown = table if everything else table.first(top)
-            draw(_readable(shown), sys.stdout, _units(content))
-            if not everything and len(table.rows) > top:
-                click.echo(f"{len(table.rows) - top} more; --all shows them")
-        if number + 1 < len(found):
-            click.echo()
+        return found
+    content = results.load(file)
+    if not is_result(content):
+        raise click.UsageError(
+            f"{str(file)!r} is not the result of a tool: it has no 'format'. Files that tools "
+            "write beside their results are for the programs that their pages name. A tool of "
+            "one's own puts a 'format' into what its to_json() gives, such as 'my-tool/1'"
+        )
+    return [_File(file, content)]
 
 
 def _chosen(table: Table, depth: int | None, sort: str | None) -> Table:
@@ -121,43 +191,36 @@ def _chosen(table: Table, depth: int | None, sort: str | None) -> Table:
         rows = [row for row in rows if len(re.split(r"[./]", str(row[0]))) <= depth]
     if sort is not None and sort in table.columns:
         column = list(table.columns).index(sort)
-        numbers = [row for row in rows if isinstance(row[column], (int, float))]
-        texts = [row for row in rows if not isinstance(row[column], (int, float))]
-        rows = sorted(numbers, key=lambda row: row[column], reverse=True)  # type: ignore[arg-type,return-value]
-        rows += sorted(texts, key=lambda row: str(row[column]))
+        rows.sort(key=lambda row: _numbers_first(row[column]))
     return Table(table.title, table.columns, rows)
+
+
+def _numbers_first(value: object) -> tuple[bool, float, str]:
+    """Return a key that sorts numbers before texts, and the largest first."""
+    return (False, -value, "") if isinstance(value, (int, float)) else (True, 0, str(value))
+
+
+def _check_column(name: str, tables: Sequence[Table]) -> None:
+    columns = [column for table in tables for column in table.columns]
+    if name not in columns:
+        named = ", ".join(dict.fromkeys(map(str, columns)))
+        raise click.UsageError(f"No column is {name!r}; there are {named}")
 
 
 def _readable(table: Table) -> Table:
     """Return a table for people: without columns that say nothing, what identifies rows last."""
     kept = [
-        (str(column) in _LAST, index)
-        for index, column in enumerate(table.columns)
+        index
+        for index in range(len(table.columns))
         # The values of a single column are there to be read, also if all are 0.
         if len(table.columns) <= 2
         or index == 0
         or any(row[index] not in ("", 0, False, "[]", "{}") for row in table.rows)
     ]
-    order = [index for _, index in sorted(kept)]
-    rows = [[row[index] for index in order] for row in table.rows]
-    if table.title == _BY["module"]:
-        rows = [[row[0] or "(all)", *row[1:]] for row in rows]
-    return Table(table.title, [table.columns[index] for index in order], rows)
-
-
-def _quantity(content: Mapping[str, Any], name: str, value: Any, part: str = "") -> Any:
-    units = _units(content)
-    unit = units.get(name, units.get(f"{part}.*"))
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return Quantity(value, unit) if is_number and unit is not None else value
-
-
-def _units(content: Mapping[str, Any]) -> dict[str, str]:
-    """Return the units of the columns, which a result gives by the names of its fields."""
-    units = content.get("units")
-    if not isinstance(units, dict):
-        return {}
-    return {str(name): unit for name, unit in units.items() if isinstance(unit, str)}
+    table = with_columns(table, sorted(kept, key=lambda index: str(table.columns[index]) in _LAST))
+    if table.title != _BY["module"]:
+        return table
+    return Table(table.title, table.columns, [[row[0] or "(all)", *row[1:]] for row in table.rows])
 
 
 def _write_csv(tables: Sequence[Table]) -> None:
@@ -165,44 +228,28 @@ def _write_csv(tables: Sequence[Table]) -> None:
         named = ", ".join(table.title or "the single values" for table in tables)
         raise click.UsageError(f"--csv writes one part. Choose it with --part or --by: {named}")
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(tables[0].columns)
-    writer.writerows(tables[0].rows)
+    writer.writerows(map(_plain, [tables[0].columns, *tables[0].rows]))
 
 
-def _tables(content: Mapping[str, Any], part: str | None) -> Iterator[Table]:
-    """Return a table of the single values, and one for each part that has several."""
-    shown = {name: value for name, value in content.items() if part in (None, name)}
-    single = [
-        (name, value)
-        for name, value in shown.items()
-        if not isinstance(value, (list, dict)) and name != "format"
+def _plain(row: Sequence[object]) -> list[object]:
+    """Return a row for a spreadsheet, which would run a text that begins like a formula."""
+    cells = [printable(cell) if isinstance(cell, str) else cell for cell in row]
+    return [
+        f"'{cell}" if isinstance(cell, str) and cell[:1] in _FORMULA else cell for cell in cells
     ]
-    single = [(name, _quantity(content, name, value)) for name, value in single]
-    if single:
-        yield Table("", ("field", "value"), single)
-    for name, value in shown.items():
-        if name in ("units", "charts"):
-            continue
-        if isinstance(value, list) and value:
-            yield _table(name, value)
-        elif isinstance(value, dict) and value:
-            values = [_quantity(content, key, one, name) for key, one in value.items()]
-            yield _table(name, values, list(value))
 
 
 def _table(title: str, values: Sequence[Any], names: Sequence[str] | None = None) -> Table:
     """Return a table with a row for each value, which begins with its name if values have names."""
-    columns: dict[str, None] = {}
-    rows = [value if isinstance(value, dict) else {"value": value} for value in values]
-    for row in rows:
-        columns |= dict.fromkeys(row)
+    rows = [value if value and isinstance(value, dict) else {"value": value} for value in values]
+    columns = dict.fromkeys(column for row in rows for column in row)
     if names is None and "name" in columns:
         columns = {"name": None} | columns  # The first column stays on a narrow terminal.
-    front = ["name"] if names is not None else []
     cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
-    if names is not None:
-        cells = [[name, *row] for name, row in zip(names, cells, strict=True)]
-    return Table(title, [*front, *columns], cells)
+    if names is None:
+        return Table(title, list(columns), cells)
+    named = [[name, *row] for name, row in zip(names, cells, strict=True)]
+    return Table(title, ["name", *columns], named)
 
 
 def _cell(value: Any) -> object:

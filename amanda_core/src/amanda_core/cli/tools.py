@@ -7,17 +7,20 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from amanda_core import tool_names
 from amanda_core.cli.blocking import with_blocking
 from amanda_core.cli.drawing import show, show_json
-from amanda_core.containment import contain, described
 from amanda_core.errors import AmandaError
-from amanda_core.installed import Installed
+from amanda_core.plugins import tool_names
+from amanda_core.plugins.installed import Installed
 from amanda_core.results import Table, printable
+from amanda_core.runtime.containment import contain, described
+
+if TYPE_CHECKING:
+    from amanda_core.config.factories import Option
 
 __all__ = ["describe", "tools"]
 
@@ -39,7 +42,7 @@ def tools(name: str | None, as_json: bool) -> None:
     if as_json:
         show_json(found)
         return
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (
             tool["reference"] or tool["name"],
             tool["status"],
@@ -48,9 +51,26 @@ def tools(name: str | None, as_json: bool) -> None:
         )
         for tool in found
     ]
-    show(Table("", ("tool", "status", "what it does", "distribution"), rows), sys.stdout)
+    columns = ["tool", "status", "what it does", "distribution"]
+    if any(tool["works_on"] for tool in found):
+        columns.insert(2, "works on")
+        rows = [
+            (*row[:2], ", ".join(map(_short, tool["works_on"])) or "all", *row[2:])
+            for row, tool in zip(rows, found, strict=True)
+        ]
+    table = Table("", columns, rows)
+    show(table, sys.stdout, prose=("what it does",))
     if not found:
         click.echo("No tool is installed: pip install amanda-tools", err=True)
+
+
+def _short(namespace: str) -> str:
+    """Return a pattern of namespaces without what matches anything.
+
+    >>> _short("pytorch/*/eager")
+    'pytorch eager'
+    """
+    return " ".join(part for part in namespace.split("/") if part != "*")
 
 
 def describe() -> list[dict[str, Any]]:
@@ -64,11 +84,13 @@ def _describe(reference: str, found: Installed) -> dict[str, Any]:
     from amanda_core.config import factories
 
     status, error, fix, about = "ok", None, None, ""
+    works_on: list[str] = []
     if found.blocked:
         status = "blocked"
     else:
         try:
             made = factories.factory(reference or found.name)
+            works_on = [str(one) for one in getattr(made, "works_on", ())]
             # Not what a class inherits from `Tool`.
             if getattr(made, "__doc__", None):
                 about = next(iter(_about(made).splitlines()), "")
@@ -83,6 +105,7 @@ def _describe(reference: str, found: Installed) -> dict[str, Any]:
         "version": found.version,
         "factory": found.value,
         "about": about,
+        "works_on": works_on,
         "error": error,
         "fix": fix,
     }
@@ -93,38 +116,33 @@ def _one(name: str, as_json: bool) -> None:
 
     with redirect_stdout(sys.stderr):
         made = factories.factory(name)
-        known = factories.options(made, name)
+        options = [_option(option) for option in factories.options(made, name)]
         about = _about(made)
     if as_json:
-        show_json(
-            {
-                "name": name,
-                "about": about,
-                "options": [
-                    {
-                        "name": option.name,
-                        "type": option.expected or None,
-                        "required": option.required,
-                        "default": None if option.required else _plain(option.default),
-                    }
-                    for option in known
-                ],
-            }
-        )
+        show_json({"name": name, "about": about, "options": options})
         return
     click.echo("\n".join(printable(line) for line in [name, "", *about.splitlines(), ""]))
-    if not known:
+    if not options:
         click.echo("It has no options.")
         return
     rows = [
         (
-            option.name,
-            option.expected or "(in code only)",
-            "(required)" if option.required else _plain(option.default),
+            option["name"],
+            option["type"] or "(in code only)",
+            "(required)" if option["required"] else option["default"],
         )
-        for option in known
+        for option in options
     ]
-    show(Table("", ("option", "type", "default"), rows), sys.stdout)
+    show(Table("", ("option", "type", "default"), rows), sys.stdout, prose=("type", "default"))
+
+
+def _option(option: Option) -> dict[str, Any]:
+    return {
+        "name": option.name,
+        "type": option.expected or None,
+        "required": option.required,
+        "default": None if option.required else _plain(option.default),
+    }
 
 
 def _about(made: Callable[..., Any]) -> str:

@@ -13,7 +13,7 @@ from amanda_core.results import Table
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Quantity", "humanized"]
+__all__ = ["Quantity", "humanized", "quantity"]
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SMALL = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"))
@@ -68,13 +68,14 @@ def humanized(table: Table, units: Mapping[str, str] | None = None) -> Table:
         found.append(unit)
         columns.append(column)
     rows = [
-        [_quantity(value, unit) for value, unit in zip(row, found, strict=True)]
+        [quantity(value, unit) for value, unit in zip(row, found, strict=True)]
         for row in table.rows
     ]
     return Table(table.title, columns, rows)
 
 
-def _quantity(value: object, unit: str | None) -> object:
+def quantity(value: object, unit: str | None) -> object:
+    """Return a number with its unit; any other value, and one without a unit, unchanged."""
     if unit is None or isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     return Quantity(value, unit)

@@ -13,7 +13,7 @@ from pathlib import Path
 from amanda_core.config import document, schema, settings, text
 from amanda_core.config.settings import Config, Layer, Selecting, Setting, ToolSettings
 from amanda_core.errors import ConfigError
-from amanda_core.installed import BLOCKING, split_names
+from amanda_core.plugins.installed import BLOCKING, split_names
 
 __all__ = [
     "Config",
@@ -73,6 +73,8 @@ def from_file(start: Path, file: Path | None = None) -> Layer:
     return schema.read(found) if found is not None else Layer()
 
 
+_NO_DRIVER = "Separate names by commas, such as 'a,b'. To attach none, set 'drivers = []' in a file"
+_EVERY_PLUGIN = "Separate names by commas, such as 'a,b', or write '*' for all"
 #: The variables, in the order of the arguments of `from_flags`.
 _VARIABLES = ("AMANDA_TOOLS", "AMANDA_OUTPUT", "AMANDA_DRIVERS", BLOCKING)
 
@@ -114,29 +116,21 @@ def from_flags(
     """
     if output is not None and ("\0" in output or not output.strip()):
         raise ConfigError(f"{output[:80]!r} is not a folder", where=names[1])
-    wanted = None
-    if drivers is not None:
-        wanted = split_names(drivers)
-        if not wanted or len(set(wanted)) < len(wanted):
-            raise ConfigError(
-                f"{drivers[:80]!r} does not name a driver, or names one twice",
-                where=names[2],
-                fix="Separate names by commas, such as 'a,b'. To attach none, set "
-                "'drivers = []' in a file",
-            )
-    blocked = None
-    if disabled is not None:
-        blocked = split_names(disabled)
-        if not blocked:
-            raise ConfigError(
-                f"{disabled[:80]!r} does not name a plugin",
-                where=names[3],
-                fix="Separate names by commas, such as 'a,b', or write '*' for all",
-            )
     return Layer(
-        Setting(output, names[1]) if output is not None else None,
-        Setting(wanted, names[2]) if wanted is not None else None,
-        text.parse_tools(tools, names[0]),
-        select or Selecting(),
-        Setting(blocked, names[3]) if blocked is not None else None,
+        output=Setting(output, names[1]) if output is not None else None,
+        drivers=_names(drivers, names[2], "driver, or names one twice", _NO_DRIVER, once=True),
+        disabled=_names(disabled, names[3], "plugin", _EVERY_PLUGIN),
+        tools=text.parse_tools(tools, names[0]),
+        select=select or Selecting(),
     )
+
+
+def _names(
+    given: str | None, where: str, what: str, fix: str, once: bool = False
+) -> Setting | None:
+    if given is None:
+        return None
+    names = split_names(given)
+    if not names or (once and len(set(names)) < len(names)):
+        raise ConfigError(f"{given[:80]!r} does not name a {what}", where=where, fix=fix)
+    return Setting(names, where)

@@ -43,8 +43,9 @@ def expected(annotation: Any) -> str:
     if origin is Literal:
         return f"one of {_listed(arguments)}"
     if origin in (Union, types.UnionType):
-        parts = [expected(part) for part in arguments]
-        return " or ".join(parts) if all(parts) else ""
+        # A type that cannot be written, such as a list of objects, is for code.
+        parts = [part for part in map(expected, arguments) if part]
+        return " or ".join(parts) if parts != ["none"] else ""
     item = _item(annotation)
     if item is not None and expected(item):
         return f"a list of values, each {expected(item)}"

@@ -6,12 +6,14 @@ Owns the limits of reading a file. It does not know the meaning of keys.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from amanda_core import bounded
 from amanda_core.errors import ConfigError
+from amanda_core.runtime import bounded
 
 __all__ = ["LIMIT", "Document", "find"]
 
@@ -20,6 +22,10 @@ LIMIT = 1 << 20
 #: Limit of the characters that are parsed to find a line. Above it, messages have no line.
 _EFFORT = 20 * LIMIT
 _FILE = "pyproject.toml"
+
+
+class _EffortError(Exception):
+    """Too many characters would be parsed to find a line."""
 
 
 class Document:
@@ -33,6 +39,8 @@ class Document:
         self.path = path
         text = _read(path)
         self._lines = [line + "\n" for line in text.split("\n")]
+        #: Characters that may still be parsed to find a line.
+        self._left = _EFFORT
         try:
             self.data: dict[str, Any] = _loads()(text)
         except (ValueError, RecursionError) as error:
@@ -49,51 +57,45 @@ class Document:
         return f"{self.path}:{line}" if line else str(self.path)
 
     def _line(self, keys: Sequence[str]) -> int:
+        """Return the first line of the statement that first gives a key; 0 if it is not found."""
         # The parser does not report positions. But a beginning of the file can be parsed if it ends
         # with a statement, and from some statement on the key is there: bisect for that statement.
-        low, high = 1, len(self._lines) + 1
-        budget = _EFFORT
-        while low < high:
-            middle = (low + high) // 2
-            found, spent = self._has_by(middle, keys, budget)
-            budget -= spent
-            if found is None:
-                return 0
-            if found:
-                high = middle
-            else:
-                low = middle + 1
-        return self._first_line(low, budget) if low <= len(self._lines) else 0
+        self._left = _EFFORT
+        last = len(self._lines)
+        try:
+            line = bisect_left(
+                range(last + 1), True, 1, key=lambda count: self._has_by(count, keys)
+            )
+        except _EffortError:
+            return 0
+        return self._first_line(line) if line <= last else 0
 
-    def _first_line(self, last: int, budget: int) -> int:
+    def _first_line(self, last: int) -> int:
         """Return the first line of the statement that ends on line `last`."""
-        for line in range(last, 0, -1):
-            parses, spent = self._has_by(line - 1, (), budget, whole=False)
-            budget -= spent
-            if parses:
-                return line
-            if parses is None:
-                break
+        with suppress(_EffortError):
+            for line in range(last, 0, -1):
+                if self._has_by(line - 1, (), whole=False):
+                    return line
         return last
 
-    def _has_by(
-        self, count: int, keys: Sequence[str], budget: int, whole: bool = True
-    ) -> tuple[bool | None, int]:
-        """Return whether the first `count` lines have the key, and the number of characters parsed;
-        None if that is too much. With `whole`, count as many more lines as it needs to parse.
+    def _has_by(self, count: int, keys: Sequence[str], whole: bool = True) -> bool:
+        """Return whether the first `count` lines have the key. With `whole`, count as many more
+        lines as it needs to parse.
+
+        Raises:
+            _EffortError: That is too much to parse.
         """
-        spent = 0
         for end in range(count, len(self._lines)):
             text = "".join(self._lines[:end])
-            spent += len(text)
-            if spent > budget:
-                return None, spent
+            self._left -= len(text)
+            if self._left < 0:
+                raise _EffortError
             try:
-                return _has(_loads()(text), keys), spent
+                return _has(_loads()(text), keys)
             except (ValueError, RecursionError):
                 if not whole:
-                    return False, spent
-        return _has(self.data, keys), spent
+                    return False
+        return _has(self.data, keys)
 
 
 def find(start: Path) -> Document | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from amanda_core.config.settings import Layer, ToolSettings, merge
+from amanda_core.config.settings import Layer, ToolSettings, last, merge
 
 __all__ = ["explain"]
 
@@ -27,11 +27,9 @@ def explain(file: Layer, environment: Layer, flags: Layer, output: str) -> list[
     """
     config = merge(file, environment, flags)
     layers = (file, environment, flags)
-    named = next((x.output for x in reversed(layers) if x.output is not None), None)
+    named = last(layer.output for layer in layers)
     rows: list[Row] = [
-        ("output", str(config.output), named.where)
-        if named is not None
-        else ("output", output, _DEFAULT),
+        ("output", str(config.output), named.where) if named else ("output", output, _DEFAULT),
         ("drivers", "all", _DEFAULT)
         if config.drivers is None
         else ("drivers", ", ".join(config.drivers) or "none", config.where),

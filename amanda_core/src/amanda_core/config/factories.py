@@ -10,23 +10,28 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
-from amanda_core import tool_names
 from amanda_core.config.convert import MismatchError, convert, expected
 from amanda_core.config.schema import RESERVED, nearest
 from amanda_core.config.settings import Selecting, ToolSettings
-from amanda_core.containment import contain, described
+from amanda_core.config.text import short
+from amanda_core.engine.tool import Tool
 from amanda_core.errors import AmandaError, BrokenToolError, OptionError, UnknownToolError
-from amanda_core.installed import Installed
-from amanda_core.tool import Tool
+from amanda_core.plugins import tool_names
+from amanda_core.plugins.installed import Installed
+from amanda_core.runtime.containment import contain, described
 
 __all__ = ["Option", "factory", "make", "options"]
 
 
+_ENTRY = "The entry point must be a Tool class, or a function that returns a tool"
 #: An annotation whose values cannot be written as text.
 _CODE_ONLY = type
 
@@ -60,16 +65,24 @@ def factory(reference: str, where: str = "") -> Callable[..., Any]:
     if ":" in reference:
         return _own(reference, where)
     found = _installed(reference, where)
-    try:
+    what = f"The tool {reference!r} of {found.origin} cannot be loaded"
+    with _loading(what, where, "Reinstall or upgrade it"):
         made = found.point.load()
+    return _callable(made, reference, where)
+
+
+@contextmanager
+def _loading(
+    what: str, where: str, fix: str, passing: type[AmandaError] | tuple[()] = ()
+) -> Iterator[None]:
+    """Turn exceptions of a tool's code in this block into a `BrokenToolError`. Ctrl-C passes."""
+    try:
+        yield
+    except passing:
+        raise
     except BaseException as error:
         contain(error)
-        raise BrokenToolError(
-            f"The tool {reference!r} of {found.origin} cannot be loaded: {described(error)}",
-            where=where,
-            fix="Reinstall or upgrade it",
-        ) from error
-    return _callable(made, reference, where)
+        raise BrokenToolError(f"{what}: {described(error)}", where=where, fix=fix) from error
 
 
 def _installed(reference: str, where: str) -> Installed:
@@ -98,27 +111,19 @@ def options(made: Callable[..., Any], reference: str = "") -> tuple[Option, ...]
     Raises:
         BrokenToolError: Its parameters cannot be determined.
     """
-    try:
+    what = f"The tool {reference or made!r} does not declare its options"
+    with _loading(what, "", _ENTRY):
         return _options(made)
-    except BaseException as error:
-        contain(error)
-        raise BrokenToolError(
-            f"The tool {reference or made!r} does not declare its options: {described(error)}",
-            fix="The entry point must be a Tool class, or a function that returns a tool",
-        ) from error
 
 
 def _options(made: Callable[..., Any]) -> tuple[Option, ...]:
-    function: Any = made
-    if inspect.isclass(made):
-        # Not inspect.signature(class): Tool.__new__ takes anything, and which of the two methods
-        # it looks at differs by version.
-        function = made.__init__
-        if function is object.__init__:
-            return ()
-    parameters = list(inspect.signature(function).parameters.values())
-    if inspect.isclass(made):
-        parameters = parameters[1:]
+    # Not inspect.signature(class): Tool.__new__ takes anything, and which of the two methods it
+    # looks at differs by version.
+    is_class = inspect.isclass(made)
+    function: Any = made.__init__ if is_class else made
+    if function is object.__init__:
+        return ()
+    parameters = list(inspect.signature(function).parameters.values())[is_class:]
     hints = _hints(function)
     found = []
     for parameter in parameters:
@@ -143,7 +148,8 @@ def make(settings: ToolSettings) -> Tool:
     """
     reference = settings.reference
     make_tool = factory(reference, settings.where)
-    arguments = _arguments(settings, options(make_tool, reference))
+    known = options(make_tool, reference)
+    arguments = _arguments(settings, known)
     wheres = dict.fromkeys([s.where for s in settings.options.values()] or [settings.where])
     where = ", ".join(wheres)
     try:
@@ -164,9 +170,45 @@ def make(settings: ToolSettings) -> Tool:
         raise BrokenToolError(
             f"{reference!r} does not make an amanda.Tool but {type(tool).__qualname__}",
             where=settings.where,
-            fix="The entry point must be a Tool class, or a function that returns a tool",
+            fix=_ENTRY,
         )
+    for name in settings.options:
+        if _is_common(name, known):
+            attribute, annotation = _COMMON[name]
+            if not hasattr(tool, attribute):
+                raise _no_option(settings, name, [option.name for option in known])
+            setattr(tool, attribute, _converted(settings, name, annotation))
     return _restricted(tool, settings.select)
+
+
+#: Option that tools have without declaring it -> the attribute of a tool that it sets, and its
+#: type. A tool without the attribute does not have the option.
+_COMMON: dict[str, tuple[str, Any]] = {"whole": ("whole", bool), "save": ("saves_to", str)}
+
+
+def _is_common(name: str, known: tuple[Option, ...]) -> bool:
+    """Return True for an option that tools have without declaring it."""
+    return name in _COMMON and all(option.name != name for option in known)
+
+
+def _no_option(settings: ToolSettings, name: str, others: Iterable[str]) -> OptionError:
+    return OptionError(
+        f"The tool {settings.reference!r} has no option {name[:80]!r}",
+        where=settings.options[name].where,
+        fix=nearest(name, others),
+    )
+
+
+def _converted(settings: ToolSettings, name: str, annotation: Any) -> Any:
+    setting = settings.options[name]
+    try:
+        return convert(setting, annotation)
+    except MismatchError as error:
+        raise OptionError(
+            f"The option {name!r} of tool {settings.reference!r} must be {error}, "
+            f"not {short(setting.value)}",
+            where=setting.where,
+        ) from None
 
 
 def _arguments(settings: ToolSettings, known: tuple[Option, ...]) -> dict[str, Any]:
@@ -174,25 +216,18 @@ def _arguments(settings: ToolSettings, known: tuple[Option, ...]) -> dict[str, A
     by_name = {option.name: option for option in known if option.expected}
     arguments = {}
     for name, setting in settings.options.items():
+        if _is_common(name, known):
+            continue
         option = by_name.get(name)
-        if option is None:
-            in_code = name in {option.name for option in known}
+        if option is None and name in {option.name for option in known}:
             raise OptionError(
-                f"The option {name!r} of tool {reference!r} can be given in code only"
-                if in_code
-                else f"The tool {reference!r} has no option {name[:80]!r}",
+                f"The option {name!r} of tool {reference!r} can be given in code only",
                 where=setting.where,
                 fix=nearest(name, by_name),
             )
-        try:
-            arguments[name] = convert(setting, option.annotation)
-        except MismatchError as error:
-            shown = repr(setting.value)
-            raise OptionError(
-                f"The option {name!r} of tool {reference!r} must be {error}, not "
-                f"{shown if len(shown) <= 80 else shown[:77] + '...'}",
-                where=setting.where,
-            ) from None
+        if option is None:
+            raise _no_option(settings, name, by_name)
+        arguments[name] = _converted(settings, name, option.annotation)
     missing = [option.name for option in known if option.required and option.name not in arguments]
     if missing:
         raise OptionError(
@@ -206,7 +241,7 @@ def _arguments(settings: ToolSettings, known: tuple[Option, ...]) -> dict[str, A
 def _restricted(tool: Tool, select: Selecting) -> Tool:
     if not select:
         return tool
-    from amanda_core import selection
+    from amanda_core.engine import selection
 
     try:
         chosen = selection.select(
@@ -223,24 +258,14 @@ def _restricted(tool: Tool, select: Selecting) -> Tool:
 
 def _own(reference: str, where: str) -> Callable[..., Any]:
     source, _, attribute = reference.partition(":")
-    try:
+    what = f"The tool {reference!r} cannot be loaded"
+    form = "Write module:Class or path/to/file.py:Class"
+    with _loading(what, where, form, passing=AmandaError):
         if source.endswith(".py"):
             module = _module_of(Path(source), where)
         else:
             module = importlib.import_module(source)
-        found: Any = module
-        for name in attribute.split("."):
-            found = getattr(found, name)
-    except AmandaError:
-        raise
-    except BaseException as error:
-        contain(error)
-        raise BrokenToolError(
-            f"The tool {reference!r} cannot be loaded: {described(error)}",
-            where=where,
-            fix="Write module:Class or path/to/file.py:Class",
-        ) from error
-    return _callable(found, reference, where)
+        return _callable(attrgetter(attribute)(module), reference, where)
 
 
 def _module_of(path: Path, where: str) -> Any:
@@ -268,7 +293,7 @@ def _callable(made: Any, reference: str, where: str) -> Callable[..., Any]:
         raise BrokenToolError(
             f"{reference!r} is not a class or function but {type(made).__qualname__}",
             where=where,
-            fix="The entry point must be a Tool class, or a function that returns a tool",
+            fix=_ENTRY,
         )
     found: Callable[..., Any] = made
     return found
@@ -298,15 +323,9 @@ def _hints(function: Any) -> dict[str, Any]:
         scope = getattr(inspect.unwrap(function), "__globals__", {})
         for name, annotation in getattr(function, "__annotations__", {}).items():
             try:
-                hints[name] = get_type_hints(_Annotated({name: annotation}), scope)[name]
+                one = SimpleNamespace(__annotations__={name: annotation})
+                hints[name] = get_type_hints(one, scope)[name]
             except BaseException as error:
                 contain(error)
                 hints[name] = _CODE_ONLY
         return hints
-
-
-class _Annotated:
-    """Something that has annotations, for `get_type_hints`."""
-
-    def __init__(self, annotations: dict[str, Any]) -> None:
-        self.__annotations__ = annotations

@@ -7,14 +7,14 @@ variables.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from amanda_core.errors import ConfigError
 
-__all__ = ["Config", "Layer", "Selecting", "Setting", "Steps", "ToolSettings", "merge"]
+__all__ = ["Config", "Layer", "Selecting", "Setting", "Steps", "ToolSettings", "last", "merge"]
 
 Steps = slice | tuple[int, ...]
 
@@ -38,7 +38,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Selecting:
-    """The arguments of `amanda_core.selection.select`; None for those not given.
+    """The arguments of `amanda_core.engine.selection.select`; None for those not given.
 
     Attributes:
         ops: Patterns of operators.
@@ -60,14 +60,11 @@ class Selecting:
 
     def over(self, lower: Selecting) -> Selecting:
         """Return a copy with the unset fields taken from `lower`."""
+        said = {**lower.said(), **self.said()}
         return Selecting(
-            lower.ops if self.ops is None else self.ops,
-            lower.modules if self.modules is None else self.modules,
-            lower.namespace if self.namespace is None else self.namespace,
-            lower.steps if self.steps is None else self.steps,
-            lower.calls if self.calls is None else self.calls,
-            self.where or lower.where,
-            {name: where for part in (lower, self) for name, (_, where) in part.said().items()},
+            **{name: value for name, (value, _) in said.items()},
+            where=self.where or lower.where,
+            origins={name: where for name, (_, where) in said.items()},
         )
 
     def said(self) -> dict[str, tuple[Any, str]]:
@@ -150,6 +147,7 @@ class Config:
     Attributes:
         tools: The tools to run, in the order of the source that named them.
         output: Absolute path of the folder of results; None if no source names one.
+        output_is_shared: Whether a file names it, for all runs and not for one.
         drivers: Names of the drivers that may attach; empty for none of them, None for all.
         where: Where the drivers were named.
         disabled: The blocked plugins and distributions of each source.
@@ -157,6 +155,7 @@ class Config:
 
     tools: tuple[ToolSettings, ...] = ()
     output: Path | None = None
+    output_is_shared: bool = False
     drivers: tuple[str, ...] | None = None
     where: str = ""
     disabled: tuple[Setting, ...] = ()
@@ -174,30 +173,31 @@ def merge(file: Layer, environment: Layer, flags: Layer) -> Config:
     for layer in layers:
         for name, settings in layer.tools.items():
             tools[name] = settings.over(tools[name]) if name in tools else settings
-    named = flags.tools or environment.tools
-    if named:
-        chosen = [tools[name] for name in named]
-    else:
-        chosen = [settings for settings in tools.values() if settings.enable is not False]
+    named = (
+        flags.tools or environment.tools or [n for n, t in tools.items() if t.enable is not False]
+    )
+    chosen = [tools[name] for name in named]
     chosen = [
         replace(s, select=flags.select.over(environment.select.over(s.select.over(file.select))))
         for s in chosen
     ]
     _check_names(chosen)
-    output = _last([layer.output for layer in layers])
-    drivers = _last([layer.drivers for layer in layers])
+    output = last(layer.output for layer in layers)
+    drivers = last(layer.drivers for layer in layers)
     return Config(
         tuple(chosen),
         # Not Path.expanduser, which raises for a user who does not exist.
         (output.base or Path.cwd()) / os.path.expanduser(output.value) if output else None,
+        output is not None and output is file.output,
         tuple(drivers.value) if drivers else None,
         drivers.where if drivers else "",
         tuple(layer.disabled for layer in layers if layer.disabled is not None),
     )
 
 
-def _last(settings: Sequence[Setting | None]) -> Setting | None:
-    return next((setting for setting in reversed(settings) if setting is not None), None)
+def last(settings: Iterable[Setting | None]) -> Setting | None:
+    """Return the setting of the highest layer that has one."""
+    return next((setting for setting in reversed([*settings]) if setting is not None), None)
 
 
 def _check_names(tools: Sequence[ToolSettings]) -> None:

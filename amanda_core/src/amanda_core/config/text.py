@@ -20,6 +20,7 @@ __all__ = [
     "parse_steps",
     "parse_tool",
     "parse_tools",
+    "short",
     "split",
     "unquoted",
 ]
@@ -56,7 +57,7 @@ def split(text: str, separator: str, where: str) -> list[str]:
             start = index + 1
     if quote or closing:
         raise ConfigError(
-            f"{quote or closing[-1]} is missing in {_short(text)}", where=where, fix="Close it"
+            f"{quote or closing[-1]} is missing in {short(text)}", where=where, fix="Close it"
         )
     parts.append(text[start:].strip())
     return [part for part in parts if part]
@@ -95,18 +96,18 @@ def parse_tool(text: str, where: str) -> ToolSettings:
     default = tool.rpartition("/")[2]
     if rest and "=" not in attribute:
         if not _ATTRIBUTE.fullmatch(attribute):
-            raise ConfigError(f"{_short(text)} does not name a tool", where=where, fix=form)
+            raise ConfigError(f"{short(text)} does not name a tool", where=where, fix=form)
         tool, default = f"{tool}:{attribute}", attribute
     else:
         options = rest
         if not INSTALLED.fullmatch(tool) or tool.endswith(".py"):
-            raise ConfigError(f"{_short(tool)} is not the name of a tool", where=where, fix=form)
+            raise ConfigError(f"{short(tool)} is not the name of a tool", where=where, fix=form)
     name = check_name(alias.strip() or default, where)
     found: dict[str, Setting] = {}
     for part in split(options, ",", where):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not key.isidentifier():
-            raise ConfigError(f"{_short(part)} is not of the form key=value", where=where, fix=form)
+            raise ConfigError(f"{short(part)} is not of the form key=value", where=where, fix=form)
         if key in found:
             raise ConfigError(f"The option {key!r} is given twice", where=where, fix="Give it once")
         found[key] = Setting(value, where, text=True)
@@ -121,7 +122,7 @@ def check_name(name: str, where: str) -> str:
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"{_short(name)} cannot be the name of a tool",
+            f"{short(name)} cannot be the name of a tool",
             where=where,
             fix="Use letters, digits, '-', '_' and '.', at most 64: a file gets this name",
         )
@@ -149,7 +150,7 @@ def parse_steps(value: object, where: str, name: str = "steps") -> Steps:
         if parts[2:] != [0]:
             return slice(*parts)
     raise ConfigError(
-        f"{_short(value)} is not a range of {name}",
+        f"{short(value)} is not a range of {name}",
         where=where,
         fix="Write '10:20' (from 10 up to and without 20), '10:', '::100', 7, or [1, 2, 3]",
     )
@@ -174,6 +175,7 @@ def parse_tools(texts: Sequence[str], where: str) -> dict[str, ToolSettings]:
     return found
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """Return a value as it is shown in a message."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,4 +1,4 @@
-/* The rule of op identity in native code, in C and C++: the counterpart of `amanda_core.sites`.
+/* The rule of op identity in native code, in C and C++: the counterpart of `amanda_core.identity.sites`.
  *
  * Owns its constants, the hash of a call site, and the layout of the interpreter's frames, which no
  * other file knows. A driver ships a copy of this header.

@@ -1,6 +1,6 @@
 /* The state of a thread that native code of a driver reads at every operator.
  *
- * It is the buffer of `Control.switches`, of which `amanda_core.switches` describes the fields. A
+ * It is the buffer of `Control.switches`, of which `amanda_core.runtime.switches` describes the fields. A
  * driver ships a copy of this header. The pointer is valid until the view is released.
  */
 #ifndef AMANDA_SWITCHES_H

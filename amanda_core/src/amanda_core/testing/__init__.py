@@ -13,14 +13,14 @@ import pytest
 # Before their import, so that pytest shows the values in their failing assertions.
 pytest.register_assert_rewrite("amanda_core.testing.suite")
 
-from amanda_core.testing.backend import Backend, Gradients, Transformed  # noqa: E402
-from amanda_core.testing.capabilities import CAPABILITIES, needs  # noqa: E402
-from amanda_core.testing.conformance import conformance, core_tests, run  # noqa: E402
-from amanda_core.testing.models import MODELS, Model, Node, Value, numbers  # noqa: E402
-from amanda_core.testing.oracle import Edits, differentiate, evaluate  # noqa: E402
-from amanda_core.testing.program import Program, function_of, source_of  # noqa: E402
-from amanda_core.testing.rig import Built, Rig  # noqa: E402
-from amanda_core.testing.trial import (  # noqa: E402
+from amanda_core.testing.kit.backend import Backend, Gradients, Transformed  # noqa: E402
+from amanda_core.testing.kit.capabilities import CAPABILITIES, needs  # noqa: E402
+from amanda_core.testing.kit.conformance import conformance, core_tests, run  # noqa: E402
+from amanda_core.testing.kit.models import MODELS, Model, Node, Value, numbers  # noqa: E402
+from amanda_core.testing.kit.oracle import Edits, differentiate, evaluate  # noqa: E402
+from amanda_core.testing.kit.program import Program, function_of, source_of  # noqa: E402
+from amanda_core.testing.kit.rig import Built, Rig  # noqa: E402
+from amanda_core.testing.kit.trial import (  # noqa: E402
     OPERATORS,
     ToyRun,
     check_result,

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from amanda_core.testing.backend import Backend
-from amanda_core.testing.conformance import suite_tests
-from amanda_core.testing.fixtures import PROPERTY
-from amanda_core.testing.report import Report, Subject, write
+from amanda_core.testing.kit.backend import Backend
+from amanda_core.testing.kit.conformance import suite_tests
+from amanda_core.testing.kit.fixtures import PROPERTY
+from amanda_core.testing.kit.report import Report, Subject, write
 
 __all__ = ["backends_of"]
 

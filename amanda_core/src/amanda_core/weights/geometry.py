@@ -9,7 +9,15 @@ import math
 from collections.abc import Hashable
 from typing import NamedTuple
 
-__all__ = ["Memory", "Place", "Region", "extents_of", "place_in", "region_text"]
+__all__ = [
+    "Memory",
+    "Place",
+    "Region",
+    "contiguous",
+    "extents_of",
+    "place_in",
+    "region_text",
+]
 
 #: An index for each leading axis of a parameter. Axes that are left out are whole.
 Region = tuple["int | slice", ...]
@@ -57,66 +65,93 @@ def place_in(parameter: Memory, value: Memory) -> Place | None:
     >>> place_in(whole, Memory(0, 12, (6, 2), (1, 6), 4))
     Place(region=(slice(2, 4, None),), exact=True, axes=(1, 0))
     """
-    shape, strides = parameter.shape, parameter.strides
-    if parameter.key != value.key or 0 in shape or 0 in value.shape:
+    if parameter.key != value.key or 0 in parameter.shape or 0 in value.shape:
         return None
     if parameter.itemsize != value.itemsize:
         return Place((), False, (None,) * len(value.shape))
-    order = sorted(
-        (axis for axis, size in enumerate(shape) if size > 1 and strides[axis]),
-        key=lambda axis: (-strides[axis], -shape[axis]),
+    moving = _moving(value)
+    outermost = sorted(
+        _moving(parameter), key=lambda axis: (-parameter.strides[axis], -parameter.shape[axis])
     )
-    moves = [(n, t) for n, t in zip(value.shape, value.strides, strict=True) if n > 1 and t]
-    offset = value.offset - parameter.offset
-    first = _indices(offset, shape, strides, order)
-    last = _indices(offset + sum((n - 1) * t for n, t in moves), shape, strides, order)
+    start = value.offset - parameter.offset
+    length = sum((value.shape[axis] - 1) * value.strides[axis] for axis in moving)
+    first = _indices(start, parameter, outermost)
+    last = _indices(start + length, parameter, outermost)
     if first is None or last is None:
         return None
-    axes = tuple(
-        next((a for a in order if _runs_along(n, t, a, first, last, strides)), None)
-        if n > 1 and t
-        else None
-        for n, t in zip(value.shape, value.strides, strict=True)
-    )
-    extents = [z - a + 1 for a, z in zip(first, last, strict=True)]
-    if min(extents, default=1) < 1:
+    spans = [z - a for a, z in zip(first, last, strict=True)]
+    along = {
+        axis: _axis_along(value.shape[axis], value.strides[axis], parameter, outermost, spans)
+        for axis in moving
+    }
+    axes = tuple(along.get(axis) for axis in range(len(value.shape)))
+    steps = _steps(parameter, value, along, spans)
+    if steps is None:
         return Place((), False, axes)
-    shown = math.prod(n for n, _ in moves)
-    steps = [1] * len(shape)
-    if math.prod(extents) != shown:
-        known = [axis for axis in axes if axis is not None]
-        for axis, (_, stride) in zip(known, moves, strict=False):
-            steps[axis] = max(1, stride // strides[axis])
-        counts = [(extent - 1) // step + 1 for extent, step in zip(extents, steps, strict=True)]
-        if len(set(known)) < len(moves) or math.prod(counts) != shown:
-            return Place((), False, axes)
-    region = [
-        _index(a, z, step, size) for a, z, step, size in zip(first, last, steps, shape, strict=True)
-    ]
+    region = list(map(_index, first, last, steps, parameter.shape))
     while region and region[-1] == slice(None):
         region.pop()
     return Place(tuple(region), True, axes)
 
 
-def _indices(
-    offset: int, shape: tuple[int, ...], strides: tuple[int, ...], order: list[int]
-) -> list[int] | None:
-    """Return the indices of the element at `offset`; None if there is none."""
-    indices = [0] * len(shape)
+def _moving(memory: Memory) -> list[int]:
+    """Return the axes along which there are several elements."""
+    return [axis for axis, size in enumerate(memory.shape) if size > 1 and memory.strides[axis]]
+
+
+def _indices(offset: int, parameter: Memory, outermost: list[int]) -> list[int] | None:
+    """Return the indices of the element at `offset`; None if there is none.
+
+    Args:
+        offset: Where the element lies from the first one on.
+        parameter: The parameter.
+        outermost: Its axes with several elements, that of the largest stride first.
+    """
+    indices = [0] * len(parameter.shape)
     if offset < 0:
         return None
-    for axis in order:
-        indices[axis] = min(offset // strides[axis], shape[axis] - 1)
-        offset -= indices[axis] * strides[axis]
+    for axis in outermost:
+        indices[axis] = min(offset // parameter.strides[axis], parameter.shape[axis] - 1)
+        offset -= indices[axis] * parameter.strides[axis]
     return indices if offset == 0 else None
 
 
-def _runs_along(
-    count: int, stride: int, axis: int, first: list[int], last: list[int], strides: tuple[int, ...]
-) -> bool:
-    return stride % strides[axis] == 0 and (count - 1) * (stride // strides[axis]) == (
-        last[axis] - first[axis]
-    )
+def _axis_along(
+    count: int, stride: int, parameter: Memory, outermost: list[int], spans: list[int]
+) -> int | None:
+    """Return the axis of a parameter on which `count` elements at distance `stride` span what the
+    value spans there; None if there is none.
+    """
+    for axis in outermost:
+        steps, between = divmod(stride, parameter.strides[axis])
+        if not between and (count - 1) * steps == spans[axis]:
+            return axis
+    return None
+
+
+def _steps(
+    parameter: Memory, value: Memory, along: dict[int, int | None], spans: list[int]
+) -> list[int] | None:
+    """Return the region's step along each axis; None if no region has the elements of the value.
+
+    Args:
+        parameter: The parameter.
+        value: The value that shows a part of it.
+        along: Each axis of the value that has several elements -> the parameter's axis.
+        spans: Difference of the last and the first index along each axis of the parameter.
+    """
+    if min(spans, default=0) < 0:
+        return None
+    steps = [1] * len(spans)
+    shown = math.prod(value.shape[axis] for axis in along)
+    if math.prod(span + 1 for span in spans) == shown:
+        return steps
+    for axis, own in along.items():
+        if own is None or list(along.values()).count(own) > 1:
+            return None
+        steps[own] = max(1, value.strides[axis] // parameter.strides[own])
+    counts = [span // step + 1 for span, step in zip(spans, steps, strict=True)]
+    return steps if math.prod(counts) == shown else None
 
 
 def _index(first: int, last: int, step: int, size: int) -> int | slice:
@@ -154,3 +189,17 @@ def _index_text(index: int | slice) -> str:
         return str(index)
     bounds = ":".join("" if bound is None else str(bound) for bound in (index.start, index.stop))
     return f"{bounds}:{index.step}" if index.step is not None else bounds
+
+
+def contiguous(key: Hashable, address: int, shape: tuple[int, ...], size: int) -> Memory:
+    """Return where the elements of a tensor lie that has no gaps.
+
+    Args:
+        key: Identifies the memory.
+        address: That of the first byte, which is a multiple of the size of an element.
+        shape: Its dimensions, none of which is 0.
+        size: Its bytes.
+    """
+    itemsize = size // math.prod(shape)
+    strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return Memory(key, address // itemsize, shape, strides, itemsize)

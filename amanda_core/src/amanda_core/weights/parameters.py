@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from amanda_core.scopes import Labels, Scopes
-from amanda_core.weak import Known
+from amanda_core.modules.scopes import Labels, Scopes
+from amanda_core.runtime.weak import Known
 from amanda_core.weights.geometry import Memory, Place, place_in, region_text
 
 __all__ = ["Found", "Layouts", "Parameters"]
@@ -95,6 +95,8 @@ class Parameters:
 
     def __init__(self, scopes: Scopes, labels: Labels, layouts: Layouts) -> None:
         self._scopes, self._labels, self._layouts = scopes, labels, layouts
+        #: Returns the model of a label; None if it has died.
+        self.model = scopes.root
         #: Returns where a tensor lies; None if unknown.
         self.memory = layouts.memory
         self._key = layouts.key or (lambda value: (m := layouts.memory(value)) and m.key)
@@ -102,6 +104,8 @@ class Parameters:
         #: Label of a root -> a module of it, and the memory of its parameters. Few ops read parts
         #: of parameters, so what follows is made for the first of them.
         self._keys: dict[str, tuple[Callable[[], Any], set[Hashable]]] = {}
+        #: Memory of a parameter -> the labels of the roots that list it, as keys.
+        self._roots: dict[Hashable, dict[str, None]] = {}
         #: Label of a root -> its parameters, by their memory, and by their names.
         self._tables: dict[str, dict[Hashable, list[_Entry]]] = {}
         self._entries: dict[str, dict[str, _Entry]] = {}
@@ -117,6 +121,10 @@ class Parameters:
         shapes = [(":".join(owner), self._layouts.shape(p)) for owner, p in held if p is not None]
         return {name: shape for name, shape in shapes if shape is not None}
 
+    def classes(self, root: str) -> dict[str, str]:
+        """Return the name of the class of each module of a root by its path."""
+        return self._scopes.classes(root)
+
     def find(self, value: Any, root: str, operand: bool = True) -> Found | None:
         """Return the parameter that a tensor is or shows a part of; None if there is none.
 
@@ -127,7 +135,7 @@ class Parameters:
         """
         layouts, key = self._layouts, self._key(value)
         # Outside of modules, parameters of the models that have run are read as well.
-        for label in (root,) if root else tuple(self._keys):
+        for label in (root,) if root else tuple(self._roots.get(key, ())):
             first, keys = self._keys.get(label, _NOT_LISTED)
             # Another model may have the label of one that has died.
             keys = keys if first() is not None else self._list(label)
@@ -163,7 +171,10 @@ class Parameters:
 
     def forget(self, root: str) -> None:
         """Make the table of a root again when it is used next."""
-        self._keys.pop(root, None)
+        for key in self._keys.pop(root, _NOT_LISTED)[1]:
+            del self._roots[key][root]
+            if not self._roots[key]:
+                del self._roots[key]
 
     def _held(self, value: Any, root: str, key: Hashable, again: bool = True) -> Found | None:
         layouts = self._layouts
@@ -205,7 +216,10 @@ class Parameters:
         weights = self._scopes.weights(root)
         keys = {self._key(parameter) for _, _, parameter in weights}
         first = weakref.ref(weights[0][1]) if weights else lambda: root
+        self.forget(root)
         self._keys[root] = first, keys
+        for key in keys:
+            self._roots.setdefault(key, {})[root] = None
         self._tables.pop(root, None)
         return keys
 
@@ -216,8 +230,7 @@ class Parameters:
         if table is None:
             if root in self._scopes.held_by:
                 self._table(self._scopes.held_by[root])
-            table = self._tables[root] = {}
-            entries = self._entries[root] = {}
+            table, entries = {}, {}
             for name, module, parameter in self._scopes.weights(root):
                 get = partial(self._current, weakref.ref(module), name.rpartition(".")[2])
                 # A part of a model may be called by itself: `generate` calls the encoder, then the
@@ -227,6 +240,8 @@ class Parameters:
                     self._owners.set(parameter, owner := (root, name))
                 entry = entries[name] = (owner, name, get)
                 table.setdefault(self._key(parameter), []).append(entry)
+            # At once, since another thread may look meanwhile.
+            self._entries[root], self._tables[root] = entries, table
         return table
 
     def _current(self, owner: weakref.ref[Any], name: str) -> Any:

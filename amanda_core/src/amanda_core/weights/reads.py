@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from typing import Any
 
+from amanda_core.interface.driver import WatchedContext
+from amanda_core.interface.facts import Contraction, Place
+from amanda_core.weights.contractions import letters_in
 from amanda_core.weights.geometry import extents_of, region_text
 from amanda_core.weights.parameters import Found, Parameters
 
-if TYPE_CHECKING:
-    from amanda_core.context import OpContext
-
-__all__ = ["Reads", "Weight", "reads_of"]
+__all__ = ["Reads", "Weight", "letters_of", "reads_of"]
 
 #: A driver whose tensors do not show parts of parameters finds the reads itself.
-Finder = Callable[["OpContext"], "Reads"]
+Finder = Callable[[WatchedContext], "Reads"]
 #: Context -> whether its op only makes views of its weights.
-_views: weakref.WeakKeyDictionary[OpContext, bool] = weakref.WeakKeyDictionary()
+_views: weakref.WeakKeyDictionary[WatchedContext, bool] = weakref.WeakKeyDictionary()
+#: Context -> the contraction of its op.
+_products: weakref.WeakKeyDictionary[WatchedContext, Contraction | None] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class Weight:
@@ -39,7 +43,8 @@ class Weight:
             the part, it is False and the region is the whole parameter.
         axes: For each axis of the input the parameter's axis that it runs along, or None.
         role: Its role in the op, one of `INPUT_ROLES`; None if unknown.
-        layout: Axes of the input as ``weight_layout`` of the context says, or None.
+        layout: The letter of each axis of the input, one of `AXES`; None if unknown. A letter may
+            be there several times: a product may sum over two axes.
         varies: Whether the same op reads other weights in other executions. If so, a tool must look
             up its state in each execution, by ``context.weights`` in a routine.
         counted: Whether a write through this input changes `version`.
@@ -70,12 +75,12 @@ class Weight:
         value: Any,
         parameters: Parameters,
         role: str | None,
-        layout: str | None,
         varies: bool,
     ) -> None:
         self.name, self.root, self.shape = found.name, found.root, found.shape
         self.region, self.exact, self.axes = found.place
-        self.role, self.layout, self.varies = role, layout, varies
+        self.role, self.varies = role, varies
+        self.layout: str | None = None
         self.memory, self.seen, self._get = found.memory, parameters.memory(value), found.get
         self.counted = parameters.counts_writes(value, found.get())
         self._parameters = parameters
@@ -98,6 +103,36 @@ class Weight:
             An object to compare, different in each session; None if writes are not counted.
         """
         return self._parameters.version(parameter)
+
+    @property
+    def letters(self) -> str:
+        """The letter of each axis of the parameter, one of `AXES`, or a dot if it is unknown.
+
+        An axis along which the part has one index is a group.
+        """
+        inner = [isinstance(index, int) for index in self.region]
+        found = ["G" if inside else "." for inside in inner] + ["."] * (
+            len(self.shape) - len(inner)
+        )
+        layout = self.layout or ""
+        if len(layout) != len(self.axes):
+            return "".join(found)
+        for axis, letter in zip(self.axes, layout, strict=True):
+            if axis is not None:
+                found[axis] = letter
+        free = [axis for axis, letter in enumerate(found) if letter == "."]
+        rest = [letter for axis, letter in zip(self.axes, layout, strict=True) if axis is None]
+        if not self.exact:
+            return "".join(found)
+        if len(rest) != len(free) and self.seen is not None:
+            # An axis of the input is several ones of the parameter, or the other way round.
+            sizes = zip(self.axes, layout, self.seen.shape, strict=True)
+            rest = [letter for axis, letter, size in sizes if axis is None and size > 1]
+            rest = list(dict.fromkeys(rest)) * len(free) if len({*rest}) == 1 else []
+        for axis, letter in zip(free, rest, strict=False):
+            # Nothing in memory tells the axis of one element, but it is one of those left over.
+            found[axis] = letter
+        return "".join(found)
 
     @property
     def owner(self) -> str:
@@ -126,6 +161,9 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
             of a weight or runs the module that has it does not: another op reads the same weight.
         supported: Whether the driver reports where tensors lie. If not, there are no weights.
         root: Name of the model that the op is part of; empty outside of modules.
+        classes: Returns the name of the class of each module of that model, by the module's path.
+            Empty where the driver does not know the modules.
+        model: Returns the model of such a name; None if it has died or the driver cannot tell.
         written: Positions at which the op writes into a weight.
         uncounted: Owners of the weights that the op writes without changing a version.
     """
@@ -139,8 +177,11 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
         written: frozenset[int] = frozenset(),
         destinations: Iterable[Weight] = (),
         root: str = "",
+        classes: Callable[[], dict[str, str]] = dict,
+        model: Callable[[str], Any] = lambda name: None,
     ) -> None:
         self._weights, self.shapes, self.root = weights, shapes, root
+        self.classes, self.model = classes, model
         self.consumed, self.supported = consumed, supported
         self.written = frozenset(place for place in weights if _position(place) in written)
         # Fused optimizers write whole lists, and change no version.
@@ -158,7 +199,7 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
         return len(self._weights)
 
 
-def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
+def reads_of(context: WatchedContext, persistent: Mapping[str, Any]) -> Reads:
     """Return the weights that this execution of an op reads.
 
     Args:
@@ -167,14 +208,48 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
     """
     framework = context.namespace.partition("/")[0]
     parameters: Parameters | Finder | None = persistent.get(f"{framework}.parameters")
-    if not isinstance(parameters, Parameters):
-        return parameters(context) if parameters else Reads({}, dict, supported=False)
+    if isinstance(parameters, Parameters):
+        reads = _found_in_memory(context, parameters)
+    else:
+        reads = parameters(context) if parameters else Reads({}, dict, supported=False)
+    for place, weight in reads.items():
+        weight.layout = letters_of(context, place, reads)
+    return reads
+
+
+def letters_of(
+    context: WatchedContext, place: Place, weights: Collection[Place] = ()
+) -> str | None:
+    """Return the letter of each axis of an operand of a product, one of `AXES`.
+
+    Args:
+        context: The op's context, during a call of a routine.
+        place: The operand: its input position, with its index in a list.
+        weights: All operands of the op that are weights.
+
+    Returns:
+        The letters; None if they are not known.
+    """
+    if context not in _products:
+        facts = context.facts
+        _products[context] = None if facts is None else facts.contraction(context)
+    product = _products[context]
+    if product is not None and place in product.places:
+        return letters_in(product, place, weights)
+    roles: tuple[str, ...] = context.get("input_roles", ())
+    role = roles[place] if isinstance(place, int) and place < len(roles) else None
+    layout: str | None = context.get("weight_layout")
+    return layout if role in ("weight", "right") else None
+
+
+def _found_in_memory(context: WatchedContext, parameters: Parameters) -> Reads:
     holder = context.forward or context
     root, known = _operands_of(holder.site.key)
     shapes = functools.partial(parameters.shapes, root)
+    classes = functools.partial(parameters.classes, root)
     facts, inputs = context.facts, context.get_inputs()
     if facts is None or inputs is None:
-        return Reads({}, shapes, root=root)
+        return Reads({}, shapes, root=root, classes=classes, model=parameters.model)
     roles: tuple[str, ...] = context.get("input_roles", ())
     found: dict[int | tuple[int, int], Weight] = {}
 
@@ -185,8 +260,7 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
         part = part_of(value, position)
         if part is not None:
             role = roles[position] if position < len(roles) else None
-            layout = context.get("weight_layout") if role == "weight" else None
-            found[place] = Weight(part, value, parameters, role, layout, part.path not in known)
+            found[place] = Weight(part, value, parameters, role, part.path not in known)
 
     for position, value in enumerate(inputs):
         if isinstance(value, (list, tuple)):
@@ -197,12 +271,13 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
     consumed = bool(found) and not _passes_on(holder)
     execution = context.execution
     destinations = [
-        Weight(part, value, parameters, None, None, False)
+        Weight(part, value, parameters, None, False)
         for value in execution.get("destinations") or ()
         if (part := part_of(value, 0)) is not None
     ]
     written = execution.get("writes") or frozenset()
-    return Reads(found, shapes, consumed, True, written, destinations, root)
+    model = parameters.model
+    return Reads(found, shapes, consumed, True, written, destinations, root, classes, model)
 
 
 def _position(place: int | tuple[int, int]) -> int:
@@ -216,7 +291,7 @@ def _operands_of(key: Hashable) -> tuple[str, set[str]]:
     return key[1], {name if isinstance(name, str) else f"#{name}" for _, name in key[5]}
 
 
-def _passes_on(context: OpContext) -> bool:
+def _passes_on(context: WatchedContext) -> bool:
     if (asked := context.execution.get("passes_weights_on")) is not None:
         _views[context] = asked()
     return _views.get(context, False)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from amanda_core.threads import WeakGroup
-
-if TYPE_CHECKING:
-    from amanda_core.context import OpContext
-    from amanda_core.weights.reads import Weight
+from amanda_core.interface.driver import WatchedContext
+from amanda_core.runtime.threads import WeakGroup
+from amanda_core.weights.reads import Weight
 
 __all__ = ["Memoized", "WeightState", "forget_all_edited"]
 
@@ -178,7 +176,7 @@ class WeightState(Generic[T]):
         self._edited.clear()
         self._stamp[0] = object()
 
-    def watch(self, context: OpContext) -> None:
+    def watch(self, context: WatchedContext) -> None:
         """Watch an op for writes to parameters that the framework does not count.
 
         A tool that uses `edited` must call this in its analysis routine, for every op.
@@ -189,7 +187,7 @@ class WeightState(Generic[T]):
         if reads.uncounted or (writes and not reads.root and context.zone == "model"):
             context.insert_after_op(self._written, observe=True, outputs=[], context=context)
 
-    def _written(self, context: OpContext) -> None:
+    def _written(self, context: WatchedContext) -> None:
         for owner in context.weights.uncounted:
             self._edited.pop(owner, None)
             self._stamp[0] = object()

@@ -1,7 +1,7 @@
 /* `CallSite`: checks whether an op is called from the same place as last time.
  *
  * Owns the comparison of a call site with the stack, without creating frame objects.
- * `_eager/call_sites.py` does the same in Python.
+ * `identity/call_sites.py` does the same in Python.
  */
 #include "amanda_identity.h"
 

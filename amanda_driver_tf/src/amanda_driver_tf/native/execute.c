@@ -71,7 +71,7 @@ PyObject* interceptor_execute(
     Interceptor* self = (Interceptor*)object;
     PyObject *result = NULL, *fallbacks = NULL, *record = NULL;
     PyObject* place = get_state(self, names.eager);
-    if (place == Py_None) {
+    if (place == Py_None && !is_true(get_state(self, names.unattached))) {
         if (set_state(self, names.is_recorded, Py_False) < 0) goto done;
         result = PyObject_Vectorcall(self->execute, args, (size_t)count, keywords);
         goto done;

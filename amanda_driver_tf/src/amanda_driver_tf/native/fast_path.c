@@ -80,11 +80,12 @@ PyObject* interceptor_fast_path(PyObject* object, PyObject* const* args, Py_ssiz
     PyObject *result = NULL, *activation = NULL, *op_type = NULL, *record = NULL, *passed = NULL;
     PyObject* place = get_state(self, names.eager);
     if (place == NULL) return NULL;
-    if (place == Py_None) {
+    if (place == Py_None && !is_true(get_state(self, names.unattached))) {
         Py_DECREF(place);
         return call_original(self, args, count, NULL);
     }
-    if (count < 3 || !is_watching(self, place)) goto otherwise;
+    /* Python attaches a session to the thread if one is meant for it. */
+    if (count < 3 || place == Py_None || !is_watching(self, place)) goto otherwise;
     PyObject* activations = SLOT(place, forward, activations);
     if (activations == NULL || !PyList_CheckExact(activations)) goto otherwise;
     activation = PyList_GetItem(activations, PyList_GET_SIZE(activations) - 1);

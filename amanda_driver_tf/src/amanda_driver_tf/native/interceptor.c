@@ -12,7 +12,7 @@ int equal(PyObject* left, PyObject* right) {
 }
 
 /* Release a value; return false only if it exists and is false. */
-static int is_true(PyObject* value) {
+int is_true(PyObject* value) {
     int result = value == NULL ? 1 : PyObject_IsTrue(value);
     Py_XDECREF(value);
     return result != 0;

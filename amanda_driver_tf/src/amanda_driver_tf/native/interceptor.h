@@ -3,7 +3,7 @@
  * Its methods replace the two functions that every op calls, and the one that tapes call for the
  * gradient of an op. An op is executed at once if it follows the same op from the same call site
  * as last time and has no actions. Otherwise the methods call the functions of the same names in
- * `_eager/intercept.py` and `_eager/backward.py`, before they have changed any state.
+ * `interception/eager_operators.py` and `gradients/eager/backward.py`, before they have changed any state.
  */
 #ifndef AMANDA_INTERCEPTOR_H
 #define AMANDA_INTERCEPTOR_H
@@ -57,7 +57,7 @@
 #define NAMES(X) \
     X(_amanda_source) X(attrs) X(control) X(eager) X(epoch) X(execute) X(firsts) X(fallbacks) \
     X(inputs) X(must_record_gradient) X(program) X(quiet) X(reads) X(record_gradient) X(sites) \
-    X(is_recorded) X(wants_backward)
+    X(is_recorded) X(wants_backward) X(unattached)
 
 /* The switches of one `Control`, cached. */
 typedef struct {
@@ -105,6 +105,9 @@ PyObject* interceptor_execute(
 PyObject* interceptor_gradient_function(
     PyObject* object, PyObject* const* args, Py_ssize_t count
 );
+
+/* Release a value; return false only if it exists and is false. */
+int is_true(PyObject* value);
 
 /* Return true if forward ops are instrumented now at `place`. */
 int is_watching(Interceptor* self, PyObject* place);

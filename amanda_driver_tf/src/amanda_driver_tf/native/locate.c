@@ -1,6 +1,6 @@
 /* Finds the record of an op that follows the same op as last time.
  *
- * Owns the comparison with the expected record. `_eager/sites.py` finds records in all other cases.
+ * Owns the comparison with the expected record. `identity/sites.py` finds records in all other cases.
  */
 #include "amanda_identity.h"
 #include "interceptor.h"

@@ -10,6 +10,8 @@ namespace {
 // The descriptors of the class: a parameter does not have attributes of these names itself.
 PyObject *base_getter, *version_getter, *data_getter, *address_getter, *same_place;
 PyObject *forward_mode, *forward_level;
+// Without all of these, routines are called each time.
+bool are_found = false;
 
 Owned get(PyObject* descriptor, PyObject* tensor) {
     auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
@@ -84,7 +86,7 @@ void KeptResult::begin(PyObject* stamp, PyObject* value) {
     result_ = Owned();
     stamp_ = Owned::share(PyList_GET_ITEM(stamp, 0));
     // A sparse tensor has no place, and never is as it was.
-    open_ = given_.read(value) && given_.is(value);
+    open_ = are_found && given_.read(value) && given_.is(value);
 }
 
 void KeptResult::end(PyObject* result) {
@@ -98,13 +100,15 @@ int KeptResult::traverse(visitproc visit, void* arg) const {
     return given_.traverse(visit, arg);
 }
 
-int find_tensor_attributes(PyObject* type) {
-    bool found = is_found(&base_getter, type, kBase) && is_found(&version_getter, type, kVersion) &&
-                 is_found(&data_getter, type, "data") &&
-                 is_found(&address_getter, type, kAddress) && is_found(&same_place, type, "is_set_to");
+void find_tensor_attributes(PyObject* type) {
     Py_XSETREF(forward_mode, PyImport_ImportModule(kForwardMode));
     Py_XSETREF(forward_level, PyUnicode_InternFromString(kForwardLevel));
-    return found && forward_mode != nullptr && forward_level != nullptr ? 0 : -1;
+    are_found = is_found(&base_getter, type, kBase) && is_found(&version_getter, type, kVersion) &&
+                is_found(&data_getter, type, "data") &&
+                is_found(&address_getter, type, kAddress) &&
+                is_found(&same_place, type, "is_set_to") && forward_mode != nullptr &&
+                forward_level != nullptr;
+    PyErr_Clear();
 }
 
 }  // namespace amanda

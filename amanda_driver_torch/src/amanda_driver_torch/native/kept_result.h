@@ -4,7 +4,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "identity.h"
+#include "owned.h"
 
 namespace amanda {
 
@@ -46,7 +46,7 @@ class KeptResult {
     bool open_ = false;
 };
 
-// Finds the attributes of tensors that are read. -1 with an exception.
-int find_tensor_attributes(PyObject* tensor_type);
+// Finds the attributes of tensors that are read. Without one of them, no result is kept.
+void find_tensor_attributes(PyObject* tensor_type);
 
 }  // namespace amanda

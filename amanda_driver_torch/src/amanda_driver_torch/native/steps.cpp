@@ -131,10 +131,48 @@ int visit_steps(const std::vector<ProgramStep>& steps, visitproc visit, void* ar
     return 0;
 }
 
+namespace {
+
+bool sharing = false;
+
+// Holds the lock of a step's tool, if several threads run its routines.
+class Turn {
+  public:
+    explicit Turn(const ProgramStep& step) {
+        if (!sharing) return;
+        lock_ = Owned(PyObject_GetAttrString(step.step.get(), "turn"));
+        if (!lock_ || lock_.get() == Py_None) {
+            lock_ = Owned();
+        } else {
+            // As in Python, after this long it runs nevertheless.
+            Owned held(PyObject_CallMethod(lock_.get(), "acquire", "id", 1, 10.0));
+            if (held.get() != Py_True) lock_ = Owned();
+        }
+        PyErr_Clear();
+    }
+    ~Turn() {
+        if (!lock_) return;
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        Owned released(PyObject_CallMethod(lock_.get(), "release", nullptr));
+        PyErr_Restore(type, value, trace);
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+  private:
+    Owned lock_;
+};
+
+}  // namespace
+
+void set_sharing(bool value) { sharing = value; }
+
 Owned call_step(const ProgramStep& step, PyObject* values, Thread* thread, Watch* watch,
                 bool gradients) {
     Owned result;
     {
+        Turn turn(step);
         InRoutine routine(thread, gradients);
         result = call(step, values);
     }

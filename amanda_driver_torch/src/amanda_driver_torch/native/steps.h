@@ -7,8 +7,8 @@
 
 #include <vector>
 
-#include "identity.h"
 #include "kept_result.h"
+#include "owned.h"
 
 namespace amanda {
 
@@ -20,7 +20,7 @@ struct ProgramStep {
     std::vector<Owned> values;  // of keyword arguments
     std::vector<int> positions;
     bool all = false;  // all positions
-    Owned step;        // `amanda_core.plan.Step`, for messages
+    Owned step;        // `amanda_core.engine.plan.Step`, for messages
     Owned stamp;       // of a memoized routine, a list; else null
     KeptResult kept;
 
@@ -41,6 +41,9 @@ int visit_steps(const std::vector<ProgramStep>& steps, visitproc visit, void* ar
 // gradients. Null with an exception, which names tool, routine and op.
 Owned call_step(const ProgramStep& step, PyObject* values, Thread* thread, Watch* watch,
                 bool gradients);
+
+// Whether several threads may run routines of one tool, which then hold its lock.
+void set_sharing(bool value);
 
 // The results of routines so far: None for those that changed nothing, and the last one.
 Owned results(size_t before, PyObject* last);

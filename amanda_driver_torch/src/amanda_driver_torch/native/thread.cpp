@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "owned.h"
+#include "steps.h"
 #include "watch.h"
 
 namespace amanda {
@@ -12,6 +14,9 @@ thread_local Thread* current __attribute__((tls_model("initial-exec"))) = nullpt
 #else
 thread_local Thread* current = nullptr;
 #endif
+
+PyObject* ask = nullptr;
+unsigned asking = 1;
 
 namespace {
 
@@ -155,7 +160,77 @@ PyType_Slot thread_slots[] = {
 PyType_Spec thread_spec = {"amanda_driver_torch._native.Thread", sizeof(Thread), 0,
                            Py_TPFLAGS_DEFAULT, thread_slots};
 
+PyObject* set_ask(PyObject*, PyObject* function) {
+    ++asking;
+    Py_XSETREF(ask, function == Py_None ? nullptr : Py_NewRef(function));
+    Py_RETURN_NONE;
+}
+
+PyObject* share(PyObject*, PyObject* value) {
+    set_sharing(value == Py_True);
+    Py_RETURN_NONE;
+}
+
+PyObject* this_thread(PyObject*, PyObject*) {
+    return Py_XNewRef(reinterpret_cast<PyObject*>(here()));
+}
+
+// Ends the instrumentation of a thread by an attachment, from another thread. While the thread is
+// inside an operator or a backward pass, its further operators are ignored and this returns False.
+PyObject* leave_thread(PyObject*, PyObject* args) {
+    PyObject *thread, *attachment;
+    if (!PyArg_ParseTuple(args, "O!O", thread_type, &thread, &attachment)) return nullptr;
+    auto* left = reinterpret_cast<Thread*>(thread);
+    if (left->attachment != attachment) Py_RETURN_TRUE;
+    if (left->quiet < HUSHED) left->quiet += HUSHED;
+    if (left->depth || left->opaque || left->backward) Py_RETURN_FALSE;
+    Owned activations(PyList_New(0));
+    if (!activations || set_attachment(left, Py_None) < 0) return nullptr;
+    PyObject* before = left->activations;
+    left->activations = activations.release();
+    Py_DECREF(before);
+    left->quiet -= HUSHED;
+    Py_RETURN_TRUE;
+}
+
+PyMethodDef functions[] = {
+    {"set_ask", set_ask, METH_O,
+     "set_ask(function, /)\n--\n\nCall `function` with the name of an operator, once in each thread "
+     "that runs one without a session; None to end this. It returns None to be asked again."},
+    {"share", share, METH_O,
+     "share(value, /)\n--\n\nSay whether several threads may run routines of one tool."},
+    {"this_thread", this_thread, METH_NOARGS,
+     "this_thread()\n--\n\nReturn the calling thread's state, for `leave_thread`."},
+    {"leave_thread", leave_thread, METH_VARARGS,
+     "leave_thread(thread, attachment, /)\n--\n\nStop instrumenting a thread by an attachment; "
+     "return False if it is inside an operator, until which its operators are ignored."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 }  // namespace
+
+COLD bool has_joined(PyObject* op) {
+    Thread* thread = here();
+    if (thread == nullptr) {
+        PyErr_Clear();
+        return false;
+    }
+    if (thread->asked == asking || thread->quiet || thread->depth || thread->opaque) return false;
+    thread->asked = asking;
+    Owned function = Owned::share(ask), answer(PyObject_CallOneArg(function.get(), op));
+    if (!answer) {
+        Owned kind = Owned::share(PyErr_Occurred());
+        PyErr_Clear();
+        // An error of the driver is not the program's. Ctrl-C is: it arrives after the operator.
+        if (!PyErr_GivenExceptionMatches(kind.get(), PyExc_Exception)) {
+            thread->asked = 0;
+            PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), kind.get());
+        }
+    } else if (answer.get() == Py_None) {
+        thread->asked = 0;
+    }
+    return thread->attachment != nullptr;
+}
 
 int add_thread(PyObject* module) {
     thread_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&thread_spec));
@@ -173,6 +248,7 @@ int add_thread(PyObject* module) {
         if (failed < 0) return -1;
     }
     Py_DECREF(field_type);
+    if (PyModule_AddFunctions(module, functions) < 0) return -1;
     return PyModule_AddObject(module, "THREAD_FIELDS", fields);
 }
 

@@ -54,14 +54,86 @@ Returned (*permute)(void* const&, Sizes) = nullptr;  // at::_ops::permute::call
 
 Bindings in_python{};
 
-#if !defined(_WIN32)
+struct Symbol {
+    const char* name;
+    void** place;
+};
+
 template <class F>
-void find(void* library, const char* name, F*& function) {
-    function = library != nullptr ? reinterpret_cast<F*>(dlsym(library, name)) : nullptr;
+void** place_of(F*& function) {
+    return reinterpret_cast<void**>(&function);
 }
-#endif
+
+const Symbol SYMBOLS[] = {
+    {"_ZN3c108GradMode10is_enabledEv", place_of(enabled)},
+    {"_ZN3c108GradMode11set_enabledEb", place_of(set_enabled)},
+    {"_ZN2at15sequence_number4peekEv", place_of(sequence)},
+    {"_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", place_of(function_modes)},
+    {"_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", place_of(dispatch_modes)},
+    {"_ZN5torch8profiler4impl15profilerEnabledEv", place_of(profiling)},
+    {"_ZN5torch3jit6tracer15getTracingStateEv", place_of(tracing)},
+    {"_ZN2at9functorch20functorchTLSAccessorEv", place_of(transformed)},
+    {"_ZN2at9functorch20getDynamicLayerStackEv", place_of(transforms)},
+    {"_ZN2at6native9is_set_toERKNS_6TensorES3_", place_of(set_to)},
+    {"_Z16THPVariable_WrapRKN2at10TensorBaseE", place_of(wrapped)},
+    {"_ZNK2at10TensorBase7grad_fnEv", place_of(made_by)},
+    {"_ZNK2at10TensorBase9output_nrEv", place_of(output_number)},
+    {"_ZNK3c1010TensorImpl13requires_gradEv", place_of(gradient_required)},
+    {"_ZN3c1019UndefinedTensorImpl10_singletonE", &undefined},
+    {"aoti_torch_get_dim", place_of(get_dimensions)},
+    {"aoti_torch_get_dtype", place_of(get_dtype)},
+    {"aoti_torch_is_contiguous", place_of(get_contiguous)},
+    {"aoti_torch_get_sizes", place_of(get_sizes)},
+    {"_Z16THPVariable_WrapON2at10TensorBaseE", place_of(wrapped_away)},
+    {"_ZN2at4_ops7reshape4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE", place_of(reshape)},
+    {"_ZN2at4_ops1t4callERKNS_6TensorE", place_of(transpose)},
+    {"_ZN2at4_ops7permute4callERKNS_6TensorEN3c108ArrayRefIlEE", place_of(permute)},
+};
+
+PyObject* hidden = nullptr;  // a frozenset, or null
+
+// (names): from now on, these symbols and parts of graphs are not found.
+PyObject* hide(PyObject*, PyObject* names) {
+    if (!PyFrozenSet_Check(names)) {
+        PyErr_SetString(PyExc_TypeError, "hide(frozenset)");
+        return nullptr;
+    }
+    Py_XSETREF(hidden, Py_NewRef(names));
+    Py_RETURN_NONE;
+}
+
+PyObject* symbols(PyObject*, PyObject*) {
+    PyObject* found = PyDict_New();
+    for (const Symbol& symbol : SYMBOLS) {
+        PyObject* is_there = *symbol.place != nullptr ? Py_True : Py_False;
+        if (found != nullptr && PyDict_SetItemString(found, symbol.name, is_there) < 0) {
+            Py_CLEAR(found);
+        }
+    }
+    return found;
+}
+
+PyMethodDef methods[] = {
+    {"hide", hide, METH_O,
+     "hide(names, /)\n--\n\n"
+     "Find none of these symbols and parts of graphs from now on, as if torch had none."},
+    {"symbols", symbols, METH_NOARGS,
+     "symbols()\n--\n\nReturn the names of torch's symbols that are called, and whether each was "
+     "found."},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 }  // namespace
+
+bool is_hidden(const char* name) {
+    if (hidden == nullptr) return false;
+    PyObject* text = PyUnicode_FromString(name);
+    bool found = text != nullptr && PySet_Contains(hidden, text) == 1;
+    Py_XDECREF(text);
+    return found;
+}
+
+int add_torch_symbols(PyObject* module) { return PyModule_AddFunctions(module, methods); }
 
 void find_symbols(const void* address, const Bindings& bindings) {
     Py_XSETREF(in_python.is_grad_enabled, Py_NewRef(bindings.is_grad_enabled));
@@ -76,31 +148,10 @@ void find_symbols(const void* address, const Bindings& bindings) {
         // RTLD_NOLOAD: look up in loaded libraries only, including dependencies.
         library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     }
-    find(library, "_ZN3c108GradMode10is_enabledEv", enabled);
-    find(library, "_ZN3c108GradMode11set_enabledEb", set_enabled);
-    find(library, "_ZN2at15sequence_number4peekEv", sequence);
-    find(library, "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", function_modes);
-    find(library, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", dispatch_modes);
-    find(library, "_ZN5torch8profiler4impl15profilerEnabledEv", profiling);
-    find(library, "_ZN5torch3jit6tracer15getTracingStateEv", tracing);
-    find(library, "_ZN2at9functorch20functorchTLSAccessorEv", transformed);
-    find(library, "_ZN2at9functorch20getDynamicLayerStackEv", transforms);
-    find(library, "_ZN2at6native9is_set_toERKNS_6TensorES3_", set_to);
-    find(library, "_Z16THPVariable_WrapRKN2at10TensorBaseE", wrapped);
-    find(library, "_ZNK2at10TensorBase7grad_fnEv", made_by);
-    find(library, "_ZNK2at10TensorBase9output_nrEv", output_number);
-    find(library, "_ZNK3c1010TensorImpl13requires_gradEv", gradient_required);
-    find(library, "aoti_torch_get_dim", get_dimensions);
-    find(library, "aoti_torch_get_dtype", get_dtype);
-    find(library, "aoti_torch_is_contiguous", get_contiguous);
-    find(library, "aoti_torch_get_sizes", get_sizes);
-    find(library, "_Z16THPVariable_WrapON2at10TensorBaseE", wrapped_away);
-    find(library, "_ZN2at4_ops7reshape4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE", reshape);
-    find(library, "_ZN2at4_ops1t4callERKNS_6TensorE", transpose);
-    find(library, "_ZN2at4_ops7permute4callERKNS_6TensorEN3c108ArrayRefIlEE", permute);
-    undefined = library != nullptr
-                    ? dlsym(library, "_ZN3c1019UndefinedTensorImpl10_singletonE")
-                    : nullptr;
+    for (const Symbol& symbol : SYMBOLS) {
+        bool is_sought = library != nullptr && !is_hidden(symbol.name);
+        *symbol.place = is_sought ? dlsym(library, symbol.name) : nullptr;
+    }
     if (library != nullptr) dlclose(library);  // This releases our handle only; torch stays loaded.
 #else
     (void)address;

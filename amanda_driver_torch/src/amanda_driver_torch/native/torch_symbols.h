@@ -1,4 +1,4 @@
-// PyTorch's private names that the extension uses; Python's side has `_torch.internals`.
+// PyTorch's private names that the extension uses; Python's side has `torch_internals.internals`.
 //
 // Besides names of attributes, these are queries of torch's library at every operator, without
 // Python objects. The functions are exported, and take and return plain values, so no headers are
@@ -41,6 +41,11 @@ struct Bindings {
 
 // Looks the symbols up in the library that contains `address`; null to use none of them.
 void find_symbols(const void* address, const Bindings& bindings);
+
+// Returns true if a symbol, or a part of graphs, is treated as missing, which tests ask for.
+bool is_hidden(const char* name);
+
+int add_torch_symbols(PyObject* module);
 
 bool gradients_enabled();
 // Returns true if `lie_alike` may be called.

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amanda_core import results
-from amanda_core.calls import MODULE_VALUES
+from amanda_core.engine.calls import MODULE_VALUES
 from amanda_core.errors import OutputError, ResultError
-from amanda_core.results import Table
-from amanda_tools.dump.files import Dumped, Writer, need_safetensors, problems_of
+from amanda_core.results import Table, tables as results
+from amanda_tools.dump.files import Dumped, Writer, problems_of
 from amanda_tools.dump.index import DumpedTensor, DumpIndex, LeftOut
-from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output.folders import create_folder, whole_file, write_text
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.operators.entries import OpFacts
+from amanda_tools.kit.output.extras import need_safetensors
+from amanda_tools.kit.output.folders import create_folder, whole_file, write_text
+from amanda_tools.kit.output.rendering import (
     dataframe,
     describe_overhead,
     fields_of,
@@ -29,8 +29,8 @@ from amanda_tools.output.rendering import (
     render_html,
     render_json,
 )
-from amanda_tools.tensors.types import TensorType
-from amanda_tools.tensors.values import HostTensor, numbers
+from amanda_tools.kit.tensors.types import TensorType
+from amanda_tools.kit.tensors.values import HostTensor, numbers
 
 __all__ = [
     "INDEX",
@@ -68,6 +68,8 @@ class CapturedValue(DumpedTensor):
         rows: The rows of the batch that it holds, along axis 0; None if these are not known.
         positions: The absolute positions that it holds, along `axis`; None likewise.
         axis: The axis of positions.
+        last: The absolute position of each row, if each has one of its own; there is no axis of
+            positions then.
     """
 
     outermost: str = ""
@@ -75,6 +77,7 @@ class CapturedValue(DumpedTensor):
     rows: list[int] | None = None
     positions: list[int] | None = None
     axis: int | None = None
+    last: list[int] | None = None
 
 
 class CapturedSequence(NamedTuple):
@@ -239,7 +242,7 @@ class CaptureResult:
                 [op.name, f"{value.what} {value.position}", shape, 0, 0],
             )
             row[3] += 1
-            row[4] += len(value.rows or ()) * len(value.positions or ())
+            row[4] += len(value.rows or ()) * len(value.positions or ()) + len(value.last or ())
         columns = ("op", "value", "first", "times", "positions")
         return Table(self.title, columns, [tuple(row) for row in rows.values()])
 

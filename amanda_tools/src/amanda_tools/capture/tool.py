@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from amanda_core import OpContext
-from amanda_core.calls import MODULE_VALUES
-from amanda_core.facts import Facts, NotReadableError
+from amanda_core.engine.calls import MODULE_VALUES
+from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_tools.capture.result import INDEX, CapturedOp, CapturedValue, CaptureResult
-from amanda_tools.dump.files import Writer, need_safetensors, reserve
+from amanda_tools.dump.files import Writer, reserve
 from amanda_tools.dump.index import LeftOut
-from amanda_tools.sequences.places import Area, NotChoosableError, Places
-from amanda_tools.sequences.tool import SequenceTool
-from amanda_tools.tensors.values import HostTensor, facts_of, host, need_numpy, tensors_in
+from amanda_tools.kit.output.extras import need_safetensors
+from amanda_tools.kit.sequences.places import Area, NotChoosableError, Places
+from amanda_tools.kit.sequences.tool import SequenceTool
+from amanda_tools.kit.tensors.values import HostTensor, facts_of, host, need_numpy, tensors_in
 
 __all__ = ["Capture"]
 
@@ -58,6 +59,8 @@ class Capture(SequenceTool["_Op"]):
 
     >>> tool = Capture(modules=["model.layers.*"], positions="-1")
     """
+
+    whole = True
 
     def __init__(
         self,
@@ -215,8 +218,11 @@ class Capture(SequenceTool["_Op"]):
         if span is not None:
             entry.outermost, entry.call = span.module, span.call
             if area is not None and span.start is not None:
-                entry.rows, entry.axis = area.rows, area.axis
-                entry.positions = [span.start + offset for offset in area.offsets]
+                entry.rows, places = area.rows, [span.start + offset for offset in area.offsets]
+                if area.by_row:
+                    entry.last = places
+                else:
+                    entry.axis, entry.positions = area.axis, places
         self._values.append(entry)
         if self._writer is not None:
             self._writer.add(entry, values, op.facts.name)
@@ -240,9 +246,11 @@ class _Op:
 
 
 def _chosen(facts: Facts, tensor: Any, area: Area) -> HostTensor:
-    """Return a copy of the chosen part of a tensor, with an axis for rows and one for positions."""
+    """Return a copy of the chosen part of a tensor, with an axis for rows and one for positions, or
+    only for rows if each has one position.
+    """
     shape, rows, offsets = area.shape, area.rows, area.offsets
-    if not area.is_all and facts.shape(tensor) == shape:
+    if not area.is_all and not area.by_row and facts.shape(tensor) == shape:
         # What is not chosen is not copied from its device.
         cut = [slice(None)] * (area.axis + 1)
         cut[0] = slice(rows[0], rows[-1] + 1)
@@ -253,6 +261,10 @@ def _chosen(facts: Facts, tensor: Any, area: Area) -> HostTensor:
         offsets = [offset - area.offsets[0] for offset in offsets]
     values = host(facts, tensor)
     array = values.array.reshape(shape)
+    if area.by_row:
+        import numpy
+
+        return HostTensor(numpy.moveaxis(array, area.axis, 1)[rows, offsets], values.dtype)
     if not area.is_all:
         # One axis after the other; the copy does not hold what is not chosen.
         array = array[rows].take(offsets, axis=area.axis)

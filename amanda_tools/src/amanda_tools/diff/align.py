@@ -1,8 +1,8 @@
 """Alignment of two dumps: which operator of one corresponds to which of the other.
 
-Within one framework and mode, ids and names decide. Across frameworks the alignment uses what both
-have: common operator types, module paths, shapes, and the values themselves, which agree up to the
-first error.
+Within one framework and mode, ids and names decide if most operators have a counterpart by them.
+Otherwise, and across frameworks, the alignment uses what both have: common operator types, module
+paths, shapes, and the values themselves, which agree up to the first error.
 """
 
 from __future__ import annotations
@@ -10,14 +10,29 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Literal
 
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
-from amanda_tools.operators.entries import REARRANGING
-from amanda_tools.tensors.statistics import Statistics
+from amanda_tools.kit.operators.entries import REARRANGING
+from amanda_tools.kit.tensors.statistics import Statistics
 
-__all__ = ["Outline", "align", "alike", "is_movement", "is_one_framework"]
+__all__ = [
+    "Align",
+    "Outline",
+    "align",
+    "alike",
+    "is_movement",
+    "is_one_framework",
+    "is_reshaped",
+    "is_uninitialized",
+    "ways",
+]
+
+#: How counterparts are found: by ``names``, by ``values``, or by the ``order`` of types.
+Align = Literal["auto", "names", "values", "order"]
 
 #: Types that only move or create values. Frameworks do so in different places.
 _MOVES = REARRANGING | {
@@ -44,6 +59,8 @@ _SEVERAL: dict[str, tuple[str, ...]] = {
     "attention": ("matmul", "einsum"),
     **dict.fromkeys(["cross_entropy", "mse_loss", "l1_loss"], ("mean", "sum", "neg")),
 }
+#: Types that write all of their first input, if they work in place.
+_WRITES = frozenset({"random", "full", "assign"})
 #: Limit on the pairs that are scored. For longer programs only the sequence of types decides.
 _MOST = 4_000_000
 #: Score for two operators whose values agree.
@@ -84,29 +101,61 @@ def is_movement(op: DumpedOp) -> bool:
     return op.word in _MOVES
 
 
+def is_uninitialized(op: DumpedOp, tensor: DumpedTensor) -> bool:
+    """Return True if a tensor is memory that nothing has written: the output of an operator that
+    makes such memory, or what an operator overwrites as a whole.
+    """
+    if tensor.what == "output":
+        return op.word == "empty"
+    overwrites = op.word in _WRITES and op.type.endswith("_")
+    return tensor.what == "input" and tensor.position == "0" and overwrites
+
+
 def alike(one: DumpedOp, other: DumpedOp) -> bool:
     """Return True if two operators compute the same thing from the same first input."""
     return one.word is not None and _class(one.word) == _class(other.word)
+
+
+def is_reshaped(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Return True if one shape is that of the other whose leading axes are merged or split."""
+    return len(one) != len(other) and one[-1:] == other[-1:] and prod(one) == prod(other)
+
+
+def ways(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> Align:
+    """Return how the operators of two dumps are aligned if the caller does not say.
+
+    Names decide if at least half of the operators that compute something in one of the dumps have
+    the name of one in the other.
+    """
+    if not is_one_framework(first, second):
+        return "values"
+    pairs = _by_name(first, second)
+    found = sum(not is_movement(first[number]) for number in pairs)
+    counts = [sum(not is_movement(op) for op in ops) for ops in (first, second)]
+    return "names" if 2 * found >= min(counts) else "values"
 
 
 def align(
     first: Sequence[DumpedOp],
     second: Sequence[DumpedOp],
     outlines: Callable[[], tuple[dict[int, Outline], dict[int, Outline]]],
+    way: Align,
 ) -> dict[int, int]:
     """Map the operators of one dump to their counterparts in another.
 
     Args:
         first: Operators of the first dump.
         second: Operators of the second dump.
-        outlines: Returns the outlines of both dumps by operator number; called only across
-            frameworks.
+        outlines: Returns the outlines of both dumps by operator number; called only for values.
+        way: How they are aligned.
 
     Returns:
         Number of an operator in the first dump -> number of its counterpart in the second.
     """
-    if is_one_framework(first, second):
+    if way == "names":
         return _by_name(first, second)
+    if way == "order":
+        return dict(_blocks([op.word or op.type for op in ops] for ops in (first, second)))
     ones, others = outlines()
     # In the order of the dump: a graph may run its operators in any order.
     numbers, theirs = (
@@ -138,9 +187,7 @@ def _by_name(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> dict[int,
 def _sequences(ones: Sequence[Outline], others: Sequence[Outline]) -> list[tuple[int, int]]:
     """Return the sequence of pairs, in order, with the highest total score."""
     if len(ones) * len(others) > _MOST:
-        mine, theirs = ([o.op.word or o.op.type for o in listed] for listed in (ones, others))
-        blocks = difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks()
-        return [(block.a + i, block.b + i) for block in blocks for i in range(block.size)]
+        return _blocks([o.op.word or o.op.type for o in listed] for listed in (ones, others))
     rows = [[0.0] * (len(others) + 1) for _ in range(len(ones) + 1)]
     scores = [
         [_score(one, other, others[j + 1 : j + 2]) for j, other in enumerate(others)]
@@ -164,6 +211,13 @@ def _sequences(ones: Sequence[Outline], others: Sequence[Outline]) -> list[tuple
             pairs.append((i, j))
             i, j = i + 1, j + 1
     return _drop_implausible(_repair_pairs(pairs, ones, others), ones, others)
+
+
+def _blocks(words: Iterable[Sequence[str]]) -> list[tuple[int, int]]:
+    """Return the pairs of the longest sequences of types that both have."""
+    mine, theirs = words
+    blocks = difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks()
+    return [(block.a + i, block.b + i) for block in blocks for i in range(block.size)]
 
 
 def _repair_pairs(
@@ -205,7 +259,8 @@ def _drop_implausible(
 
 def _score(one: Outline, other: Outline, following: Sequence[Outline]) -> float:
     """Return a score for two operators being the same; 0 if they cannot be."""
-    if sorted(one.output.shape) != sorted(other.output.shape):
+    shapes = one.output.shape, other.output.shape
+    if sorted(shapes[0]) != sorted(shapes[1]) and not is_reshaped(*shapes):
         return 0.0
     word, theirs = one.op.word, other.op.word
     several = theirs in _SEVERAL.get(word or "", ()) or word in _SEVERAL.get(theirs or "", ())

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amanda_tools.tensors.statistics import Statistics
-from amanda_tools.tensors.values import HostTensor, numbers
+from amanda_tools.diff.align import is_reshaped
+from amanda_tools.kit.tensors.statistics import Statistics
+from amanda_tools.kit.tensors.values import HostTensor, numbers
 
 __all__ = ["Difference", "Tolerance", "compare_statistics", "compare_tensors", "orders"]
 
@@ -149,6 +150,8 @@ def compare_tensors(
         layouts: Their layouts, as far as known.
         across: Whether the axes may be in another order.
     """
+    if across and is_reshaped(first.array.shape, second.array.shape):
+        second = HostTensor(second.array.reshape(first.array.shape), second.dtype)
     shapes = first.array.shape, second.array.shape
     found = orders(*shapes, layouts) if across else [None] * (shapes[0] == shapes[1])
     best: Difference | None = None

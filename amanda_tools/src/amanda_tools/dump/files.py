@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from amanda_core.errors import ResultError
-from amanda_core.folder_lock import FolderLock
-from amanda_core.output import LOCK
 from amanda_core.results import printable
+from amanda_core.results.folder_lock import FolderLock
+from amanda_core.results.output import LOCK
 from amanda_tools.dump.index import INDEX, DumpedTensor, DumpIndex, LeftOut, read_index
-from amanda_tools.output.folders import create_folder, whole_file
-from amanda_tools.output.rendering import format_count
-from amanda_tools.tensors.values import HostTensor
+from amanda_tools.kit.output.extras import need_safetensors
+from amanda_tools.kit.output.folders import create_folder, whole_file
+from amanda_tools.kit.output.rendering import format_count
+from amanda_tools.kit.tensors.values import HostTensor
 
 __all__ = [
     "Dumped",
@@ -32,7 +33,6 @@ __all__ = [
     "Writer",
     "key_of_tensor",
     "load_dump",
-    "need_safetensors",
     "problems_of",
     "reserve",
 ]
@@ -68,21 +68,6 @@ def key_of_tensor(tensor: DumpedTensor, name: str) -> str:
     """
     readable = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-")[:80] or "op"
     return f"{readable}.{tensor.op}.{tensor.execution}.{tensor.what}.{tensor.position}"
-
-
-def need_safetensors() -> Any:
-    """Return the module `safetensors.numpy`.
-
-    Raises:
-        ImportError: safetensors is not installed.
-    """
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise ImportError(
-            "This form of a dump needs safetensors: pip install 'amanda-tools[safetensors]'"
-        ) from error
-    return safetensors.numpy
 
 
 def reserve(folder: Path, index: str) -> FolderLock:

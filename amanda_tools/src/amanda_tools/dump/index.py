@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from amanda_core import results
 from amanda_core.errors import ResultError
-from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output.rendering import fields_of, render_json
-from amanda_tools.tensors.statistics import Statistics
+from amanda_core.results import tables as results
+from amanda_tools.kit.operators.entries import OpFacts
+from amanda_tools.kit.output.rendering import fields_of, render_json
+from amanda_tools.kit.tensors.statistics import Statistics
 
 __all__ = ["INDEX", "WHAT", "DumpIndex", "DumpedOp", "DumpedTensor", "LeftOut", "read_index"]
 

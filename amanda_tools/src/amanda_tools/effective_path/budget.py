@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from amanda_tools.operators.clock import Clock
+from amanda_tools.kit.operators.clock import Clock
 
 __all__ = ["Budget"]
 

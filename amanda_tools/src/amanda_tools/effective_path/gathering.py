@@ -10,10 +10,10 @@ from typing import Any
 
 from amanda_tools.effective_path.budget import Budget
 from amanda_tools.effective_path.model import Extraction, Layer, PathEnd
+from amanda_tools.effective_path.network import Network, elements
 from amanda_tools.effective_path.paths import Path
 from amanda_tools.effective_path.result import EffectivePathResult, LayerSum, PathSets, Thresholds
-from amanda_tools.effective_path.runs import Network, elements
-from amanda_tools.operators.clock import Clock
+from amanda_tools.kit.operators.clock import Clock
 
 __all__ = ["Gathered"]
 
@@ -27,6 +27,8 @@ class Gathered:
         #: Name and reason -> the value at which paths end.
         self.ends: dict[tuple[str, str], PathEnd] = {}
         self.empty = 0
+        #: Why runs have no path.
+        self.reasons: dict[str, None] = {}
         #: Name -> kind, number of elements, of possible edges, and of elements of the weight.
         self.sizes: dict[str, tuple[str, int, int, int]] = {}
         #: Name -> the parameter that is its weight.
@@ -34,13 +36,31 @@ class Gathered:
         #: Name -> thresholds of the samples.
         self.thresholds: dict[str, list[tuple[float, float]]] = {}
 
-    def add(self, network: Network, path: Path, edges: bool, limit: int, run: int) -> None:
-        """Add the paths of the run of this number, up to `limit` in total."""
-        import numpy as np
+    def add(
+        self, network: Network, path: Path, edges: bool, limit: int, run: int, start: int
+    ) -> None:
+        """Add the paths of the run of this number, up to `limit` in total.
 
+        Args:
+            network: The network of the run.
+            path: Its paths.
+            edges: Whether edges are kept.
+            limit: How many paths are kept in total.
+            run: Number of the run.
+            start: Position of the token at which the paths start.
+        """
         assert network.logits is not None
-        values = network.values
-        logits = values[network.logits]
+        logits = network.values[network.logits]
+        self._add_ends(network, path)
+        self._add_sizes(network, path)
+        self._add_thresholds(path)
+        kept = min(max(0, limit - len(self.paths)), len(logits))
+        self.left_out += len(logits) - kept
+        found = _Edges(network, path, len(logits)) if edges else None
+        self.paths += [_sets(network, path, found, sample, run, start) for sample in range(kept)]
+
+    def _add_ends(self, network: Network, path: Path) -> None:
+        """Count the values at which the paths of a run end."""
         reached: dict[tuple[str, str], PathEnd] = {}
         for number, mask in path.points.items():
             if number in network.ended and mask.any():
@@ -48,51 +68,30 @@ class Gathered:
                 reached[found.name, found.reason] = found
         for key, found in reached.items():
             self.ends.setdefault(key, found).runs += 1
+
+    def _add_sizes(self, network: Network, path: Path) -> None:
+        """Note the sizes of the operators, and of the inputs, in the paths of a run."""
+        import numpy as np
+
         made = {node.output: node for node in network.nodes}
         for number in sorted(path.points):
             name, node = network.names[number], made.get(number)
-            layer = None if node is None else path.layers.get(node.name)
-            weight = 0 if node is None else int(np.size(node.arguments.get("weight", ())))
-            self.weights[name] = None if node is None else node.arguments.get("weight_key")
-            self.sizes.setdefault(
-                name,
-                (
-                    network.kind_of(number) if node is None else node.kind,
-                    elements(values, number),
-                    0 if layer is None else layer.possible,
-                    weight,
-                ),
-            )
+            kind, possible, weight, key = network.kind_of(number), 0, 0, None
+            if node is not None:
+                kind, key = node.kind, node.arguments.get("weight_key")
+                weight = int(np.size(node.arguments.get("weight", ())))
+                layer = path.layers.get(node.name)
+                possible = 0 if layer is None else layer.possible
+            self.weights[name] = key
+            self.sizes.setdefault(name, (kind, elements(network.values, number), possible, weight))
+
+    def _add_thresholds(self, path: Path) -> None:
+        import numpy as np
+
         for name, layer in path.layers.items():
             if layer.output_threshold is not None:
                 pairs = np.stack([layer.output_threshold, layer.term_threshold], axis=1)
                 self.thresholds.setdefault(name, []).extend(map(tuple, pairs.tolist()))
-        room = max(0, limit - len(self.paths))
-        self.left_out += max(0, len(logits) - room)
-        kept = min(room, len(logits))
-        nodes = {node.name: node for node in network.nodes}
-        found_edges: dict[str, list[Any]] = {}
-        found_weights: dict[str, list[Any]] = {}
-        for name, layer in path.layers.items() if edges else ():
-            node = nodes[name]
-            inputs = [values[number] for number in node.inputs]
-            found_edges[name] = _edges_of(layer, inputs, values[node.output])
-            if layer.weights is not None:
-                found_weights[name] = _split(layer.weights[:, 0], layer.weights[:, 1], len(logits))
-        for sample in range(kept):
-            sets = PathSets(
-                {
-                    network.names[number]: np.flatnonzero(mask[sample])
-                    for number, mask in path.points.items()
-                },
-                predicted=int(logits[sample].argmax())
-                if logits.ndim == 2 and logits.size
-                else None,
-                run=run,
-            )
-            sets.edges.update({name: parts[sample] for name, parts in found_edges.items()})
-            sets.weights.update({name: parts[sample] for name, parts in found_weights.items()})
-            self.paths.append(sets)
 
     def result(
         self, how: Extraction, clock: Clock, budget: Budget, notes: list[str]
@@ -118,7 +117,7 @@ class Gathered:
             budget.ratio,
             tool_seconds=clock.spent / 1e9,
             wall_seconds=clock.wall / 1e9,
-            notes=notes,
+            notes=[*notes, *(f"NO path: {why}" for why in self.reasons)],
         )
 
     def _sum(self, name: str) -> LayerSum:
@@ -141,6 +140,44 @@ class Gathered:
             None if weights is None or not weight else weights / weight,
             self.weights[name],
         )
+
+
+class _Edges:
+    """The edges and the weights in the paths of a run: name of an operator -> those of each
+    sample.
+    """
+
+    def __init__(self, network: Network, path: Path, samples: int) -> None:
+        nodes, values = {node.name: node for node in network.nodes}, network.values
+        self.edges: dict[str, list[Any]] = {}
+        self.weights: dict[str, list[Any]] = {}
+        for name, layer in path.layers.items():
+            inputs = [values[number] for number in nodes[name].inputs]
+            self.edges[name] = _edges_of(layer, inputs, values[nodes[name].output])
+            if layer.weights is not None:
+                self.weights[name] = _split(layer.weights[:, 0], layer.weights[:, 1], samples)
+
+
+def _sets(
+    network: Network, path: Path, found: _Edges | None, sample: int, run: int, start: int
+) -> PathSets:
+    """Return the path of one sample of a run."""
+    import numpy as np
+
+    assert network.logits is not None
+    logits, names = network.values[network.logits], network.names
+    if logits.ndim == 3:
+        logits = logits[:, start]
+    is_score = logits.ndim == 2 and logits.size
+    sets = PathSets(
+        {names[number]: np.flatnonzero(mask[sample]) for number, mask in path.points.items()},
+        predicted=int(logits[sample].argmax()) if is_score else None,
+        run=run,
+    )
+    if found is not None:
+        sets.edges.update({name: parts[sample] for name, parts in found.edges.items()})
+        sets.weights.update({name: parts[sample] for name, parts in found.weights.items()})
+    return sets
 
 
 def _edges_of(layer: Layer, inputs: Sequence[Any], output: Any) -> list[Any]:

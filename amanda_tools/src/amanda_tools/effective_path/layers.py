@@ -12,8 +12,8 @@ from typing import Any
 from amanda_core import OpContext
 from amanda_tools.effective_path.model import LayerRule, Unsuited
 from amanda_tools.effective_path.slices import per_head, repeated, tensorflow_slice, torch_slice
-from amanda_tools.flops.formulas import words
-from amanda_tools.mapping import MappingTool
+from amanda_tools.kit.mapping import MappingTool
+from amanda_tools.kit.operators.entries import words
 
 __all__ = ["BACKENDS", "LAYER", "rules"]
 

@@ -110,6 +110,7 @@ class Extraction:
         output_threshold: Name of a layer -> threshold of its outputs.
         term_threshold: Name of a layer -> threshold of the terms of its sums.
         zeros: Whether a maximum pooling's output that is not positive has inputs.
+        start: Position of the token at which paths start, where the output has three axes.
     """
 
     variant: Variant = "cumulative"
@@ -117,6 +118,7 @@ class Extraction:
     output_threshold: Callable[[str], float] = lambda name: 0.0
     term_threshold: Callable[[str], float] = lambda name: 0.0
     zeros: bool = False
+    start: int = -1
 
     def __post_init__(self) -> None:
         if not 0 < self.theta <= 1:

@@ -30,16 +30,21 @@ class Path:
     layers: dict[str, Layer]
 
 
-def seeds_of(logits: Any, threshold: float | None) -> Any:
+def seeds_of(logits: Any, threshold: float | None, start: int | None = None) -> Any:
     """Return where paths start: the largest output of each sample, or all above a threshold.
 
     Args:
         logits: Outputs, with the samples along the first axis.
         threshold: Threshold of absolute values; None for the largest output only. If no output is
             above it, the largest is used.
+        start: Position of the token whose outputs count, if there are three axes; None for all.
     """
     import numpy as np
 
+    if logits.ndim == 3 and start is not None:
+        found = np.zeros(logits.shape, bool)
+        found[:, start] = seeds_of(logits[:, start], threshold)
+        return found
     flat = logits.reshape(len(logits), -1)
     largest = np.arange(flat.shape[1]) == flat.argmax(axis=1)[:, None]
     if threshold is None:
@@ -67,7 +72,7 @@ def extract(nodes: Sequence[Node], values: Mapping[int, Any], logits: int, how: 
         return _forward(_leading_to(logits, nodes), values, how)
     last = next((node.name for node in nodes if node.output == logits), "")
     threshold = None if how.variant == "cumulative" else how.output_threshold(last)
-    chosen = {logits: seeds_of(values[logits], threshold)}
+    chosen = {logits: seeds_of(values[logits], threshold, how.start)}
     signs = {logits: np.ones(values[logits].shape, np.int8)}
     layers: dict[str, Layer] = {}
     for node in reversed(nodes):

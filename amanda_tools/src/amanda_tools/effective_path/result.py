@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from amanda_core.results import Table
 from amanda_tools.effective_path.model import PathEnd
-from amanda_tools.output import charts
-from amanda_tools.output.folders import create_folder, whole_file
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.folders import create_folder, whole_file
+from amanda_tools.kit.output.rendering import (
     dataframe,
     describe_overhead,
     fields_of,

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from amanda_core.activation import apply
+from amanda_core.engine.activation import apply
 from amanda_core.errors import ToolError
 from amanda_core.results import Table
 from amanda_tools.faults.tool import InjectFaults
-from amanda_tools.output.folders import whole_file
-from amanda_tools.output.rendering import fields_of
-from amanda_tools.tensors.scores import scores_of
+from amanda_tools.kit.output.folders import whole_file
+from amanda_tools.kit.output.rendering import fields_of
+from amanda_tools.kit.tensors.scores import scores_of
 
 __all__ = ["CampaignResult", "Trial", "run_campaign", "wilson_interval"]
 

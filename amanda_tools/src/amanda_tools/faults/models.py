@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from amanda_tools.tensors.values import NotReadableError, numbers
+from amanda_tools.kit.tensors.values import NotReadableError, numbers
 
 __all__ = ["Bits", "Model", "apply_model", "bits_of", "fields_of"]
 

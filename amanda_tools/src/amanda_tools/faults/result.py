@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
-from amanda_tools.output import charts
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.rendering import (
     dataframe,
     fields_of,
     format_count,
     render_html,
     render_json,
 )
-from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage
+from amanda_tools.kit.weights.coverage import UnreachedWeight, describe_coverage
 
 __all__ = ["Fault", "FaultSite", "FaultsResult"]
 

@@ -14,12 +14,12 @@ from typing import Any, Literal, get_args
 
 from amanda_core import OpContext
 from amanda_core.errors import ResultError
-from amanda_core.facts import Facts
+from amanda_core.interface.facts import Facts
 from amanda_tools.faults.models import Bits, Model, apply_model, bits_of, fields_of
 from amanda_tools.faults.result import Fault, FaultSite, FaultsResult
-from amanda_tools.operators.tool import OperatorTool
-from amanda_tools.tensors.values import NotReadableError, facts_of, host, need_numpy
-from amanda_tools.weight_coverage import WeightCoverage
+from amanda_tools.kit.operators.tool import OperatorTool
+from amanda_tools.kit.tensors.values import NotReadableError, facts_of, host, need_numpy
+from amanda_tools.kit.weights.coverage import WeightCoverage
 
 __all__ = ["InjectFaults"]
 
@@ -48,7 +48,9 @@ class InjectFaults(OperatorTool["_Op"]):
         mode: `rate`: each element with the probability `rate`. `per_layer`: `count` elements in
             each execution of each operator. `per_sample`: `count` elements of each index of the
             first axis. `per_run`: `count` elements in all of the run. Which operators there are is
-            learned in run 0, which has no faults.
+            learned in run 0, which has no faults. If `begin_run` is never called, all of the
+            program is one run: it is learned in the first step, or call of a model, and the faults
+            are in the second.
         rate: The probability for the mode `rate`.
         count: How many elements for the other modes.
         amount: The number that some models use.
@@ -65,6 +67,8 @@ class InjectFaults(OperatorTool["_Op"]):
     >>> tool = InjectFaults(rate=1e-6, bits="exponent")
     """
 
+    whole = True
+
     def __init__(
         self,
         ops: list[str] | None = None,
@@ -72,11 +76,11 @@ class InjectFaults(OperatorTool["_Op"]):
         model: Model = "bit_flip",
         bits: Bits | list[int] = "any",
         mode: Mode = "rate",
-        rate: float = 0.0,
+        rate: float | None = None,
         count: int = 1,
         amount: float = 1.0,
         seed: int = 0,
-        replay: str | Sequence[Fault] | None = None,
+        replay: Path | str | Sequence[Fault] | None = None,
     ) -> None:
         for name, value, choices in (
             ("site", site, get_args(Site)),
@@ -86,6 +90,8 @@ class InjectFaults(OperatorTool["_Op"]):
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be of {', '.join(choices)}, not {value!r}")
+        self._no_rate = rate is None and mode == "rate" and replay is None
+        rate = rate or 0.0
         if not 0 <= rate <= 1:
             raise ValueError(f"rate must be from 0 to 1, but is {rate}")
         if count < 0:
@@ -101,8 +107,10 @@ class InjectFaults(OperatorTool["_Op"]):
         #: Sizes of the values in the executions of run 0, in order, for one fault per run.
         self._profile: list[tuple[_Op, int, int]] = []
         self._planned: dict[tuple[int, int], list[int]] = {}
-        self._coverage = WeightCoverage()
-        faults = _read(Path(replay)) if isinstance(replay, str) else replay
+        self._coverage = WeightCoverage(self)
+        #: Whether runs begin by `begin_run`; otherwise whether the first part has ended.
+        self._counted, self._parts = False, 0
+        faults = _read(Path(replay)) if isinstance(replay, (Path, str)) else replay
         self._replay: dict[tuple[int, int, int], list[Fault]] | None = None
         if faults is not None:
             self._replay = {}
@@ -110,26 +118,42 @@ class InjectFaults(OperatorTool["_Op"]):
                 key = fault.run, fault.op_id, fault.call
                 self._replay.setdefault(key, []).append(fault)
         self.add_inst_for_op(self.analyse)
+        if mode == "per_run":
+            self.add_inst_for_step(end=lambda number: self._end_part())
+            self.add_inst_for_call(begin=lambda call: self._end_part(call.number))
 
     def begin_run(self, run: int) -> None:
         """Begin a run: executions are counted from 0 again, and other elements are hit."""
-        import numpy as np
-
         with self._lock:
+            self._counted = True
             self.run = run
             self._runs.add(run)
             for op in self._ops.values():
-                op.call = 0
+                op.call, op.noted = 0, False
             self._planned.clear()
-            if self.mode != "per_run" or run == 0 or not self._profile:
-                return
-            ends = np.cumsum([size for _, _, size in self._profile])
-            random, total = np.random.default_rng([self.seed, run]), int(ends[-1])
-            for chosen in random.choice(total, min(self.count, total), replace=False):
-                number = int(np.searchsorted(ends, chosen, side="right"))
-                op, call, size = self._profile[number]
-                place = int(chosen - (ends[number] - size))
-                self._planned.setdefault((op.id, call), []).append(place)
+            if self.mode == "per_run" and run and self._profile:
+                self._plan()
+
+    def _plan(self) -> None:
+        """Choose the elements of a run among those that the profile has."""
+        import numpy as np
+
+        ends = np.cumsum([size for _, _, size in self._profile])
+        random, total = np.random.default_rng([self.seed, self.run]), int(ends[-1])
+        for chosen in random.choice(total, min(self.count, total), replace=False):
+            number = int(np.searchsorted(ends, chosen, side="right"))
+            op, call, size = self._profile[number]
+            place = int(chosen - (ends[number] - size))
+            # Outside of counted runs, the executions that were learned come before.
+            when = call if self._counted or call < 0 else call + op.call
+            self._planned.setdefault((op.id, when), []).append(place)
+
+    def _end_part(self, calls: int = 1) -> None:
+        """Plan the faults of a program that is one run, if its first step or call has ended."""
+        with self._lock:
+            if self._profile and not self._counted and not self._parts and calls:
+                self._parts = 1
+                self._plan()
 
     def analyse(self, context: OpContext) -> None:
         """Insert the routine that changes elements, if the op is one of those chosen."""
@@ -193,7 +217,8 @@ class InjectFaults(OperatorTool["_Op"]):
         bits = np.asarray(fields)[random.integers(0, len(fields), len(places))]
         before = bits_of(flat)[places]
         apply_model(self.model, flat, tensor.dtype, places, bits, self.amount, random)
-        if when >= 0 or call == 0:  # A fault of a weight is the same in each execution.
+        if when >= 0 or not op.noted:  # A fault of a weight is the same in each execution.
+            op.noted = True
             after = bits_of(flat)[places]
             for index, old, new in zip(places, before, after, strict=True):
                 fault = Fault(self.run, op.id, when, position, int(index), int(old), int(new))
@@ -218,7 +243,7 @@ class InjectFaults(OperatorTool["_Op"]):
                 return ()
             chosen = [random.choice(each, min(self.count, each), replace=False) for _ in rows]
             return np.concatenate([row * each + c for row, c in zip(rows, chosen, strict=True)])
-        if self.run == 0:
+        if self.run == 0 and not self._parts:
             if when >= 0 or call == 0:
                 self._profile.append((op, when, size))
             return ()
@@ -248,8 +273,21 @@ class InjectFaults(OperatorTool["_Op"]):
         with self._lock:
             sites = [op.site for op in self._ops.values()]
             figures = self._coverage.figures("not chosen")
-            notes = list(self._notes)
+            notes = [*self._notes, *self._missing()]
             return FaultsResult(sites, list(self.faults), len(self._runs), notes, *figures)
+
+    def _missing(self) -> list[str]:
+        """Return why there are no faults, or not all of those of a file."""
+        if self._no_rate:
+            return ["NO rate was given, so nothing was injected: give one as `rate`"]
+        if self._replay is not None:
+            asked = sum(map(len, self._replay.values()))
+            if len(self.faults) < asked:
+                left = f"{asked - len(self.faults)} of the {asked} faults to replay met"
+                return [f"{left} no execution of run {self.run}"]
+        elif self.mode == "per_run" and self._ops and not self._counted and not self._parts:
+            return ["NO faults: the program had one step or call, in which operators are learned"]
+        return []
 
 
 class _Op:
@@ -260,6 +298,8 @@ class _Op:
         self.id = context.get_op_id()
         self.site = FaultSite(context.name, context.source, value)
         self.call = 0
+        #: Whether the faults of its weight in this run were noted.
+        self.noted = False
 
 
 def _read(path: Path) -> list[Fault]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_tools.tensors.types import Size
+from amanda_tools.kit.operators.entries import words
+from amanda_tools.kit.tensors.types import Size
 
 __all__ = [
     "FREE",
@@ -20,11 +21,14 @@ __all__ = [
     "NORM",
     "REDUCTIONS",
     "UNCOUNTED",
+    "Count",
     "Formula",
+    "attention_gradients",
+    "attention_parts",
     "contraction",
+    "counted",
     "elementwise",
     "formula_of",
-    "words",
 ]
 
 
@@ -56,9 +60,13 @@ class Formula:
     each: int = 1
 
 
-def words(text: str) -> frozenset[str]:
-    """Split a text into a set of words."""
-    return frozenset(text.split())
+def counted(count: Callable[..., int], *sizes: Any) -> int | str:
+    """Return the number of a formula, or the reason why it has none for these sizes."""
+    try:
+        return count(*sizes)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Counting never stops a program.
+        return f"the formula does not take these shapes: {error}"[:200]
 
 
 # Common types by how they are counted. A type in none of these sets is elementwise.
@@ -347,22 +355,28 @@ def _attention(context: OpContext) -> Formula:
         _role(context, role, default) for default, role in enumerate(("query", "key", "value"))
     )
 
-    def parts(inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
-        query, key, value = inputs
-        # The number of heads is the query's, even if several share a key.
-        pairs = math.prod(outputs[0][:-1]) * key[-2]
-        return pairs * query[-1], pairs * value[-1]
-
     def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        return sum(parts(inputs, outputs))
+        return sum(attention_parts(inputs, outputs))
 
-    def backward(inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]) -> int:
-        scores, values = parts(inputs, outputs)
-        query, key, value = (gradient is not None for gradient in gradients)
-        # Query and key share the gradient of the attention weights, a product with the values.
-        return scores * (query + key) + values * (value + (query or key))
+    return Formula("matmul", positions, count, positions, attention_gradients)
 
-    return Formula("matmul", positions, count, positions, backward)
+
+def attention_parts(inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
+    """Return the multiply-accumulates of the scores and of the weighted values of attention."""
+    query, key, value = inputs
+    # The number of heads is the query's, even if several share a key.
+    pairs = math.prod(outputs[0][:-1]) * key[-2]
+    return pairs * query[-1], pairs * value[-1]
+
+
+def attention_gradients(
+    inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]
+) -> int:
+    """Return the multiply-accumulates of those gradients of attention that are computed."""
+    scores, values = attention_parts(inputs, outputs)
+    query, key, value = (gradient is not None for gradient in gradients)
+    # Query and key share the gradient of the attention weights, a product with the values.
+    return scores * (query + key) + values * (value + (query or key))
 
 
 _FORMULAS: Mapping[str, Callable[[OpContext], Formula | str]] = {

@@ -7,19 +7,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_tools.flops.formulas import Formula, elementwise, words
-from amanda_tools.mapping import MappingTool
+from amanda_core.interface.vocabulary import OP_TYPES
+from amanda_tools.flops.formulas import (
+    Count,
+    Formula,
+    attention_gradients,
+    attention_parts,
+    elementwise,
+    formula_of,
+)
+from amanda_tools.kit.mapping import MappingTool
+from amanda_tools.kit.operators.entries import words
 
-__all__ = ["APART", "FORMULA", "rules"]
+__all__ = ["APART", "FORMULA", "formula_for", "library_formulas", "rules"]
 
 #: Key of a context: the `Formula` of an operator, or None if it costs nothing.
 FORMULA = "flops.formula"
 #: Key of a context: whether each gradient has a backward operator of its own, which is counted
 #: instead. In a graph, requesting a gradient would cause it to be computed.
 APART = "flops.apart"
+
+
+def library_formulas() -> dict[str, Count]:
+    """Return the formulas that installed libraries have by the entry point ``amanda.flops``.
+
+    Each entry point is a mapping from types of operators to functions.
+    """
+    found: dict[str, Count] = {}
+    for point in entry_points(group="amanda.flops"):
+        found.update(point.load())
+    return found
+
+
+def formula_for(context: OpContext, own: Mapping[str, Count]) -> Formula | str | None:
+    """Return the formula of an operator, None if it costs nothing, or the reason why it has none.
+
+    Args:
+        context: Context of the operator, with its inputs and after the `rules`.
+        own: Formulas of the user and of libraries, which come before others.
+    """
+    word = context["type"]
+    count = next((own[name] for name in (context.op_type, word) if name in own), None)
+    if count is not None:
+        return Formula("matmul", tuple(range(len(context.get_inputs() or ()))), count, None)
+    if FORMULA in context:
+        found: Formula | str | None = context[FORMULA]
+        return found
+    return formula_of(word, context) if word in OP_TYPES else "no formula"
 
 
 def rules() -> MappingTool:
@@ -37,6 +75,8 @@ def _torch(context: OpContext) -> None:
         context[FORMULA] = elementwise()
     elif name in _TORCH:
         context[FORMULA] = _TORCH[name](context)
+    elif "::" in name and (registered := _registered(name, context)) is not None:
+        context[FORMULA] = registered
 
 
 def _tensorflow(context: OpContext) -> None:
@@ -53,6 +93,37 @@ def _tensorflow(context: OpContext) -> None:
 
 
 # PyTorch.
+
+
+def _registered(name: str, context: OpContext) -> Formula | None:
+    """Return the formula that PyTorch's own registry has for an operator of `torch.library`.
+
+    Such a function takes shapes in the place of tensors, and returns two FLOPs for each
+    multiply-accumulate.
+    """
+    import torch
+    from torch.utils.flop_counter import flop_registry
+
+    namespace, _, plain = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), plain.partition(".")[0], None)
+    formula = flop_registry.get(packet)
+    if formula is None:
+        return None
+    given = list(context.get_inputs() or ())
+
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        values = [one if size is None else size for one, size in zip(given, inputs, strict=True)]
+        return int(formula(*values, out_val=outputs[0] if len(outputs) == 1 else outputs)) // 2
+
+    tensors = [None if _has_tensor(context, one) else one for one in given]
+    given[:] = tensors  # No tensor is kept.
+    return Formula("matmul", tuple(range(len(given))), count, None)
+
+
+def _has_tensor(context: OpContext, value: Any) -> bool:
+    facts, items = context.facts, value if isinstance(value, (list, tuple)) else [value]
+    return facts is not None and any(map(facts.is_tensor, items))
+
 
 # Views of a tensor, its attributes, and how its elements are stored.
 _TORCH_FREE = words(
@@ -80,6 +151,14 @@ def _fused_attention(context: OpContext) -> Formula:
         return _attention(query, key, value) + _projections(query, key, value, into, out)
 
     return Formula("matmul", (0, 1, 2, 5, 7), count, (0, 1, 2, 5, 7))
+
+
+def _flex_attention(context: OpContext) -> Formula:
+    # As for other attention, what a mask hides counts.
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        return sum(attention_parts(inputs, outputs))
+
+    return Formula("matmul", (0, 1, 2), count, (0, 1, 2), attention_gradients)
 
 
 def _encoder_layer(context: OpContext) -> Formula:
@@ -131,6 +210,7 @@ def _sparse_addmm(context: OpContext) -> Formula:
 _TORCH: Mapping[str, Callable[[OpContext], Formula]] = {
     "_native_multi_head_attention": _fused_attention,
     "_transformer_encoder_layer_fwd": _encoder_layer,
+    "flex_attention": _flex_attention,
     "tensordot": _tensordot,
     "_sparse_mm": _sparse_product,
     "sparse_mm": _sparse_product,

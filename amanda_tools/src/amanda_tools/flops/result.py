@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.operators.entries import OpFacts
-from amanda_tools.operators.sums import Summed
-from amanda_tools.output import charts
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.operators.entries import OpFacts
+from amanda_tools.kit.operators.sums import Summed
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.rendering import (
     dataframe,
     describe_overhead,
     fields_of,
@@ -125,6 +125,17 @@ class FlopsResult(Summed[Sum]):
     def unknown(self) -> list[CountedOp]:
         """Return the operators with executions that are not counted; `problem` says why."""
         return [op for op in self.ops if op.problem is not None]
+
+    def figures(self) -> dict[str, float | None]:
+        """Return the floating-point operations of the run, and its forward MACs."""
+        total = self.total
+        return {
+            "total": total.flops + total.backward_flops,
+            "forward": total.flops,
+            "backward": total.backward_flops,
+            "macs": total.macs,
+            "not_counted": len(self.unknown),
+        }
 
     def op_figures(self) -> Iterator[OpFigures]:
         """Yield the multiply-accumulates of each operator in the form in which tools share them."""

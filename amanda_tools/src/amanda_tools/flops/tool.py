@@ -7,20 +7,20 @@ is in `result`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from amanda_core import OpContext
-from amanda_core.facts import Facts
-from amanda_core.vocabulary import OP_TYPES, backward_type_of
-from amanda_tools.flops.formulas import Formula, formula_of
-from amanda_tools.flops.operators import APART, FORMULA, rules
+from amanda_core.interface.facts import Facts
+from amanda_core.interface.vocabulary import backward_type_of
+from amanda_tools.flops.formulas import Count, Formula, counted
+from amanda_tools.flops.operators import APART, formula_for, library_formulas, rules
 from amanda_tools.flops.result import CountedOp, FlopsResult
-from amanda_tools.operators.entries import key_of
-from amanda_tools.operators.tool import OperatorTool, is_eager
-from amanda_tools.operators.weights import WeightKeys
-from amanda_tools.tensors.types import is_floating, size_of
-from amanda_tools.tensors.values import facts_of, tensors_in
+from amanda_tools.kit.operators.entries import key_of
+from amanda_tools.kit.operators.tool import OperatorTool, is_eager
+from amanda_tools.kit.operators.weights import WeightKeys
+from amanda_tools.kit.tensors.types import is_floating, size_of, sizes_at
+from amanda_tools.kit.tensors.values import facts_of, tensors_in
 
 __all__ = ["Flops"]
 
@@ -41,6 +41,10 @@ class Flops(OperatorTool["_Op"]):
             it.
         backward: Count the gradients as well.
         everything: Include operators outside the model, such as those of an optimizer.
+        formulas: Type of an operator, or a common type -> formula of one's own, which comes before
+            others: ``(sizes of the inputs, sizes of the outputs) -> multiply-accumulates``. An
+            input that is not a tensor has None in place of a size. Libraries have formulas by the
+            entry point ``amanda.flops``, and operators of `torch.library` by PyTorch's registry.
 
     Raises:
         ValueError: An option has an invalid value.
@@ -48,12 +52,15 @@ class Flops(OperatorTool["_Op"]):
     >>> tool = Flops(include=["matmul", "norm"])
     """
 
+    figures = dict.fromkeys(("total", "forward", "backward", "macs", "not_counted"), "")
+
     def __init__(
         self,
         include: list[Kind] | None = None,
         causal: Literal["full", "half"] = "full",
         backward: bool = True,
         everything: bool = False,
+        formulas: Mapping[str, Count] | None = None,
     ) -> None:
         super().__init__(everything)
         kinds = ["matmul"] if include is None else list(include)
@@ -65,6 +72,7 @@ class Flops(OperatorTool["_Op"]):
         self.include = frozenset(kinds)
         self.causal = causal
         self.backward = backward
+        self.formulas = {**library_formulas(), **(formulas or {})}
         #: Backward operators of graphs by name, until they run.
         self._requested: dict[str, _Op] = {}
         self.depends_on(rules())
@@ -86,7 +94,7 @@ class Flops(OperatorTool["_Op"]):
             if formula.inputs:
                 # Another graph may run the same operator with other shapes.
                 context.insert_before_op(self.enter, observe=True, inputs=formula.inputs, op=op)
-            if self.backward and not context.get(APART):
+            if self._watches_gradients(context):
                 if not context.supports("late_gradients"):
                     self._watch_arrival(context, op)
                 inputs = context.get_inputs() or ()
@@ -120,13 +128,22 @@ class Flops(OperatorTool["_Op"]):
             if op.facts.moved is None and op.read is not None and written is not None:
                 op.facts.moved = op.read + written
             late = context.supports("late_gradients")
-            if outputs and self.backward and late and not context.get(APART):
+            if outputs and late and self._watches_gradients(context):
                 self._watch_arrival(context, op)
             if not op.eager:
-                inputs = _sizes(op.tensors, context.get_inputs(), op.formula.inputs)
-                made = _sizes(op.tensors, outputs, range(len(outputs)))
+                inputs = sizes_at(op.tensors, context.get_inputs(), op.formula.inputs)
+                made = sizes_at(op.tensors, outputs, range(len(outputs)))
                 op.static = None if inputs is None or made is None else (inputs, made)
             context.insert_after_op(self.leave, observe=True, op=op)
+
+    def _watches_gradients(self, context: OpContext) -> bool:
+        """Return True if gradients are counted where they arrive at a forward operator."""
+        if not self.backward or context.get(APART):
+            return False
+        if context.supports("aligned_gradients"):
+            return True
+        self._notes.setdefault(f"gradients are not counted on {context.namespace}")
+        return False
 
     def _watch_arrival(self, context: OpContext, op: _Op) -> None:
         context.insert_before_backward_op(self.arrival, observe=True, grad_outputs=[0], op=op)
@@ -149,7 +166,7 @@ class Flops(OperatorTool["_Op"]):
     def enter(self, *inputs: Any, op: _Op) -> None:
         """Record the sizes of the inputs of one execution."""
         with self._clock:
-            op.entered[threading.get_ident() if op.eager else 0] = _sizes(
+            op.entered[threading.get_ident() if op.eager else 0] = sizes_at(
                 op.tensors, inputs, range(len(inputs))
             )
 
@@ -158,7 +175,7 @@ class Flops(OperatorTool["_Op"]):
         with self._clock, self._lock:
             thread = threading.get_ident() if op.eager else 0
             inputs = op.entered.get(thread) if op.formula and op.formula.inputs else ()
-            op.forward(inputs, _sizes(op.tensors, outputs, range(len(outputs))))
+            op.forward(inputs, sizes_at(op.tensors, outputs, range(len(outputs))))
 
     def arrival(self, gradient: Any, op: _Op) -> None:
         """Find the execution that is being differentiated."""
@@ -209,13 +226,7 @@ class Flops(OperatorTool["_Op"]):
         """Return the account of an operator, or None if it costs nothing or is not requested."""
         word = context["type"]
         problem = None
-        formula: Formula | str | None
-        if FORMULA in context:
-            formula = context[FORMULA]
-        elif word in OP_TYPES:
-            formula = formula_of(word, context)
-        else:
-            formula = "no formula"
+        formula = formula_for(context, self.formulas)
         if isinstance(formula, str):
             formula, problem = None, formula
         elif formula is None or formula.kind not in self.include:
@@ -319,11 +330,9 @@ class _Op:
         return next(fitting, newest)
 
     def _number(self, count: Callable[..., int], *given: Any) -> int | None:
-        try:
-            number = count(*given)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # The formula does not support these shapes. Counting never stops a program.
-            self.facts.problem = f"the formula does not take these shapes: {error}"[:200]
+        number = counted(count, *given)
+        if isinstance(number, str):
+            self.facts.problem = number
             return None
         return number // 2 if self.halved else number
 
@@ -343,16 +352,6 @@ class _Op:
 
 #: Number of distinct sizes that one operator remembers for its gradients.
 _SEEN = 64
-
-
-def _sizes(
-    facts: Facts, values: Sequence[Any] | None, positions: Sequence[int]
-) -> tuple[Any, ...] | None:
-    """Return the sizes at the given positions, or None if one of them is unknown."""
-    try:
-        return tuple(size_of(facts, (values or ())[position]) for position in positions)
-    except (IndexError, ValueError):
-        return None
 
 
 def _bytes(facts: Facts, values: Sequence[Any] | None) -> int | None:

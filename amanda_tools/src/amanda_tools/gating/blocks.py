@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.activation import autodiff_enabled
+from amanda_core.engine.activation import autodiff_enabled
 from amanda_core.errors import ToolError
 from amanda_tools.gating.gates import Gating
 

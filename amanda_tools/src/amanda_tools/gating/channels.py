@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from amanda_core import OpContext
-from amanda_core.activation import autodiff_enabled
-from amanda_core.weak import Known
+from amanda_core.engine.activation import autodiff_enabled
+from amanda_core.runtime.weak import Known
 from amanda_tools.gating.gates import Gating
 
 __all__ = ["PruneChannels"]

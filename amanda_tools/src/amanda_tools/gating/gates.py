@@ -13,8 +13,8 @@ from typing import Any
 from amanda_core import OpContext
 from amanda_core.errors import ToolError
 from amanda_tools.gating.result import GatedOp, GatingResult
-from amanda_tools.learned_parameters import OptimizerJoin
-from amanda_tools.weight_tool import WeightTool
+from amanda_tools.kit.weights.learned_parameters import OptimizerJoin
+from amanda_tools.kit.weights.tool import WeightTool
 
 __all__ = ["Gating"]
 
@@ -127,7 +127,7 @@ class Gating(WeightTool):
         self._optimizers.taken = True
         return self._learned()
 
-    def bake(self) -> list[str]:
+    def bake(self, model: Any = None) -> list[str]:
         """Refuse: what the gates do depends on the input.
 
         Raises:

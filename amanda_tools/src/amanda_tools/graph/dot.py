@@ -8,9 +8,9 @@ from pathlib import Path
 
 from amanda_core.results import printable
 from amanda_tools.graph.model import Graph, Module, Op
-from amanda_tools.output.extras import program
-from amanda_tools.output.folders import write_text
-from amanda_tools.tensors.types import text_of
+from amanda_tools.kit.output.extras import program
+from amanda_tools.kit.output.folders import write_text
+from amanda_tools.kit.tensors.types import text_of
 
 __all__ = ["dot", "draw", "write"]
 

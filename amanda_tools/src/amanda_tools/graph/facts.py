@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.facts import Facts
-from amanda_tools.tensors.types import type_of
-from amanda_tools.tensors.values import facts_of
+from amanda_core.interface.facts import Facts
+from amanda_tools.kit.tensors.types import type_of
+from amanda_tools.kit.tensors.values import facts_of
 
 __all__ = ["arguments_of", "items_of", "program_of"]
 

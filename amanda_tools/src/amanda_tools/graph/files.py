@@ -14,10 +14,10 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from amanda_core import results
 from amanda_core.errors import ResultError
+from amanda_core.results import tables as results
 from amanda_tools.graph.model import Edge, Graph, Op, Source
-from amanda_tools.output.rendering import fields_of
+from amanda_tools.kit.output.rendering import fields_of
 
 __all__ = ["FORMAT", "from_json", "load", "to_json"]
 

@@ -10,9 +10,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from amanda_tools.graph.model import Edge, Graph, Node, Op
-from amanda_tools.page.composition import Parts, compose, part
-from amanda_tools.page.libraries import library
-from amanda_tools.tensors.types import Position, TensorType
+from amanda_tools.kit.page.composition import Parts, compose, part
+from amanda_tools.kit.page.libraries import library
+from amanda_tools.kit.tensors.types import Position, TensorType
 
 __all__ = ["PARTS", "page"]
 

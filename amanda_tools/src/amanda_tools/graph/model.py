@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures
-from amanda_tools.operators.entries import OpFacts, with_parents
-from amanda_tools.output.extras import require
-from amanda_tools.tensors.types import Position, TensorType
+from amanda_tools.kit.operators.entries import OpFacts, with_parents
+from amanda_tools.kit.output.extras import require
+from amanda_tools.kit.tensors.types import Position, TensorType
 
 __all__ = ["Edge", "Graph", "Module", "Node", "Op", "Source"]
 

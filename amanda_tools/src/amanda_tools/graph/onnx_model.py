@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from amanda_tools.graph.model import Edge, Graph, Op, Source
-from amanda_tools.output.extras import require
-from amanda_tools.output.folders import whole_file
-from amanda_tools.tensors.types import Position, TensorType
+from amanda_tools.kit.output.extras import require
+from amanda_tools.kit.output.folders import whole_file
+from amanda_tools.kit.tensors.types import Position, TensorType
 
 __all__ = ["DOMAIN", "model", "write", "write_both"]
 
@@ -57,54 +57,86 @@ def model(graph: Graph, backward: bool = False) -> Any:
     Raises:
         MissingExtraError: onnx is not installed.
     """
-    helper = require("onnx.helper", "onnx")
-    onnx = require("onnx", "onnx")
-    kept = {op.index for op in (*graph.ops, *(graph.backward_ops if backward else ()))}
-    calls = {source.index for source in graph.sources if source.kind == "call"}
-    edges = [e for e in graph.edges if not e.back and e.consumer in kept | calls]
-    kept |= {edge.producer for edge in edges if isinstance(graph.nodes[edge.producer], Source)}
-    edges = [edge for edge in edges if edge.producer in kept and edge.consumer in kept]
-    into: dict[int, list[Edge]] = {}
-    read: dict[int, set[int | None]] = {}
-    for edge in edges:
-        into.setdefault(edge.consumer, []).append(edge)
-        read.setdefault(edge.producer, set()).add(edge.output)
-    order = TopologicalSorter(
-        {node: [edge.producer for edge in into.get(node, ())] for node in sorted(kept)}
-    )
-    nodes: list[Any] = []
-    inputs: list[Any] = []
-    values: list[Any] = []
-    ends: list[Any] = []
-    for index in order.static_order():
-        node = graph.nodes[index]
-        taken = [_value(graph, edge.producer, edge.output) for edge in into.get(index, ())]
-        if isinstance(node, Source) and node.kind != "call":
-            info = _info(helper, onnx, _value(graph, index, 0), node.tensor)
-            if info is not None:
-                inputs.append(info)
-                continue
+    return _Model(graph, backward).made()
+
+
+class _Model:
+    """A graph as ONNX: what is kept of it, and the parts that are made of that so far."""
+
+    def __init__(self, graph: Graph, backward: bool) -> None:
+        self._graph = graph
+        self._helper = require("onnx.helper", "onnx")
+        self._onnx = require("onnx", "onnx")
+        kept = {op.index for op in (*graph.ops, *(graph.backward_ops if backward else ()))}
+        calls = {source.index for source in graph.sources if source.kind == "call"}
+        edges = [e for e in graph.edges if not e.back and e.consumer in kept | calls]
+        kept |= {edge.producer for edge in edges if isinstance(graph.nodes[edge.producer], Source)}
+        self._kept = kept
+        #: Consumer -> the edges into it, and producer -> the positions that are read.
+        self._into: dict[int, list[Edge]] = {}
+        self._read: dict[int, set[int | None]] = {}
+        for edge in edges:
+            if edge.producer in kept and edge.consumer in kept:
+                self._into.setdefault(edge.consumer, []).append(edge)
+                self._read.setdefault(edge.producer, set()).add(edge.output)
+        self._nodes: list[Any] = []
+        self._inputs: list[Any] = []
+        self._values: list[Any] = []
+        self._ends: list[Any] = []
+
+    def made(self) -> Any:
+        """Return the model."""
+        into = {n: [edge.producer for edge in self._into.get(n, ())] for n in sorted(self._kept)}
+        for index in TopologicalSorter(into).static_order():
+            node = self._graph.nodes[index]
+            if isinstance(node, Op) or not self._add_input(index, node):
+                self._add_node(index, node)
+        make, version = self._helper.make_graph, self._helper.make_opsetid
+        ends, values = self._ends, self._values
+        body = make(self._nodes, self._graph.namespace, self._inputs, ends, value_info=values)
+        return self._helper.make_model(
+            body,
+            producer_name="amanda",
+            opset_imports=[version(DOMAIN, 1), version("", 21)],
+            ir_version=10,
+        )
+
+    def _add_input(self, index: int, source: Source) -> bool:
+        """Add a source as an input of the model; return False if ONNX cannot describe it."""
+        info = None if source.kind == "call" else self._info(index, 0, source.tensor)
+        if info is not None:
+            self._inputs.append(info)
+        return info is not None
+
+    def _add_node(self, index: int, node: Op | Source) -> None:
+        """Add an operator, or another node that is none of the inputs, and its values."""
+        taken = [_value(self._graph, e.producer, e.output) for e in self._into.get(index, ())]
         types = dict(enumerate(node.outputs)) if isinstance(node, Op) else {}
-        positions = read.get(index, set()) | types.keys()
+        read = self._read.get(index, set())
         # Values that were written but not returned come last.
-        ordered = sorted(positions, key=lambda position: (position is None, position))
-        outputs = [_value(graph, index, position) for position in ordered]
+        ordered = sorted(read | types.keys(), key=lambda position: (position is None, position))
+        outputs = [_value(self._graph, index, position) for position in ordered]
         for position, tensor in types.items():
-            info = _info(helper, onnx, _value(graph, index, position), tensor)
+            info = self._info(index, position, tensor)
             if info is not None:
-                (values if position in read.get(index, ()) else ends).append(info)
-        name = node.type if isinstance(node, Op) else node.kind
-        made = helper.make_node(name, taken, outputs, name=node.name, domain=DOMAIN)
-        for key, value in _attributes(graph, node):
-            made.attribute.append(helper.make_attribute(key, value))
-        nodes.append(made)
-    body = helper.make_graph(nodes, graph.namespace, inputs, ends, value_info=values)
-    return helper.make_model(
-        body,
-        producer_name="amanda",
-        opset_imports=[helper.make_opsetid(DOMAIN, 1), helper.make_opsetid("", 21)],
-        ir_version=10,
-    )
+                (self._values if position in read else self._ends).append(info)
+        kind = node.type if isinstance(node, Op) else node.kind
+        made = self._helper.make_node(kind, taken, outputs, name=node.name, domain=DOMAIN)
+        for key, value in _attributes(self._graph, node):
+            made.attribute.append(self._helper.make_attribute(key, value))
+        self._nodes.append(made)
+
+    def _info(self, index: int, output: int | None, tensor: Position) -> Any:
+        """Return ONNX's description of a value, or None if ONNX cannot describe it."""
+        if not isinstance(tensor, TensorType) or tensor.shape is None:
+            return None
+        code = _CODES.get(tensor.dtype, tensor.dtype.upper())
+        kind = getattr(self._onnx.TensorProto, code, None)
+        if not isinstance(kind, int):
+            return None
+        shape = ["?" if size is None else size for size in tensor.shape]
+        name = _value(self._graph, index, output)
+        return self._helper.make_tensor_value_info(name, kind, shape)
 
 
 def _value(graph: Graph, index: int, output: int | None) -> str:
@@ -112,17 +144,6 @@ def _value(graph: Graph, index: int, output: int | None) -> str:
     if isinstance(node, Source) and node.kind != "call":
         return f"{node.name}:{index}"  # Names need not be unique.
     return f"{index}:{'written' if output is None else output}"
-
-
-def _info(helper: Any, onnx: Any, name: str, tensor: Position) -> Any:
-    """Return ONNX's description of a value, or None if ONNX cannot describe it."""
-    if not isinstance(tensor, TensorType) or tensor.shape is None:
-        return None
-    kind = getattr(onnx.TensorProto, _CODES.get(tensor.dtype, tensor.dtype.upper()), None)
-    if not isinstance(kind, int):
-        return None
-    shape = ["?" if size is None else size for size in tensor.shape]
-    return helper.make_tensor_value_info(name, kind, shape)
 
 
 #: Dtypes with another name in ONNX.

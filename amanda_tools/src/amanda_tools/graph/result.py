@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 from amanda_core.results import OpFigures, Table
 from amanda_tools.graph import dot, files, html, onnx_model, tensorboard_events, timeline
 from amanda_tools.graph.model import Graph, Op
-from amanda_tools.output import charts
-from amanda_tools.output.chrome import Span
-from amanda_tools.output.extras import program, require
-from amanda_tools.output.folders import create_folder, write_text
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.chrome import Span
+from amanda_tools.kit.output.extras import program, require
+from amanda_tools.kit.output.folders import create_folder, write_text
+from amanda_tools.kit.output.rendering import (
     dataframe,
     describe_overhead,
     format_count,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from amanda_core.facts import Facts
+from amanda_core.interface.facts import Facts
 from amanda_tools.graph.model import Edge, Graph, Op, Source
 from amanda_tools.graph.values import Origin, Port, SymbolicValues, Values
-from amanda_tools.tensors.types import TensorType, type_of
+from amanda_tools.kit.tensors.types import TensorType, type_of
 
 __all__ = ["SILENT", "Sources"]
 

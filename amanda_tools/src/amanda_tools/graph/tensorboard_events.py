@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from amanda_tools.graph.model import Graph, Node, Op
-from amanda_tools.output.extras import require
-from amanda_tools.output.folders import whole_file
-from amanda_tools.tensors.types import Position, TensorType
+from amanda_tools.kit.output.extras import require
+from amanda_tools.kit.output.folders import whole_file
+from amanda_tools.kit.tensors.types import Position, TensorType
 
 __all__ = ["graph_def", "write"]
 

@@ -1,7 +1,7 @@
 """Graphs as a trace file: when each operator ran, and which backward operator belongs to it.
 
-Matches forward and backward executions. The format is defined in `amanda_tools.output.chrome`, and
-a profiler provides the times.
+Matches forward and backward executions. `amanda_tools.kit.output.chrome` defines the format, and a
+profiler provides the times.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from amanda_core.errors import ResultError
 from amanda_tools.graph.model import Graph, Op
-from amanda_tools.output.chrome import Span, TraceFile
-from amanda_tools.tensors.types import text_of
+from amanda_tools.kit.output.chrome import Span, TraceFile
+from amanda_tools.kit.tensors.types import text_of
 
 __all__ = ["write"]
 
@@ -27,7 +27,7 @@ def write(graphs: Iterable[Graph], spans: Sequence[Span], path: Path) -> Path:
         path: The file.
 
     Returns:
-        The file that was written; see `amanda_tools.output.chrome.TraceFile.write`.
+        The file that was written; see `amanda_tools.kit.output.chrome.TraceFile.write`.
 
     Raises:
         ResultError: None of the spans belongs to an operator of the graphs.

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from amanda_core import OpContext
-from amanda_core.facts import Facts
+from amanda_core.interface.facts import Facts
 from amanda_tools.graph.facts import arguments_of, items_of, program_of
 from amanda_tools.graph.model import Edge, Graph, Op
 from amanda_tools.graph.result import Format, GraphResult, check
@@ -23,10 +23,10 @@ from amanda_tools.graph.values import (
     SymbolicValues,
     Values,
 )
-from amanda_tools.operators.tool import OperatorTool, is_eager
-from amanda_tools.operators.weights import WeightKeys
-from amanda_tools.tensors.types import position_of
-from amanda_tools.tensors.values import facts_of
+from amanda_tools.kit.operators.tool import OperatorTool, is_eager
+from amanda_tools.kit.operators.weights import WeightKeys
+from amanda_tools.kit.tensors.types import position_of
+from amanda_tools.kit.tensors.values import facts_of
 
 if TYPE_CHECKING:
     from amanda_tools.latency import Latency

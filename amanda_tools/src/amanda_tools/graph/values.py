@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from amanda_core.facts import Facts
-from amanda_core.weak import Known
-from amanda_tools.tensors.values import UNKNOWN
+from amanda_core.interface.facts import Facts
+from amanda_core.runtime.weak import Known
+from amanda_tools.kit.tensors.values import UNKNOWN
 
 __all__ = [
     "EagerValues",

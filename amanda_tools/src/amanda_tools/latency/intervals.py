@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from amanda_tools.operators.entries import with_parents
+from amanda_tools.kit.operators.entries import with_parents
 
 __all__ = ["Between", "Interval", "Overlapping", "Stack"]
 

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.latency.kernels import Kernel
-from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp, Times, quantiles
-from amanda_tools.operators.entries import with_parents
-from amanda_tools.operators.sums import Summed
-from amanda_tools.output import charts
-from amanda_tools.output.chrome import Span, TraceFile
-from amanda_tools.output.folders import create_folder
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.operators.entries import with_parents
+from amanda_tools.kit.operators.sums import OUTSIDE, Summed
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.chrome import Span, TraceFile
+from amanda_tools.kit.output.folders import create_folder
+from amanda_tools.kit.output.rendering import (
     dataframe,
     fields_of,
     format_count,
@@ -23,6 +21,8 @@ from amanda_tools.output.rendering import (
     render_html,
     render_json,
 )
+from amanda_tools.latency.kernels import Kernel
+from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp, Times, quantiles
 
 __all__ = ["LatencyResult"]
 
@@ -102,6 +102,14 @@ class LatencyResult(Summed[Times]):
             for path in with_parents(module):
                 sums.setdefault(path, Times()).between += time
         return sums
+
+    def figures(self) -> dict[str, float | None]:
+        """Return the times of a step, in seconds."""
+        steps = [step for step in self.counted if step.ended] or self.counted
+        if not any(step.wall for step in steps):
+            return {}
+        middle, last, _ = quantiles(step.wall for step in steps)
+        return {"step_median": middle / 1e9, "step_p95": last / 1e9}
 
     def op_figures(self) -> Iterator[OpFigures]:
         """Yield the times of each operator, in seconds, in the form in which tools share them."""
@@ -282,7 +290,7 @@ class LatencyResult(Summed[Times]):
         Raises:
             ImportError: tensorboard is not installed.
         """
-        from amanda_tools.output.scalars import write_scalars
+        from amanda_tools.kit.output.scalars import write_scalars
 
         rows = [("step/wall_ms", s.number, s.wall / 1e6) for s in self.steps]
         rows += [("step/ops_ms", s.number, s.ops / 1e6) for s in self.steps]
@@ -302,7 +310,12 @@ class LatencyResult(Summed[Times]):
             ops = sum(step.ops for step in steps)
             count = format_count(len(steps), "step")
             parts.append(f"{ops / wall:.1%} of {wall / 1e6:.3f} ms in {count}")
-            parts.append(f"{sum(step.rest for step in steps) / wall:.1%} between operators")
+            rest = sum(step.rest for step in steps)
+            parts.append(
+                f"{rest / wall:.1%} between operators"
+                if rest >= 0
+                else f"those of {len(self.threads)} threads ran at once"
+            )
             if len(steps) > 1:
                 middle, last, spread = (t / 1e6 for t in quantiles(s.wall for s in steps))
                 parts.append(f"a step: median {middle:.3f} ms, p95 {last:.3f}, spread {spread:.3f}")
@@ -332,9 +345,11 @@ class LatencyResult(Summed[Times]):
         if not self.wall:
             return rows
         overlap = self.total.self - sum(step.ops for step in self.counted)
+        rest = sum(step.rest for step in self.counted)
         apart = {
             "(all)": self.wall,
-            "(between operators)": sum(step.rest for step in self.counted),
+            # Operators of several threads may take longer together than the steps.
+            "(between operators)" if rest >= 0 else "(threads at once)": rest,
             "(profiler)": sum(step.tool for step in self.counted),
             **self._driver_row(),
             # Operators of graphs run concurrently, so together they take less time.
@@ -352,12 +367,10 @@ class LatencyResult(Summed[Times]):
         return {"(driver, to call it)": time} if self.plain is not None else {}
 
     def _with_outside(self, sums: dict[str, Times]) -> dict[str, Times]:
-        """Add the sum of operators that are in no module, such as those of an optimizer."""
-        if len(sums) == 1:
-            return sums
-        outside = self._sum_of([op for op in self.ops if not op.module])
-        outside.between = self.between.get("", 0)
-        return {**sums, "(no module)": outside}
+        """Add the time between operators to the sum of those that are in no module."""
+        if OUTSIDE in sums:
+            sums[OUTSIDE].between = self.between.get("", 0)
+        return sums
 
     def _device_columns(self) -> tuple[str, ...]:
         timed = ["device ms"] if self._is_on_device() else []

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from amanda_tools.operators.entries import EitherWayOp
+from amanda_tools.kit.operators.entries import EitherWayOp
 
 __all__ = ["Samples", "StepTime", "ThreadTime", "TimedOp", "Times", "quantiles"]
 

@@ -1,7 +1,8 @@
 """`Latency`: time each operator, forward and backward, on the CPU and on a device.
 
 Decides what is timed when. Nested and overlapping times are computed in `intervals`, devices are
-timed in `device_events` and `kernels`, and the result is in `result`.
+timed in `device_events` and `kernels`, and the result is in `result`. One class of over 600 lines,
+a third of them documentation: nearly every method changes the state of the step that is timed.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from amanda_core import OpContext
-from amanda_core.action import Routine
-from amanda_core.marks import Marks
-from amanda_core.selection import Selection, select
+from amanda_core.driver_kit.marks import Marks
+from amanda_core.engine.action import Routine
+from amanda_core.engine.selection import Selection, select
+from amanda_tools.kit.operators.tool import OperatorTool, is_eager
+from amanda_tools.kit.output.chrome import Span
+from amanda_tools.kit.output.rendering import format_count
+from amanda_tools.kit.tensors.types import dtype_of
+from amanda_tools.kit.tensors.values import facts_of, tensors_in
 from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, Pair
 from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
 from amanda_tools.latency.kernels import Kernel, Kernels
 from amanda_tools.latency.result import LatencyResult
 from amanda_tools.latency.times import Samples, StepTime, ThreadTime, TimedOp
-from amanda_tools.operators.tool import OperatorTool, is_eager
-from amanda_tools.output.chrome import Span
-from amanda_tools.output.rendering import format_count
-from amanda_tools.tensors.types import dtype_of
-from amanda_tools.tensors.values import facts_of, tensors_in
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,6 +64,8 @@ class Latency(OperatorTool["_Op"]):
     events: ClassVar[type[Events]] = CudaEvents
     #: PyTorch device types that run asynchronously and have events.
     asynchronous: ClassVar[frozenset[str]] = frozenset({"cuda"})
+
+    figures = dict.fromkeys(("step_median", "step_p95"), "s")
 
     def __init__(
         self,
@@ -270,24 +273,10 @@ class Latency(OperatorTool["_Op"]):
             if warm is not None:
                 for step in steps:
                     step.warm_up = False
-            numbers: dict[int, int] = {}
-            ops: list[TimedOp] = []
-            for op in self._ops.values():
-                facts = op.summary(with_warm_up=warm is not None)
-                if facts.calls or facts.unfinished:
-                    numbers[op.number] = len(ops)
-                    ops.append(facts)
-            kernels = [
-                k._replace(op=numbers.get(-1 if k.op is None else k.op)) for k in self._found
-            ]
-            for kernel in kernels:
-                if kernel.op is not None:
-                    ops[kernel.op].kernels += 1
-                    ops[kernel.op].kernel_time += kernel.duration
-            between = self._between.times
+            ops, kernels = self._timed_ops(warm is not None)
             threads = [thread.summary(warm is not None) for thread in self._threads.values()]
             threads = [thread for thread in threads if thread.calls]
-            busy, total = self._graph.busy, self._graph.total
+            between, busy, total = self._between.times, self._graph.busy, self._graph.total
             if warm is not None:
                 between = _added(between, warm.between)
                 busy, total = busy + warm.busy, total + warm.total
@@ -296,9 +285,7 @@ class Latency(OperatorTool["_Op"]):
             if plain is not None:
                 if len(threads) == 1 and not total:  # Those of several threads may overlap.
                     _subtract_inside(ops, steps, threads[0], max(self._plain))
-                for step in steps:
-                    cost = step.wall - step.tool - plain
-                    step.driver += max(0, min(step.rest, cost - step.driver))
+                _charge_driver(steps, plain)
             return LatencyResult(
                 ops,
                 steps,
@@ -314,6 +301,22 @@ class Latency(OperatorTool["_Op"]):
                 dict(between),
                 plain,
             )
+
+    def _timed_ops(self, with_warm_up: bool) -> tuple[list[TimedOp], list[Kernel]]:
+        """Return the operators that were timed, and the kernels with the places of these."""
+        places: dict[int, int] = {}
+        ops: list[TimedOp] = []
+        for op in self._ops.values():
+            facts = op.summary(with_warm_up=with_warm_up)
+            if facts.calls or facts.unfinished:
+                places[op.number] = len(ops)
+                ops.append(facts)
+        kernels = [k._replace(op=places.get(-1 if k.op is None else k.op)) for k in self._found]
+        for kernel in kernels:
+            if kernel.op is not None:
+                ops[kernel.op].kernels += 1
+                ops[kernel.op].kernel_time += kernel.duration
+        return ops, kernels
 
     def _end_warm_up(self, number: int) -> None:
         """Begin new accounts if the step that has ended is the last one of the warm-up."""
@@ -500,6 +503,13 @@ class _WarmUp(NamedTuple):
 
 def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {path: one.get(path, 0) + other.get(path, 0) for path in (*one, *other)}
+
+
+def _charge_driver(steps: Sequence[StepTime], plain: int) -> None:
+    """Count what steps took more than a plain one as time of the driver."""
+    for step in steps:
+        cost = step.wall - step.tool - plain
+        step.driver += max(0, min(step.rest, cost - step.driver))
 
 
 def _subtract_inside(

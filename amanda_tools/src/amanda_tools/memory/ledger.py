@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from amanda_core.facts import Storage
+from amanda_core.interface.facts import Storage
 
 __all__ = ["Ledger"]
 

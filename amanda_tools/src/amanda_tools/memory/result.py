@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.memory.areas import Areas
-from amanda_tools.operators.entries import EitherWayOp
-from amanda_tools.operators.sums import Summed
-from amanda_tools.output import charts
-from amanda_tools.output.chrome import TraceFile
-from amanda_tools.output.folders import create_folder
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.operators.entries import EitherWayOp
+from amanda_tools.kit.operators.sums import Summed
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.chrome import TraceFile
+from amanda_tools.kit.output.folders import create_folder
+from amanda_tools.kit.output.rendering import (
     dataframe,
     describe_overhead,
     fields_of,
@@ -25,6 +24,7 @@ from amanda_tools.output.rendering import (
     render_html,
     render_json,
 )
+from amanda_tools.memory.areas import Areas
 
 __all__ = ["AllocatingOp", "MemoryResult", "Moment", "StepMemory", "Sum"]
 
@@ -168,6 +168,12 @@ class MemoryResult(Summed[Sum]):
         """Return the bytes of all buffers that operators allocated."""
         return sum(op.allocated for op in self.ops)
 
+    def figures(self) -> dict[str, float | None]:
+        """Return the sizes in bytes; none where only operators of graphs ran."""
+        if self.total.graph_calls and not self.allocated:
+            return {}
+        return {"peak": self.peak, "live": self.live, "allocated": self.allocated}
+
     def op_figures(self) -> Iterator[OpFigures]:
         """Yield the bytes of each operator in the form in which tools share them."""
         for op in self.ops:
@@ -214,8 +220,6 @@ class MemoryResult(Summed[Sum]):
         sums = self._sums(by, depth)
         if sums is None:
             raise ValueError(f"by must be module, type, op or step, but is {by!r}")
-        if by == "module" and len(sums) > 1:
-            sums["(no module)"] = self._sum_of([op for op in self.ops if not op.module])
         columns = (by, "calls", "allocated B", "at peak B", "live now B")
         rows = [
             (

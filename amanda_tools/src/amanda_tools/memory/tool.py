@@ -13,14 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.facts import Facts, NotReadableError, Storage
-from amanda_core.weak import Ref
+from amanda_core.interface.facts import Facts, NotReadableError, Storage
+from amanda_core.runtime.weak import Ref
+from amanda_tools.kit.operators.tool import OperatorTool, is_eager
+from amanda_tools.kit.tensors.values import facts_of, tensors_in
 from amanda_tools.memory.areas import Change, areas
 from amanda_tools.memory.ledger import Ledger
 from amanda_tools.memory.result import AllocatingOp, MemoryResult, Moment, StepMemory
 from amanda_tools.memory.saved import next_sequence_number, saved_tensors
-from amanda_tools.operators.tool import OperatorTool, is_eager
-from amanda_tools.tensors.values import facts_of, tensors_in
 
 __all__ = ["Memory"]
 
@@ -54,6 +54,8 @@ class Memory(OperatorTool["_Op"]):
     """
 
     needs = ("ordered", "facts")
+
+    figures = dict.fromkeys(("peak", "live", "allocated"), "B")
 
     def __init__(
         self, backward: bool = True, everything: bool = True, limit: int = 100_000

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.facts import Facts, NotReadableError
-from amanda_tools.operators.entries import OpFacts
-from amanda_tools.operators.weights import WeightKeys
-from amanda_tools.tensors.statistics import statistics_of
-from amanda_tools.tensors.values import facts_of, host, tensors_in
+from amanda_core.interface.facts import Facts, NotReadableError
+from amanda_tools.kit.operators.entries import OpFacts
+from amanda_tools.kit.operators.weights import WeightKeys
+from amanda_tools.kit.tensors.statistics import statistics_of
+from amanda_tools.kit.tensors.values import facts_of, host, tensors_in
 
 __all__ = ["GradientNorms", "Norms"]
 

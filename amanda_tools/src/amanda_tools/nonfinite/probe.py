@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.facts import Facts
-from amanda_tools.tensors.types import is_floating
-from amanda_tools.tensors.values import facts_of, host
-from amanda_tools.tensors.values import numbers as decoded
+from amanda_core.interface.facts import Facts
+from amanda_tools.kit.tensors.types import is_floating
+from amanda_tools.kit.tensors.values import facts_of, host, numbers as decoded
 
 __all__ = ["INF", "NAN", "Pending", "Probe", "probe_of", "resolve"]
 
@@ -161,7 +160,7 @@ class _TorchProbe(Probe):
     def _real(self, value: Any) -> Any:
         if self._is_without_data(value):
             raise NotImplementedError("a tensor without values")
-        return _real(value)
+        return _real(self.facts.local(value))
 
     def _look(self, value: Any, separate: bool) -> int:
         values = self._real(value)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.facts import Facts
-from amanda_core.weak import Ref, weakly
+from amanda_core.interface.facts import Facts
+from amanda_core.runtime.weak import Ref, weakly
+from amanda_tools.kit.operators.entries import OpFacts, key_of
+from amanda_tools.kit.operators.tool import is_eager
+from amanda_tools.kit.tensors.statistics import statistics_of
+from amanda_tools.kit.tensors.values import NotReadableError, host, numbers
 from amanda_tools.nonfinite.probe import Pending, probe_of
 from amanda_tools.nonfinite.result import Looked, Origin
-from amanda_tools.operators.entries import OpFacts, key_of
-from amanda_tools.operators.tool import is_eager
-from amanda_tools.tensors.statistics import statistics_of
-from amanda_tools.tensors.values import NotReadableError, host, numbers
 
 __all__ = [
     "Entered",

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.nonfinite.norms import Norms
-from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output import charts
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.operators.entries import OpFacts
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.rendering import (
     dataframe,
     describe_overhead,
     fields_of,
@@ -21,7 +20,8 @@ from amanda_tools.output.rendering import (
     render_html,
     render_json,
 )
-from amanda_tools.tensors.statistics import Statistics
+from amanda_tools.kit.tensors.statistics import Statistics
+from amanda_tools.nonfinite.norms import Norms
 
 __all__ = ["Fault", "Looked", "NonFiniteResult", "Origin"]
 
@@ -132,6 +132,10 @@ class NonFiniteResult:
     def first(self) -> Fault | None:
         """Return the first fault, or None."""
         return self.faults[0] if self.faults else None
+
+    def figures(self) -> dict[str, float | None]:
+        """Return how many faults were found, and in how many executions."""
+        return {"count": len(self.faults), "checked": self.checked}
 
     def op_figures(self) -> Iterator[OpFigures]:
         """Yield the fault of each operator in the form in which tools share them."""

@@ -7,16 +7,19 @@ holds what is needed meanwhile, and the result is in `result`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from amanda_core import OpContext
-from amanda_core.selection import select
-from amanda_core.threads import WeakGroup
-from amanda_core.vocabulary import backward_type_of
-from amanda_core.warning_locations import warn
-from amanda_core.weak import Known, Witness, add_holder, strongly
+from amanda_core.engine.selection import select
+from amanda_core.interface.vocabulary import backward_type_of
+from amanda_core.runtime.threads import WeakGroup
+from amanda_core.runtime.warning_locations import warn
+from amanda_core.runtime.weak import Known, Witness, add_holder, strongly
+from amanda_tools.kit.operators.entries import REARRANGING, key_of
+from amanda_tools.kit.operators.tool import OperatorTool
+from amanda_tools.kit.tensors.values import need_numpy
 from amanda_tools.nonfinite.norms import GradientNorms
 from amanda_tools.nonfinite.probe import (
     INF,
@@ -36,9 +39,6 @@ from amanda_tools.nonfinite.record import (
     weak_reference,
 )
 from amanda_tools.nonfinite.result import Fault, NonFiniteResult, Origin
-from amanda_tools.operators.entries import REARRANGING, key_of
-from amanda_tools.operators.tool import OperatorTool
-from amanda_tools.tensors.values import need_numpy
 
 __all__ = ["NonFinite", "NonFiniteError"]
 
@@ -89,6 +89,8 @@ class NonFinite(OperatorTool[Op]):
 
     >>> tool = NonFinite(what="nan", action="raise")
     """
+
+    figures: ClassVar[Mapping[str, str]] = {"count": "", "checked": ""}
 
     def __init__(
         self,
@@ -326,7 +328,7 @@ class NonFinite(OperatorTool[Op]):
     def let_go(self, kind: type, witness: Witness) -> None:
         """Drop references to parameters and data while no tool is applied.
 
-        See `amanda_core.weak`.
+        See `amanda_core.runtime.weak`.
         """
         with self._lock:
             for execution in self._waiting:

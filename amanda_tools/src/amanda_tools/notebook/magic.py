@@ -9,10 +9,10 @@ import ast
 import shlex
 from typing import Any
 
-from amanda_core.activation import apply
+from amanda_core.engine.activation import apply
 from amanda_core.results import Result
-from amanda_tools.output.named_tools import named_tools, results_of
-from amanda_tools.output.rendering import render_result
+from amanda_tools.kit.output.named_tools import named_tools, results_of
+from amanda_tools.kit.output.rendering import render_result
 
 __all__ = ["load_ipython_extension"]
 

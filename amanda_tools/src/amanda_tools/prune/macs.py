@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from amanda_core import OpContext
 from amanda_tools.flops.formulas import Formula, formula_of
+from amanda_tools.kit.tensors.types import size_of
+from amanda_tools.kit.tensors.values import facts_of
 from amanda_tools.prune.reads import PRODUCTS
 from amanda_tools.prune.result import PrunedWeight
-from amanda_tools.tensors.types import size_of
-from amanda_tools.tensors.values import facts_of
 
 __all__ = ["MacCount"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from amanda_core.action import staged
+from amanda_core.engine.action import staged
 from amanda_core.weights.reads import Weight
 
 __all__ = [

@@ -1,7 +1,8 @@
 """`Pruning`: the base of tools that multiply weights by masks, on every backend.
 
 Owns how masks are kept and applied to what operators read. `reads` says which weights are pruned,
-and `scores` makes masks. The routine only multiplies, which all tensors can.
+and `scores` makes masks. The routine only multiplies, which all tensors can. A little over
+400 lines: one class.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.activation import autodiff_enabled
-from amanda_core.facts import NotReadableError
+from amanda_core.engine.activation import autodiff_enabled
+from amanda_core.interface.facts import NotReadableError
 from amanda_core.weights.reads import Weight
 from amanda_core.weights.state import WeightState
-from amanda_tools.operators.clock import Clock
+from amanda_tools.kit.operators.clock import Clock
+from amanda_tools.kit.tensors.types import size_of
+from amanda_tools.kit.tensors.values import facts_of
+from amanda_tools.kit.weights.copies import Copies
+from amanda_tools.kit.weights.coverage import UnreachedWeight, WeightCoverage
+from amanda_tools.kit.weights.tool import Edit, WeightTool
+from amanda_tools.kit.weights.writes import Watch
 from amanda_tools.prune.macs import MacCount
 from amanda_tools.prune.masks import multiply, multiply_items, torch_masked, torch_multiply
 from amanda_tools.prune.order import AXES, Order, array_of, order_of
@@ -33,12 +40,6 @@ from amanda_tools.prune.reads import (
     weight_of,
 )
 from amanda_tools.prune.result import PrunedWeight, PruneResult
-from amanda_tools.tensors.types import size_of
-from amanda_tools.tensors.values import facts_of
-from amanda_tools.weight_copies import Copies
-from amanda_tools.weight_coverage import UnreachedWeight, WeightCoverage
-from amanda_tools.weight_tool import Edit, WeightTool
-from amanda_tools.weight_writes import Watch
 
 __all__ = ["Pruning"]
 
@@ -63,6 +64,7 @@ class Pruning(WeightTool):
 
     #: Name of the tool in its results.
     name = "prune"
+    words = ("pruned", "unpruned")
 
     def __init__(self, sparsity: float, gradients: bool = True, embeddings: bool = False) -> None:
         super().__init__()
@@ -76,7 +78,7 @@ class Pruning(WeightTool):
         self._copies = Copies()
         self._skipped: dict[str, None] = {}
         self._notes: list[str] = []
-        self._coverage = WeightCoverage()
+        self._coverage = WeightCoverage(self)
         #: Keys of the weights that are masked where they are copied.
         self._masked_copies: set[str] = set()
         #: Owner, or operator, -> the weight that is pruned.
@@ -174,7 +176,7 @@ class Pruning(WeightTool):
 
     def _refused(self, context: OpContext, weight: Weight) -> str:
         order = order_of(context, weight)
-        return self.refuses(tuple(weight.shape[axis] for axis in order.axes), order)
+        return self.refuses(order.shape(weight.shape), order)
 
     def _prune(self, context: OpContext, chosen: Mapping[int | tuple[int, int], Weight]) -> None:
         places: dict[int, dict[int | None, Weight]] = {}
@@ -199,9 +201,10 @@ class Pruning(WeightTool):
             # derivative of the product masks it. So it does for an item of a list, whose gradient
             # has no position of its own.
             derived = self.gradients and (varies or None not in weights)
+            derived = derived and context.supports("autodiff")
             with autodiff_enabled() if derived else nullcontext():
                 self._insert(context, position, weights, varies)
-            if self.gradients and not derived:
+            if self.gradients and not derived and self.sees_gradients(context, "not masked"):
                 mask = self.masks.get(weights[None], _unknown)
                 part = context.get(PART, lambda mask, weight: mask)
                 context.insert_after_backward_op(
@@ -312,12 +315,19 @@ class Pruning(WeightTool):
                 row.pruned = int(loaded.size - (loaded != 0).sum())
                 return facts_of(context).cast(loaded, parameter)
             with self._clock:
-                new, row.pruned = self.mask(
+                new, row.pruned = self._decided(
                     context, parameter, order_of(context, weight), weight.owner
                 )
             return new
 
         return mask
+
+    def _decided(self, context: OpContext, weight: Any, order: Order, key: str) -> tuple[Any, int]:
+        """Return the mask of a weight, which is decided once where processes hold parts of it."""
+        facts = facts_of(context)
+        whole = facts.whole(weight)
+        mask, pruned = self.mask(context, whole, order, key)
+        return (mask if whole is weight else facts.cast(mask, weight)), pruned
 
     def _prune_by_op(self, context: OpContext) -> None:
         """Prune the weight of an operator that is not known to be a parameter, by this operator."""
@@ -340,7 +350,7 @@ class Pruning(WeightTool):
         rest = [axis for axis in range(len(shape)) if axis not in axes]
         kernel = context["type"].startswith("conv")
         order = Order([*rest, *axes], 0, not rest, kernel)
-        reason = self.refuses(tuple(shape[axis] for axis in order.axes), order)
+        reason = self.refuses(order.shape(shape), order)
         if reason:
             self._note(f"{context.name} is not pruned: {reason}")
             return
@@ -354,7 +364,7 @@ class Pruning(WeightTool):
                     row.pruned = int(loaded.size - (loaded != 0).sum())
                     mask = facts.cast(loaded, weight)
                 else:
-                    mask, row.pruned = self.mask(context, weight, order, key)
+                    mask, row.pruned = self._decided(context, weight, order, key)
                     self.by_op[key] = array_of(context, mask) != 0
         except NotReadableError as error:
             self._note(f"{context.name} is not pruned: {error}")
@@ -362,8 +372,15 @@ class Pruning(WeightTool):
         self._rows[key] = row
         self._macs.expect(context, {key: 1.0})
         context.insert_before_op(multiply, inputs=[position], mask=mask)
-        if self.gradients:
+        if self.gradients and self.sees_gradients(context, "not masked"):
             context.insert_after_backward_op(multiply, grad_inputs=[position], mask=mask)
+
+    def sees_gradients(self, context: OpContext, otherwise: str) -> bool:
+        """Return True if gradients of inputs can be edited; note what happens otherwise."""
+        if context.supports("aligned_gradients"):
+            return True
+        self._note(f"gradients are {otherwise} on {context.namespace}, which does not show them")
+        return False
 
     def check_kept(self, name: str, kept: Any, shape: tuple[int, ...]) -> str:
         """Return why an array is not a mask for a parameter of a shape, or an empty string."""

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.facts import DENSE, SYMBOLIC
+from amanda_core.interface.facts import DENSE, SYMBOLIC
 from amanda_core.weights.reads import Weight
-from amanda_tools.mapping import MappingTool
+from amanda_tools.kit.mapping import MappingTool
+from amanda_tools.kit.tensors.types import size_of
+from amanda_tools.kit.tensors.values import facts_of
+from amanda_tools.kit.weights.copies import COPYING, Copies
 from amanda_tools.prune.masks import torch_keeps, torch_part
-from amanda_tools.tensors.types import size_of
-from amanda_tools.tensors.values import facts_of
-from amanda_tools.weight_copies import COPYING, Copies
 
 __all__ = [
     "COPIES",

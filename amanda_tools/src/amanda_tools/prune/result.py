@@ -12,8 +12,8 @@ from typing import Any
 
 from amanda_core import OpContext
 from amanda_core.results import Table
-from amanda_tools.output import charts
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.rendering import (
     dataframe,
     fields_of,
     format_count,
@@ -21,7 +21,7 @@ from amanda_tools.output.rendering import (
     render_html,
     render_json,
 )
-from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage, list_weights
+from amanda_tools.kit.weights.coverage import UnreachedWeight, describe_coverage, list_weights
 
 __all__ = ["PruneResult", "PrunedWeight"]
 

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from amanda_core import OpContext
-from amanda_core.calls import Call
-from amanda_core.facts import Facts
+from amanda_core.engine.calls import Call
+from amanda_core.errors import ToolError
+from amanda_core.interface.facts import Facts
 from amanda_core.weights.reads import Weight
+from amanda_tools.kit.tensors.values import facts_of, need_numpy
 from amanda_tools.prune.order import Order, array_of, axes_of, inverse_of, numbers_of
 from amanda_tools.prune.pruning import Pruning
-from amanda_tools.tensors.values import facts_of, need_numpy
 
 __all__ = ["Score", "ScoredPruning", "check_choice"]
 
@@ -64,9 +65,9 @@ class ScoredPruning(Pruning):
         if self.waits or type(self).mask is ScoredPruning.mask:
             need_numpy()
         self._step = 0
-        #: Weight -> its magnitudes in the last analysis with the order of their axes, its gradient
-        #: since then, and the mask that was made.
-        self._seen: dict[str, tuple[Any, Order]] = {}
+        #: Weight -> its magnitudes in the last analysis, the order of their axes, and its shape.
+        #: Its gradient since then, and the mask that was made.
+        self._seen: dict[str, tuple[Any, Order, tuple[int, ...]]] = {}
         self._gradients: dict[str, Any] = {}
         self._ready: dict[str, Any] = {}
         self._unsettled = False
@@ -110,11 +111,11 @@ class ScoredPruning(Pruning):
         if self.waits:
             ready = self._ready.get(key)
             kept = np.ones(array.shape, bool) if ready is None else ready
-            self._seen[key] = np.abs(array * kept).transpose(order.axes), order
+            self._seen[key] = order.arrange(np.abs(array * kept)), order, array.shape
             self._unsettled |= ready is None
         else:
-            kept = self.decide({key: np.abs(array).transpose(order.axes)}, {key: order})[key]
-            kept = kept.transpose(inverse_of(order.axes))
+            kept = self.decide({key: order.arrange(np.abs(array))}, {key: order})[key]
+            kept = order.restore(kept, array.shape)
         return facts_of(context).cast(kept, tensor), int(kept.size - kept.sum())
 
     def forget(self, owner: str) -> None:
@@ -124,12 +125,23 @@ class ScoredPruning(Pruning):
         self._ready.pop(owner, None)
         self._gradients.pop(owner, None)
 
+    def _refused(self, context: OpContext, weight: Weight) -> str:
+        if self.score != "magnitude" and not self.sees_gradients(context, "not known"):
+            return "its score needs gradients"
+        return super()._refused(context, weight)
+
     def insert(
         self, context: OpContext, position: int, weights: Mapping[int | None, Weight]
     ) -> bool:
         """Look at the gradient of a weight, if scores depend on it."""
         if self.score == "magnitude":
             return False
+        if (processes := facts_of(context).processes()) > 1:
+            raise ToolError(
+                f"Each of {processes} processes would choose masks by gradients of its own data",
+                where=context.where,
+                fix="Make and save the masks in one process, or use score='magnitude'",
+            )
         weight, axes = weights.get(None), [None]  # type: Weight | None, list[int | None]
         if weight is not None and weight.exact and not weight.varies:
             whole = all(index == slice(None) for index in weight.region)
@@ -151,7 +163,7 @@ class ScoredPruning(Pruning):
     def add_gradient(self, gradient: Any, facts: Facts, key: str, axes: list[int]) -> None:
         """Add to the gradient of a weight, if masks are made in this step."""
         if gradient is not None and (self._unsettled or self._changes(self._step + 1)):
-            array = numbers_of(facts, gradient).transpose(inverse_of(axes))
+            array = numbers_of(facts, facts.whole(gradient)).transpose(inverse_of(axes))
             self._gradients[key] = self._gradients.get(key, 0) + array
 
     def progress(self) -> dict[str, Any]:
@@ -192,20 +204,20 @@ class ScoredPruning(Pruning):
         for owner in [key for key, one in self._weights.items() if one.parameter is None]:
             self.forget(owner)
         with self._clock:
-            orders = {key: order for key, (_, order) in self._seen.items()}
+            orders = {key: order for key, (_, order, _) in self._seen.items()}
             scores = {key: self._scores(key) for key in self._seen}
             known = {key: values for key, values in scores.items() if values is not None}
             for key, kept in self.decide(known, orders).items():
-                self._ready[key] = kept.transpose(inverse_of(orders[key].axes)).copy()
+                self._ready[key] = orders[key].restore(kept, self._seen[key][2]).copy()
         self.renew()
 
     def _scores(self, key: str) -> Any:
-        magnitudes, order = self._seen[key]
+        magnitudes, order, shape = self._seen[key]
         if self.score == "magnitude":
             return magnitudes
         gradient = self._gradients.get(key)
         if gradient is not None:
-            return (magnitudes * gradient.transpose(order.axes)) ** 2
-        self._ready[key] = (magnitudes == magnitudes).transpose(inverse_of(order.axes))
+            return (magnitudes * order.arrange(gradient)) ** 2
+        self._ready[key] = order.restore(magnitudes == magnitudes, shape)
         self._note(f"{key.partition(':')[2] or key} had no gradient, so it is not pruned")
         return None

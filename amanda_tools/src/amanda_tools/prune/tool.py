@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from amanda_core import OpContext
-from amanda_tools.mapping import MappingTool
+from amanda_tools.kit.mapping import MappingTool
+from amanda_tools.kit.tensors.values import facts_of
 from amanda_tools.prune.masks import numpy_mask, torch_mask
 from amanda_tools.prune.order import Order, array_of
 from amanda_tools.prune.scores import Score, ScoredPruning, check_choice
-from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Prune", "Scope"]
 

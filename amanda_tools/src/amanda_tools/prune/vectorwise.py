@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from amanda_core import OpContext
-from amanda_core.facts import Facts
+from amanda_core.interface.facts import Facts
 from amanda_core.weights.reads import Weight
-from amanda_tools.prune.order import Order, axes_of, inverse_of, numbers_of, order_of
+from amanda_tools.kit.tensors.values import facts_of
+from amanda_tools.kit.weights.tool import Edit
+from amanda_tools.prune.order import Order, axes_of, numbers_of, order_of
 from amanda_tools.prune.scores import Score, ScoredPruning, check_choice
-from amanda_tools.tensors.values import facts_of
-from amanda_tools.weight_tool import Edit
 
 __all__ = ["PruneNM"]
 
@@ -105,6 +105,8 @@ class PruneNM(ScoredPruning):
             return super().insert(context, position, weights)
         weight = weights.get(None)
         arranged = None if weight is None else self._arrangement(context, weight)
+        if facts_of(context).placement(context.value(position)) is not None:
+            arranged = None  # A group may be split between processes.
         if weight is None or arranged is None:
             for each in weights.values():
                 self.unreach(each, "a part that SR-STE cannot edit")
@@ -116,10 +118,11 @@ class PruneNM(ScoredPruning):
             self.sparsify,
             inputs=[position],
             facts=facts,
-            order=order._replace(axes=arranged),
+            order=arranged,
             pruned=pruned,
         )
-        context.insert_after_backward_op(self.regularize, grad_inputs=[position], pruned=pruned)
+        if self.sees_gradients(context, "without the decay of pruned weights"):
+            context.insert_after_backward_op(self.regularize, grad_inputs=[position], pruned=pruned)
         return True
 
     def sparsify(self, value: Any, facts: Facts, order: Order, pruned: dict[str, Any]) -> Any:
@@ -145,15 +148,20 @@ class PruneNM(ScoredPruning):
         return edit
 
     def _kept(self, array: Any, order: Order) -> Any:
-        scores = {"": abs(array).transpose(order.axes)}
-        return self.decide(scores, {"": order})[""].transpose(inverse_of(order.axes))
+        kept = self.decide({"": order.arrange(abs(array))}, {"": order})[""]
+        return order.restore(kept, array.shape)
 
-    def _arrangement(self, context: OpContext, weight: Weight) -> list[int] | None:
-        """Return the axes of the input in the order of the rule, or None if groups are cut."""
+    def _arrangement(self, context: OpContext, weight: Weight) -> Order | None:
+        """Return how the axes of the input are arranged, or None if groups are cut."""
         order = order_of(context, weight)
-        inner = order.axes[1 if order.kernel else -1]
-        cut = inner < len(weight.region) and weight.region[inner] != slice(None)
+        first = order.batch + order.outputs
+        cut = any(
+            axis < len(weight.region) and weight.region[axis] != slice(None)
+            for axis in order.axes[first : first + order.inputs]
+        )
         axes = axes_of(weight)
         if cut or not weight.exact or None in axes:
             return None
-        return [axes.index(axis) for axis in order.axes if axis in axes]
+        batch = sum(axis in axes for axis in order.axes[: order.batch])
+        arranged = [axes.index(axis) for axis in order.axes if axis in axes]
+        return order._replace(axes=arranged, batch=batch)

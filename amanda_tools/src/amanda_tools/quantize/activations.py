@@ -11,21 +11,20 @@ from functools import partial
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.activation import autodiff_enabled
-from amanda_core.facts import Facts, NotReadableError
-from amanda_tools.operators.clock import Clock
-from amanda_tools.operators.tool import runs_in_order
+from amanda_core.engine.activation import autodiff_enabled
+from amanda_core.interface.facts import Facts, NotReadableError
+from amanda_tools.kit.operators.clock import Clock
+from amanda_tools.kit.operators.tool import runs_in_order
+from amanda_tools.kit.tensors.types import is_real
+from amanda_tools.kit.tensors.values import host, numbers
 from amanda_tools.quantize.fake import constants, fake_quantize
-from amanda_tools.quantize.formats import Format, Grid
+from amanda_tools.quantize.formats import EPSILON, Format, Grid
 from amanda_tools.quantize.observers import Histogram
 from amanda_tools.quantize.operands import Operand, value_at, with_item
 from amanda_tools.quantize.options import Options
 from amanda_tools.quantize.result import QuantizedActivation
 from amanda_tools.quantize.rounds import Rounds
 from amanda_tools.quantize.steps import Steps
-from amanda_tools.tensors.arithmetic import ARITHMETIC, Arithmetic
-from amanda_tools.tensors.types import is_real
-from amanda_tools.tensors.values import host, numbers
 
 __all__ = ["Activation", "Activations"]
 
@@ -108,23 +107,19 @@ class Activations:
         form = self._options.format_of(operand.copied)
         if form is None:
             return
-        one, arithmetic = self.get(context, operand), context[ARITHMETIC]
-        positions = [operand.position]
+        one, positions = self.get(context, operand), [operand.position]
         if self._options.learns:
             with autodiff_enabled():
-                learn = partial(
-                    self._learn, arithmetic=arithmetic, operand=operand, one=one, form=form
-                )
+                learn = partial(self._learn, facts=facts, operand=operand, one=one, form=form)
                 context.insert_before_op(learn, inputs=positions)
         elif one.grid is not None and operand.item is None:
             made = constants(facts, one.grid, value_at(context, operand))
-            context.insert_before_op(fake_quantize, inputs=positions, arithmetic=arithmetic, **made)
+            context.insert_before_op(fake_quantize, inputs=positions, facts=facts, **made)
         elif not self.frozen or operand.item is not None:
             context.insert_before_op(
                 partial(
                     self._observe,
                     facts=facts,
-                    arithmetic=arithmetic,
                     operand=operand,
                     one=one,
                     alone=runs_in_order(context.namespace),
@@ -197,7 +192,6 @@ class Activations:
         self,
         value: Any,
         facts: Facts,
-        arithmetic: Arithmetic,
         operand: Operand,
         one: Activation,
         alone: bool,
@@ -219,7 +213,7 @@ class Activations:
             return None
         if one.made is None:
             one.made = constants(facts, one.grid, part)
-        new = fake_quantize(part, arithmetic=arithmetic, **one.made)
+        new = fake_quantize(part, facts=facts, **one.made)
         return with_item(value, operand.item, new)
 
     def _note_range(self, facts: Facts, value: Any, one: Activation, run: int, adds: bool) -> None:
@@ -237,11 +231,11 @@ class Activations:
             one.run = run
 
     def _learn(
-        self, value: Any, arithmetic: Arithmetic, operand: Operand, one: Activation, form: Format
+        self, value: Any, facts: Facts, operand: Operand, one: Activation, form: Format
     ) -> Any:
         part = value if operand.item is None else value[operand.item]
         step = self._steps.get(one.key)
-        if not arithmetic.is_floating(part):
+        if not is_real(facts, part):
             return None
         if step is None:
             # Nothing can be learned from a first state of zeros.
@@ -267,6 +261,9 @@ class Activations:
         grid = self._grid_of(one) if self._ready(one) else None
         step = self._steps.get(one.key)
         scale = None if grid is None else float(grid.scale.reshape(()))
+        zero = 0.0 if grid is None else float(grid.zero.reshape(()))
+        if one.mean is not None:  # The grid is that of the running mean, not of a histogram.
+            scale, zero = max(one.mean / form.highest, EPSILON), 0.0
         known = one.histogram.low <= one.histogram.high
         return QuantizedActivation(
             one.op,
@@ -277,5 +274,5 @@ class Activations:
             one.histogram.low if known else None,
             one.histogram.high if known else None,
             float(step.scale().reshape(())) if step is not None else scale,
-            0.0 if grid is None else float(grid.zero.reshape(())),
+            zero,
         )

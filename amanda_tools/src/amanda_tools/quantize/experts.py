@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.facts import Facts
+from amanda_core.interface.facts import Facts
 from amanda_core.weights.reads import Weight
+from amanda_tools.kit.tensors.values import host
 from amanda_tools.quantize.activations import Activation
-from amanda_tools.tensors.values import host
 
 __all__ = ["Experts"]
 

@@ -1,4 +1,4 @@
-"""Fake quantization: the values that quantized numbers have, with the tensors of each framework.
+"""Fake quantization: the values that quantized numbers have, by the driver's arithmetic.
 
 Owns the two functions that routines call. They have no side effects, so that graphs may contain
 them.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from amanda_core.action import staged
-from amanda_core.facts import Facts
+from amanda_core.engine.action import staged
+from amanda_core.interface.facts import Facts
+from amanda_tools.kit.tensors.arithmetic import arithmetic_of, widened
+from amanda_tools.kit.tensors.types import is_real
 from amanda_tools.quantize.formats import EPSILON, Format, Grid
-from amanda_tools.tensors.arithmetic import Arithmetic
 
 __all__ = ["constants", "fake_quantize", "quantize_now"]
 
@@ -20,7 +21,7 @@ __all__ = ["constants", "fake_quantize", "quantize_now"]
 def fake_quantize(
     value: Any,
     *,
-    arithmetic: Arithmetic,
+    facts: Facts,
     scale: Any,
     inverse: Any,
     zero: Any,
@@ -33,18 +34,21 @@ def fake_quantize(
 
     Args:
         value: A tensor of floating point numbers; anything else is returned as it is.
-        arithmetic: That of its framework.
+        facts: The driver's facts about tensors.
         scale: The scale, which broadcasts to it.
         inverse: 1 / scale. Products with it are those of torch's kernels.
         zero: The number of the value 0; None if it is 0.
         limits: The smallest and the largest number.
         float8: The type of the numbers if they are not integers.
     """
-    if not arithmetic.is_floating(value):
+    if not is_real(facts, value):
         return value
-    numbers = arithmetic.wide(value) * inverse
+    arithmetic, dtype = arithmetic_of(facts, value), facts.dtype(value)
+    numbers = widened(facts, value) * inverse
     if float8:
-        numbers = arithmetic.float8(arithmetic.clip(numbers, *limits), float8)
+        wide = facts.dtype(numbers)
+        numbers = arithmetic.astype(arithmetic.clip(numbers, *limits), float8)
+        numbers = arithmetic.astype(numbers, wide)
     else:
         numbers = arithmetic.round(numbers)
         if zero is not None:
@@ -52,13 +56,13 @@ def fake_quantize(
         numbers = arithmetic.clip(numbers, *limits)
         if zero is not None:
             numbers = numbers - zero
-    return arithmetic.like(numbers * scale, value)
+    return arithmetic.astype(numbers * scale, dtype)
 
 
 def quantize_now(
     value: Any,
     *,
-    arithmetic: Arithmetic,
+    facts: Facts,
     axes: tuple[int, ...] | None,
     form: Format,
     scale: Any = None,
@@ -67,18 +71,19 @@ def quantize_now(
 
     Args:
         value: A tensor of floating point numbers.
-        arithmetic: That of its framework.
+        facts: The driver's facts about tensors.
         axes: The axes whose elements share a scale; None for all, however many there are.
         form: The number format.
         scale: The scale, if it is not that of the value.
     """
     if scale is None:
-        largest = arithmetic.largest(arithmetic.wide(value), axes)
-        scale = arithmetic.at_least(largest / form.highest, EPSILON)
+        arithmetic = arithmetic_of(facts, value)
+        largest = arithmetic.largest(widened(facts, value), axes)
+        scale = arithmetic.clip(largest / form.highest, EPSILON)
     limits = (-form.highest, form.highest)
     return fake_quantize(
         value,
-        arithmetic=arithmetic,
+        facts=facts,
         scale=scale,
         inverse=1.0 / scale,
         zero=None,

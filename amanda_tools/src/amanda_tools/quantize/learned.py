@@ -10,10 +10,15 @@ from typing import Any, Literal, get_args
 
 from amanda_tools.quantize.formats import EPSILON, Format
 
-__all__ = ["RULES_OF_STEPS", "Step", "StepRule"]
+__all__ = ["RULES_OF_STEPS", "Step", "StepRule", "can_learn"]
 
 StepRule = Literal["lsq", "lsq+", "tqt"]
 RULES_OF_STEPS: tuple[str, ...] = get_args(StepRule)
+
+
+def can_learn(namespace: str) -> bool:
+    """Return True if steps can be learned in a namespace."""
+    return namespace.startswith("pytorch/")
 
 
 class Step:

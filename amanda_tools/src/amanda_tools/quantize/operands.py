@@ -5,13 +5,15 @@ Owns the choice by common operator type and role.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from amanda_core import OpContext
-from amanda_core.facts import Facts
-from amanda_core.weights.reads import Weight
-from amanda_tools.tensors.types import is_real
+from amanda_core.interface.facts import Facts
+from amanda_core.weights.geometry import contiguous
+from amanda_core.weights.reads import Weight, letters_of
+from amanda_tools.kit.tensors.types import is_real
 
 __all__ = [
     "PRODUCTS",
@@ -19,6 +21,7 @@ __all__ = [
     "is_quantizable",
     "operands_of",
     "scale_part",
+    "shared",
     "shared_axes",
     "value_at",
     "why_unreached",
@@ -41,8 +44,10 @@ PRODUCTS = (
 #: Roles of the operands of a product. A bias is quantized apart.
 _FACTORS = frozenset({"input", "weight", "left", "right", "query", "key", "value"})
 _BIASES = frozenset({"bias", "addend"})
-#: Layouts of tensors that have only a part of their elements, or none.
-_ELSEWHERE = frozenset({"sparse", "nested", "quantized", "without data", "without a storage"})
+#: Layouts of tensors that have only a part of their elements here, or none.
+_ELSEWHERE = frozenset(
+    {"sparse", "nested", "quantized", "without data", "without a storage", "distributed"}
+)
 
 
 class Operand(NamedTuple):
@@ -183,42 +188,42 @@ def _is_residual(operands: Sequence[Operand], inputs: Sequence[Any], facts: Fact
     return shapes[0] == shapes[1] and shapes[0] is not None and len(shapes[0]) > 1
 
 
-def shared_axes(context: OpContext, operand: Operand, rank: int) -> list[int]:
-    """Return the axes of an operand along which a product sums, or a table has the columns.
+def shared_axes(context: OpContext, operand: Operand, rank: int, per: str = "channel") -> list[int]:
+    """Return the axes of an operand whose elements share a scale.
 
-    Elements that differ in these only belong to one channel and share its scale.
+    In a channel these are the axes along which a product sums, or a table has the columns.
 
     Args:
         context: The op's context.
         operand: The operand.
         rank: The number of its axes.
+        per: ``channel`` or ``tensor``.
     """
+    letters = letters_of(context, operand.place, context.weights)
+    if letters is not None and len(letters) == rank:
+        return shared(letters, per)
     kind = context["type"]
-    layout = context.get("weight_layout") if operand.role == "weight" else None
-    if layout is not None and len(layout) == rank:
-        # A depthwise kernel has a channel for each input channel and multiple.
-        kept = "IM" if "M" in layout else "O"
-        return [axis for axis, letter in enumerate(layout) if letter not in kept]
-    if kind == "einsum":
-        return _contracted(context, operand, rank)
+    if kind == "einsum" or (per == "tensor" and rank < 3):
+        return list(range(rank))
+    if per == "tensor":
+        return [rank - 2, rank - 1]
     if kind in _EMBEDDINGS | _RECURRENT or operand.role in ("left", "input"):
         return [rank - 1]
     return [max(rank - 2, 0)]
 
 
-def _contracted(context: OpContext, operand: Operand, rank: int) -> list[int]:
-    """Return the axes of an operand of einsum that its result lacks; all if unknown."""
-    inputs = context.get_inputs() or ()
-    equation = next((value for value in inputs if isinstance(value, str)), None)
-    equation = equation or context.attrs.get("equation")
-    if isinstance(equation, bytes):
-        equation = equation.decode()
-    given, arrow, result = (equation or "").replace(" ", "").partition("->")
-    terms = given.split(",")
-    index = operand.item if operand.item is not None else operand.position
-    if not arrow or index >= len(terms) or len(terms[index]) != rank:
-        return list(range(rank))
-    return [axis for axis, letter in enumerate(terms[index]) if letter not in result]
+def shared(letters: str, per: str) -> list[int]:
+    """Return the axes whose elements share a scale, by the letters of all axes.
+
+    Groups, such as experts, never share one.
+
+    >>> shared("GIO", "tensor"), shared("IOO", "channel"), shared("HWIM", "channel")
+    ([1, 2], [0], [0, 1])
+    """
+    # A depthwise kernel has a channel for each input channel and multiple.
+    kept = "IM" if {*"IM"} <= {*letters} else "O"
+    apart = "G" if per == "tensor" else "G" + kept
+    return [axis for axis, letter in enumerate(letters) if letter not in apart]
 
 
 def scale_part(scale: Any, weight: Weight) -> Any:
@@ -244,6 +249,22 @@ def scale_part(scale: Any, weight: Weight) -> Any:
     axes = [axis for axis in weight.axes if axis is not None]
     others = [axis for axis in range(scale.ndim) if axis not in axes]
     if any(scale.shape[axis] != 1 for axis in others):
-        return None
+        return _reshaped(scale, weight)
     shape = [1 if axis is None else scale.shape[axis] for axis in weight.axes]
     return scale.transpose(others + axes).reshape(shape)
+
+
+def _reshaped(scale: Any, weight: Weight) -> Any:
+    """Return the scales of a whole parameter in the shape of its view; None if it is another."""
+    import numpy
+
+    whole, seen = weight.memory, weight.seen
+    if weight.region or whole is None or seen is None:
+        return None
+    dense = [
+        one.strides == contiguous(0, 0, one.shape, math.prod(one.shape)).strides
+        for one in (whole, seen)
+    ]
+    if not all(dense):
+        return None
+    return numpy.array(numpy.broadcast_to(scale, weight.shape)).reshape(seen.shape)

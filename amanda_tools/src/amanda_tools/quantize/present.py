@@ -12,15 +12,16 @@ from functools import partial
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.action import staged
-from amanda_core.facts import Facts
+from amanda_core.engine.action import staged
+from amanda_core.interface.facts import Facts
+from amanda_tools.kit.tensors.arithmetic import arithmetic_of, widened
+from amanda_tools.kit.tensors.types import is_real
 from amanda_tools.quantize.activations import Activation, Activations
 from amanda_tools.quantize.fake import quantize_now
 from amanda_tools.quantize.formats import EPSILON, Format
 from amanda_tools.quantize.operands import Operand, shared_axes, value_at, with_item
 from amanda_tools.quantize.options import Options
 from amanda_tools.quantize.weights import Weights
-from amanda_tools.tensors.arithmetic import ARITHMETIC, Arithmetic
 
 __all__ = ["insert_present"]
 
@@ -61,14 +62,15 @@ def insert_present(
         rank = len(facts.shape(value_at(context, operand)) or ())
         is_weight = operand.weight is not None or operand.copied
         form = options.format_of(is_weight)
+        axes = tuple(shared_axes(context, operand, rank, options.per)) if is_weight else None
         if operand.is_bias:
             if None not in (options.weights, options.activations) and not options.per_token:
                 plans += [Plan(operand, INT32, ())] * (rank == 1)
         elif operand.weight is not None:
             if weights.prepare(context, facts, operand, operand.weight) and form is not None:
-                plans.append(Plan(operand, form, _axes(context, operand, rank, options.per)))
+                plans.append(Plan(operand, form, axes))
         elif form is not None and operand.copied:
-            plans.append(Plan(operand, form, _axes(context, operand, rank, options.per)))
+            plans.append(Plan(operand, form, axes))
         elif form is not None:
             one = activations.get(context, operand)
             # Other executions may have another number of axes.
@@ -79,23 +81,14 @@ def insert_present(
     if not plans:
         return
     positions = sorted({plan.operand.position for plan in plans})
-    arithmetic: Arithmetic = context[ARITHMETIC]
-    given: dict[str, Any] = {"plans": plans, "arithmetic": arithmetic, "positions": positions}
+    given: dict[str, Any] = {"plans": plans, "facts": facts, "positions": positions}
     if options.ema:
         given["mean"] = partial(activations.running, facts=facts)
     context.insert_before_op(at_once if options.ema else at_present, inputs=positions, **given)
 
 
-def _axes(context: OpContext, operand: Operand, rank: int, per: str) -> tuple[int, ...]:
-    """Return the axes of a weight whose elements share a scale."""
-    if per == "channel":
-        return tuple(shared_axes(context, operand, rank))
-    layers = context.get("weight_layout") is not None
-    return tuple(range(rank) if layers else range(rank)[-2:])
-
-
 def at_once(
-    *values: Any, plans: list[Plan], arithmetic: Arithmetic, positions: list[int], mean: Any = None
+    *values: Any, plans: list[Plan], facts: Facts, positions: list[int], mean: Any = None
 ) -> Any:
     """Quantize operands by their present ranges, and a bias by the product of both scales."""
     found = list(values)
@@ -103,17 +96,15 @@ def at_once(
     for plan in plans:
         index, item = positions.index(plan.operand.position), plan.operand.item
         value = found[index] if item is None else found[index][item]
-        if not arithmetic.is_floating(value):
+        if not is_real(facts, value):
             return None
-        scale = None
+        arithmetic, scale = arithmetic_of(facts, value), None
         if plan.operand.is_bias:
-            scale = arithmetic.flat(scales[0]) * arithmetic.flat(scales[1])
+            scale = arithmetic.reshape(scales[0], (-1,)) * arithmetic.reshape(scales[1], (-1,))
         elif mean is not None and plan.one is not None:
-            largest = mean(plan.one, arithmetic.largest(arithmetic.wide(value), plan.axes))
-            scale = arithmetic.at_least(largest / plan.form.highest, EPSILON)
-        new, scale = quantize_now(
-            value, arithmetic=arithmetic, axes=plan.axes, form=plan.form, scale=scale
-        )
+            largest = mean(plan.one, arithmetic.largest(widened(facts, value), plan.axes))
+            scale = arithmetic.clip(largest / plan.form.highest, EPSILON)
+        new, scale = quantize_now(value, facts=facts, axes=plan.axes, form=plan.form, scale=scale)
         scales.append(scale)
         found[index] = with_item(found[index], item, new)
     return found[0] if len(found) == 1 else found

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
-from amanda_tools.output import charts
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.rendering import (
     dataframe,
     fields_of,
     format_count,
     render_html,
     render_json,
 )
-from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage
+from amanda_tools.kit.weights.coverage import UnreachedWeight, describe_coverage
 
 __all__ = ["QuantizeResult", "QuantizedActivation", "QuantizedWeight"]
 
@@ -133,7 +133,12 @@ class QuantizeResult:
                 charts.figure("other operands", len(self.activations)),
                 charts.figure("elements not reached", self.parameters - self.reached or None),
             ),
-            charts.bars("Noise of weights", [("weight", "weights", "name")], _SQNR),
+            charts.bars(
+                "Signal-to-noise ratio of weights",
+                [("weight", "weights", "name")],
+                _SQNR,
+                note="The noisiest weights come first: less is worse.",
+            ),
         ]
         content = {"format": "amanda.quantize/1", **fields_of(self), "charts": drawn}
         return render_json(content)
@@ -146,7 +151,7 @@ class QuantizeResult:
         return render_html([self.table()])
 
 
-_SQNR = charts.measure("SQNR", "sqnr", unit="dB")
+_SQNR = charts.measure("SQNR", "sqnr", unit="dB", lowest=True)
 
 
 def decibels(signal: float, noise: float) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amanda_core import Tool
-from amanda_core.calls import Call
+from amanda_core.engine.calls import Call
 
 __all__ = ["Rounds"]
 

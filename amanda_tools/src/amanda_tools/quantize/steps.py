@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from amanda_core import Tool
-from amanda_tools.learned_parameters import OptimizerJoin
+from amanda_tools.kit.weights.learned_parameters import OptimizerJoin
 from amanda_tools.quantize.formats import Format
 from amanda_tools.quantize.learned import Step
 

@@ -12,12 +12,19 @@ from typing import Any, Literal
 
 from amanda_core import OpContext
 from amanda_core.errors import ToolError
-from amanda_core.facts import Facts
+from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_core.weights.reads import Weight
-from amanda_tools.mapping import MappingTool
-from amanda_tools.operators.clock import Clock
+from amanda_tools.kit.operators.clock import Clock
+from amanda_tools.kit.tensors.arithmetic import arithmetic_of
+from amanda_tools.kit.tensors.types import is_real
+from amanda_tools.kit.tensors.values import facts_of, need_numpy
+from amanda_tools.kit.weights.copies import COPYING, Copies
+from amanda_tools.kit.weights.coverage import UnreachedWeight, WeightCoverage
+from amanda_tools.kit.weights.tool import Edit, WeightTool
+from amanda_tools.kit.weights.writes import Watch
 from amanda_tools.quantize.activations import Activations
 from amanda_tools.quantize.experts import Experts
+from amanda_tools.quantize.learned import can_learn
 from amanda_tools.quantize.observers import Observer
 from amanda_tools.quantize.operands import (
     PRODUCTS,
@@ -33,13 +40,6 @@ from amanda_tools.quantize.result import QuantizeResult
 from amanda_tools.quantize.rounds import Rounds
 from amanda_tools.quantize.steps import Steps
 from amanda_tools.quantize.weights import Weights
-from amanda_tools.tensors.arithmetic import ARITHMETIC, NOT_ARRAYS, RULES, Arithmetic
-from amanda_tools.tensors.types import is_real
-from amanda_tools.tensors.values import facts_of, need_numpy
-from amanda_tools.weight_copies import COPYING, Copies
-from amanda_tools.weight_coverage import UnreachedWeight, WeightCoverage
-from amanda_tools.weight_tool import Edit, WeightTool
-from amanda_tools.weight_writes import Watch
 
 __all__ = ["Method", "Quantize"]
 
@@ -87,6 +87,8 @@ class Quantize(WeightTool):
     >>> tool = Quantize(weights="int4", activations="none")
     """
 
+    words = ("quantized", "unquantized")
+
     def __init__(
         self,
         method: Method = "static",
@@ -115,7 +117,7 @@ class Quantize(WeightTool):
             ema=ema,
         )
         self.method = method
-        self._coverage = WeightCoverage()
+        self._coverage = WeightCoverage(self)
         self._notes: dict[str, None] = {}
         self._clock = Clock()
         self._copies = Copies()
@@ -135,7 +137,7 @@ class Quantize(WeightTool):
         self._experts = Experts()
         self.grids = self._weights.grids
         self.states = {"scale": self.grids}
-        self.depends_on(self._copies, Watch(self.grids), MappingTool(RULES))
+        self.depends_on(self._copies, Watch(self.grids))
         self.add_inst_for_op(self.analyse)
 
     # The base's questions.
@@ -221,17 +223,19 @@ class Quantize(WeightTool):
             return
         facts = facts_of(context)
         operands = self._operands(context, facts)
-        arithmetic: Arithmetic = context[ARITHMETIC]
-        if operands and self._options.learns and not arithmetic.learns:
+        if operands and self._options.learns and not can_learn(context.namespace):
             raise ToolError(
                 f"{self.method} needs parameters that learn, which are PyTorch's",
                 where=context.where,
                 fix="Use the method static or dynamic here",
             )
-        if operands and not arithmetic.suits(value_at(context, operands[0])):
-            self._notes[f"not supported on {context.namespace}: {NOT_ARRAYS}"] = None
+        if operands and not self._can_compute(context, facts, operands[0]):
             return
         self._note_unreached(context, facts, operands)
+        if operands and self._options.activations and (processes := facts.processes()) > 1:
+            self._notes[
+                f"ranges of activations are of the data of this process, one of {processes}"
+            ] = None
         if context["type"] in PRODUCTS and not all(
             is_quantizable(facts, one) for one in context.get_inputs() or () if is_real(facts, one)
         ):
@@ -295,6 +299,15 @@ class Quantize(WeightTool):
             one._replace(copied=one.weight is None and not one.is_bias and one.place in copies)
             for one in found
         ]
+
+    def _can_compute(self, context: OpContext, facts: Facts, operand: Operand) -> bool:
+        """Return False, and note it, if there is no arithmetic for an operand."""
+        try:
+            arithmetic_of(facts, value_at(context, operand))
+        except NotReadableError as error:
+            self._notes[f"not supported on {context.namespace}: {error}"] = None
+            return False
+        return True
 
     def _insert_present(self, context: OpContext, facts: Facts, operands: list[Operand]) -> None:
         insert_present(context, facts, operands, self._options, self._weights, self._activations)

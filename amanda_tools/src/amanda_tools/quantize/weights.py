@@ -10,21 +10,28 @@ from functools import partial
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.activation import autodiff_enabled
-from amanda_core.facts import Facts, NotReadableError
+from amanda_core.engine.activation import autodiff_enabled
+from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_core.weights.reads import Weight
 from amanda_core.weights.state import WeightState
-from amanda_tools.operators.clock import Clock
+from amanda_tools.kit.operators.clock import Clock
+from amanda_tools.kit.tensors.values import host, numbers
+from amanda_tools.kit.weights.coverage import WeightCoverage
 from amanda_tools.quantize.fake import constants, fake_quantize, quantize_now
 from amanda_tools.quantize.formats import Format, Grid
+from amanda_tools.quantize.learned import can_learn
 from amanda_tools.quantize.observers import weight_grid
-from amanda_tools.quantize.operands import Operand, scale_part, shared_axes, value_at, with_item
+from amanda_tools.quantize.operands import (
+    Operand,
+    scale_part,
+    shared,
+    shared_axes,
+    value_at,
+    with_item,
+)
 from amanda_tools.quantize.options import Options
 from amanda_tools.quantize.result import QuantizedWeight, decibels
 from amanda_tools.quantize.steps import Steps
-from amanda_tools.tensors.arithmetic import ARITHMETIC, Arithmetic
-from amanda_tools.tensors.values import host, numbers
-from amanda_tools.weight_coverage import WeightCoverage
 
 __all__ = ["Weights"]
 
@@ -57,8 +64,8 @@ class Weights:
         self._clock, self._claimed = clock, claimed
         self.grids: WeightState[Any] = WeightState()
         self.rows: dict[str, QuantizedWeight] = {}
-        #: Owner -> the arithmetic and the facts of its framework.
-        self._frameworks: dict[str, tuple[Arithmetic, Facts]] = {}
+        #: Owner -> the facts of its framework.
+        self._facts: dict[str, Facts] = {}
 
     def insert(self, context: OpContext, facts: Facts, operand: Operand, weight: Weight) -> None:
         """Insert the quantization of a weight with scales that do not depend on the execution."""
@@ -67,7 +74,6 @@ class Weights:
         routine = partial(
             self._quantized,
             facts=facts,
-            arithmetic=context[ARITHMETIC],
             operand=operand,
             context=context if weight.varies else None,
         )
@@ -78,10 +84,10 @@ class Weights:
             context.insert_before_op(routine, inputs=[operand.position])
         else:
             made = constants(facts, self._part(weight), value_at(context, operand))
-            arithmetic = context[ARITHMETIC]
             # Elsewhere a graph may contain the routine, and then nothing is to be kept.
-            kept = self.grids.memoized(fake_quantize) if arithmetic.learns else fake_quantize
-            context.insert_before_op(kept, inputs=[operand.position], arithmetic=arithmetic, **made)
+            keeps = can_learn(context.namespace)
+            kept = self.grids.memoized(fake_quantize) if keeps else fake_quantize
+            context.insert_before_op(kept, inputs=[operand.position], facts=facts, **made)
 
     def prepare(self, context: OpContext, facts: Facts, operand: Operand, weight: Weight) -> bool:
         """Make the scales of a weight; return False if it cannot be quantized, which is noted."""
@@ -103,17 +109,13 @@ class Weights:
         step = self._steps.get(f"weight/{owner}")
         if step is not None:
             return step.quantized
-        arithmetic, facts = self._frameworks[owner]
+        facts = self._facts[owner]
         scale: Any = self.grids.get(weight, _unknown)
         if self._options.method == "dynamic":
             axes = tuple(axis for axis, size in enumerate(scale.shape) if size == 1)
-            return lambda values: quantize_now(values, arithmetic=arithmetic, axes=axes, form=form)[
-                0
-            ]
+            return lambda values: quantize_now(values, facts=facts, axes=axes, form=form)[0]
         grid = _grid(scale, form)
-        return lambda values: fake_quantize(
-            values, arithmetic=arithmetic, **constants(facts, grid, values)
-        )
+        return lambda values: fake_quantize(values, facts=facts, **constants(facts, grid, values))
 
     def result(self) -> list[QuantizedWeight]:
         """Return what is known of each quantized parameter."""
@@ -127,7 +129,6 @@ class Weights:
         self,
         value: Any,
         facts: Facts,
-        arithmetic: Arithmetic,
         operand: Operand,
         context: OpContext | None,
     ) -> Any:
@@ -147,8 +148,7 @@ class Weights:
             indices = numpy.arange(size.numel()).reshape(size.shape)
             new = step.quantized(one, scale_part(indices, weight))
         else:
-            made = constants(facts, self._part(weight), one)
-            new = fake_quantize(one, arithmetic=arithmetic, **made)
+            new = fake_quantize(one, facts=facts, **constants(facts, self._part(weight), one))
         return with_item(value, operand.item, new)
 
     def _part(self, weight: Weight) -> Grid:
@@ -176,7 +176,7 @@ class Weights:
                 grid = weight_grid(values, axes, form, options.observer, options.percentile)
                 if loaded is not None:
                     grid = _grid(loaded, form)
-                self._frameworks[weight.owner] = context[ARITHMETIC], facts
+                self._facts[weight.owner] = facts
                 self.rows[weight.owner] = _row(context, weight, values, grid, form)
                 if options.learns:
                     key = f"weight/{weight.owner}"
@@ -190,12 +190,11 @@ class Weights:
 
     def _axes(self, context: OpContext, operand: Operand, weight: Weight) -> list[int]:
         """Return the parameter's axes whose elements share a scale."""
+        if "." not in weight.letters:
+            return shared(weight.letters, self._options.per)
         shown = list(weight.axes)
-        shared = shared_axes(context, operand, len(shown))
-        if self._options.per == "tensor":
-            layers = context.get("weight_layout") is not None
-            shared = list(range(len(shown)) if layers else range(len(shown))[-2:])
-        return [axis for one in shared if (axis := shown[one]) is not None]
+        found = shared_axes(context, operand, len(shown), self._options.per)
+        return [axis for one in found if (axis := shown[one]) is not None]
 
 
 def _row(

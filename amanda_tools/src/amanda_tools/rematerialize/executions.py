@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from amanda_core.threads import inside_routine
+from amanda_core.runtime.threads import inside_routine
 from amanda_tools.rematerialize.policy import Entry
 from amanda_tools.rematerialize.result import RematerializedOp
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeVar
 
-from amanda_core.threads import WeakGroup
+from amanda_core.runtime.threads import WeakGroup
 
 __all__ = ["Entry", "Heuristic", "choose"]
 

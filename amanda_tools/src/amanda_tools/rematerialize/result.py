@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
-from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output import charts
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.operators.entries import OpFacts
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.rendering import (
     dataframe,
     fields_of,
     format_quantity,
@@ -76,8 +76,9 @@ class RematerializeResult:
         ]
         budget = "no budget" if self.budget is None else format_quantity(self.budget, "B")
         parts = [
-            f"Peak {format_quantity(self.peak, 'B')} of {budget}, at least "
-            f"{format_quantity(self.floor, 'B')} needed",
+            # Exactly, since it is what a reader gives as the budget next.
+            f"Peak {format_quantity(self.peak, 'B')} of {budget}, at least {self.floor:,} bytes "
+            "needed",
             f"{sum(op.evicted for op in ops)} evicted, {sum(op.repeated for op in ops)} computed "
             f"again in {self.repeated_seconds:.3g} s beside {self.computed_seconds:.3g} s",
             "workspaces inside an operator not counted",

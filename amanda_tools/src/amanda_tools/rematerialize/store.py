@@ -1,7 +1,7 @@
 """`Store`: which values are in memory, within a budget.
 
-Owns the accounting, the eviction and restoring of values, and what autograd saves instead of
-tensors. Deciding which operators take part is `tool`'s.
+Owns the accounting, and the eviction and restoring of values, which are one piece: each decides on
+what the other counts. Deciding which operators take part is `tool`'s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from amanda_core.errors import AmandaError
-from amanda_core.facts import Facts, NotReadableError
+from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_tools.memory.ledger import Ledger
 from amanda_tools.rematerialize.executions import (
     STATISTICS,
@@ -30,6 +30,7 @@ from amanda_tools.rematerialize.executions import (
 )
 from amanda_tools.rematerialize.policy import Heuristic, choose
 from amanda_tools.rematerialize.result import RematerializedOp
+from amanda_tools.rematerialize.saving import Handle, Writes, packing
 
 __all__ = ["BudgetError", "Store"]
 
@@ -146,6 +147,58 @@ class Store:
             result = call(values)
             self.see(result)
             return result
+        execution = Execution(op, call, values, self._inputs(values, weights))
+        result = self._run_saving(execution, values, tensors)
+        self._sizes[kind] = execution.size
+        return result
+
+    def _run_saving(
+        self, execution: Execution, values: Sequence[Any], tensors: Sequence[torch.Tensor]
+    ) -> Any:
+        """Run an operator for the first time, and keep what it returns and saves as values."""
+        op, inputs = execution.op, execution.inputs
+        writes = Writes(tensors, op.word in STATISTICS)
+        handles, pack = packing(self)
+        with execution.noting_random(), saved_tensors_hooks(pack, Handle.unpack):
+            start = time.perf_counter()
+            result = execution.call(values)
+            execution.cost = time.perf_counter() - start
+        self.computed += execution.cost
+        execution.written |= writes.found()
+        made: dict[Source, torch.Tensor] = {
+            **{("returned", n): tensor for n, tensor in enumerate(tensors_of(result))},
+            **{("saved", n): tensor for n, (_, tensor) in enumerate(handles)},
+        }
+        execution.count = len(made)
+        saved = {_storage(tensor) for _, tensor in handles}
+        for number, tensor in enumerate(tensors):
+            if inputs[number].is_lost and _storage(tensor) in saved:
+                # Autograd keeps it in any case.
+                inputs[number] = inputs[number]._replace(tensor=tensor.detach())
+        self._add_values(execution, made, {_storage(tensor) for tensor in tensors})
+        self.see([*made.values(), *execution.random])
+        for handle, tensor in handles:
+            self._pack(handle, tensor, op)
+        self._note_sizes(execution, tensors, [handle.value for handle, _ in handles])
+        handles.clear()
+        return result
+
+    def _note_sizes(
+        self,
+        execution: Execution,
+        tensors: Sequence[torch.Tensor],
+        saved: Sequence[Value | None],
+    ) -> None:
+        """Note the sizes by which room is made: of what was made, saved, read, and of gradients."""
+        op, size = execution.op, execution.size
+        op.made = max(op.made, size)
+        op.saved = sum(value.size for value in {one: None for one in saved if one is not None})
+        read = {one.value: None for one in execution.inputs if one.value is not None}
+        self._largest = max(self._largest, sum(value.size for value in read) + size)
+        op.gradients = sum(t.nbytes for t in tensors if t.requires_grad) + size
+
+    def _inputs(self, values: Sequence[Any], weights: Collection[int]) -> list[Input]:
+        """Return how the inputs of a call are found again."""
         inputs = [
             self._input(tensor, position in weights)
             for position, value in enumerate(values)
@@ -154,47 +207,7 @@ class Store:
         for one in inputs:
             if one.value is not None:
                 one.value.last_access = self._now
-        execution = Execution(op, call, values, inputs)
-        versions = [tensor._version for tensor in tensors]
-        vectors = [tensor.dim() == 1 and op.word in STATISTICS for tensor in tensors]
-        before = [t.clone() if is_one else t for t, is_one in zip(tensors, vectors, strict=True)]
-        handles: list[tuple[_Handle, torch.Tensor]] = []
-
-        def pack(tensor: torch.Tensor) -> _Handle:
-            handle = _Handle(self)
-            handles.append((handle, tensor))
-            return handle
-
-        with execution.noting_random(), saved_tensors_hooks(pack, _Handle.unpack):
-            start = time.perf_counter()
-            result = call(values)
-            execution.cost = time.perf_counter() - start
-        self.computed += execution.cost
-        for number, tensor in enumerate(tensors):
-            if tensor._version != versions[number] or not _equal(tensor, before[number]):
-                execution.written.add(number)
-        returned = tensors_of(result)
-        made: dict[Source, torch.Tensor] = {("returned", n): t for n, t in enumerate(returned)}
-        made |= {("saved", n): t for n, (_, t) in enumerate(handles)}
-        execution.count = len(made)
-        saved = {_storage(tensor) for _, tensor in handles}
-        for number, tensor in enumerate(tensors):
-            if inputs[number].is_lost and _storage(tensor) in saved:
-                # Autograd keeps it in any case.
-                inputs[number] = inputs[number]._replace(tensor=tensor.detach())
-        self._add_values(execution, made, {_storage(tensor) for tensor in tensors})
-        self._sizes[kind] = execution.size
-        op.made = max(op.made, execution.size)
-        self.see([*made.values(), *execution.random])
-        for handle, tensor in handles:
-            self._pack(handle, tensor, op)
-        kept = {handle.value: None for handle, _ in handles if handle.value is not None}
-        op.saved = sum(value.size for value in kept)
-        read = {one.value: None for one in inputs if one.value is not None}
-        self._largest = max(self._largest, sum(v.size for v in read) + execution.size)
-        op.gradients = sum(t.nbytes for t in tensors if t.requires_grad) + execution.size
-        handles.clear()  # Autograd keeps `pack` as long as what it returned.
-        return result
+        return inputs
 
     def _input(self, tensor: torch.Tensor, is_weight: bool) -> Input:
         value = self._value(tensor)
@@ -241,7 +254,7 @@ class Store:
 
     # What autograd saves.
 
-    def _pack(self, handle: _Handle, tensor: torch.Tensor, op: RematerializedOp) -> None:
+    def _pack(self, handle: Handle, tensor: torch.Tensor, op: RematerializedOp) -> None:
         value = self._value(tensor)
         if value is None:
             # An alias, since the graph of a saved output would refer to itself.
@@ -302,7 +315,8 @@ class Store:
                     f"{what} needs {needed:,} bytes beside {self.used:,} bytes that cannot be "
                     f"evicted, and the budget is {self.budget:,} bytes",
                     where="rematerialize",
-                    fix=f"Give a budget of at least {fixed:,} bytes",
+                    fix=f"At least {self.floor:,} bytes are needed so far. Run it once without a "
+                    "budget: the result says one that is enough",
                 )
             value = choose(candidates, self.heuristic, self._now)
             op = self._held[value]
@@ -382,47 +396,6 @@ class Store:
         self.see(list(made.values()))
 
 
-class _Handle:
-    """The object that autograd saves instead of a tensor.
-
-    Attributes:
-        value: The value in which the tensor lies; None if the tensor itself is kept.
-        extent: Which part of the value it is.
-        tensor: Without a value, an alias of the tensor.
-        version: The version of that tensor when it was saved.
-    """
-
-    __slots__ = ("extent", "store", "tensor", "value", "version")
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.value: Value | None = None
-        self.extent: Extent | None = None
-        self.tensor: torch.Tensor | None = None
-        self.version = 0
-
-    def unpack(self) -> torch.Tensor:
-        """Return the tensor, for the operator's backward."""
-        if self.value is None:
-            assert self.tensor is not None
-            if self.tensor._version != self.version:
-                raise _written(self.tensor, self.version)
-            return self.tensor
-        assert self.extent is not None
-        if self.value.is_written:
-            assert self.value.alias is not None
-            raise _written(self.value.alias, self.value.version)
-        return self.extent.within(self.store.read(self.value))
-
-    def __del__(self) -> None:
-        if self.value is not None:
-            self.store.drop(self.value)
-
-
-def _equal(tensor: torch.Tensor, before: torch.Tensor) -> bool:
-    return tensor is before or torch.equal(tensor, before)
-
-
 def _saves(tensors: Sequence[torch.Tensor]) -> bool:
     """Return True if autograd saves tensors here that can be computed again.
 
@@ -441,14 +414,6 @@ def _is_intermediate(tensor: torch.Tensor) -> bool:
         return tensor.requires_grad and not tensor.is_leaf
     except RuntimeError:
         return True  # A view that was made without gradients and written with them.
-
-
-def _written(tensor: torch.Tensor, version: int) -> RuntimeError:
-    return RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
-        f"expected version {version} instead."
-    )
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

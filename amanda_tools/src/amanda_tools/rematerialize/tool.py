@@ -12,8 +12,9 @@ import re
 from typing import TYPE_CHECKING, Any, get_args
 
 from amanda_core import OpContext
-from amanda_core.threads import original
-from amanda_tools.operators.tool import OperatorTool, is_eager
+from amanda_core.interface.namespace import matches
+from amanda_core.runtime.threads import original
+from amanda_tools.kit.operators.tool import OperatorTool
 from amanda_tools.rematerialize.policy import Heuristic
 from amanda_tools.rematerialize.result import RematerializedOp, RematerializeResult
 
@@ -48,7 +49,7 @@ class Rematerialize(OperatorTool["RematerializedOp"]):
 
     Args:
         budget: Bytes, or text such as ``500MB`` or ``2GiB``. Without one nothing is evicted; the
-            result gives the peak and the smallest budget.
+            result gives the peak and a budget that is large enough.
         heuristic: Which value is evicted: the one with the lowest cost for its size and age.
             ``neighborhood`` adds the cost of the evicted values around it, ``classes`` an
             approximation of this that is faster, ``local`` nothing.
@@ -60,6 +61,8 @@ class Rematerialize(OperatorTool["RematerializedOp"]):
 
     >>> tool = Rematerialize("500MB")
     """
+
+    works_on = ("pytorch/*/eager",)
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class Rematerialize(OperatorTool["RematerializedOp"]):
     def analyse(self, context: OpContext) -> None:
         """Run an operator of the model so that what it saves can be evicted; watch the others."""
         why = self.why_unsupported(context)
-        if why is None and not _is_suited(context.namespace):
+        if why is None and not matches(self.works_on[0], context.namespace):
             why = "only what PyTorch's autograd saves in eager mode can be evicted"
         if why is not None:
             self._notes.setdefault(f"not supported on {context.namespace}: {why}")
@@ -155,10 +158,6 @@ class Rematerialize(OperatorTool["RematerializedOp"]):
             return found
 
 
-def _is_suited(namespace: str) -> bool:
-    return namespace.startswith("pytorch/") and is_eager(namespace)
-
-
 def _is_pure(context: OpContext) -> bool:
     """Return True if an operator can be repeated: it writes nothing, draws from no generator of
     the program's own, and is PyTorch's.
@@ -188,7 +187,8 @@ def _is_pure(context: OpContext) -> bool:
 
 def _bytes(text: int | str) -> int:
     """Return a number of bytes, given as a number or as text such as ``500MB``."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
+    plain = str(text).replace(",", "")  # As in messages.
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", plain)
     if found is None or found[2] not in _UNITS:
         raise ValueError(f"a budget is a number of bytes or text such as 500MB, not {text!r}")
     return int(float(found[1]) * _UNITS[found[2]])

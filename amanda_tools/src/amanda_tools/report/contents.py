@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from amanda_tools.graph import html as graph
-from amanda_tools.page.composition import Parts, compose, part
-from amanda_tools.page.libraries import library
+from amanda_tools.kit.page.composition import Parts, compose, part
+from amanda_tools.kit.page.libraries import library
 
 __all__ = ["LIMIT", "report"]
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from amanda_core import OpContext
-from amanda_core.action import staged
+from amanda_core.engine.action import staged
 from amanda_tools.graph.model import Graph, Source
+from amanda_tools.kit.tensors.types import TensorType
 from amanda_tools.rewriting.matches import Match, Role, value_at
 from amanda_tools.rewriting.patterns import Place, edges_at
 from amanda_tools.rewriting.rules import Matched, Taken
-from amanda_tools.tensors.types import TensorType
 
 __all__ = ["constants_of", "prepare", "replacement_of"]
 

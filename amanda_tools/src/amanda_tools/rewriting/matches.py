@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from amanda_core.facts import Facts
+from amanda_core.interface.facts import Facts
 from amanda_tools.graph.model import Graph, Op
+from amanda_tools.kit.tensors.types import type_of
+from amanda_tools.kit.tensors.values import UNKNOWN
 from amanda_tools.rewriting.patterns import Place, Site
 from amanda_tools.rewriting.result import Rewritten
 from amanda_tools.rewriting.rules import Rule, Taken
-from amanda_tools.tensors.types import type_of
-from amanda_tools.tensors.values import UNKNOWN
 
 __all__ = ["Inside", "Match", "Role", "flat", "kind_of", "stand_in_like", "value_at", "write"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
-from amanda_tools.output import charts
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.rendering import (
     dataframe,
     describe_overhead,
     fields_of,

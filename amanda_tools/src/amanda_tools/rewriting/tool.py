@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from amanda_core import OpContext, Tool
+from amanda_core.engine.selection import select
 from amanda_core.errors import UnsupportedError
-from amanda_core.selection import select
-from amanda_core.threads import original as op_itself
-from amanda_core.weak import Ref
+from amanda_core.runtime.threads import original as op_itself
+from amanda_core.runtime.weak import Ref
 from amanda_tools.graph.model import Graph
 from amanda_tools.graph.tracing import GraphTracing
-from amanda_tools.operators.clock import Clock
-from amanda_tools.operators.tool import is_eager
+from amanda_tools.kit.operators.clock import Clock
+from amanda_tools.kit.operators.tool import is_eager
+from amanda_tools.kit.tensors.values import facts_of
 from amanda_tools.rewriting import graphs
 from amanda_tools.rewriting.matches import (
     Inside,
@@ -33,7 +34,6 @@ from amanda_tools.rewriting.matches import (
 from amanda_tools.rewriting.patterns import Site, find
 from amanda_tools.rewriting.result import RewriteResult
 from amanda_tools.rewriting.rules import RULES, Matched, Rule, Taken
-from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Rewrite"]
 
@@ -61,6 +61,8 @@ class Rewrite(Tool):
 
     >>> tool = Rewrite(rules=["conv_bn"])
     """
+
+    whole = True
 
     def __init__(
         self,

@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.facts import Facts, NotReadableError
+from amanda_core.interface.facts import Facts, NotReadableError
+from amanda_tools.kit.tensors.types import is_real
+from amanda_tools.kit.tensors.values import host, numbers
 from amanda_tools.quantize.fake import quantize_now
 from amanda_tools.quantize.formats import Format, format_named
 from amanda_tools.quantize.operands import Operand, operands_of, shared_axes
-from amanda_tools.tensors.arithmetic import NOT_ARRAYS, Arithmetic
-from amanda_tools.tensors.types import is_real
-from amanda_tools.tensors.values import host, numbers
 
 __all__ = ["Axes", "Change"]
 
@@ -61,14 +60,7 @@ class Change:
             found.append((operand, shared if shared is None else tuple(shared)))
         return found
 
-    def applied(
-        self,
-        facts: Facts,
-        value: Any,
-        operand: Operand,
-        axes: Axes,
-        arithmetic: Arithmetic,
-    ) -> Any:
+    def applied(self, facts: Facts, value: Any, operand: Operand, axes: Axes) -> Any:
         """Return an operand as changed.
 
         Raises:
@@ -80,11 +72,9 @@ class Change:
             raise NotReadableError("a value is no tensor of real floating-point numbers")
         tensor = host(facts, value)
         if self._sparsity is None:
-            if not arithmetic.suits(value):
-                raise NotReadableError(NOT_ARRAYS)
             form = self._formats[operand.weight is None]
             assert isinstance(form, Format)
-            return quantize_now(value, arithmetic=arithmetic, axes=axes, form=form)[0]
+            return quantize_now(value, facts=facts, axes=axes, form=form)[0]
         kept = numpy.array(numbers(tensor.array, tensor.dtype))
         order = numpy.argsort(abs(kept), axis=None, kind="stable")
         kept.reshape(-1)[order[: round(self._sparsity * kept.size)]] = 0

@@ -12,17 +12,15 @@ from functools import partial
 from typing import Any
 
 from amanda_core import OpContext, Tool
-from amanda_core.activation import apply
-from amanda_core.facts import Facts, NotReadableError
+from amanda_core.engine.activation import apply
+from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_core.results import Table
-from amanda_tools.mapping import MappingTool
+from amanda_tools.kit.tensors.scores import scores_of
+from amanda_tools.kit.tensors.values import facts_of, need_numpy
 from amanda_tools.quantize.operands import Operand
 from amanda_tools.sensitivity.change import Axes, Change
 from amanda_tools.sensitivity.divergence import divergence
 from amanda_tools.sensitivity.result import SensitivityResult
-from amanda_tools.tensors.arithmetic import ARITHMETIC, RULES, Arithmetic
-from amanda_tools.tensors.scores import scores_of
-from amanda_tools.tensors.values import facts_of, need_numpy
 
 __all__ = ["MeasuredOp", "MeasuredResult", "measure_damage"]
 
@@ -35,19 +33,21 @@ class MeasuredOp:
         name: Readable name of the operator.
         id: Its op id.
         divergence: The Kullback-Leibler divergence of the softmax of the outputs from what it is
-            without the change, in nats; the mean over the samples.
+            without the change, in nats; the mean over the samples. None if it was not measured.
         error: Half the squared error of the outputs, summed over the classes; likewise.
+        unmeasured: Why it was not measured; else empty.
     """
 
     name: str
     id: int
-    divergence: float
-    error: float
+    divergence: float | None
+    error: float | None
+    unmeasured: str = ""
 
 
 @dataclass
 class MeasuredResult:
-    """The operators, the most damaging first.
+    """The operators, the most damaging first. Those that were not measured are the last.
 
     Attributes:
         change: What is done to each operator.
@@ -59,9 +59,13 @@ class MeasuredResult:
 
     def table(self) -> Table:
         """Return a table with a row for each operator."""
-        rows = [(op.name, op.divergence, op.error) for op in self.ops]
+        rows = [
+            (op.name, *("not measured" if op.unmeasured else n for n in (op.divergence, op.error)))
+            for op in self.ops
+        ]
         title = f"{len(self.ops)} operators by the measured damage of {self.change}"
-        return Table(title, ("op", "KL", "half squared error"), rows)
+        why = [f"{op.name}: {op.unmeasured}" for op in self.ops if op.unmeasured]
+        return Table("; ".join([title, *why]), ("op", "KL", "half squared error"), rows)
 
     def agreement(
         self, estimate: SensitivityResult, figure: str = "damage", by: str = "divergence"
@@ -82,11 +86,15 @@ class MeasuredResult:
         pairs = [
             (sign * known[op.id], getattr(op, by))
             for op in self.ops
-            if known.get(op.id) is not None
+            if known.get(op.id) is not None and not op.unmeasured
         ]
         if len(pairs) < 2:
             raise ValueError(f"{len(pairs)} operators have the figure {figure} and were measured")
         return _rank_correlation(*zip(*pairs, strict=True))
+
+
+#: Why an operator is not measured whose operands did not pass by.
+_AGAIN = "it was not executed again"
 
 
 class _Changed(Tool):
@@ -96,10 +104,11 @@ class _Changed(Tool):
         super().__init__()
         self.change = change
         self.chosen: int | None = None
+        #: Why the chosen operator was not changed; empty if it was.
+        self.failed = ""
         #: Op id -> readable name.
         self.names: dict[int, str] = {}
         self.facts: list[Facts] = []
-        self.depends_on(MappingTool(RULES))
         self.add_inst_for_op(self.analyse)
 
     def analyse(self, context: OpContext) -> None:
@@ -114,12 +123,11 @@ class _Changed(Tool):
             context.insert_before_op(
                 partial(self._changed, facts=facts, operand=operand, axes=axes),
                 inputs=[operand.position],
-                arithmetic=context[ARITHMETIC],
             )
 
     def choose(self, number: int | None) -> None:
         """Change this operator from now on."""
-        self.chosen = number
+        self.chosen, self.failed = number, _AGAIN
         self.invalidate()
 
     def _changed(
@@ -128,12 +136,15 @@ class _Changed(Tool):
         facts: Facts,
         operand: Operand,
         axes: Axes,
-        arithmetic: Arithmetic,
     ) -> Any:
         try:
-            return self.change.applied(facts, value, operand, axes, arithmetic)
-        except NotReadableError:
+            changed = self.change.applied(facts, value, operand, axes)
+        except NotReadableError as error:
+            self.failed = str(error)
             return None
+        if self.failed == _AGAIN:
+            self.failed = ""
+        return changed
 
 
 def measure_damage(
@@ -166,8 +177,11 @@ def measure_damage(
             tool.choose(number)
             changed = scores_of(program(), tool.facts, "measure_damage", expected)
             error = float(((changed - expected) ** 2).sum(-1).mean()) / 2
-            found.append(MeasuredOp(name, number, divergence(expected, changed), error))
-    found.sort(key=lambda op: -op.divergence)
+            measured = MeasuredOp(name, number, divergence(expected, changed), error)
+            if tool.failed:
+                measured = MeasuredOp(name, number, None, None, tool.failed)
+            found.append(measured)
+    found.sort(key=lambda op: (bool(op.unmeasured), -(op.divergence or 0.0)))
     return MeasuredResult(str(tool.change), found)
 
 

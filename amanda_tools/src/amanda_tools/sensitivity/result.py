@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.output import charts
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.rendering import (
     dataframe,
     fields_of,
     format_count,
@@ -20,6 +20,9 @@ from amanda_tools.output.rendering import (
 )
 
 __all__ = ["SensitiveOp", "SensitivityResult"]
+
+#: For how many operators the table says why their damage was not measured.
+_NAMED = 8
 
 
 @dataclass
@@ -41,7 +44,9 @@ class SensitiveOp:
             it is without the change, in nats; likewise.
         passes: How many backward passes reached it.
         damage: Half the mean of the squared change of what the backward passes begin with, to first
-            order; None without a backward pass.
+            order; None where it was not measured.
+        unmeasured: Why the damage, or a part of it, was not measured, although that of other
+            operators was; else empty.
     """
 
     name: str
@@ -55,11 +60,12 @@ class SensitiveOp:
     output_divergence: float | None = None
     passes: int = 0
     damage: float | None = None
+    unmeasured: str = ""
 
 
 @dataclass
 class SensitivityResult:
-    """The operators, the most sensitive first.
+    """The operators, the most sensitive first. Those that were not measured are the last.
 
     Attributes:
         change: What is done to each operator.
@@ -82,7 +88,7 @@ class SensitivityResult:
                 _shown(op.sqnr),
                 _shown(op.output_sqnr),
                 _shown(op.output_divergence),
-                _shown(op.damage),
+                _damage(op),
                 op.passes,
             )
             for op in self.ops
@@ -90,6 +96,7 @@ class SensitivityResult:
         by = "damage" if any(op.damage is not None for op in self.ops) else "noise of operands"
         parts = [f"{format_count(len(self.ops), 'operator')} by {by} of {self.change}"]
         parts.append(f"measuring took {self.tool_seconds:.3g} s")
+        parts += [f"{op.name}: {op.unmeasured}" for op in self.ops if op.unmeasured][:_NAMED]
         columns = (
             *("op", "operands", "SQNR (dB)", "output SQNR (dB)", "output KL"),
             *("damage", "passes"),
@@ -113,8 +120,8 @@ class SensitivityResult:
                 "Sensitivity",
                 [("operator", "ops", "name")],
                 charts.measure("damage", "damage"),
-                charts.measure("SQNR", "sqnr", unit="dB"),
-                charts.measure("SQNR of outputs", "output_sqnr", unit="dB"),
+                charts.measure("SQNR", "sqnr", unit="dB", lowest=True),
+                charts.measure("SQNR of outputs", "output_sqnr", unit="dB", lowest=True),
                 charts.measure("divergence of outputs", "output_divergence"),
             ),
         ]
@@ -127,6 +134,10 @@ class SensitivityResult:
 
     def _repr_html_(self) -> str:
         return render_html([self.table()])
+
+
+def _damage(op: SensitiveOp) -> object:
+    return "not measured" if op.damage is None and op.unmeasured else _shown(op.damage)
 
 
 def _shown(value: float | None) -> object:

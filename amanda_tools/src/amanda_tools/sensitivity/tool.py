@@ -13,17 +13,16 @@ from functools import partial
 from typing import Any
 
 from amanda_core import OpContext, Tool
-from amanda_core.facts import Facts, NotReadableError
-from amanda_tools.mapping import MappingTool
-from amanda_tools.operators.clock import Clock
-from amanda_tools.operators.tool import runs_in_order
+from amanda_core.interface.facts import Facts, NotReadableError
+from amanda_tools.kit.operators.clock import Clock
+from amanda_tools.kit.operators.entries import program_key_of
+from amanda_tools.kit.operators.tool import runs_in_order
+from amanda_tools.kit.tensors.values import facts_of, host, need_numpy, numbers
 from amanda_tools.quantize.operands import Operand
 from amanda_tools.quantize.result import decibels
 from amanda_tools.sensitivity.change import Axes, Change
 from amanda_tools.sensitivity.divergence import divergence
 from amanda_tools.sensitivity.result import SensitiveOp, SensitivityResult
-from amanda_tools.tensors.arithmetic import ARITHMETIC, RULES, Arithmetic
-from amanda_tools.tensors.values import facts_of, host, need_numpy, numbers
 
 __all__ = ["Sensitivity"]
 
@@ -53,6 +52,20 @@ class _Op:
     #: The change to first order in this backward pass; None if it did not reach the operator.
     change: float | None = None
     squares: float = 0.0
+    #: Position -> role of each operand, and the positions whose gradients were seen.
+    roles: dict[int, str] = field(default_factory=dict)
+    weighed: set[int] = field(default_factory=set)
+
+    def unmeasured(self) -> str:
+        """Return why the damage, or a part of it, was not measured; empty if all of it was."""
+        if not self.signal:
+            return "its noise was not measured"
+        if not self.row.passes:
+            return "no backward pass reached it, as if what it reads is frozen"
+        if not math.isfinite(self.squares):
+            return "the damage is not finite"
+        missing = [role for at, role in self.roles.items() if at not in self.weighed]
+        return f"without that of its {', '.join(missing)}, which has no gradient" * bool(missing)
 
     def settle(self) -> None:
         """End a backward pass."""
@@ -87,16 +100,17 @@ class Sensitivity(Tool):
     >>> tool = Sensitivity(weights="int4", activations="none")
     """
 
+    whole = True
+
     def __init__(
         self, weights: str = "int8", activations: str = "int8", sparsity: float | None = None
     ) -> None:
         super().__init__()
         need_numpy()
         self._change = Change(weights, activations, sparsity)
-        self._ops: dict[tuple[str, int], _Op] = {}
+        self._ops: dict[tuple[object, ...], _Op] = {}
         self._notes: dict[str, None] = {}
         self._clock = Clock()
-        self.depends_on(MappingTool(RULES))
         self.add_inst_for_op(self.analyse)
 
     def analyse(self, context: OpContext) -> None:
@@ -105,20 +119,26 @@ class Sensitivity(Tool):
         chosen = self._change.operands(context, facts)
         if not chosen:
             return
-        key = context.namespace, context.get_op_id()
+        key = program_key_of(context)
         if key not in self._ops:
-            row = SensitiveOp(context.name, key[1], key[0], context.source, len(chosen))
+            row = SensitiveOp(
+                context.name,
+                context.get_op_id(),
+                context.namespace,
+                context.source,
+                len(chosen),
+            )
             self._ops[key] = _Op(row, facts)
         op = self._ops[key]
         backward = context.supports("aligned_gradients")
         if not backward:
             self._notes[f"no gradients on {context.namespace}"] = None
         for operand, axes in chosen:
+            op.roles.setdefault(operand.position, operand.role)
             context.insert_before_op(
                 partial(self._measure, op=op, operand=operand, axes=axes, first=chosen[0][0]),
                 inputs=[operand.position],
                 observe=True,
-                arithmetic=context[ARITHMETIC],
             )
             if backward:
                 context.insert_after_backward_op(
@@ -133,7 +153,6 @@ class Sensitivity(Tool):
             context.insert_before_op(
                 partial(self._compare, op=op, chosen=chosen, called=called),
                 observe=True,
-                arithmetic=context[ARITHMETIC],
                 axis=layout.index("C") if "C" in layout else -1,
             )
 
@@ -144,7 +163,6 @@ class Sensitivity(Tool):
         operand: Operand,
         axes: Axes,
         first: Operand,
-        arithmetic: Arithmetic,
     ) -> None:
         import numpy
 
@@ -153,7 +171,7 @@ class Sensitivity(Tool):
                 op.settle()
                 op.row.executions += 1
             try:
-                changed = self._change.applied(op.facts, value, operand, axes, arithmetic)
+                changed = self._change.applied(op.facts, value, operand, axes)
                 real, noise = _difference(op.facts, value, changed)
             except NotReadableError as error:
                 self._notes[f"{op.row.name} was not measured: {error}"] = None
@@ -174,7 +192,6 @@ class Sensitivity(Tool):
         op: _Op,
         chosen: Sequence[tuple[Operand, Axes]],
         called: Callable[..., Any],
-        arithmetic: Arithmetic,
         axis: int,
     ) -> None:
         """Execute an operator as it is and with its operands changed, and compare its outputs."""
@@ -187,9 +204,7 @@ class Sensitivity(Tool):
             try:
                 for operand, axes in chosen:
                     at = operand.position
-                    inputs[at] = self._change.applied(
-                        op.facts, values[at], operand, axes, arithmetic
-                    )
+                    inputs[at] = self._change.applied(op.facts, values[at], operand, axes)
                 outputs = called(*values), called(*inputs)
                 if not all(map(op.facts.is_tensor, outputs)):
                     return
@@ -219,6 +234,7 @@ class Sensitivity(Tool):
                 return
             values = numbers(tensor.array, tensor.dtype)
             if values.shape == noise.shape:
+                op.weighed.add(position)
                 # What is not finite has no damage.
                 with numpy.errstate(all="ignore"):
                     op.change = (op.change or 0.0) + float((values * noise).sum())
@@ -237,9 +253,13 @@ class Sensitivity(Tool):
             if row.passes and math.isfinite(op.squares):
                 row.damage = op.squares / row.passes / 2
             rows.append(row)
+        estimated = any(row.damage is not None for row in rows)
+        for op in self._ops.values():
+            op.row.unmeasured = op.unmeasured() if estimated else ""
         rows.sort(
             key=lambda row: (
-                -1.0 if row.damage is None else -row.damage,
+                row.damage is None,
+                -(row.damage or 0.0),
                 math.inf if row.sqnr is None else row.sqnr,
             )
         )

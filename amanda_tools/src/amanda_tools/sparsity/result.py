@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output import charts
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.operators.entries import OpFacts
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.rendering import (
     dataframe,
     describe_overhead,
     fields_of,

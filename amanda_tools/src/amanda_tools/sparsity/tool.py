@@ -13,26 +13,24 @@ from operator import add
 from typing import Any, Literal
 
 from amanda_core import OpContext
-from amanda_core.facts import NotReadableError
+from amanda_core.interface.facts import Arithmetic, Facts, NotReadableError
 from amanda_tools.flops.formulas import FREE, MATMUL, Formula, formula_of
-from amanda_tools.operators.entries import OpFacts
-from amanda_tools.operators.tool import OperatorTool, is_eager
-from amanda_tools.operators.weights import WeightKeys
+from amanda_tools.kit.operators.entries import OpFacts
+from amanda_tools.kit.operators.tool import OperatorTool, is_eager
+from amanda_tools.kit.operators.weights import WeightKeys
+from amanda_tools.kit.tensors.types import is_real, size_of
+from amanda_tools.kit.tensors.values import facts_of
 from amanda_tools.sparsity.result import MeasuredTensor, Product, SparsityResult
 from amanda_tools.sparsity.zeros import (
     NUMBERS,
-    Arrays,
     Counts,
     Order,
-    arrays_of,
     count,
     order_of,
     order_of_weight,
     readable,
     to_list,
 )
-from amanda_tools.tensors.types import is_real, size_of
-from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Sparsity"]
 
@@ -177,19 +175,19 @@ class Sparsity(OperatorTool["_Op"]):
                 self._measure(op, which, one, index)
             return None
         try:
-            found = readable(op.facts, op.arrays, value)
+            found = readable(op.facts, value)
         except NotReadableError as problem:
             self._notes.setdefault(f"not measured: {problem}")
             return None
         if found is None or 0 in found[0].shape:
             return None
-        value, arrays = found
+        value, arithmetic, at_once = found
         weight = op.weights.at(which[1], item) if which[0] == "input" else None
         tensor = op.tensors.get((*which, weight))
         if tensor is None:
-            tensor = op.tensors[(*which, weight)] = _Tensor(op.new_tensor(*which, weight))
+            tensor = op.tensors[(*which, weight)] = _Tensor(op.new_tensor(*which, weight), op.facts)
         order = op.order(which, len(value.shape))
-        counts = count(arrays, value, order, self.block, self.limit)
+        counts = count(arithmetic, value, order, self.block, self.limit, at_once)
         tensor.add(counts, value.shape)
         return counts
 
@@ -207,16 +205,17 @@ class Sparsity(OperatorTool["_Op"]):
             return
         if op.product is None:
             op.product = _Product(Product(**vars(op.about)), op.even)
-        # Their vectors may lie on different devices.
-        arrays = left.arrays if left.arrays is right.arrays else op.arrays
-        op.product.add(left, right, macs, arrays)
+        arithmetic = left.arithmetic
+        if right.arithmetic is not arithmetic and op.facts.arithmetic is not None:
+            arithmetic = op.facts.arithmetic  # One of both was counted by NumPy.
+        op.product.add(left, right, macs, arithmetic)
 
 
 class _Tensor:
     """Sums the counts of one tensor of one operator, on the tensor's device."""
 
-    def __init__(self, facts: MeasuredTensor) -> None:
-        self._facts = facts
+    def __init__(self, facts: MeasuredTensor, tensors: Facts) -> None:
+        self._facts, self._tensors = facts, tensors
         self._numbers: Sequence[Any] = (0,) * len(NUMBERS)
         self._channels: Any = None
 
@@ -241,7 +240,7 @@ class _Tensor:
         numbers: dict[str, Any] = dict(zip(NUMBERS, map(int, self._numbers), strict=True))
         # If all channels have as many elements, none is dead.
         counted = self._channels is not None and not isinstance(self._channels, int)
-        alive = to_list(self._channels) if counted else []
+        alive = to_list(self._tensors, self._channels) if counted else []
         dead = [index for index, number in enumerate(alive) if not number]
         return replace(self._facts, **numbers, dead=dead)
 
@@ -258,13 +257,14 @@ class _Product:
         self._facts, self._even = facts, even
         self._sums: Sequence[Any] = (0.0, 0.0, 0.0)
 
-    def add(self, left: Counts, right: Counts, macs: int, arrays: Arrays) -> None:
+    def add(self, left: Counts, right: Counts, macs: int, arithmetic: Arithmetic) -> None:
         """Add one execution."""
         self._facts.executions += 1
         self._facts.macs += macs
 
         def real(number: Any) -> Any:
-            return float(number) if isinstance(number, int) else arrays.to_float(number)
+            is_plain = isinstance(number, int)
+            return float(number) if is_plain else arithmetic.astype(number, "float64")
 
         there = real(left.filled), real(right.filled)
         pairs = left.elements * right.elements
@@ -276,7 +276,7 @@ class _Product:
             elif isinstance(right.inner, int):
                 products = left.filled * right.inner
             else:
-                products = arrays.count(products)
+                products = arithmetic.sum(products)
             both = real(products) * (macs * left.width / pairs)
             self._facts.exact &= self._even
         else:
@@ -301,9 +301,7 @@ class _Op:
 
     def __init__(self, context: OpContext, channels: str) -> None:
         self.about = OpFacts.of(context)
-        #: The driver's facts about tensors, and the functions that count in them.
         self.facts = facts_of(context)
-        self.arrays = arrays_of(context.namespace)
         self.weights = WeightKeys(context)
         #: Kind, position, and key of the weight -> sums.
         self.tensors: dict[tuple[str, int, str | None], _Tensor] = {}

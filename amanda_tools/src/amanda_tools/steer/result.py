@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
-from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output import charts
-from amanda_tools.output.rendering import (
+from amanda_tools.kit.operators.entries import OpFacts
+from amanda_tools.kit.output import charts
+from amanda_tools.kit.output.rendering import (
     dataframe,
     describe_overhead,
     fields_of,
@@ -16,7 +16,7 @@ from amanda_tools.output.rendering import (
     render_html,
     render_json,
 )
-from amanda_tools.weight_coverage import UnreachedWeight, describe_coverage
+from amanda_tools.kit.weights.coverage import UnreachedWeight, describe_coverage
 
 __all__ = ["SteerResult", "SteeredOp"]
 

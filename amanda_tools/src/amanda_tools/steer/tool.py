@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from amanda_core import OpContext
-from amanda_core.calls import MODULE_VALUES
+from amanda_core.engine.calls import MODULE_VALUES
 from amanda_core.errors import SelectionError
-from amanda_core.facts import Facts
-from amanda_tools.mapping import MappingTool
-from amanda_tools.sequences.places import Area, NotChoosableError, Places
-from amanda_tools.sequences.tool import SequenceTool
+from amanda_core.interface.facts import Facts
+from amanda_tools.kit.sequences.places import Area, NotChoosableError, Places
+from amanda_tools.kit.sequences.tool import SequenceTool
+from amanda_tools.kit.tensors.arithmetic import arithmetic_of, tensor_like
+from amanda_tools.kit.tensors.types import is_floating, type_of
+from amanda_tools.kit.tensors.values import facts_of, need_numpy
+from amanda_tools.kit.weights.coverage import WeightCoverage
 from amanda_tools.steer.result import SteeredOp, SteerResult
-from amanda_tools.tensors.arithmetic import ARITHMETIC, RULES, Arithmetic
-from amanda_tools.tensors.types import is_floating, type_of
-from amanda_tools.tensors.values import facts_of, need_numpy
-from amanda_tools.weight_coverage import WeightCoverage
 
 __all__ = ["Edit", "Steer"]
 
@@ -60,6 +59,8 @@ class Steer(SequenceTool["_Op"]):
 
     >>> tool = Steer("ablate", modules=["*.o_proj"], value="inputs", heads=[2], of_heads=8)
     """
+
+    whole = True
 
     def __init__(
         self,
@@ -103,13 +104,12 @@ class Steer(SequenceTool["_Op"]):
                     raise ValueError(f"{name} must be from 0 on, below {end or 'their number'}")
         self.edit, self.factor, self.operand = edit, factor, operand
         self._neurons, self._heads, self._of_heads = neurons, heads, of_heads
-        self._coverage = WeightCoverage()
+        self._coverage = WeightCoverage(self)
         self._vector: Any = None
         if vector is not None:
             self._vector = _array(vector)
         if edit == "project" and not (self._vector * self._vector).sum() > 0:
             raise ValueError("the vector to project out must not be zero")
-        self.depends_on(MappingTool(RULES))
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
 
@@ -166,12 +166,13 @@ class Steer(SequenceTool["_Op"]):
                     ) from None
             op.facts.changed += 1
             if area is not None:
-                op.facts.positions = (op.facts.positions or 0) + len(area.rows) * len(area.offsets)
+                each = 1 if area.by_row else len(area.offsets)
+                op.facts.positions = (op.facts.positions or 0) + len(area.rows) * each
             mask = self._mask(facts, value, area, op)
-            new = self._changed(value, op.arithmetic)
+            new = self._changed(facts, value)
             if mask is None:
                 return new
-            return op.arithmetic.where(op.arithmetic.mask(mask, value), new, value)
+            return arithmetic_of(facts, value).where(facts.tensor(mask, value), new, value)
 
     def result(self) -> SteerResult:
         """Return what was changed so far."""
@@ -192,20 +193,21 @@ class Steer(SequenceTool["_Op"]):
             self._coverage.add_parameters(reads, context.zone)
             self._coverage.add_reached(weight)
 
-    def _changed(self, value: Any, arithmetic: Arithmetic) -> Any:
+    def _changed(self, facts: Facts, value: Any) -> Any:
         """Return the whole value changed."""
-        if self.edit == "ablate":
-            return arithmetic.zeros(value)
         if self.edit == "scale":
             return value * self.factor
         if self.edit == "add":
-            return value + arithmetic.tensor(self.factor * self._vector, value)
+            return value + tensor_like(facts, self.factor * self._vector, value)
+        arithmetic = arithmetic_of(facts, value)
+        if self.edit == "ablate":
+            return arithmetic.zeros_like(value)
         if self.edit == "replace":
             # Of the value's shape, whatever the vector's is.
-            return arithmetic.zeros(value) + arithmetic.tensor(self._vector, value)
+            return arithmetic.zeros_like(value) + tensor_like(facts, self._vector, value)
         length = (self._vector * self._vector).sum() ** 0.5
-        unit = arithmetic.tensor(self._vector / length, value)
-        return value - self.factor * arithmetic.sum_last(value * unit) * unit
+        unit = tensor_like(facts, self._vector / length, value)
+        return value - self.factor * arithmetic.sum(value * unit, -1, keepdims=True) * unit
 
     def _mask(self, facts: Facts, value: Any, area: Area | None, op: _Op) -> Any:
         """Return which elements change, as an array that fits the value; None for all."""
@@ -215,11 +217,14 @@ class Steer(SequenceTool["_Op"]):
         found: Any = None
         if area is not None and not area.is_all:
             found = numpy.zeros([*area.shape[: area.axis + 1]], bool)
-            chosen = [slice(None)] * (area.axis + 1)
-            chosen[0] = cast("slice", area.rows)
-            picked = numpy.zeros(area.shape[area.axis], bool)
-            picked[area.offsets] = True
-            found[tuple(chosen)] = picked
+            if area.by_row:
+                numpy.moveaxis(found, area.axis, 1)[area.rows, area.offsets] = True
+            else:
+                chosen = [slice(None)] * (area.axis + 1)
+                chosen[0] = cast("slice", area.rows)
+                picked = numpy.zeros(area.shape[area.axis], bool)
+                picked[area.offsets] = True
+                found[tuple(chosen)] = picked
             if shape != area.shape:  # Rows and positions in one axis.
                 found = found.reshape(-1)
             rank = len(shape or ())
@@ -261,7 +266,6 @@ class _Op:
 
     def __init__(self, context: OpContext) -> None:
         self.tensors, self.where = facts_of(context), context.where
-        self.arithmetic: Arithmetic = context[ARITHMETIC]
         self.facts = SteeredOp.of(context)
 
 
@@ -276,7 +280,7 @@ def _array(vector: Any) -> Any:
     if isinstance(vector, (str, Path)):
         path = Path(vector)
         if path.suffix == ".safetensors":
-            from amanda_tools.dump.files import need_safetensors
+            from amanda_tools.kit.output.extras import need_safetensors
 
             tensors = need_safetensors().load_file(path)
             if len(tensors) != 1:

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
+from amanda_core.engine.tool import Tool
 from amanda_core.errors import ConfigError
-from amanda_core.tool import Tool
-from amanda_tools.output.extras import require
+from amanda_tools.kit.output.extras import require
 from amanda_tools.training.run import ClosingCallback, TrainingRun
 
 __all__ = ["callback"]

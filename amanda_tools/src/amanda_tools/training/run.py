@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from amanda_core.activation import Handle, attach
+from amanda_core.engine.activation import Handle, attach
+from amanda_core.engine.tool import Tool
 from amanda_core.results import Result
-from amanda_core.tool import Tool
-from amanda_tools.output.named_tools import named_tools, results_of
-from amanda_tools.output.scalars import ScalarLog, scalars_of
+from amanda_tools.kit.output.named_tools import named_tools, results_of
+from amanda_tools.kit.output.scalars import ScalarLog, scalars_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from amanda_core.facts import Facts, Storage
+from amanda_core.interface import Facts, Storage
 from tinytape import Array, Tensor
 
 __all__ = ["TapeFacts"]

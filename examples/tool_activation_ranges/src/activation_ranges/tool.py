@@ -16,7 +16,7 @@ import amanda
 from activation_ranges.arrays import Array, NotNumbersError, as_array, leaves
 from activation_ranges.result import Range, Ranges
 from activation_ranges.sketch import Sketch
-from amanda_core.vocabulary import OP_TYPES
+from amanda_core.interface.vocabulary import OP_TYPES
 
 __all__ = ["ActivationRanges"]
 

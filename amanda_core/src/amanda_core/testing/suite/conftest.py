@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from amanda_core.testing.fixtures import rig_of
+from amanda_core.testing.kit.fixtures import rig_of
+from amanda_core.testing.kit.rig import Rig
 from amanda_core.testing.plugin import backends_of
-from amanda_core.testing.rig import Rig
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from amanda_core.activation import apply, cache_disabled, cache_enabled
-from amanda_core.context import OpContext
-from amanda_core.testing.oracle import Edits
-from amanda_core.testing.rig import Rig
+from amanda_core.engine.activation import apply, cache_disabled, cache_enabled
+from amanda_core.engine.context import OpContext
+from amanda_core.testing.kit.oracle import Edits
+from amanda_core.testing.kit.rig import Rig
 
 
 def _counting(count: Counter[str], rig: Rig) -> Any:

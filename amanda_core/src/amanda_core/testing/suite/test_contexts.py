@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from amanda_core.activation import apply
-from amanda_core.context import OpContext
-from amanda_core.driver import DRIVER_API, CoverageGap, DriverInfo, Finding
+from amanda_core.engine.activation import apply
+from amanda_core.engine.context import OpContext
 from amanda_core.errors import StaleContextError
-from amanda_core.namespace import Namespace, matches
-from amanda_core.testing.capabilities import CAPABILITIES
-from amanda_core.testing.rig import Rig
-from amanda_core.vocabulary import OP_TYPES
+from amanda_core.interface.driver import DRIVER_API, CoverageGap, DriverInfo, Finding
+from amanda_core.interface.namespace import Namespace, matches
+from amanda_core.interface.vocabulary import OP_TYPES
+from amanda_core.testing.kit.capabilities import CAPABILITIES
+from amanda_core.testing.kit.rig import Rig
 
 
 def _contexts(rig: Rig, name: str = "chain", runs: int = 1) -> list[OpContext]:

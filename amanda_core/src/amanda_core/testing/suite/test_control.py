@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from amanda_core.activation import apply, attach, disabled, enabled
-from amanda_core.testing.models import Value
-from amanda_core.testing.oracle import Edits
-from amanda_core.testing.rig import Rig
-from amanda_core.tool import Tool
+import pytest
+
+from amanda_core.engine.activation import apply, attach, disabled, enabled
+from amanda_core.engine.tool import Tool
+from amanda_core.errors import AmandaWarning
+from amanda_core.testing.kit.capabilities import needs
+from amanda_core.testing.kit.models import Value
+from amanda_core.testing.kit.oracle import Edits
+from amanda_core.testing.kit.rig import Rig
 
 
 def _double(number: float) -> float:
@@ -150,3 +155,59 @@ def test_other_threads_run_as_without_tools(rig: Rig) -> None:
         assert rig.is_run(built.run(), built, DOUBLED)
     assert len(outputs) == 1
     assert rig.is_run(outputs[0], built)
+
+
+@needs("threads")
+def test_tools_for_all_threads_reach_each_of_them(rig: Rig) -> None:
+    """Instrument threads that began before and after the tools, until these are removed."""
+    built = rig.build("chain")
+    outputs: list[Any] = []
+
+    def run() -> None:
+        outputs.append(built.run())
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run).result()
+        with apply(_doubling(rig), threads="all"):
+            pool.submit(run).result()
+            for _ in range(2):
+                thread = threading.Thread(target=run)
+                thread.start()
+                thread.join()
+        pool.submit(run).result()
+    before, *during, after = outputs
+    assert rig.is_run(before, built)
+    assert rig.is_run(after, built)
+    assert all(rig.is_run(output, built, DOUBLED) for output in during)
+    assert len(during) == 3
+
+
+@needs("threads")
+def test_an_account_is_the_same_in_all_threads(rig: Rig) -> None:
+    """Give an op one id in all threads, and tell the tool what a thread that was left out ran."""
+    built = rig.build("chain")
+    executed: list[tuple[str, int]] = []
+    tool = rig.recording(executed)
+
+    def run() -> None:
+        built.run()
+
+    with apply(tool, threads="all"):
+        for _ in range(3):
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+    assert len(executed) == 3 * len(set(executed))
+    assert tool.not_seen() == []
+
+    def leave_out() -> None:
+        thread = threading.Thread(target=run, name="left out")
+        thread.start()
+        thread.join()
+
+    with (
+        apply(tool),
+        pytest.warns(AmandaWarning, match="thread 'left out' run without tools"),
+    ):
+        leave_out()
+    assert "thread 'left out'" in tool.not_seen()[0]

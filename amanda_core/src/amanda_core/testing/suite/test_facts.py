@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from amanda_core.activation import apply
-from amanda_core.context import OpContext
-from amanda_core.facts import DENSE, Facts, NotReadableError
-from amanda_core.testing.capabilities import needs
-from amanda_core.testing.rig import Rig
+from amanda_core.engine.activation import apply
+from amanda_core.engine.context import OpContext
+from amanda_core.interface.facts import DENSE, Arithmetic, Facts, NotReadableError
+from amanda_core.testing.kit.capabilities import needs
+from amanda_core.testing.kit.rig import Rig
 
 
 def _looked(rig: Rig, look: Callable[[Facts, Any], Any]) -> list[Any]:
@@ -83,6 +84,74 @@ def test_an_array_becomes_a_tensor(rig: Rig) -> None:
 
     for found, expected in _looked(rig, look):
         assert rig.same(found, expected)
+
+
+#: What is rounded, limited and counted: the elements of one tensor each.
+_NUMBERS = ([0.5, 1.5, -2.5, 0.25], [-0.0, 3.0, -3.5, 7.5], [math.nan, math.inf, -math.inf, 0.5])
+
+
+def _computed(rig: Rig, compute: Callable[[Any, Facts, Any, Any], Any]) -> None:
+    """Compare what `compute` finds by a driver's arithmetic with what it finds by NumPy's."""
+    numpy = pytest.importorskip("numpy", reason="NumPy, with which to compare, is not here")
+
+    def look(facts: Facts, value: Any) -> list[tuple[Any, Any]]:
+        arithmetic = facts.arithmetic
+        if arithmetic is None:
+            pytest.skip(f"the driver {rig.info.name!r} provides no arithmetic")
+        pairs: list[tuple[Any, Any]] = []
+        for numbers in _NUMBERS:
+            array = numpy.resize(numbers, rig.backend.shape).astype(facts.dtype(value))
+            x = arithmetic.zeros_like(value) + facts.cast(array, value)
+            with numpy.errstate(invalid="ignore"):
+                expected = compute(Arithmetic(numpy), Facts(), array, array > 0)
+            found = compute(arithmetic, facts, x, facts.tensor(array > 0, value))
+            pairs += zip(map(facts.values, found), expected, strict=True)
+        return pairs
+
+    for pairs in _looked(rig, look):
+        for found, expected in pairs:
+            numpy.testing.assert_array_equal(found, expected)
+            assert numpy.asarray(found).dtype.kind == numpy.asarray(expected).dtype.kind
+
+
+@needs("facts")
+def test_arithmetic_is_that_of_numpy(rig: Rig) -> None:
+    """Set `Facts.arithmetic`, so that tools can change values; compute as NumPy does."""
+
+    def compute(arithmetic: Arithmetic, facts: Facts, x: Any, mask: Any) -> list[Any]:
+        finite = arithmetic.clip(x, -8.0, 8.0)
+        small = arithmetic.astype(x, "float16")
+        return [
+            *(arithmetic.round(x), arithmetic.clip(x, -1.0, 2.0), arithmetic.clip(x, 0.5)),
+            *(arithmetic.clip(x, high=0.5), arithmetic.zeros_like(x)),
+            *(arithmetic.reshape(x, (-1,)), arithmetic.where(mask, x, x * 2.0)),
+            *(arithmetic.sum(finite), arithmetic.sum(finite, -1, keepdims=True)),
+            *(arithmetic.largest(x, None), arithmetic.largest(x, (0,))),
+            *(small, arithmetic.round(small), arithmetic.astype(small, "float32")),
+            *(x * 2.0 + x, 1.0 / (abs(finite) + 1.0), finite - finite / 4.0),
+        ]
+
+    _computed(rig, compute)
+
+
+@needs("facts")
+def test_elements_are_counted_as_by_numpy(rig: Rig) -> None:
+    """Set `Arithmetic.counts` if the framework counts with integers of 64 bits."""
+
+    def compute(arithmetic: Arithmetic, facts: Facts, x: Any, mask: Any) -> list[Any]:
+        if arithmetic.module.__name__ != "numpy" and not arithmetic.counts:
+            pytest.skip(f"the driver {rig.info.name!r} counts in main memory")
+        filled = arithmetic.astype(x, "bool")
+        matrix = arithmetic.reshape(filled, (2, -1))
+        padded = arithmetic.pad(matrix, (1, 2))
+        counts = arithmetic.count_nonzero(padded, (1,))
+        return [
+            *(filled, padded, counts, arithmetic.permute_dims(matrix, (1, 0))),
+            *(arithmetic.any(matrix, (1, 0)), arithmetic.sum(counts * 2)),
+            *(arithmetic.astype(arithmetic.sum(counts), "float64"), abs(x) < 1.0),
+        ]
+
+    _computed(rig, compute)
 
 
 @needs("facts")

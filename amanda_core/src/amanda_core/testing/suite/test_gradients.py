@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from amanda_core.activation import apply, disabled
-from amanda_core.context import OpContext
-from amanda_core.testing.capabilities import needs
-from amanda_core.testing.oracle import Edits, mapped
-from amanda_core.testing.rig import Built, Rig
-from amanda_core.tool import Tool
+from amanda_core.engine.activation import apply, disabled
+from amanda_core.engine.context import OpContext
+from amanda_core.engine.tool import Tool
+from amanda_core.testing.kit.capabilities import needs
+from amanda_core.testing.kit.oracle import Edits, mapped
+from amanda_core.testing.kit.rig import Built, Rig
 
 
 def _double(number: float) -> float:

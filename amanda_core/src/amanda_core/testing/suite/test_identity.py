@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from amanda_core.activation import apply, cache_disabled
-from amanda_core.testing.capabilities import needs
-from amanda_core.testing.rig import Rig
-from amanda_core.tool import Tool
+from amanda_core.engine.activation import apply, cache_disabled
+from amanda_core.engine.tool import Tool
+from amanda_core.testing.kit.capabilities import needs
+from amanda_core.testing.kit.rig import Rig
 
 
 def test_each_op_is_seen_once_and_in_order(rig: Rig) -> None:

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from amanda_core.testing.capabilities import needs
-from amanda_core.testing.rig import Rig
+from amanda_core.testing.kit.capabilities import needs
+from amanda_core.testing.kit.rig import Rig
 
 
 @needs(optional=True)
@@ -19,7 +19,7 @@ def test_a_framework_that_is_imported_under_tools_is_instrumented(rig: Rig) -> N
     backend = type(rig.backend)
     if not rig.backend.is_installed:
         pytest.skip(f"the driver of {rig.backend.title} is not installed")
-    command = [sys.executable, "-m", "amanda_core.testing.importing"]
+    command = [sys.executable, "-m", "amanda_core.testing.kit.importing"]
     done = subprocess.run(
         [*command, inspect.getfile(backend), backend.__qualname__],
         input=json.dumps(sys.path),

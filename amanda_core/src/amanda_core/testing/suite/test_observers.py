@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from amanda_core.activation import apply
-from amanda_core.context import OpContext
+from amanda_core.engine.activation import apply
+from amanda_core.engine.context import OpContext
 from amanda_core.errors import ObserverResultError
-from amanda_core.testing.capabilities import needs
-from amanda_core.testing.oracle import Edits
-from amanda_core.testing.rig import Rig
+from amanda_core.testing.kit.capabilities import needs
+from amanda_core.testing.kit.oracle import Edits
+from amanda_core.testing.kit.rig import Rig
 
 
 def _double(number: float) -> float:

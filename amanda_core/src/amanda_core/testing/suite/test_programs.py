@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from amanda_core.activation import apply, step
-from amanda_core.calls import MODULE_OUTPUT
-from amanda_core.context import OpContext
-from amanda_core.namespace import Namespace
-from amanda_core.selection import select
-from amanda_core.testing.capabilities import needs
-from amanda_core.testing.oracle import Edits
-from amanda_core.testing.rig import Rig
-from amanda_core.tool import Tool
+from amanda_core.engine.activation import apply, step
+from amanda_core.engine.calls import MODULE_OUTPUT
+from amanda_core.engine.context import OpContext
+from amanda_core.engine.selection import select
+from amanda_core.engine.tool import Tool
+from amanda_core.interface.namespace import Namespace
+from amanda_core.testing.kit.capabilities import needs
+from amanda_core.testing.kit.oracle import Edits
+from amanda_core.testing.kit.rig import Rig
 
 
 def _double(number: float) -> float:
@@ -137,7 +137,7 @@ def test_calls_of_outermost_modules_are_counted(rig: Rig) -> None:
 
 @needs("module_values")
 def test_values_of_modules_are_shown_and_edited(rig: Rig) -> None:
-    """Add operators of the types in `amanda_core.calls` for which `session.calls.shows`."""
+    """Add operators of the types in `amanda_core.engine.calls` for which `session.calls.shows`."""
     built = rig.build("scoped")
     shown: list[str] = []
     tool = Tool()

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from amanda_core.action import staged
-from amanda_core.activation import apply, autodiff_enabled
-from amanda_core.context import OpContext
+from amanda_core.engine.action import staged
+from amanda_core.engine.activation import apply, autodiff_enabled
+from amanda_core.engine.context import OpContext
 from amanda_core.errors import ReplacementConflictError, RoutineResultError
-from amanda_core.testing.capabilities import needs
-from amanda_core.testing.models import MODELS, Model, Node
-from amanda_core.testing.oracle import Edits, evaluate
-from amanda_core.testing.rig import Rig
+from amanda_core.testing.kit.capabilities import needs
+from amanda_core.testing.kit.models import MODELS, Model, Node
+from amanda_core.testing.kit.oracle import Edits, evaluate
+from amanda_core.testing.kit.rig import Rig
 
 _CHAIN = MODELS["chain"]
 #: The chain with a square in place of its relu.

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from amanda_core.activation import apply, disabled
-from amanda_core.context import OpContext
-from amanda_core.testing.backend import Transformed
-from amanda_core.testing.capabilities import needs
-from amanda_core.testing.oracle import Edits
-from amanda_core.testing.rig import Built, Rig
-from amanda_core.tool import Tool
+from amanda_core.engine.activation import apply, disabled
+from amanda_core.engine.context import OpContext
+from amanda_core.engine.tool import Tool
+from amanda_core.testing.kit.backend import Transformed
+from amanda_core.testing.kit.capabilities import needs
+from amanda_core.testing.kit.oracle import Edits
+from amanda_core.testing.kit.rig import Built, Rig
 
 TRANSFORMATIONS = ("branch", "loop", "map", "recomputed")
 DOUBLED = Edits(after={"h": lambda number: 2 * number})

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from amanda_core.activation import apply
-from amanda_core.context import OpContext
-from amanda_core.testing.capabilities import needs
-from amanda_core.testing.models import Model, Node, Value
-from amanda_core.testing.oracle import Edits, evaluate, mapped
-from amanda_core.testing.rig import Built, Rig
-from amanda_core.vocabulary import AXES, INPUT_ROLES
+from amanda_core.engine.activation import apply
+from amanda_core.engine.context import OpContext
+from amanda_core.interface.vocabulary import AXES, INPUT_ROLES
+from amanda_core.testing.kit.capabilities import needs
+from amanda_core.testing.kit.models import Model, Node, Value
+from amanda_core.testing.kit.oracle import Edits, evaluate, mapped
+from amanda_core.testing.kit.rig import Built, Rig
 
 _SIZES = {"N": 1, "C": 2, "H": 3, "W": 3}
 _WEIGHT_SIZES = {"O": 3, "I": 2, "H": 2, "W": 2}

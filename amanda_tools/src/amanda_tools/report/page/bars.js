@@ -15,7 +15,7 @@ amanda.charts.bars = (host, chart, context) => {
     const every = rows.of(context.result, part.part);
     const found = (part.group ? rows.grouped(every, part.group, measure.values) : every)
       .filter((row) => row.name !== "" && whole(row));
-    if (!chart.ordered) found.sort((a, b) => whole(b) - whole(a));
+    if (!chart.ordered) found.sort((a, b) => (whole(b) - whole(a)) * (measure.lowest ? -1 : 1));
     shown = found.slice(0, MOST);
     if (drawn) drawn.repaint();
   };
@@ -54,7 +54,7 @@ amanda.charts.bars = (host, chart, context) => {
   amanda.frame.choice(bar, "Show", measures.map((one) => one.label),
                       (n) => { measure = measures[n]; choose(); });
   drawn = amanda.frame.draw(host, {
-    height, option, label: `${chart.title}, the largest ${shown.length}`,
+    height, option, label: `${chart.title}, the ${measure.lowest ? "smallest" : "largest"} ${shown.length}`,
     items: () => shown.map((row) => ({text: text(row).replaceAll("\n", ", "), use: () => use(row)})),
     show: (one, _, n) => one.dispatchAction({type: "showTip", seriesIndex: 0, dataIndex: n}),
   });

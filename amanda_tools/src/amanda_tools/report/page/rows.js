@@ -40,7 +40,7 @@ amanda.rows = (() => {
   // Measures of a chart: each has a label, a unit and the values that are added up.
   const measures = (result, chart) => chart.measures.map((one) => ({
     label: one.label, values: one.values, labels: one.labels || one.values.map(label),
-    unit: one.unit ?? unit(result, one.values[0], chart.part),
+    lowest: one.lowest, unit: one.unit ?? unit(result, one.values[0], chart.part),
   }));
 
   // Rows with the same value of a field as one, with the sums of their numbers. `a|b` is the first

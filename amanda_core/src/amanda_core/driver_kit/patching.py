@@ -1,0 +1,171 @@
+"""Replacing attributes of modules and classes of a framework, for drivers that intercept this way.
+
+Owns the users, the restoring, and the way from a replaced function to the attachment of the thread
+that calls it. The originals are restored in reverse order after the last user has released them,
+and also if replacing fails half-way. An exception may arrive at any line: what is undone is on
+record before it is done, and undoing can be repeated.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["Patch", "Patches", "Routes"]
+
+
+class Patch:
+    """A replaced attribute of an object, which `undo` restores.
+
+    Args:
+        owner: A class or module.
+        name: The attribute, its own or inherited.
+        replacement: The new value.
+        register: Is given `undo` before the attribute is replaced, since an exception may arrive
+            before the caller gets the patch.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        name: str,
+        replacement: Any,
+        register: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        self._owner, self._name, self._replacement = owner, name, replacement
+        # The raw entry: reading a class attribute would bind a staticmethod or descriptor.
+        self._inherited = name not in vars(owner)
+        self._original = None if self._inherited else vars(owner)[name]
+        if register is not None:
+            register(self.undo)
+        setattr(owner, name, replacement)
+
+    def undo(self) -> None:
+        """Restore the original, unless somebody else has replaced the replacement."""
+        if vars(self._owner).get(self._name) is not self._replacement:
+            return
+        if self._inherited:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._original)
+
+
+class Patches(ABC):
+    """Replacements that are made for their first user and undone after the last one.
+
+    A driver subclasses it and implements `install`. Code that replaces more later must hold `lock`.
+    """
+
+    def __init__(self) -> None:
+        self._users: list[object] = []
+        self.lock = threading.RLock()
+        self._undo: list[Callable[[], object]] = []
+
+    def acquire(self, user: object = None) -> None:
+        """Install the replacements, unless they are installed already.
+
+        Args:
+            user: Who releases them. A user that acquires them again, or releases them again,
+                changes nothing. Without one, each `acquire` needs its `release`.
+        """
+        with self.lock:
+            if user is not None and any(user is one for one in self._users):
+                return
+            try:
+                self._users.append(user)
+                if len(self._users) == 1:
+                    self._restore()  # What an exception kept from being undone.
+                    self.install()
+            except BaseException:
+                self.release(user)
+                raise
+
+    def release(self, user: object = None) -> None:
+        """Undo the replacements if this was their last user."""
+        with self.lock:
+            for index in [i for i, one in enumerate(self._users) if one is user][-1:]:
+                del self._users[index]
+            if not self._users:
+                self._restore()
+
+    def _restore(self) -> None:
+        while self._undo:
+            self._undo[-1]()
+            del self._undo[-1]
+
+    @abstractmethod
+    def install(self) -> None:
+        """Make the replacements with `replace` and `afterwards`."""
+
+    def replace(self, owner: Any, name: str, replacement: Any) -> None:
+        """Replace an attribute until the replacements are undone."""
+        Patch(owner, name, replacement, self._undo.append)
+
+    def afterwards(self, undo: Callable[[], object]) -> None:
+        """Call `undo` when the replacements are undone, in reverse order.
+
+        Register it before what it undoes. It may be called more than once, and in vain.
+        """
+        self._undo.append(undo)
+
+
+class Routes(Patches):
+    """Functions of a framework whose calls go to the attachment of the calling thread.
+
+    Threads without an attachment run the functions as they were found. A driver subclasses it and
+    implements `install` with `route`.
+
+    Attributes:
+        attached: Thread -> its attachment.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attached: dict[int, Any] = {}
+
+    def attach(self, attachment: Any) -> None:
+        """Route the calls of this thread to an attachment."""
+        self.acquire(attachment)
+        self.attached[threading.get_ident()] = attachment
+
+    def detach(self, attachment: Any) -> None:
+        """Restore the functions for the thread of an attachment."""
+        for thread in [thread for thread, one in self.attached.items() if one is attachment]:
+            del self.attached[thread]
+        self.release(attachment)
+
+    def move(self, attachment: Any) -> None:
+        """Route the calls of this thread to an attachment of a thread that has ended."""
+        for thread in [thread for thread, one in self.attached.items() if one is attachment]:
+            del self.attached[thread]
+        self.attached[threading.get_ident()] = attachment
+
+    def joins(self, name: str, arguments: Sequence[Any]) -> bool:
+        """Return True if a call in a thread without an attachment has given it one.
+
+        A driver with ``threads`` overrides it with a call of `amanda_core.driver_kit.join`.
+        """
+        return False
+
+    def route(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
+        """Replace a function until the replacements are undone.
+
+        Args:
+            owner: A class or module.
+            name: The function.
+            method: Is called instead, with the attachment, the function that was found, and the
+                arguments.
+        """
+        original = getattr(owner, name)
+
+        def routed(*args: Any, **kwargs: Any) -> Any:
+            attachment = self.attached.get(threading.get_ident())
+            if attachment is None and self.joins(name, args):
+                attachment = self.attached.get(threading.get_ident())
+            if attachment is None:
+                return original(*args, **kwargs)
+            return method(attachment, original, *args, **kwargs)
+
+        self.replace(owner, name, routed)

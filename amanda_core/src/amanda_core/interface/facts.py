@@ -1,0 +1,364 @@
+"""`Facts` and `Arithmetic`: how tools ask a driver about tensors, and compute with them.
+
+Owns the methods and their defaults. Tools do not inspect values themselves. Neither a framework nor
+NumPy is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+__all__ = [
+    "DENSE",
+    "SYMBOLIC",
+    "Arithmetic",
+    "Contraction",
+    "Facts",
+    "NotReadableError",
+    "Place",
+    "Placement",
+    "Storage",
+]
+
+#: The layout of a tensor with one shape, each element of which can be read.
+DENSE = "dense"
+#: The layout of a placeholder for a dense tensor, which has values only when the program runs.
+SYMBOLIC = "symbolic"
+
+
+class NotReadableError(Exception):
+    """A fact about a tensor is not available; the message says why, in a few words."""
+
+
+class Storage(NamedTuple):
+    """The memory of a tensor.
+
+    Attributes:
+        key: Identifies it among the memory that is in use.
+        nbytes: Its size in bytes, as it is allocated.
+        holder: An object that lives as long as the memory does. If there are several, the memory
+            is free when the last one is gone. It can be referred to weakly.
+    """
+
+    key: Hashable
+    nbytes: int
+    holder: Any
+
+
+class Placement(NamedTuple):
+    """The part of a value of many processes that this process holds.
+
+    Attributes:
+        shape: The shape of the whole value.
+        parts: What of each axis is here; None if it is not one block.
+        partial: How the values of the processes must be combined to get the whole, such as ``sum``;
+            an empty string if each holds a part, or all of it.
+        ranks: The processes that hold it, by their ranks.
+    """
+
+    shape: tuple[int, ...]
+    parts: tuple[slice, ...] | None
+    partial: str
+    ranks: tuple[int, ...]
+
+
+#: Position of an input, with the index of an item if the input is a list.
+Place = int | tuple[int, int]
+
+
+class Contraction(NamedTuple):
+    """The axes of a product's operands and result, each named by one character.
+
+    Axes with one name run together. A name that the result lacks is summed over.
+
+    Attributes:
+        places: The operands, by the input positions of the operator.
+        terms: The names of each operand's axes, in their order.
+        result: The names of the result's axes.
+        groups: Names of axes of which each index is a product of its own, although not all
+            operands have them, as in a product of groups of rows.
+    """
+
+    places: tuple[Place, ...]
+    terms: tuple[str, ...]
+    result: str
+    groups: str = ""
+
+
+class Arithmetic:
+    """The arithmetic that tools do with tensors of a framework, where these are.
+
+    Functions have the names and the meaning that they have in NumPy and in the array API standard.
+    They take tensors with or without values, such as placeholders, and return new ones on the same
+    device. Shapes broadcast. Besides these functions, tools use the operators ``+``, ``-``, ``*``,
+    ``/``, ``<`` and ``abs`` of tensors, with one another and with Python's numbers, which take the
+    dtype of the tensor.
+
+    A driver creates it with a module whose functions have NumPy's names, such as ``jax.numpy``, and
+    overrides what its framework calls or does otherwise.
+
+    Args:
+        module: The module.
+
+    Attributes:
+        counts: Whether `permute_dims`, `pad`, `any` and `count_nonzero` work, with integers of 64
+            bits. Otherwise tools count elements in main memory.
+    """
+
+    counts = False
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def call(self, name: str, *tensors: Any, **options: Any) -> Any:
+        """Call a function of the module; override it where tensors need another form for this."""
+        return getattr(self.module, name)(*tensors, **options)
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        """Return the nearest numbers of a dtype, which is named as by `Facts.dtype`.
+
+        Raises:
+            NotReadableError: The framework does not have the dtype.
+        """
+        try:
+            return x.astype(dtype)
+        except TypeError as error:
+            raise NotReadableError(f"no {dtype} in this framework") from error
+
+    def round(self, x: Any) -> Any:
+        """Return the nearest integers; of two equally near ones the even one."""
+        return self.call("round", x)
+
+    def clip(self, x: Any, low: float | None = None, high: float | None = None) -> Any:
+        """Return the elements limited to an interval; a NaN stays one."""
+        return self.call("clip", x, low, high)
+
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
+        """Return the very bits of `x` where the condition holds, and of `y` elsewhere.
+
+        The condition is what `Facts.tensor` returns for an array of booleans.
+        """
+        return self.call("where", condition, x, y)
+
+    def zeros_like(self, x: Any) -> Any:
+        """Return zeros of the same shape and dtype."""
+        return self.call("zeros_like", x)
+
+    def reshape(self, x: Any, shape: Sequence[int]) -> Any:
+        """Return the elements in another shape, in which one length may be -1."""
+        return self.call("reshape", x, shape)
+
+    def sum(self, x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
+        """Return the sum over some axes, or over all of them."""
+        return self.call("sum", x, axis=axis, keepdims=keepdims)
+
+    def largest(self, x: Any, axis: Sequence[int] | None) -> Any:
+        """Return the largest finite magnitude over some axes, or over all of them.
+
+        These axes stay, with length 1. The result is 0 if there is no finite element, and has no
+        gradient.
+        """
+        finite = self.call("where", self.call("isfinite", x), abs(x), self.zeros_like(x))
+        return self.call("max", finite, axis=axis, keepdims=True, initial=0)
+
+    def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
+        """Return a tensor with its axes in another order."""
+        return self.call("transpose", x, axes)
+
+    def pad(self, x: Any, after: Sequence[int]) -> Any:
+        """Return a tensor with so many zeros, or False, added at the end of each axis."""
+        return self.call("pad", x, [(0, length) for length in after])
+
+    def any(self, x: Any, axis: Sequence[int]) -> Any:
+        """Return whether any boolean is True over some axes, which are given in falling order."""
+        return self.call("any", x, axis=tuple(axis))
+
+    def count_nonzero(self, x: Any, axis: Sequence[int] | None = None) -> Any:
+        """Return how many elements are not zero, or True, over some axes or over all of them."""
+        return self.call("count_nonzero", x, axis=axis)
+
+
+class Facts:
+    """A driver's facts about the values at the positions of its operators.
+
+    A driver makes a subclass and sets an instance of it as the attribute ``facts`` of its
+    attachment. `is_tensor`, `dtype` and `shape` are required. Each other method serves some tools;
+    if a driver keeps its default, these tools say so in their results.
+
+    Tools keep the instance, so it must not refer to a session or a tensor. A method must not raise
+    for a value that `is_tensor` accepted, unless it says so here, and must not compute anything
+    that the program could notice. It may be called inside a routine, from any thread.
+
+    Attributes:
+        channels_first: Whether images have their channels on the second axis, where nothing else is
+            known of the layout. Otherwise they are on the last axis.
+        shares_memory: Whether `view` shares the memory of each dense tensor in main memory.
+        arithmetic: How tools compute with the tensors. Without it, those that change values by
+            arithmetic say that they cannot, unless tensors are NumPy's arrays.
+    """
+
+    channels_first = False
+    shares_memory = False
+    arithmetic: Arithmetic | None = None
+
+    def is_tensor(self, value: Any) -> bool:
+        """Return True for a tensor, and for a value that the framework accepts as one."""
+        raise NotImplementedError
+
+    def is_own(self, tensor: Any) -> bool:
+        """Return True if an operator or the framework made a tensor, False for other values that
+        the framework accepts as one, such as a NumPy array.
+        """
+        return True
+
+    def constant(self, value: Any) -> str | None:
+        """Return a constant of the framework, such as a dtype or a device, as text; else None."""
+        return None
+
+    def dtype(self, tensor: Any) -> str:
+        """Return the name of its dtype, without that of the framework: ``float32``."""
+        raise NotImplementedError
+
+    def shape(self, tensor: Any) -> tuple[int | None, ...] | None:
+        """Return its shape, with None for an unknown dimension; None if the rank is unknown."""
+        raise NotImplementedError
+
+    def device(self, tensor: Any) -> str:
+        """Return the device that it is on: ``cpu``, or another name such as ``cuda:0``."""
+        return "cpu"
+
+    def layout(self, tensor: Any) -> str:
+        """Return `DENSE`, `SYMBOLIC`, or another layout in one or two words, such as ``sparse``."""
+        return DENSE
+
+    def processes(self) -> int:
+        """Return how many processes run the program together, each with data of its own."""
+        return 1
+
+    def placement(self, tensor: Any) -> Placement | None:
+        """Return what of a value of many processes this one holds; None if the value is its own.
+
+        `shape`, `nbytes`, `values` and `view` are of the part that is here, so that a tool which
+        looks at a value communicates with no other process.
+        """
+        return None
+
+    def local(self, tensor: Any) -> Any:
+        """Return the part of a value of many processes that is here, or any other tensor itself."""
+        return tensor
+
+    def whole(self, tensor: Any) -> Any:
+        """Return a value of many processes as a whole, or any other tensor itself.
+
+        Unlike all other methods it communicates: each process that holds a part must call it, at
+        the same operator. Tools use it where they decide something once for a weight.
+        """
+        return tensor
+
+    def stored(self, tensor: Any) -> int | None:
+        """Return how many elements a sparse tensor stores; None if it stores all of its shape."""
+        return None
+
+    def nbytes(self, tensor: Any) -> int | None:
+        """Return the total size of its elements in bytes; None if unknown."""
+        return None
+
+    def storage(self, tensor: Any) -> Storage | None:
+        """Return the memory that it uses; None if it uses none.
+
+        Raises:
+            NotReadableError: The framework does not report it.
+        """
+        raise NotReadableError("its driver does not report where tensors lie in memory")
+
+    def users(self, tensor: Any) -> int | None:
+        """Return how many objects, such as tensors, keep its memory alive; None if unknown."""
+        return None
+
+    def values(self, tensor: Any) -> Any:
+        """Return a copy of its values in main memory, as a NumPy array or a form of one.
+
+        If NumPy does not have the dtype (``bfloat16``, ``float8_e4m3fn``), the array holds the bits
+        as unsigned integers.
+
+        Raises:
+            NotReadableError: It does not have values, or they do not fit into one array.
+        """
+        raise NotReadableError("its driver does not read values")
+
+    def view(self, tensor: Any) -> Any:
+        """Return the same as `values`, but share the memory where this is possible.
+
+        The array must not be written, nor kept for longer than the routine runs.
+
+        Raises:
+            NotReadableError: As for `values`.
+        """
+        return self.values(tensor)
+
+    def tensor(self, values: Any, like: Any) -> Any:
+        """Return a NumPy array in a form that operators of the framework combine with `like`.
+
+        The default returns the array, which many frameworks accept.
+
+        Args:
+            values: The array, or a number.
+            like: A tensor, or a gradient, with the device that the result must have.
+        """
+        return values
+
+    def cast(self, values: Any, like: Any) -> Any:
+        """Return a NumPy array as `tensor` does, with the dtype of `like`, which may be one that
+        NumPy does not have.
+
+        The default converts to the array's own dtype of that name.
+        """
+        return self.tensor(values.astype(self.dtype(like)), like)
+
+    def restore(self, values: Any, like: Any) -> Any:
+        """Return an array in the form of `values` as a tensor like another one.
+
+        It has that one's dtype, device and layout. An array of bits becomes the numbers that they
+        encode.
+        """
+        return self.cast(values, like)
+
+    def update(self, parameter: Any, edit: Callable[[Any], Any]) -> None:
+        """Write ``edit(values)`` into a parameter, in place and outside of all gradients.
+
+        Args:
+            parameter: What `Weight.parameter` returns.
+            edit: Receives its values as a tensor, and returns their replacement.
+
+        Raises:
+            NotReadableError: Parameters of this framework cannot be written in place.
+        """
+        raise NotReadableError("its driver does not write parameters in place")
+
+    def version(self, tensor: Any) -> int | None:
+        """Return a number that grows with each write to it; None if writes are not counted."""
+        return None
+
+    def base(self, tensor: Any) -> Any:
+        """Return the tensor of which it is a view, or itself."""
+        return tensor
+
+    def is_parameter(self, tensor: Any) -> bool:
+        """Return True if the framework marks it as a parameter of a model."""
+        return False
+
+    def contraction(self, context: Any) -> Contraction | None:
+        """Return which axes of its operands an operator sums over; None if it is not a product.
+
+        Only products whose operands may have any number of axes need it. Those with a
+        ``weight_layout``, such as convolutions, do not.
+
+        Args:
+            context: The operator's context, while its inputs are known.
+        """
+        return None
+
+    def wants_gradient(self, tensor: Any) -> bool:
+        """Return True if no operator made it and it gets a gradient."""
+        return False

@@ -1,0 +1,61 @@
+"""Reports of drivers about the environment, for the command line.
+
+Owns the forms that findings and a `DriverStatus` must have. Like all answers of plugins, they are
+checked before they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from amanda_core.interface.driver import DriverStatus, Finding
+from amanda_core.plugins.discovery import Driver
+from amanda_core.runtime.containment import contain, described
+
+__all__ = ["findings", "preflight", "status"]
+
+_SEVERITIES = ("info", "warning", "error")
+
+
+def preflight(found: Driver) -> list[Finding]:
+    """Return a driver's findings about this environment; its failure is a finding, too."""
+    try:
+        return findings(found.call("amanda_preflight"))
+    except BaseException as error:
+        contain(error)
+        message = f"Its preflight failed: {described(error)}"
+        return [Finding("error", message, "Reinstall or upgrade it")]
+
+
+def findings(answer: Any) -> list[Finding]:
+    """Return the findings of a driver; a malformed one is a finding about the driver."""
+    if answer is None:
+        return []
+    if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
+        return [_no_finding(answer)]
+    return [found if _is_finding(found) else _no_finding(found) for found in answer]
+
+
+def status(answer: Any) -> DriverStatus | None:
+    """Return the status of a driver; None if it returned none, or a malformed one."""
+    if not isinstance(answer, DriverStatus):
+        return None
+    version = "" if answer.version is None else answer.version
+    texts = (answer.interceptor, answer.why, answer.refused, version)
+    return answer if all(isinstance(text, str) for text in texts) else None
+
+
+def _no_finding(answer: Any) -> Finding:
+    kind = type(answer).__name__
+    message = f"Its preflight returns a {kind} that is not a well-formed Finding"
+    return Finding("error", message, "Correct its amanda_preflight, or upgrade it")
+
+
+def _is_finding(found: Any) -> bool:
+    return (
+        isinstance(found, Finding)
+        and found.severity in _SEVERITIES
+        and isinstance(found.message, str)
+        and isinstance(found.fix, str)
+    )

@@ -1,0 +1,1 @@
+"""Ways to write a tool without a class of it."""

@@ -1,0 +1,1 @@
+"""Checks of sources: layers of imports, private and public names, lines of code."""

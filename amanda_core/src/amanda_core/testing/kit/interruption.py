@@ -1,0 +1,136 @@
+"""Exceptions that arrive at any line, such as Ctrl-C, alarms and those that other threads set.
+
+Owns the counting of the lines that a function runs, and the exception at one of them. Tests use it
+to show that entering, running and leaving `apply` can be interrupted anywhere.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+__all__ = ["count_lines", "interrupt"]
+
+#: Parts of the names of files whose lines do not count: exceptions in callbacks of weak references
+#: never reach a program, nor do all in constructors of named tuples that C++ calls for a key, and
+#: reading metadata of packages takes most of the lines.
+_SKIPPED = (
+    "<string>",
+    "email",
+    "importlib",
+    "pathlib",
+    "weak.py",
+    "weakref.py",
+    "_weakrefset.py",
+    "zipfile",
+    "zipp",
+    "typing.py",
+)
+
+
+def count_lines(program: Callable[[], object], leaving_out: Sequence[str] = ()) -> int:
+    """Run `program` and return how many lines of Python run, but for those of its own file.
+
+    Args:
+        program: The function.
+        leaving_out: Parts of the names of files whose lines do not count.
+    """
+    lines = _Lines(program, 0, KeyboardInterrupt, leaving_out)
+    lines.run()
+    return lines.count
+
+
+def interrupt(
+    program: Callable[[], object],
+    at: int,
+    kind: type[BaseException] = KeyboardInterrupt,
+    leaving_out: Sequence[str] = (),
+    may_be_handled: bool = False,
+) -> str:
+    """Run `program` with an exception at one of its lines, and swallow that.
+
+    Args:
+        program: The function.
+        at: Which line, counted from 1 as by `count_lines`, or the next one where an exception can
+            arrive.
+        kind: The class of the exception.
+        leaving_out: As for `count_lines`.
+        may_be_handled: Whether it may arrive where a framework goes on after any `Exception`.
+
+    Returns:
+        The line as ``file:number function``; an empty string if there are fewer lines.
+
+    Raises:
+        AssertionError: The exception did not leave `program`.
+    """
+    lines = _Lines(program, at, kind, leaving_out)
+    raised = lines.run()
+    assert raised is None or lines.place, "the program raised by itself"
+    # An exception in a driver's code that is not Ctrl-C becomes the cause of the driver's error.
+    found = raised, getattr(raised, "__cause__", None)
+    # A framework makes another one of what a callback raises, and quotes it.
+    is_kind = kind in map(type, found) or "interrupted" in str(raised)
+    is_kind = is_kind or (may_be_handled and raised is None and issubclass(kind, Exception))
+    assert not lines.place or is_kind, f"{raised!r} after {lines.place}"
+    return lines.place
+
+
+class _Lines:
+    def __init__(
+        self,
+        program: Callable[[], object],
+        at: int,
+        kind: type[BaseException],
+        leaving_out: Sequence[str],
+    ) -> None:
+        self._program, self.at, self.kind, self.count, self.place = program, at, kind, 0, ""
+        code = getattr(program, "__code__", None)
+        own = (code.co_filename,) if code is not None else ()
+        self._skipped = (*_SKIPPED, *own, *leaving_out)
+
+    def run(self) -> BaseException | None:
+        sys.settrace(self)
+        try:
+            self._program()
+        except BaseException as error:
+            error.__traceback__ = None  # Its frames would keep alive what the program made.
+            return error
+        finally:
+            sys.settrace(None)
+        return None
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> _Lines | None:
+        code = frame.f_code
+        if any(part in code.co_filename for part in self._skipped):
+            return None
+        if event == "line":
+            self.count += 1
+            if self.count >= self.at > 0 and not _is_safe(frame):
+                sys.settrace(None)
+                self.place = f"{code.co_filename}:{frame.f_lineno} {code.co_name}"
+                raise self.kind("interrupted")
+        return self
+
+
+#: Instructions that raise nothing: the start of `try`, and of what handles an exception.
+_QUIET = {dis.opmap[name] for name in ("NOP", "PUSH_EXC_INFO") if name in dis.opmap}
+#: Instructions that keep a result on the stack, below the exit of a block that returns it.
+_SWAPS = {dis.opmap[name] for name in ("SWAP", "ROT_TWO") if name in dis.opmap}
+
+
+def _is_safe(frame: FrameType) -> bool:
+    """Return True at an event between the end of a block and its exit, which releases a lock.
+
+    Python raises nothing there: an exception arrives before, or after the exit.
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti
+    if code[at] in _SWAPS:
+        at += 2
+    first, *others = (code[i : i + 2] for i in range(at, at + 6, 2))
+    again = (first, bytes([dis.opmap["DUP_TOP"], 0])) if "DUP_TOP" in dis.opmap else (first,)
+    # The arguments of the exit are None three times.
+    is_exit = first[0] == dis.opmap["LOAD_CONST"] and all(one in again for one in others)
+    return is_exit or first[0] in _QUIET

@@ -1,0 +1,163 @@
+"""The attachment of one session to JAX: what happens at an operator, and around a jitted call."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core.primitives import jit_p
+
+from amanda_core.driver_kit import Session
+from amanda_core.interface import CoverageGap
+from amanda_driver_jax import jax_internals as internals
+from amanda_driver_jax.execution import Execution, op_type_of
+from amanda_driver_jax.facts import FACTS
+from amanda_driver_jax.identity.call_sites import OpTable, is_user_call
+from amanda_driver_jax.identity.modules import Models
+from amanda_driver_jax.identity.path_modules import ModulePlace
+from amanda_driver_jax.interception import PATCHES, plain_bind, plain_call
+from amanda_driver_jax.jax_internals import JittedCall
+from amanda_driver_jax.routines import Host
+from amanda_driver_jax.trace_keys import JITTED_CALL, LOCAL, PLAIN, calls_around, restore, set_key
+from amanda_driver_jax.vocabulary import DECLARATIONS
+
+#: How many programs of one operator are kept, for arguments of different shapes.
+_PROGRAMS = 64
+
+
+class _State:
+    """The ops of each mode, the callbacks and the models; they resume with the contexts."""
+
+    def __init__(self) -> None:
+        self.eager = OpTable(f"jax/{jax.__version__}/eager")
+        self.jit = OpTable(f"jax/{jax.__version__}/jit")
+        self.host = Host()
+        self.models = Models()
+
+
+class JaxAttachment:
+    """The interception of JAX for one session, in the thread that makes it."""
+
+    facts = FACTS
+    #: Numbers for executions while caching is off: each is traced and analysed again.
+    _executions = itertools.count(1)
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._state = session.persistent("jax", _State)
+        self._state.host.session = session
+        session.persistent("jax.parameters", lambda: self._state.models)
+        self._outer: JaxAttachment | None = LOCAL.hold
+        self._attached, self._before = True, calls_around()
+        session.at_close(self.detach)
+        PATCHES.acquire(self)
+        LOCAL.hold = self
+        self.changed()
+
+    def detach(self) -> None:
+        """Wait for callbacks, and restore JAX's functions after the last session."""
+        if not self._attached:
+            return
+        if self._state.host.is_used:
+            jax.effects_barrier()
+        LOCAL.hold = self._outer
+        PATCHES.release(self)
+        # Also if an exception kept a call from restoring it.
+        restore(self._before)
+        if self._outer is not None:
+            self._outer.changed()
+        self._attached = False
+
+    def changed(self) -> None:
+        """Put the state of the session into the key of JAX's caches."""
+        if LOCAL.hold is not self:
+            return  # Another thread has changed the tools; the keys are those of a thread.
+        session = self.session
+        number = 0 if session.caching else next(self._executions)
+        set_key(("amanda", session.epoch, number) if session.enabled else None)
+
+    def coverage(self) -> Sequence[CoverageGap]:
+        """Return what this driver does not instrument, and why."""
+        return [*self.session.failures.coverage("jax"), *DECLARATIONS.gaps()]
+
+    # Jitted functions.
+
+    def call(self, call: JittedCall) -> Any:
+        """Run an outermost jitted call. It is a step."""
+        self.changed()  # A listener may have begun an epoch, and it is not enabled inside one.
+        with JITTED_CALL:
+            result = plain_call(call)
+        self.finish(result)
+        self.session.end_step()
+        return result
+
+    def finish(self, result: Any) -> None:
+        """Raise errors of the routines that a program has called, once it has run."""
+        if self._state.host.is_used:
+            with PLAIN:
+                jax.block_until_ready(result)
+                jax.effects_barrier()
+        if not self.session.caching:
+            self.changed()
+        if self.session.pending:
+            self.session.raise_pending()
+
+    def call_library(self, call: JittedCall, infer: Callable[..., tuple[Any, Any]]) -> Any:
+        """Run an operator of JAX in C++, and return its result.
+
+        Args:
+            call: The call of the jitted function.
+            infer: Returns the function's program and the values that this gets.
+        """
+        op = self._state.eager.called(call.function.__name__, self._module())
+        if op.is_idle(self.session) or not is_user_call(sys._getframe(2)):
+            with PLAIN:
+                return plain_call(call)
+        signature, given = call.parsed()
+        key = signature, tuple(map(jax.typeof, given))
+        programs = op.kept = op.kept or {}
+        program = programs.get(key)
+        if program is None:
+            if len(programs) == _PROGRAMS:
+                programs.clear()
+            with PLAIN:
+                program = programs[key] = infer(*call)[0]
+
+        def vanilla(*values: Any) -> tuple[Any, ...]:
+            same = all(map(operator.is_, values, given))
+            return tuple(jax.tree.leaves(plain_call(call if same else call.replaced(values))))
+
+        host, params = self._state.host, program.params
+        outputs = Execution(self.session, host, jit_p, params, op, True, vanilla).run(given)
+        self.finish(outputs)
+        return jax.tree.unflatten(program.out_tree, outputs)
+
+    # Operators.
+
+    def _module(self) -> ModulePlace | None:
+        return self._state.models.place(sys._getframe(2))
+
+    def bind(self, primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
+        """Run an operator, or what holds other operators."""
+        if not is_user_call(sys._getframe(2)):
+            return plain_bind(primitive, *values, **params)
+        op_type = op_type_of(primitive, params)
+        top = internals.is_top_level()
+        if op_type is None:
+            result = plain_bind(primitive, *values, **params)
+            if top:
+                self.finish(result)
+            return result
+        table = self._state.jit if internals.is_compiled() else self._state.eager
+        op = table.called(op_type, self._module())
+        if top and op.is_idle(self.session):
+            with PLAIN:
+                return plain_bind(primitive, *values, **params)
+        outputs = Execution(self.session, self._state.host, primitive, params, op, top).run(values)
+        if top:
+            self.finish(outputs)
+        return outputs if primitive.multiple_results else outputs[0]

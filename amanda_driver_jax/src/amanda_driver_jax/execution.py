@@ -1,0 +1,121 @@
+"""One execution of an operator: analysis, edits before it, the operator, edits after it.
+
+Owns the order of these, and which calls are operators. `gradients` has their backward programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core.primitives import jit_p
+
+from amanda_core.driver_kit import (
+    ForwardProgram,
+    OpContext,
+    OpRecord,
+    Session,
+    Step,
+    backward_plans,
+    several,
+)
+from amanda_driver_jax import arrays, jax_internals as internals
+from amanda_driver_jax.arrays import known, note_copy
+from amanda_driver_jax.gradients import Compute, refuse_forward_mode, watched
+from amanda_driver_jax.identity.call_sites import call_marked, is_library_source
+from amanda_driver_jax.interception import plain_bind
+from amanda_driver_jax.routines import Host, HostCall, Hosted
+from amanda_driver_jax.trace_keys import PLAIN
+from amanda_driver_jax.vocabulary import DECLARATIONS
+
+_HOLDERS = frozenset(DECLARATIONS.names["holding"])
+
+
+def op_type_of(primitive: Any, params: dict[str, Any]) -> str | None:
+    """Return the type of an operator; None for what is none and holds the user's operators."""
+    if primitive is jit_p:
+        source = internals.function_source(params)
+        return str(params["name"]) if is_library_source(source) else None
+    if primitive.name == "custom_jvp_call":
+        name, source = internals.wrapped_function(params)
+        return name if is_library_source(source) else None
+    return None if primitive.name in _HOLDERS else str(primitive.name)
+
+
+class Execution(Hosted, ForwardProgram):
+    """One execution of an operator.
+
+    Args:
+        session: The session.
+        host: Executes routines.
+        primitive: The operator.
+        params: Its parameters.
+        op: Its record.
+        top: Whether it is outside of all transformations.
+        vanilla: Computes it as JAX does; None to bind the primitive.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        host: Host,
+        primitive: Any,
+        params: dict[str, Any],
+        op: OpRecord,
+        top: bool,
+        vanilla: Compute | None = None,
+    ) -> None:
+        super().__init__(session, op, primitive, attrs=params, constant=known)
+        self.host, self.params, self._top = host, params, top
+        self._vanilla = vanilla or self._bound
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Run the operator under its plans on its inputs, and return its outputs."""
+        if self._top:  # No operator in here is instrumented: faster to say once.
+            with PLAIN:
+                return super().run(values)
+        self.staging = internals.is_compiled() or not all(map(arrays.is_concrete, values))
+        return call_marked(super().run, values)
+
+    def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
+        """Return the outputs of the operator, or of its replacement."""
+        compute = self._computation(context, replacement, values)
+        with PLAIN:
+            outputs = list(compute(*values))
+        if context["type"] in ("cast", "identity") and values:
+            note_copy(outputs[0], values[0])
+        return outputs
+
+    def _computation(
+        self, context: OpContext, replacement: Step | None, values: Sequence[Any]
+    ) -> Compute:
+        compute: Compute = self._vanilla
+        if replacement is not None:
+            # Once, and always: JAX finds the tree of a custom_jvp's results by it.
+            shapes = list(jax.eval_shape(self._vanilla, *values))
+            compute = self._replacement(replacement, shapes)
+        # At the top nothing is differentiated.
+        if self._top or not (self.session.wants_backward or any(backward_plans(context))):
+            return compute
+        if not any(map(arrays.is_differentiable, values)):
+            return compute
+        if internals.is_forward_mode():
+            if any(plan.edits for plan in backward_plans(context)):
+                refuse_forward_mode(context.where)
+            return compute
+        return watched(self.host, compute, context)
+
+    def _bound(self, *values: Any) -> tuple[Any, ...]:
+        with PLAIN:
+            found = plain_bind(self.raw, *values, **self.params)
+        return tuple(found) if self.raw.multiple_results else (found,)
+
+    def _replacement(self, step: Step, shapes: Sequence[Any]) -> Compute:
+        def run(values: Sequence[Any]) -> list[Any]:
+            return several(step.replace(values))
+
+        if not self.staging or step.action.staged:
+            return lambda *values: tuple(run(values))
+        host_call = HostCall(self.host, step, run, shapes)
+        return lambda *values: tuple(host_call.differentiated(values))

@@ -1,0 +1,150 @@
+"""Call sites: which frames are JAX's, which are the user's, and the op that a call belongs to.
+
+Owns the driver's rules for the core's identity rule. Occurrences are counted in each trace, because
+arrays are replaced in each training step and do not distinguish ops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+import jax
+
+from amanda_core.driver_kit import FRAMEWORK, OWN, STOP, USER, OpRecord, Rules, zone_of
+from amanda_driver_jax import jax_internals as internals
+from amanda_driver_jax.identity.path_modules import ModulePlace
+from amanda_driver_jax.identity.path_sites import PathSites
+from amanda_driver_jax.trace_keys import LOCAL
+from amanda_driver_jax.vocabulary import DECLARATIONS
+
+R = TypeVar("R")
+
+_JAX = os.path.dirname(jax.__file__) + os.sep
+_OURS = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    os.path.dirname(sys.modules["amanda_core"].__file__ or "") + os.sep,
+    contextlib.__file__,
+)
+_NAMES = DECLARATIONS.names
+#: What the name of a module begins with -> the zone of all that it calls.
+_ZONES = {
+    "optax": "optimizer",
+    "keras.src.optimizers.": "optimizer",
+    "keras.src.initializers.": "init",
+    "keras.src.metrics.": "metrics",
+    "flax.nnx.training.metrics": "metrics",
+    "flax.nnx.training.optimizer": "optimizer",
+    "flax.nnx.training.ema": "optimizer",
+    "clu.metrics": "metrics",
+}
+
+#: The named scope of what was traced with tools. A program that evaluates its jaxpr is done.
+_MARK = "amanda:op"
+
+#: Whose a frame is: ours; JAX's, which runs operators of its own, is a transformation that users
+#: call, calls the function that is transformed, evaluates a jaxpr, lies between any operator and
+#: its caller, or is an operator; the user's.
+_OWN, _INSIDE, _API, _FORWARDING, _EVALUATION, _PLUMBING, _LIBRARY, _USERS = range(8)
+
+
+def is_library_code(code: CodeType | None) -> bool:
+    """Return True if a function is a part of JAX."""
+    return code is not None and code.co_filename.startswith(_JAX)
+
+
+def is_library_source(source: str) -> bool:
+    """Return True if ``function at file:line`` is a part of JAX."""
+    return _JAX in source
+
+
+def is_users_code(code: CodeType) -> bool:
+    """Return True for code of a program or of a library on JAX."""
+    return _side_of(code) == _USERS
+
+
+@functools.cache
+def _side_of(code: CodeType) -> int:
+    file, name = code.co_filename, code.co_name
+    if not file.startswith(_JAX):
+        return _OWN if file.startswith(_OURS) else _USERS
+    if name == "eval_jaxpr":
+        return _EVALUATION
+    if name in _NAMES["forwarding_functions"]:
+        return _FORWARDING
+    file = file.replace(os.sep, "/")
+    if file.endswith(_NAMES["api_files"]) and name != "device_put":
+        return _API
+    if file.endswith(_NAMES["internal_files"]):
+        return _INSIDE
+    return _PLUMBING if file.endswith(_NAMES["plumbing_files"]) else _LIBRARY
+
+
+def is_user_call(frame: FrameType | None) -> bool:
+    """Return True if an operator was called by a program, and not by JAX's own transformations."""
+    forwarded = False  # By a transformation, to the function that it transforms.
+    while frame is not None:
+        side = _side_of(frame.f_code)
+        if side == _USERS:
+            return True
+        forwarded |= side == _FORWARDING
+        evaluated = side == _EVALUATION and _MARK in internals.named_scopes()
+        if evaluated or side == _INSIDE or (side == _API and not forwarded):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def call_marked(function: Callable[..., R], *args: Any) -> R:
+    """Call `function`, and mark what it traces as a part of an operator that is analysed there."""
+    before = LOCAL.trace
+    try:
+        LOCAL.trace = internals.current_trace()
+        result: R = internals.call_named(_MARK, function, *args)
+        LOCAL.trace = before
+        return result
+    except BaseException:
+        LOCAL.trace = before
+        raise
+
+
+def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
+    side = _side_of(code)
+    if side == _OWN:
+        # What lies around the call that traces a function differs from call to call.
+        return STOP if code.co_name == "trace_arguments" else OWN
+    if side == _USERS:
+        library = str(namespace.get("__name__", "")).partition(".")[0] in _NAMES["libraries"]
+        return FRAMEWORK if library else USER
+    return FRAMEWORK if side == _LIBRARY else OWN
+
+
+class OpTable(PathSites):
+    """The ops of one mode that were seen so far. It resumes with the contexts.
+
+    Args:
+        namespace: The namespace of the mode.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        zones = functools.partial(zone_of, _ZONES)
+        super().__init__(Rules(kind_of=_kind_of, zone_of=zones), namespace)
+
+    def called(self, op_type: str, place: ModulePlace | None) -> OpRecord:
+        """Return the op that is being called.
+
+        Args:
+            op_type: Its type.
+            place: Where the module that runs is; None outside of any.
+        """
+        trace = None if internals.is_top_level() else internals.current_trace()
+        if place is None:
+            scopes = "/".join([name for name in internals.named_scopes() if name != _MARK])
+            place = ModulePlace("" if trace is None else "traced", scopes)
+        # Where the module is called does not matter, like its caller.
+        return self.locate(op_type, sys._getframe(1), place, trace)

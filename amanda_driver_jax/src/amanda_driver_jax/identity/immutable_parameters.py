@@ -1,0 +1,75 @@
+"""Weights in arrays that are never written: an input is a parameter, or it is not.
+
+Owns how the parameters that an operator reads are found by identity. The core finds them by memory
+(`amanda_core.weights.parameters`), for frameworks in which views share it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from amanda_core.driver_kit import Found, OpContext, Place, Reads, Weight
+
+__all__ = ["ImmutableParameters"]
+
+#: Operators that pass a parameter on; the one that computes with the result reads it as well.
+_COPIES = ("cast", "identity", "reshape", "transpose")
+
+
+class ImmutableParameters:
+    """Finds the parameters that operators read.
+
+    Args:
+        source: Returns the value of which an input is a copy, or itself.
+        known: Returns the array that a value is or stands for now; None if there is none.
+    """
+
+    def __init__(self, source: Callable[[Any], Any], known: Callable[[Any], Any]) -> None:
+        self._uncopied, self._current = source, known
+
+    def reads(
+        self,
+        context: OpContext,
+        root: str,
+        parameters: Mapping[str, Any],
+        classes: Mapping[str, str],
+    ) -> Reads:
+        """Return the parameters that an operator reads in this execution.
+
+        Args:
+            context: The context of the operator, during a call of a routine.
+            root: The label of the model that runs; empty outside of models.
+            parameters: The model's parameters by name, as `source` returns them.
+            classes: The names of the classes of its modules, by their paths.
+        """
+        finder: Any = self  # It answers what `Weight` asks.
+        names = {id(value): name for name, value in parameters.items()}
+        # One that has several names counts once.
+        shapes = {f"{root}:{name}": tuple(parameters[name].shape) for name in names.values()}
+        roles: tuple[str, ...] = context.get("input_roles", ())
+        found: dict[int | tuple[int, int], Weight] = {}
+        for position, value in enumerate(context.get_inputs() or ()):
+            source = self._uncopied(value)
+            name = names.get(id(source))
+            if name is None:
+                continue
+            shape = shapes[f"{root}:{name}"]
+            whole = Place((), True, tuple(range(len(shape))))
+            get = functools.partial(self._current, source)
+            role = roles[position] if position < len(roles) else None
+            part = Found(root, name, 0, shape, None, whole, get)
+            found[position] = Weight(part, value, finder, role, False)
+        consumed = bool(found) and context["type"] not in _COPIES
+        return Reads(found, lambda: shapes, consumed, root=root, classes=lambda: dict(classes))
+
+    def memory(self, value: Any) -> None:
+        """Return None, because arrays share no memory with others."""
+
+    def version(self, parameter: Any) -> None:
+        """Return None, because parameters are replaced and never written."""
+
+    def counts_writes(self, value: Any, parameter: Any) -> bool:
+        """Return False, because parameters are replaced and never written."""
+        return False

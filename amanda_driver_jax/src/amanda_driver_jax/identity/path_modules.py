@@ -1,0 +1,128 @@
+"""Modules that programs make again at each call: where one runs, and the parameters there.
+
+A model is known by its class and structure, and a module that runs by the frame of its method.
+`modules` knows the libraries.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from amanda_core.driver_kit import Known, OpContext, Reads, methods_around
+from amanda_driver_jax.identity.immutable_parameters import ImmutableParameters
+
+__all__ = ["ModulePlace", "PathModels"]
+
+
+class ModulePlace(NamedTuple):
+    """Where a module that runs is.
+
+    Attributes:
+        root: The label of its model; empty outside of models.
+        path: Its path there.
+        around: The frame of its method, so that callers of it do not matter; None if the path does
+            not tell which module it is.
+    """
+
+    root: str
+    path: str
+    around: FrameType | None = None
+
+
+class PathModels(ABC):
+    """The models whose modules run. It finds the parameters that an operator reads.
+
+    A subclass knows the libraries of modules; an instance is kept with the contexts.
+
+    Args:
+        source: Returns the value of which an input is a copy, or itself.
+        known: Returns the array that a value is or stands for now; None if there is none.
+        counts: Returns False for code that is not looked at, such as that of the framework.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[Any], Any],
+        known: Callable[[Any], Any],
+        counts: Callable[[CodeType], bool],
+    ) -> None:
+        self._original_of, self._counts = source, counts
+        self._finder = ImmutableParameters(source, known)
+        #: Outermost module -> its label, and the paths of the modules inside it by their ids.
+        self._models: Known[tuple[str, Mapping[int, str]]] = Known()
+        #: Name of a class -> what its models were made of, in the order of their labels.
+        self._structures: dict[str, list[Any]] = {}
+        self._root: Any = None
+        #: Label of a model -> the classes of those of its modules that have run, by their paths.
+        self._classes: dict[str, dict[str, str]] = {}
+
+    @abstractmethod
+    def library_of(self, owner: Any, name: str) -> str:
+        """Return the library of a module whose method runs; empty for other objects.
+
+        Args:
+            owner: An object, which may be anything.
+            name: The name of its method.
+        """
+
+    @abstractmethod
+    def contents_of(self, root: Any) -> tuple[dict[str, Any], Mapping[int, str]]:
+        """Return the parameters of a model by name, and the paths of its modules by their ids."""
+
+    def path_of(self, module: Any) -> str | None:
+        """Return the path that a module itself knows; None if it knows none."""
+        return None
+
+    def place(self, frame: FrameType | None) -> ModulePlace | None:
+        """Return where the module that runs is in its model; None if none runs."""
+        running = list(self._running(frame))
+        if not running:
+            return None
+        inner, around, library = running[0]
+        # A module of one library may be called by one of another.
+        root = [module for module, _, its_library in running if its_library == library][-1]
+        label, paths = self._models.get(root) or self._register(root)
+        self._root = root
+        path = self.path_of(inner)
+        path = paths.get(id(inner)) if path is None else path
+        if path is None:  # Which of several it is can be seen only by where it is called.
+            return ModulePlace(label, f"<{type(inner).__qualname__}>")
+        return ModulePlace(label, path, around)
+
+    def __call__(self, context: OpContext) -> Reads:
+        """Return the parameters that an operator reads in this execution."""
+        frame = sys._getframe(1)
+        place = self.place(frame)
+        if place is None:
+            return Reads({}, dict)
+        parameters, paths = self.contents_of(self._root)
+        classes = self._classes.setdefault(place.root, {})
+        for module, _, _ in self._running(frame):
+            own = self.path_of(module)
+            path = paths.get(id(module)) if own is None else own
+            if path is not None:
+                classes[path] = type(module).__name__
+        values = {name: self._original_of(value) for name, value in parameters.items()}
+        return self._finder.reads(context, place.root, values, classes)
+
+    def _running(self, frame: FrameType | None) -> Iterator[tuple[Any, FrameType, str]]:
+        for owner, around in methods_around(frame, self._counts):
+            library = self.library_of(owner, around.f_code.co_name)
+            if library:
+                yield owner, around, library
+
+    def _register(self, root: Any) -> tuple[str, Mapping[int, str]]:
+        parameters, paths = self.contents_of(root)
+        name = type(root).__qualname__
+        structure = [(path, value.shape) for path, value in parameters.items()]
+        same = self._structures.setdefault(name, [])
+        if structure not in same:
+            same.append(structure)
+        number = same.index(structure) + 1
+        model = (name if number == 1 else f"{name}#{number}"), paths
+        self._models.set(root, model)
+        return model

@@ -1,0 +1,89 @@
+"""Op identity where modules are known by their paths, and not as objects.
+
+Functional programs make their modules again at each call. The rule itself is in
+`amanda_core.identity.sites`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from types import FrameType
+from typing import Any
+
+from amanda_core.driver_kit import (
+    FRAMES,
+    OUTSIDE,
+    THREAD,
+    Labels,
+    Level,
+    OpRecord,
+    Origin,
+    Rules,
+    Scope,
+    Scopes,
+    Sites,
+)
+from amanda_driver_jax.identity.path_modules import ModulePlace
+
+__all__ = ["PathSites"]
+
+
+class PathSites:
+    """The ops of one mode that were seen so far. It resumes with the contexts.
+
+    Args:
+        rules: The driver's description of its framework.
+        namespace: The namespace of the mode.
+    """
+
+    def __init__(self, rules: Rules, namespace: str) -> None:
+        self._scopes: dict[tuple[str, str, str], Scope] = {}
+        self._counts: weakref.WeakKeyDictionary[Any, dict[Any, int]] = weakref.WeakKeyDictionary()
+        self._sites: Sites[OpRecord] = Sites(
+            rules,
+            None,
+            Scopes(lambda module: {}, lambda module: ()),
+            Labels(()),
+            {},
+            namespace,
+            make=lambda site, caller: OpRecord(site),
+            drop=lambda record: None,
+        )
+
+    def locate(
+        self,
+        op_type: str,
+        frame: FrameType,
+        place: ModulePlace,
+        part: Any = None,
+    ) -> OpRecord:
+        """Return the record of the op that is being called, and count this occurrence.
+
+        Args:
+            op_type: Its type.
+            frame: The frame that calls it.
+            place: Where the module that runs is.
+            part: The part of the program that runs, in which occurrences are counted; it is held
+                weakly. None if each call is the first one.
+        """
+        root, path, around = place
+        counts = {} if part is None else self._counts.setdefault(part, {})
+        scope = OUTSIDE
+        zone = THREAD.zones[-1].name if THREAD.zones else ""
+        if root or path or zone:
+            number = len(self._scopes) + 1
+            scope = self._scopes.setdefault((root, path, zone), Scope(number, root, path, zone))
+        levels: list[Level] | None = None if around is None else []
+        found = self._sites.walk(frame, FRAMES if root else 1, levels)
+        if levels is not None and around is not None:
+            depth = _distance(frame, around)
+            found = [one for one, level in zip(found, levels, strict=False) if level[0] <= depth]
+        return self._sites.passed(Origin(op_type, scope, found), (), counts)[0]
+
+
+def _distance(frame: FrameType, outer: FrameType) -> int:
+    """Return how many calls a frame is inside another one."""
+    distance, current = 0, frame
+    while current is not outer and current.f_back is not None:
+        distance, current = distance + 1, current.f_back
+    return distance

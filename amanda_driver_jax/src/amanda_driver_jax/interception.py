@@ -1,0 +1,149 @@
+"""Interception: what replaces `Primitive.bind` and the Python path of jitted functions.
+
+C++ runs a jitted function without Python once it has got a compiled program for the current key.
+Functions of JAX itself, such as `jnp.add`, are operators: the driver never hands their programs to
+C++ while tools are applied. A user's outermost jitted call comes by here, and then runs in C++
+under another key.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import Primitive
+
+from amanda_core.driver_kit import ModelWriters, Patches, is_started_by_python, join
+from amanda_driver_jax import jax_internals as internals
+from amanda_driver_jax.identity.call_sites import is_library_code
+from amanda_driver_jax.jax_internals import JittedCall
+from amanda_driver_jax.trace_keys import LOCAL, PLAIN
+
+#: Second callables of jitted functions, which share their compiled programs.
+_callable_of = functools.lru_cache(256)(internals.jitted)
+
+
+class _Interception(Patches):
+    def install(self) -> None:
+        self.infer, self.run = getattr(*internals.INFER), getattr(*internals.RUN)
+        self.replace(Primitive, "bind", _bind)
+        self.replace(*internals.INFER, _infer)
+        self.replace(*internals.RUN, _run)
+        for owner, name in internals.COMBINING:
+            self.replace(owner, name, _uninstrumented(getattr(owner, name)))
+        self.afterwards(_callable_of.cache_clear)
+        _WRITING.replace(self)
+
+
+PATCHES = _Interception()
+_BIND: Callable[..., Any] = Primitive.bind
+
+
+def plain_bind(primitive: Any, *values: Any, **params: Any) -> Any:
+    """Run an operator as JAX does."""
+    return _BIND(primitive, *values, **params)
+
+
+def plain_call(call: JittedCall) -> Any:
+    """Call a jitted function through C++, under the current key."""
+    return _callable_of(call.function, call.info)(*call.args, **call.kwargs)
+
+
+def _hold() -> Any:
+    """Return the attachment of this thread; None if no operator is instrumented now."""
+    hold = LOCAL.hold
+    return None if hold is None or LOCAL.plain or not hold.session.enabled else hold
+
+
+def _bind(primitive: Any, *values: Any, **params: Any) -> Any:
+    hold = _hold()
+    if hold is None:
+        if LOCAL.hold is None and is_started_by_python():
+            join("jax", primitive.name)  # Results must say that it was not seen.
+        return _BIND(primitive, *values, **params)
+    return hold.bind(primitive, values, params)
+
+
+def _quietly_called(original: Callable[..., Any], writer: str) -> Callable[..., Any]:
+    """Return a function that works on the program as it is without tools."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        hold = _hold()
+        if hold is not None and writer:
+            hold.session.warn_of_writer(writer)
+        with PLAIN:
+            result = original(*args, **kwargs)
+        # An export returns the function that traces the program.
+        return _quietly_called(result, "") if isinstance(result, FunctionType) else result
+
+    return call
+
+
+_WRITING = ModelWriters(internals.QUIET_FUNCTIONS, internals.WRITERS, _quietly_called)
+
+
+def _uninstrumented(trace: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that traces a part of an operator, which may not call the host."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with PLAIN:
+            return trace(*args, **kwargs)
+
+    return run
+
+
+class _Done(NamedTuple):
+    """The result of a call that the driver has already executed."""
+
+    result: Any
+
+
+_NO_PROGRAM = jax.make_jaxpr(tuple)()
+
+
+def _infer(*parts: Any) -> tuple[Any, Any]:
+    hold = _hold()
+    if hold is None:
+        return PATCHES.infer(*parts)  # type: ignore[no-any-return]
+    call = JittedCall(*parts)
+    called = internals.is_top_level() and internals.is_call(sys._getframe(1).f_code.co_name)
+    if _is_library(call.function):
+        if called:
+            return _Done(hold.call_library(call, PATCHES.infer)), ()
+        with PLAIN:  # What an operator of JAX calls is not traced for tools.
+            return PATCHES.infer(*call)  # type: ignore[no-any-return]
+    if called and LOCAL.jitted is None:
+        return _Done(hold.call(call)), ()
+    return trace_arguments(call)
+
+
+def trace_arguments(call: JittedCall) -> tuple[Any, Any]:
+    """Return the program of a jitted function; during its trace its arguments are known."""
+    before, (_, values) = LOCAL.arguments, call.parsed()
+    LOCAL.arguments = (*before, (internals.current_trace(), values))
+    try:
+        return PATCHES.infer(*call)  # type: ignore[no-any-return]
+    finally:
+        LOCAL.arguments = before
+
+
+def _run(p: Any, *others: Any) -> tuple[Any, ...]:
+    """Stand in the place of `_run_python_pjit`. Without a program C++ asks again at each call."""
+    if type(p) is _Done:
+        return (p.result, (), None, (), _NO_PROGRAM, None, None, ())
+    return PATCHES.run(p, *others)  # type: ignore[no-any-return]
+
+
+def _is_library(function: Any) -> bool:
+    """Return True for an operator of JAX: `jax.jit(jax.vmap(jax.grad(f)))` is the user's."""
+    while function is not None:
+        # What JAX has jitted and the user transforms or jits again has no code.
+        if not is_library_code(getattr(function, "__code__", None)):
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True

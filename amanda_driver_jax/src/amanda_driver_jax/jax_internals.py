@@ -1,0 +1,246 @@
+"""Private names of JAX, used in this module only; `driver.toml` names its files and functions.
+
+Checked on JAX 0.10.2.
+"""
+
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-call,unused-ignore"
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import (
+    callback as callbacks,
+    core,
+    dispatch,
+    ffi,
+    pjit,
+    source_info_util,
+    tree_util,
+)
+from jax._src.interpreters import ad, batching, mlir, partial_eval as pe
+from jax._src.lax import lax
+from jax._src.lib import jax_jit
+from jax._src.lib.mlir import ir
+from jax._src.source_info_util import Scope, current_name_stack
+from jax.extend.core import Primitive
+
+from amanda_core.interface import UnsupportedError
+
+#: The module, and its functions that run every jitted function that C++ has no program of.
+INFER, RUN = (pjit, "_infer_params"), (pjit, "_run_python_pjit")
+#: What traces how a reduction or a scatter combines elements.
+COMBINING = (lax, "_reduction_jaxpr"), (lax, "_variadic_reduction_jaxpr")
+
+_context, _sources = core.trace_ctx, source_info_util._source_info_context
+
+
+def current_trace() -> Any:
+    """Return the transformation that interprets operators now."""
+    return _context.trace
+
+
+#: Returns True if operators are executed now, and neither traced nor transformed.
+is_top_level: Callable[[], bool] = _context.is_top_level
+
+
+def call_evaluated(function: Callable[..., Any], *args: Any) -> Any:
+    """Call `function`, whose operators are executed now, neither traced nor transformed."""
+    # Not `jax.core.eval_context`, whose end an exception may skip.
+    before = _context.trace
+    try:
+        _context.set_trace(core.eval_trace)
+        result = function(*args)
+        _context.set_trace(before)
+        return result
+    except BaseException:
+        _context.set_trace(before)
+        raise
+
+
+def call_named(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call `function` inside a named scope."""
+    before = _sources.context
+    try:
+        with jax.named_scope(name):
+            return function(*args)
+    except BaseException:
+        _sources.context = before  # The scope may have been interrupted before it did so.
+        raise
+
+
+def is_forward_mode() -> bool:
+    """Return True if operators are differentiated forward, and not for a backward program."""
+    return type(_context.trace) is ad.JVPTrace
+
+
+def is_compiled() -> bool:
+    """Return True inside the trace of a function that JAX compiles."""
+    trace: Any = _context.trace
+    while trace is not None and type(trace) is not pe.DynamicJaxprTrace:
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
+def argument_of(tracer: Any, parent: Any) -> int | None:
+    """Return which argument a value is of the function that is being traced, or None.
+
+    Args:
+        tracer: The value.
+        parent: The transformation around the trace.
+    """
+    trace: Any = getattr(tracer, "_trace", None)
+    if type(trace) is not pe.DynamicJaxprTrace or trace.parent_trace is not parent:
+        return None
+    return next((n for n, var in enumerate(trace.frame.invars) if var is tracer.val), None)
+
+
+class JittedCall(NamedTuple):
+    """A call of a jitted function.
+
+    Attributes:
+        function: What was jitted.
+        info: What JAX keeps of it.
+        args: Its arguments.
+        kwargs: Those by keyword.
+    """
+
+    function: Callable[..., Any]
+    info: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def parsed(self) -> tuple[Any, list[Any]]:
+        """Return what tells the calls of a jitted function apart, and its arguments.
+
+        Arguments that are constants of the program belong to the former.
+        """
+        info, given = self.info, (self.args, tuple(self.kwargs.values()), tuple(self.kwargs))
+        names, registry = (info.static_argnums, info.static_argnames), tree_util.tracing_registry
+        found: tuple[Any, list[Any]] = jax_jit.parse_arguments(*given, *names, registry)
+        return found
+
+    def replaced(self, values: Sequence[Any]) -> JittedCall:
+        """Return the call with other values for the arguments that `parsed` returned."""
+        names = self.info.static_argnums, self.info.static_argnames
+        flat = tree_util.FlatTree.flatten_static_argnums_argnames(self.args, self.kwargs, *names)
+        args, kwargs = flat.update(values).unflatten()
+        return self._replace(args=args, kwargs=kwargs)
+
+
+def named_scopes() -> list[str]:
+    """Return the named scopes around the running line, without the transformations there."""
+    return [part.name for part in current_name_stack().stack if isinstance(part, Scope)]
+
+
+def function_source(params: dict[str, Any]) -> str:
+    """Return ``function at file:line`` of the jitted function that an equation calls."""
+    return str(params["jaxpr"].jaxpr.debug_info.func_src_info or "")
+
+
+def wrapped_function(params: dict[str, Any]) -> tuple[str, str]:
+    """Return the name of the function that `jax.custom_jvp` wraps, and where it is defined."""
+    info = params["subfuns"][0].debug_info
+    return str(info.func_name), str(info.func_src_info or "")
+
+
+def is_call(code_name: str) -> bool:
+    """Return True if the caller of `_infer_params` calls a function instead of lowering it."""
+    return code_name == "cache_miss"
+
+
+def jitted(function: Callable[..., Any], info: Any) -> Callable[..., Any]:
+    """Return another callable of a jitted function, which shares its compiled programs."""
+    found: Callable[..., Any] = pjit._cpp_pjit(function, info)
+    return found
+
+
+def refuse_forward_mode(file: str, refuse: Callable[[], Any]) -> None:
+    """Call `refuse` if JAX differentiates forward what it has traced as a `jax.custom_vjp`.
+
+    Args:
+        file: The source file of the backward programs for which this holds.
+        refuse: Raises an error.
+    """
+    refuse_others = ad.raise_custom_vjp_error_on_jvp
+
+    def refuse_any(*_: Any, bwd: Any, **__: Any) -> Any:
+        return refuse() if file in (bwd.debug_info.func_src_info or "") else refuse_others()
+
+    ad.custom_lin_p.def_impl(refuse_any)
+    ad.primitive_jvps[ad.custom_lin_p] = refuse_any
+    batching.primitive_batchers[ad.custom_lin_p] = refuse_any
+    mlir.register_lowering(ad.custom_lin_p, refuse_any)
+
+
+# A callback that XLA neither drops, repeats nor moves out of a loop, unlike `jax.pure_callback`,
+# and that has no effect in the sense of JAX, which refuses effects in checkpoints.
+
+_callback = Primitive("amanda_callback")
+_callback.multiple_results = True
+_callback.def_impl(functools.partial(dispatch.apply_primitive, _callback))
+_callback.def_abstract_eval(lambda *_, result_avals, **__: result_avals)
+batching.primitive_batchers[_callback] = functools.partial(ffi.ffi_batching_rule, _callback)
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise UnsupportedError(
+        "A routine on the host is differentiated here a second time, or in forward mode",
+        where="amanda-driver-jax",
+        fix="Mark the routine with amanda.staged, so that JAX differentiates it",
+    )
+
+
+ad.primitive_jvps[_callback] = _refuse
+
+
+def _lower(context: Any, *args: Any, **params: Any) -> Any:
+    found = callbacks.pure_callback_lowering(context, *args, **params)
+    for result in found[:1]:  # Of one operation, as all are.
+        result.owner.attributes["has_side_effect"] = ir.BoolAttr.get(True)
+    return found
+
+
+mlir.register_lowering(_callback, _lower, cacheable=False)
+
+
+def call_host(
+    function: Callable[..., Any], shapes: Sequence[Any], values: Sequence[Any]
+) -> Sequence[Any]:
+    """Call a function of arrays on the host, once each time that the program comes by."""
+    avals = tuple(core.ShapedArray(shape.shape, shape.dtype) for shape in shapes)
+    params = {"callback": function, "result_avals": avals, "sharding": None}
+    found: Sequence[Any] = _callback.bind(*values, **params, vmap_method="sequential")
+    return found
+
+
+#: Module -> functions, also as ``Class.method``, whose operators are none of the program's.
+QUIET_FUNCTIONS: dict[str, tuple[str, ...]] = {
+    "jax._src.array": ("ArrayImpl.__deepcopy__", "ArrayImpl.__copy__"),
+    "flax.serialization": ("from_bytes", "from_state_dict"),
+    "equinox._serialisation": ("tree_deserialise_leaves",),
+    "keras.src.models.model": ("Model.load_weights",),
+    "keras.src.saving.saving_lib": ("load_model", "load_weights_only"),
+}
+_ORBAX = "orbax.checkpoint._src.checkpointers"
+#: Module -> such a function that writes the model for other programs -> what it is called there.
+WRITERS = {
+    "jax._src.export._export": {"_export_internal": "jax.export"},
+    "flax.serialization": {
+        "to_state_dict": "flax.serialization",
+        "msgpack_serialize": "flax.serialization",
+    },
+    "equinox._serialisation": {"tree_serialise_leaves": "equinox"},
+    f"{_ORBAX}.checkpointer": {"Checkpointer.save": "orbax"},
+    f"{_ORBAX}.async_checkpointer": {"AsyncCheckpointer.save": "orbax"},
+    "safetensors.flax": {"save": "safetensors", "save_file": "safetensors"},
+    "keras.src.models.model": {
+        "Model.save": "model.save",
+        "Model.save_weights": "model.save_weights",
+        "Model.export": "model.export",
+    },
+    "keras.src.layers.layer": {"Layer.get_weights": "get_weights"},
+}

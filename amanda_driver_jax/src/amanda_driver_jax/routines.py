@@ -1,0 +1,210 @@
+"""Routines: executed on concrete values, inlined into a traced program, or called by it.
+
+Owns the callbacks of traced programs and their derivatives. An exception would end the program or
+get lost in it, so it is deferred, and the values stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from amanda_core.driver_kit import OpContext, Plan, Run, Session, Step, deferring
+from amanda_core.interface import IPoint, RoutineResultError
+from amanda_driver_jax import arrays, jax_internals as internals
+from amanda_driver_jax.arrays import shown
+from amanda_driver_jax.trace_keys import PLAIN, evaluated
+
+
+class Host:
+    """Executes routines, and owns the callbacks of the programs of one store.
+
+    Attributes:
+        session: The running session of the store, or the last one.
+        is_used: Whether any program has a callback.
+    """
+
+    session: Session
+    is_used = False
+
+    def fold(self, plan: Plan, values: Sequence[Any], staging: bool) -> list[Any]:
+        """Execute the steps of a plan in order, each on the values that the earlier ones returned.
+
+        Args:
+            plan: The plan.
+            values: The values; None for one that does not exist.
+            staging: Whether a program is traced, so that there are no concrete values.
+        """
+        new = list(values)
+        for step in plan:
+            action = step.action
+            if not staging and not action.autodiff:
+                changes = evaluated(step, shown(new, staging))
+            elif not staging or action.staged:
+                changes = step(new if action.autodiff else _stopped(new))
+            else:
+                changes = self._on_host(step, new)
+            for position, value in changes:
+                new[position] = _edited(new[position], value, action.autodiff)
+        return new
+
+    def _on_host(self, step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Let the program call a routine; return the positions and values that it edits."""
+        action = step.action
+        given = _selected(step, values)
+        given = given if action.autodiff else _stopped(given)
+        is_empty = all(value is None for value in given)
+        if action.positions == () or (action.observe and not is_empty):
+            self._observe(Plan((step,)), given)
+        elif not is_empty:
+            called = HostCall(self, step, Plan((step,)), arrays.shapes_of(given), keeps=True)
+            found = called.differentiated(given)
+            return [(place, value) for place, value in enumerate(found) if value is not None]
+        return []
+
+    def _observe(self, run: Run, values: Sequence[Any]) -> None:
+        """Let the program call a function that only reads values."""
+        shapes = arrays.shapes_of(values)
+
+        def call(*numbers: Any) -> None:
+            self.guarded(run, arrays.from_numbers(numbers, shapes))
+
+        self.is_used = True
+        with PLAIN:
+            jax.debug.callback(call, *arrays.as_numbers(values))
+
+    def guarded(self, run: Run, values: list[Any]) -> Sequence[Any] | None:
+        """Run a routine; return None if it fails or if no routine runs now."""
+        if not self.session.enabled:
+            return None
+        with PLAIN:
+            return deferring(self.session, run)(values)
+
+
+class Hosted:
+    """How plans are executed.
+
+    Attributes:
+        host: Executes routines.
+        staging: Whether a program is traced, so that there are no concrete values.
+    """
+
+    host: Host
+    staging = False
+
+    def execute(self, plan: Plan, values: list[Any]) -> list[Any]:
+        """Return values as the steps of a plan edit them."""
+        return self.host.fold(plan, values, self.staging)
+
+    def shown(self, values: list[Any]) -> list[Any]:
+        """Return values as contexts show them."""
+        return shown(values, self.staging)
+
+    def analysed(self, context: OpContext, point: IPoint) -> Plan:
+        """Return the plan of an op at a point, after its analysis if it is new."""
+        return evaluated(context.trigger_callback, point)  # type: ignore[no-any-return]
+
+
+@dataclass(eq=False)  # JAX hashes its methods.
+class HostCall:
+    """A function that a program calls on the host.
+
+    Attributes:
+        host: The host.
+        step: The step that it executes.
+        run: The function.
+        shapes: Those of its results; None for one that does not exist.
+        keeps: Whether the arguments are the results if the function fails; else zeros are.
+    """
+
+    host: Host
+    step: Step
+    run: Run
+    shapes: Sequence[Any]
+    keeps: bool = False
+
+    def differentiated(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Call it; it is differentiated on the host as well.
+
+        Args:
+            values: Its arguments; None for one that does not exist.
+        """
+
+        def pull(kept: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
+            def differentiate(given: list[Any]) -> Sequence[Any]:
+                _, pulled = jax.vjp(self.run, given[: len(kept)])
+                (found,) = pulled(given[len(kept) :])
+                return found  # type: ignore[no-any-return]
+
+            wanted = arrays.shapes_of(kept, arrays.is_differentiable)
+            pulling = HostCall(self.host, self.step, differentiate, wanted)
+            return (pulling.constant([*kept, *gradients]),)
+
+        function: Any = jax.custom_vjp(self.constant)
+        function.defvjp(lambda values: (self.constant(values), values), pull)
+        with PLAIN:
+            return function(list(values))  # type: ignore[no-any-return]
+
+    def constant(self, values: Sequence[Any]) -> list[Any]:
+        """Call it, without a derivative. The arguments are as in `differentiated`."""
+        given = arrays.shapes_of(values)
+        wanted = jax.eval_shape(arrays.as_numbers, self.shapes)
+
+        def checked(values: list[Any]) -> list[Any]:
+            return _checked(self.step, self.run(values), self.shapes, wanted)
+
+        def call(*numbers: Any) -> Sequence[Any]:
+            found = self.host.guarded(checked, arrays.from_numbers(numbers, given))
+            if found is not None:
+                return found
+            return numbers if self.keeps else [np.zeros(w.shape, w.dtype) for w in wanted]
+
+        self.host.is_used = True
+        with PLAIN:
+            results = internals.call_host(call, wanted, arrays.as_numbers(values))
+            return arrays.from_numbers(results, self.shapes)  # type: ignore[no-any-return]
+
+
+def _stopped(values: Sequence[Any]) -> list[Any]:
+    """Return values without their derivatives."""
+    with PLAIN:
+        return [None if value is None else jax.lax.stop_gradient(value) for value in values]
+
+
+def _edited(old: Any, new: Any, autodiff: bool) -> Any:
+    with PLAIN:
+        new = arrays.cast_like(new, old)
+        if autodiff or not isinstance(old, jax.core.Tracer) or not arrays.is_differentiable(old):
+            return new
+        return arrays.straight_through(old, new)
+
+
+def _selected(step: Step, values: Sequence[Any]) -> list[Any]:
+    """Return the values that a routine gets, and None in the place of others."""
+    wanted = step.action.positions
+    if wanted is not None and any(position >= len(values) for position in wanted):
+        step(values)  # Raises the error that names the position.
+    return [v if wanted is None or n in wanted else None for n, v in enumerate(values)]
+
+
+def _checked(
+    step: Step, found: Sequence[Any], shapes: Sequence[Any], wanted: Sequence[Any]
+) -> list[Any]:
+    """Return a routine's results as the program has them: numbers in its dtypes, zeros for None."""
+    if len(found) == len(shapes):
+        pairs = zip(found, shapes, strict=True)
+        found = [np.zeros(s.shape, s.dtype) if f is None else f for f, s in pairs if s is not None]
+    results = [np.asarray(number) for number in arrays.as_numbers(found)]
+    given, expected = [each.shape for each in results], [each.shape for each in wanted]
+    if given != expected:
+        raise RoutineResultError(
+            f"A routine returned values of the shapes {given}, but the compiled program has "
+            f"{expected} there",
+            where=step.where,
+            fix="Return the same shapes, or mark the routine with amanda.staged",
+        )
+    return [r.astype(shape.dtype) for r, shape in zip(results, wanted, strict=True)]

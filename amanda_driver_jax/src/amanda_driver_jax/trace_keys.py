@@ -1,0 +1,109 @@
+"""The state of a thread, and the part of it that is in the keys of JAX's caches.
+
+The key is part of everything that JAX traces or compiles, so that the program of a tool and the
+plain one are kept side by side. JAX compiles again what was compiled before the key was added, so
+this module is imported with JAX.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+
+from amanda_driver_jax import jax_internals as internals
+
+_KEY: Any = jax.make_user_context(None)
+_PLAIN_KEY: Any = _KEY(None)
+
+
+class _Local(threading.local):
+    """The driver's state of one thread.
+
+    Attributes:
+        hold: The attachment of the thread's session.
+        key: The key of the session's state; None if nothing is instrumented.
+        jitted: The key inside a jitted call; None outside of all.
+        context: Sets the key that is used where operators are instrumented.
+        plain: Depth of code in which no operator is instrumented.
+        trace: The transformation in which an operator is analysed; None outside of all.
+        arguments: For each function that is being traced: the transformation around it, and its
+            arguments.
+    """
+
+    hold: Any = None
+    key: Hashable = None
+    jitted: Hashable = None
+    context = _PLAIN_KEY
+    plain = 0
+    trace: Any = None
+    arguments: tuple[tuple[Any, Sequence[Any]], ...] = ()
+
+
+LOCAL = _Local()
+
+
+# Contexts are only entered: a tool may change the state before they would be left.
+
+
+def set_key(key: Hashable) -> None:
+    """Set the key of the session's state for this thread."""
+    LOCAL.key = key
+    _refresh()
+
+
+def calls_around() -> tuple[Any, ...]:
+    """Return the calls that this thread is inside of, for `restore`."""
+    return LOCAL.jitted, LOCAL.plain, LOCAL.trace, LOCAL.arguments
+
+
+def restore(calls: tuple[Any, ...]) -> None:
+    """Let this thread run as without tools, inside `calls`."""
+    LOCAL.jitted, LOCAL.plain, LOCAL.trace, LOCAL.arguments = calls
+    set_key(None)
+
+
+def _refresh() -> None:
+    LOCAL.context = _KEY(LOCAL.key if LOCAL.jitted is None else LOCAL.jitted)
+    if not LOCAL.plain:
+        LOCAL.context.__enter__()
+
+
+class _Plain:
+    def __enter__(self) -> None:
+        LOCAL.plain += 1
+        if LOCAL.plain == 1:
+            _PLAIN_KEY.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        LOCAL.plain = max(0, LOCAL.plain - 1)  # It was restored if tools were removed inside.
+        if not LOCAL.plain:
+            LOCAL.context.__enter__()
+
+
+#: Inside `with`, no operator is instrumented, and JAX uses the plain compiled programs.
+PLAIN = _Plain()
+
+
+class _InsideJit:
+    def __enter__(self) -> None:
+        LOCAL.jitted = ("jit", LOCAL.key)
+        _refresh()
+
+    def __exit__(self, *_: object) -> None:
+        LOCAL.jitted = None
+        _refresh()
+
+
+#: Inside `with`, JAX uses the programs that it may call without asking the driver.
+JITTED_CALL = _InsideJit()
+
+
+def evaluated(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that computes for real, whatever is being traced or differentiated."""
+    if LOCAL.trace is None:  # Nothing is, and contexts would only cost time.
+        return function(*args)
+    with PLAIN:
+        return internals.call_evaluated(function, *args)

@@ -1,0 +1,230 @@
+"""Imperative ops: analysis at the first execution, then the plan at each one.
+
+Owns the execution of one op. `attachment` decides which calls are ops, `gradients` watches their
+backward programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+
+from amanda_core.driver_kit import (
+    Activation,
+    ForwardProgram,
+    Known,
+    OpContext,
+    OpRecord,
+    Parameters,
+    Plan,
+    Scopes,
+    Session,
+    Sites,
+    Step,
+    backward_plans,
+    inside_routine,
+    several,
+    standing_for,
+)
+from amanda_core.interface import IPoint, Site, UnsupportedError
+from amanda_driver_mxnet.gradients import Watch
+from amanda_driver_mxnet.identity import RULES, new_labels, new_parameters, new_scopes
+from amanda_driver_mxnet.mxnet_internals.arrays import needs_gradient
+from amanda_driver_mxnet.routines import fold
+
+__all__ = ["Call", "EagerProgram"]
+
+
+@dataclass
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        op_type: MXNet's name of the operator.
+        inputs: Its arrays, by position.
+        run: Calls it with other arrays, and returns its result.
+        names: Names of the positions.
+        attrs: Its other arguments.
+        out: Where it writes its results; None if it makes new arrays.
+    """
+
+    op_type: str
+    inputs: Sequence[NDArray]
+    run: Callable[[Sequence[NDArray]], Any]
+    names: tuple[str, ...] = ()
+    attrs: Mapping[str, Any] | None = None
+    out: Any = None
+
+    @property
+    def states(self) -> Container[int]:
+        """The positions of the inputs that the op writes."""
+        if self.op_type.endswith("update"):
+            return range(2, len(self.inputs))
+        return [place for place, name in enumerate(self.names) if name.startswith("moving_")]
+
+
+class EagerProgram:
+    """The imperative program of one thread.
+
+    Attributes:
+        scopes: Names of blocks.
+        activations: The calls of blocks that are running, outermost first.
+        watched: Whether gates were put on the tape since the last backward program.
+    """
+
+    def __init__(self, session: Session, namespace: str) -> None:
+        self.session = session
+        self.activations: list[Activation] = []
+        self.watched = self._initialised = False
+        self.scopes: Scopes = session.persistent("mxnet.scopes", new_scopes)
+        labels = session.persistent("mxnet.labels", new_labels)
+        self._parameters: Parameters = session.persistent(
+            "mxnet.parameters", lambda: new_parameters(self.scopes, labels)
+        )
+        names: dict[str, dict[Any, int]] = session.persistent("mxnet.names", dict)
+        self._sites: Sites[OpRecord] = Sites(
+            RULES,
+            self,
+            self.scopes,
+            labels,
+            names,
+            namespace,
+            self._record,
+            lambda record: None,
+            self._parameters,
+        )
+        #: Handles of the arrays that ops made.
+        self._made: Known[bool] = Known()
+
+    def _record(self, site: Site, caller: str) -> OpRecord:
+        if site.zone == "model" and self._initialised:
+            # Blocks get parameters in their first call, maybe after the table of them was made.
+            self._parameters.forget(self.activations[0].scope.root if self.activations else "")
+        self._initialised = site.zone == "init"
+        return OpRecord(site)
+
+    def execute(self, call: Call) -> Any:
+        """Execute an op of the program as planned."""
+        handles = [array.handle for array in call.inputs]
+        record = self._sites.locate(call.op_type, handles, {})
+        return _run(call, call.inputs) if record is None else self.execute_at(record, call)
+
+    def is_idle(self, record: OpRecord) -> bool:
+        """Return True if no tool acts at an op."""
+        session = self.session
+        return record.is_idle(session) and not session.wants_backward
+
+    def execute_at(self, record: OpRecord, call: Call) -> Any:
+        """Execute an op with a known record as planned."""
+        if self.is_idle(record):
+            result = _run(call, call.inputs)
+            self.note(call, record.site.zone, several(result))
+            return result
+        return _Execution(self, record, call).result()
+
+    def note(self, call: Call, zone: str, arrays: Sequence[Any]) -> None:
+        """Remember that an op of the model made these arrays: they are not parameters."""
+        for array in arrays if zone == "model" and call.out is None else ():
+            if isinstance(array, NDArray):
+                self._made.set(array.handle, True)
+
+    def constant(self, value: Any) -> Any:
+        """Return an array, or None if an op made it."""
+        return None if self._made.get(value.handle) else value
+
+
+class _Execution(ForwardProgram):
+    """One execution of an op at which a tool may act.
+
+    Args:
+        program: The program.
+        record: The record of the op.
+        call: The call.
+    """
+
+    def __init__(self, program: EagerProgram, record: OpRecord, call: Call) -> None:
+        super().__init__(
+            program.session,
+            record,
+            call.op_type,
+            attrs=call.attrs,
+            input_names=call.names,
+            constant=program.constant,
+        )
+        self._program, self._call = program, call
+        #: Positions of the values that the op changes in place, until it has run.
+        self._states: Container[int] = call.states
+        self._watch: Watch | None = None
+        self._is_single = False
+
+    def result(self) -> Any:
+        """Execute the op as planned, and return what the program gets."""
+        call = self._call
+        new = self.run(call.inputs)
+        if call.out is None:
+            self._program.note(call, self.record.site.zone, new)
+            return new[0] if self._is_single else new
+        with autograd.pause(), inside_routine():
+            for target, value in zip(several(call.out), new, strict=True):
+                if value is not target:
+                    target[:] = value
+        return call.out
+
+    def analysed(self, context: OpContext, point: IPoint) -> Plan:
+        """Return the plan of the op at a point, after its analysis if it is new."""
+        with autograd.pause(autograd.is_training()):
+            return context.trigger_callback(point)
+
+    def execute(self, plan: Plan, values: list[Any]) -> list[Any]:
+        """Return values as the steps of a plan edit them."""
+        return fold(plan, values, self._states)
+
+    def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
+        """Return the outputs of the op, or of its replacement."""
+        call, self._states = self._call, ()
+        self._watch = self._new_watch(context, values)
+        if self._watch is not None:
+            values = self._watch.enter(values)
+        if replacement is not None:
+            with standing_for(call.run):
+                result = replacement.replace(values)
+        else:
+            result = _run(call, values)
+        self._is_single = not isinstance(result, (tuple, list))
+        outputs = several(result)
+        self._program.note(call, self.record.site.zone, outputs)
+        return outputs
+
+    def leaving(self, outputs: list[Any]) -> list[Any]:
+        """Return the outputs after the gate of their gradients."""
+        return outputs if self._watch is None else self._watch.exit(outputs)
+
+    def _new_watch(self, context: OpContext, values: Sequence[Any]) -> Watch | None:
+        """Return the gates of an op whose gradients a tool may want."""
+        session = self.session
+        plans = backward_plans(context)
+        late = session.due(context, IPoint.AFTER_FORWARD)
+        if not autograd.is_recording() or not (any(plans) or session.wants_backward or late):
+            return None
+        if self._call.out is not None:
+            if any(plan.edits for plan in plans):
+                raise UnsupportedError(
+                    "The gradients of an op that writes to an array of its caller (out=) cannot "
+                    "be edited",
+                    where=context.where,
+                    fix="Leave out `out` while the program is recorded",
+                )
+            return None
+        places = [place for place, value in enumerate(values) if needs_gradient(value)]
+        self._program.watched = self._program.watched or bool(places)
+        return Watch(session, context, places, len(values)) if places else None
+
+
+def _run(call: Call, values: Sequence[Any]) -> Any:
+    """Run an op as MXNet does; operators that it calls are parts of it."""
+    with inside_routine():
+        return call.run(values)

@@ -1,0 +1,50 @@
+"""Interception: functions of MXNet that are replaced while any thread is attached.
+
+Operators are called through `_imperative_invoke`; methods that make views, and a few functions,
+call the C library themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from amanda_core.driver_kit import Patches
+from amanda_driver_mxnet.mxnet_internals.arrays import ENTRY_POINTS
+
+__all__ = ["ATTACHED", "Interception"]
+
+#: Thread -> its attachment. Tools act in the thread that applied them.
+ATTACHED: dict[int, Any] = {}
+
+
+class Interception(Patches):
+    """Replacements of MXNet's functions, which call the attachment of the thread if it has one.
+
+    Args:
+        attachment: The class of attachments. It has a method for some of the functions, by name;
+            `function` executes the others.
+    """
+
+    def __init__(self, attachment: type) -> None:
+        super().__init__()
+        self._attachment = attachment
+
+    def install(self) -> None:
+        """Replace all entry points."""
+        for name, (owner, attribute) in ENTRY_POINTS.items():
+            self.replace(owner, attribute, self._replacement(name, getattr(owner, attribute)))
+
+    def _replacement(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        method = getattr(self._attachment, name, None)
+
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            attachment = ATTACHED.get(threading.get_ident())
+            if attachment is None:
+                return original(*args, **kwargs)
+            if method is not None:
+                return method(attachment, original, *args, **kwargs)
+            return attachment.function(name, original, *args, **kwargs)
+
+        return replacement

@@ -1,0 +1,113 @@
+"""Graphs of hybridized blocks, as MXNet's JSON, and how one of their operators is run alone.
+
+`execution.hybrid` runs a graph operator by operator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import mxnet
+from mxnet import gluon
+from mxnet._ctypes.ndarray import _imperative_invoke
+from mxnet.base import _LIB, c_str, check_call
+from mxnet.ndarray import NDArray
+
+#: Without it, MXNet takes a graph for one of its first releases, and upgrades it.
+_VERSION = {"mxnet_version": ["int", 10901]}
+
+
+@functools.cache
+def handle_of(op_type: str) -> Any:
+    """Return MXNet's handle of an operator."""
+    handle = ctypes.c_void_p()
+    check_call(_LIB.NNGetOpHandle(c_str(op_type), ctypes.byref(handle)))
+    return handle.value
+
+
+class Operator(NamedTuple):
+    """A node of a graph.
+
+    Attributes:
+        op_type: Type of the operator; ``null`` for a parameter or an input.
+        name: Its name in the graph.
+        attrs: Its attributes, which are texts.
+        sources: The nodes that its inputs come from, each with the position of the output.
+        program: What runs it if it has a body; else None.
+    """
+
+    op_type: str
+    name: str
+    attrs: Mapping[str, str]
+    sources: Sequence[tuple[int, int]]
+    program: Any
+
+    def run(self, arrays: Sequence[NDArray], device: Any, is_np: bool) -> Any:
+        """Run the operator, on a device if it has no inputs, and return its result."""
+        if self.program is not None:
+            return self.program(*arrays)
+        attrs = self.attrs if arrays else {"ctx": str(device), **self.attrs}
+        return _imperative_invoke(
+            handle_of(self.op_type), arrays, list(attrs), list(attrs.values()), None, is_np, False
+        )
+
+
+class Graph:
+    """The graph of a hybridized block.
+
+    Attributes:
+        symbol: The graph, as MXNet has it.
+        operators: Its nodes in an order in which they can run.
+        inputs: The nodes of the parameters and inputs, in the order in which a program gets these.
+        heads: The outputs that it returns, as pairs like `Operator.sources`.
+        is_np: Whether its arrays are those of NumPy's interface.
+    """
+
+    def __init__(self, symbol: Any) -> None:
+        self.symbol, self.is_np = symbol, type(symbol) is not mxnet.symbol.Symbol
+        written = json.loads(symbol.tojson(remove_amp_cast=False))
+        numbers = {written["nodes"][number]["name"]: number for number in written["arg_nodes"]}
+        self.inputs = [numbers[name] for name in symbol.list_inputs()]
+        self.heads = [(node, place) for node, place, *_ in written["heads"]]
+        self.operators = [
+            Operator(
+                node["op"],
+                node["name"],
+                node.get("attrs", {}),
+                [(source, place) for source, place, *_ in node["inputs"]],
+                self._alone(node) if "subgraphs" in node else None,
+            )
+            for node in written["nodes"]
+        ]
+
+    def _alone(self, node: dict[str, Any]) -> Any:
+        """Return a program of one operator; one that has a body has no other."""
+        count = len(node["inputs"])
+        nodes: list[dict[str, Any]] = [
+            {"op": "null", "name": str(place), "inputs": []} for place in range(count)
+        ]
+        nodes.append({**node, "inputs": [[place, 0, 0] for place in range(count)]})
+        outputs = range(int(node["attrs"]["num_outputs"]))
+        heads = [[count, place, 0] for place in outputs]
+        written = {"nodes": nodes, "arg_nodes": [*range(count)], "heads": heads, "attrs": _VERSION}
+        symbol = mxnet.symbol.load_json(json.dumps(written))
+        return mxnet.nd.CachedOp(symbol.as_np_ndarray() if self.is_np else symbol)
+
+
+#: Block -> its graph.
+_graphs: weakref.WeakKeyDictionary[gluon.HybridBlock, Graph] = weakref.WeakKeyDictionary()
+
+
+def graph_of(block: gluon.HybridBlock, args: Sequence[Any]) -> Graph:
+    """Return the graph of a hybridized block, which it traces at its first call."""
+    if block._cached_op is None:
+        block._build_cache(*args)
+    graph, symbol = _graphs.get(block), block._cached_graph[1]
+    if graph is None or graph.symbol is not symbol:
+        graph = _graphs[block] = Graph(symbol)
+    return graph

@@ -1,1 +1,0 @@
-"""The eager mode: operators that TensorFlow executes one by one, and their gradients on tapes."""

@@ -1,1 +1,0 @@
-"""Shared by all modes: the state of a thread, namespaces, and the positions of inputs."""

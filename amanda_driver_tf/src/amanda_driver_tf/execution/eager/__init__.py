@@ -1,0 +1,1 @@
+"""The eager mode: operators that TensorFlow executes one by one."""

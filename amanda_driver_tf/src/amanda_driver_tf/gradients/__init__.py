@@ -1,0 +1,1 @@
+"""Gradients: those that tapes compute eagerly, and those in rewritten graphs."""

@@ -1,0 +1,1 @@
+"""Gradients of the eager mode: backward passes, and gradient functions on tapes."""

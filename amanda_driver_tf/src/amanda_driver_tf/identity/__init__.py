@@ -1,0 +1,1 @@
+"""Which op a call is, and what names it: call sites, layers, variables, namespaces."""

@@ -1,0 +1,54 @@
+"""Tokens of tensors: numbers that identify handles of variables and watched tensors.
+
+A tensor carries its own token, since finding it must cost no more than an attribute, also in C.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from amanda_core.driver_kit import Labels
+
+__all__ = ["TOKENS"]
+
+
+class _Tokens:
+    """The tokens of this process."""
+
+    def __init__(self) -> None:
+        self._labels = Labels(())
+        self._tensors: dict[int, weakref.ref[Any]] = {}
+
+    def of(self, tensor: Any) -> int:
+        """Return a positive number that is never reused in this process."""
+        return abs(self.signed(tensor))
+
+    def signed(self, tensor: Any) -> int:
+        """Return the token of a tensor, negative if it was watched and is not a variable's."""
+        source = tensor._amanda_source
+        if source.__class__ is int and source:
+            return source
+        token = self._labels.look_up(tensor)[0]
+        for dead, _ in self._labels.take_dead():
+            self._tensors.pop(dead, None)
+        self._tensors[token] = weakref.ref(tensor)
+        tensor._amanda_source = token
+        return token
+
+    def find(self, token: int) -> Any:
+        """Return the tensor of a token, or None."""
+        reference = self._tensors.get(abs(token))
+        return reference() if reference is not None else None
+
+    def release(self) -> None:
+        """Remove the tokens from all live tensors."""
+        # What the garbage collector or another thread runs meanwhile may add tokens.
+        released, self._tensors = self._tensors, {}
+        for reference in released.values():
+            tensor = reference()
+            if tensor is not None:
+                vars(tensor).pop("_amanda_source", None)
+
+
+TOKENS = _Tokens()

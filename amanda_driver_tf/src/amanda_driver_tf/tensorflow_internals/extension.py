@@ -1,0 +1,47 @@
+"""The native extension: whether this installation has it, and why not.
+
+Owns its import; everything that needs it imports it from here.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from amanda_core.driver_kit import NATIVE
+from amanda_driver_tf.tensorflow_internals.versions import VERSIONS
+
+__all__ = ["missing", "native"]
+
+#: The extension module, or None.
+native: Any = None
+#: Why there is none; empty if there is one.
+missing = ""
+
+
+def _knows_frames(module: Any) -> bool:
+    """Return True if the extension reads this interpreter's frames correctly."""
+
+    # At the same depth as when an op is located.
+    def locate() -> bool:
+        inner, outer = sys._getframe(2), sys._getframe(3)
+        here = ((0, inner.f_code, inner.f_lasti), (1, outer.f_code, outer.f_lasti))
+        nearly = ((0, inner.f_code, inner.f_lasti + 2),)
+        return bool(module.CallSite(here).here()) and not module.CallSite(nearly).here()
+
+    def pass_on() -> bool:
+        return locate()
+
+    return pass_on()
+
+
+try:
+    import amanda_driver_tf._native as _native  # type: ignore[import-not-found,unused-ignore]
+except ImportError as error:
+    missing = f"the extension was not built, or does not fit this Python ({error})"
+else:
+    if _knows_frames(_native):
+        missing = VERSIONS.failure(NATIVE)
+        native = None if missing else _native
+    else:
+        missing = "the extension was built for a Python with other frames"

@@ -1,0 +1,1 @@
+"""One session's attachment to torch: start, end, operators, calls of modules."""

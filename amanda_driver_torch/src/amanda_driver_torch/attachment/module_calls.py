@@ -1,0 +1,333 @@
+"""Calls of modules: their scopes, what is shown of them, and their recomputation.
+
+Owns the state of a thread around a call, what happens to contexts of models that are gone, and what
+a failure of the driver's own work means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from functools import partial
+from types import CodeType
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+
+from amanda_core.driver_kit import (
+    MODULE_INPUT,
+    MODULE_OUTPUT,
+    Activation,
+    Scope,
+    Scopes,
+    Session,
+    Sites,
+    enter_zone,
+)
+from amanda_driver_torch.gradients.records import OpRecord
+from amanda_driver_torch.identity.frames import BOUNDARY
+from amanda_driver_torch.interception.checkpoint import is_foreign_rerun
+from amanda_driver_torch.interception.forward_calls import ForwardCalls, running_forwards
+from amanda_driver_torch.interception.interceptor import Interceptor
+from amanda_driver_torch.operators.operator import Operator
+from amanda_driver_torch.threads.modes import call_without_modes
+from amanda_driver_torch.threads.state import STATE, Watcher, call_quietly
+from amanda_driver_torch.torch_internals.internals import RELEASE
+
+__all__ = ["NAMESPACE", "ModuleCalls"]
+
+T = TypeVar("T")
+
+NAMESPACE = f"pytorch/{RELEASE}/eager"
+
+
+def _unchanged(value: T) -> T:
+    """Return the value: what the operators for values of modules compute."""
+    return value
+
+
+# These operators represent the values of modules. They have one input and return it.
+_INPUT = Operator(_unchanged, _unchanged, MODULE_INPUT)
+_OUTPUT = Operator(_unchanged, _unchanged, MODULE_OUTPUT)
+
+
+class ModuleCalls:
+    """The calls of modules under one session.
+
+    Attributes:
+        session: The session.
+        scopes: The modules that have been called.
+        first_runs: Checkpointed functions that run for the first time now, from the outermost one.
+        forward_calls: Modules whose `forward` the program calls.
+    """
+
+    session: Session
+    scopes: Scopes
+    first_runs: list[Any]
+    forward_calls: ForwardCalls
+    #: Whether the op that was resolved last is of a module that was not called.
+    _not_called = False
+    _interceptor: Interceptor
+    _sites: Sites[OpRecord]
+    execute: Callable[..., Any]
+
+    def report_failure(self, error: Exception, where: str) -> None:
+        """Raise an error of the driver, or list it so that the program can go on.
+
+        Args:
+            error: The error.
+            where: The type of the operator, or what else of the program the driver was at.
+        """
+        failures = self.session.failures
+        if not failures.is_drivers(error):
+            raise error
+        failures.note(error, NAMESPACE, where)
+
+    def attempt(self, where: str, otherwise: T, work: Callable[..., T], *arguments: object) -> T:
+        """Do work of the driver that runs nothing of the program.
+
+        Args:
+            where: As for `report_failure`.
+            otherwise: What to return if it fails and the program goes on.
+            work: Does the work.
+            arguments: Its arguments.
+        """
+        try:
+            return work(*arguments)
+        except Exception as error:
+            self.report_failure(error, where)
+            return otherwise
+
+    def call_module(
+        self,
+        module: nn.Module,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a module inside its scope."""
+        activations = STATE.activations
+        try:
+            scope = self.enter_module(module, activations[-1] if activations else None)
+            activation = self._interceptor.activation(scope)
+        except Exception as error:
+            self.report_failure(error, f"calls of {type(module).__name__}")
+            return original(module, *args, **kwargs)
+        session, path = self.session, activation.scope.path
+        if STATE.opaque and STATE.backward and is_foreign_rerun():
+            return call_quietly(original, module, *args, **kwargs)
+        # A recomputation is a part of the call that it belongs to.
+        is_outermost = not activations and not path
+        is_call = session.watches_calls and is_outermost and not STATE.backward
+        opaque, recomputing = STATE.opaque, STATE.recomputing
+        depth = len(activations)
+        try:
+            STATE.opaque, STATE.recomputing = 0, recomputing or bool(opaque and STATE.backward)
+            activations.append(activation)
+            if is_call:
+                self._begin_call(activation, args, kwargs)
+            if session.watches_scopes:
+                session.enter_scope(path)
+            if opaque:
+                run = self._interceptor.call_inside
+                result = run(self._call_shown, module, original, args, kwargs, path)
+            elif session.watches_values:
+                result = self._call_shown(module, original, args, kwargs, path)
+            else:
+                result = original(module, *args, **kwargs)
+            session.raise_pending()
+            del activations[depth:]  # There may be fewer: the tools were removed inside the call.
+            STATE.opaque, STATE.recomputing = opaque, recomputing
+            return result
+        except BaseException as error:
+            del activations[depth:]
+            STATE.opaque, STATE.recomputing = opaque, recomputing
+            self.module_failed(error)
+            raise
+        finally:
+            if session.watches_scopes:
+                session.leave_scope(path)
+            if is_call:
+                session.calls.leave()
+
+    def _call_shown(
+        self,
+        module: nn.Module,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        path: str,
+    ) -> Any:
+        if not self.session.watches_values:
+            return original(module, *args, **kwargs)
+        args, kwargs = self._shown(_INPUT, path, (args, kwargs))
+        return self._shown(_OUTPUT, path, original(module, *args, **kwargs))
+
+    def call_forward(
+        self,
+        module: nn.Module,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the `forward` of a module, which the program calls instead of the module."""
+        top = STATE.activations[-1] if STATE.activations else None
+        what = f"calls of {type(module).__name__}"
+        if top is not None and self.attempt(what, top.scope, self.enter_module, module, top) is (
+            top.scope
+        ):
+            return original(module, *args, **kwargs)  # An overriding `forward` calls it.
+        return self.call_module(module, original, args, kwargs)
+
+    def _begin_call(self, activation: Activation, args: Any, kwargs: dict[str, Any]) -> None:
+        session, scope = self.session, activation.scope
+        epoch, enter = session.epoch, session.calls.enter
+        held = partial(self.scopes.held, scope.root)
+        self.attempt(scope.path, None, enter, NAMESPACE, scope.root, args, kwargs, held)
+        if session.epoch != epoch:
+            for run in self.first_runs:
+                run.take_epoch()
+
+    def _shown(self, operator: Operator, path: str, value: Any) -> Any:
+        """Show the first tensor in the input or output of a module as that of an operator."""
+        if not self.session.calls.shows(operator.op_type, path):
+            return value
+
+        def show(tensor: torch.Tensor) -> Any:
+            return call_without_modes(self.execute, operator, _unchanged, (tensor,), {})
+
+        return self.attempt(path, value, _replace_first, value, show)
+
+    def enter_module(self, module: nn.Module, parent: Activation | None) -> Scope:
+        """Return the scope of a module called inside `parent`."""
+        outer = parent.scope if parent is not None else None
+        if outer is None:
+            running = [one for one in running_forwards(around_call=True) if one[0] is not module]
+            if running:
+                self.forward_calls.begun(running)
+                outer = self._scope_of(running, None)
+            else:
+                self.forward_calls.foresee(module)
+        scope = self.scopes.enter(module, outer, STATE.backward > 0)
+        if self.scopes.dead:
+            self._sweep()
+        return scope
+
+    def run_inside(self, scope: Scope) -> tuple[Scope, CodeType] | None:
+        """Return the scope of a module inside `scope` whose `forward` runs, and its code."""
+        running = running_forwards()
+        if not running:
+            return None
+        outer = scope if scope.root or scope.zone else None
+        found = self._scope_of(running, outer)
+        if found is None or found is outer:
+            return None
+        self.forward_calls.begun(running)
+        self._not_called = True
+        return found, running[0][1]
+
+    def _scope_of(
+        self, running: Sequence[tuple[nn.Module, CodeType]], outer: Scope | None
+    ) -> Scope | None:
+        """Return the scope of the innermost module whose `forward` runs inside `outer`."""
+        for module, _ in reversed(running):
+            if outer is None:
+                self.forward_calls.foresee(module)
+            outer = self.scopes.enter(module, outer, STATE.backward > 0)
+        return outer
+
+    def enter_zone(self, zone: str) -> Callable[[], None]:
+        """Let operators belong to a zone; return a function that ends this."""
+        return enter_zone(zone, self.scopes, STATE.activations, self._interceptor.activation)
+
+    def trace_module(
+        self, module: nn.Module, parent: Activation | None
+    ) -> tuple[Scope, list[tuple[nn.Module, str]]]:
+        """Return the scope of a module and what it depends on, for the native interceptor."""
+        scope = self.enter_module(module, parent)
+        outer = parent.scope if parent is not None else None
+        return scope, self.scopes.holders(module, scope, outer)
+
+    def module_failed(self, error: BaseException) -> None:
+        """Raise a routine's pending exception instead of `error`, which leaves a module's call."""
+        # torch may have turned a routine's TypeError into "unsupported operand".
+        self.session.raised(error)
+        self.session.raise_pending()
+
+    def call_resumed(self, activations: list[Activation], function: Callable[..., T]) -> T:
+        """Call what recomputes with the state of the first run, on whatever thread it runs."""
+        control = self.session.control
+        before = STATE.attachment, STATE.activations, STATE.opaque, STATE.recomputing
+        enabled = control.enabled
+        try:
+            STATE.attachment, STATE.activations = cast("Watcher", self), activations
+            STATE.opaque, STATE.recomputing, control.enabled = 0, True, True
+            result = self._interceptor.call_inside(function)
+            STATE.attachment, STATE.activations, STATE.opaque, STATE.recomputing = before
+            control.enabled = enabled
+            return result
+        except BaseException:
+            STATE.attachment, STATE.activations, STATE.opaque, STATE.recomputing = before
+            control.enabled = enabled
+            raise
+
+    def _sweep(self) -> None:
+        """Forget contexts of models that are gone, and of paths that got another module."""
+        dead = set(self.scopes.take_dead())
+
+        def gone(key: Any) -> bool:
+            root, path = _place_of(key)
+            return (root, None) in dead or (root, path) in dead
+
+        for context in self.session.contexts():
+            owner = context.forward if context.forward is not None else context
+            if gone(owner.site.key):
+                self.session.forget(context)
+        self._sites.discard(lambda record: gone(record.site.key))
+        self._interceptor.forget()
+        self.scopes.free(root for root, path in dead if path is None)
+
+
+# The native interceptor calls it without a frame of the replaced `Module.__call__`.
+BOUNDARY[id(ModuleCalls.call_module.__code__)] = ModuleCalls.call_module.__code__
+
+
+def _place_of(key: Any) -> tuple[str | None, str | None]:
+    """Return the root and module path in the key of an op or of a leaf's gradient accumulation."""
+    if key[0] == "op":
+        return key[1], key[2]
+    if key[0] == "accumulate" and key[1][0] == "parameter":
+        return key[1][1], key[1][2].rpartition(".")[0]
+    return None, None
+
+
+def _replace_first(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """Return `value` with `function` applied to the first tensor in it.
+
+    Lists, tuples and mappings are searched in their order; other objects are not.
+    """
+    return _replaced(value, function)[1]
+
+
+def _replaced(value: Any, function: Callable[[torch.Tensor], Any]) -> tuple[bool, Any]:
+    """Return whether there is a tensor in `value`, and the replacement of `value`."""
+    if isinstance(value, torch.Tensor):
+        return True, function(value)
+    if isinstance(value, (list, tuple)):
+        items: Any = enumerate(value)
+    elif isinstance(value, MutableMapping):
+        items = list(value.items())
+    else:
+        return False, value
+    for key, item in items:
+        found, new = _replaced(item, function)
+        if not found:
+            continue
+        if new is item:
+            return True, value
+        if not isinstance(value, tuple):
+            value[key] = new
+            return True, value
+        parts = (*value[:key], new, *value[key + 1 :])
+        return True, value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    return False, value

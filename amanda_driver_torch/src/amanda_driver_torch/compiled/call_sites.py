@@ -1,0 +1,262 @@
+"""Where the nodes of a graph were called: frames and modules, noted while Dynamo traces.
+
+Owns what is noted, and the scopes and call sites that it means: the same as in eager mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from amanda_core.driver_kit import (
+    FRAMES,
+    FRAMEWORK,
+    OUTSIDE,
+    STOP,
+    USER,
+    Activation,
+    Code,
+    Origin,
+    Sites,
+    call_offset,
+)
+from amanda_driver_torch.identity.frames import is_own, is_torchs
+from amanda_driver_torch.identity.zones import zone_of_module
+from amanda_driver_torch.torch_internals.dynamo import (
+    CREATE_PROXY,
+    MODULE_CALL,
+    MODULE_NOTE,
+    guard_identity,
+)
+
+__all__ = ["Called", "Places", "call_recording", "called_of", "forget_calls", "watch_tracing"]
+
+R = TypeVar("R")
+
+_CALLED = "amanda_called"
+_NOTING = "__amanda_noting__"
+
+
+class Frame(NamedTuple):
+    """A frame that Dynamo traces.
+
+    Attributes:
+        code: Its code.
+        names: Its globals.
+        offset: That of the current instruction.
+    """
+
+    code: CodeType
+    names: dict[str, Any]
+    offset: int
+
+
+class Called(NamedTuple):
+    """Where a node was called.
+
+    Attributes:
+        modules: Key of the call -> module, for the modules that Dynamo traces, outermost first.
+        frames: The frames up to the call of the innermost module, innermost first.
+        whole: Whether these are all frames that count.
+        source: ``file:line`` of the user's innermost frame, or None.
+    """
+
+    modules: dict[str, nn.Module]
+    frames: tuple[Frame, ...]
+    whole: bool
+    source: str | None
+
+
+class _Recorder(threading.local):
+    #: Key of a module's call -> the module and the translator that calls it; None if nothing is
+    #: recorded.
+    calls: dict[str, tuple[nn.Module, Any]] | None = None
+    #: The module for whose identity there is a guard, at the source that other guards use.
+    guarded: nn.Module | None = None
+
+
+_RECORDER = _Recorder()
+
+
+def call_recording(function: Callable[..., R], *args: Any) -> R:
+    """Call `function`, and note in each node that Dynamo traces there where it was called."""
+    before = _RECORDER.calls
+    try:
+        _RECORDER.calls = {}
+        result = function(*args)
+        _RECORDER.calls, _RECORDER.guarded = before, None
+        return result
+    except BaseException:
+        _RECORDER.calls, _RECORDER.guarded = before, None
+        raise
+
+
+def watch_tracing(replace: Callable[[Any, str, Any], None]) -> None:
+    """Replace the functions of Dynamo that `call_recording` needs."""
+    for (owner, name), note in (
+        (CREATE_PROXY, _noting),
+        (MODULE_CALL, _guarding_module),
+        (MODULE_NOTE, _noting_module),
+    ):
+        original = getattr(owner, name)
+        if not hasattr(original, _NOTING):
+            replacement = note(original)
+            setattr(replacement, _NOTING, True)
+            replace(owner, name, replacement)
+
+
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def create_proxy(tracer: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
+        proxy = original(tracer, kind, *args, **kwargs)
+        if _RECORDER.calls is not None and kind.startswith("call_"):
+            proxy.node.meta[_CALLED] = _called(tracer.output_graph.current_tx, _RECORDER.calls)
+        return proxy
+
+    return create_proxy
+
+
+def _is_method_of_module(tx: Any) -> bool:
+    names = tx.f_code.co_varnames
+    return bool(names) and isinstance(tx.f_locals.get(names[0]), nn.Module)
+
+
+def _called(tx: Any, calls: dict[str, tuple[nn.Module, Any]]) -> Called:
+    modules = {key: calls[key][0] for key in tx.nn_module_stack if key in calls}
+    caller = calls[next(reversed(modules))][1] if modules else None
+    frames, source, whole = [], None, False
+    while tx is not None:
+        whole = whole or tx is caller
+        if not whole:
+            frames.append(Frame(tx.f_code, tx.f_globals, tx.current_instruction.offset or 0))
+        if source is None and not (is_torchs(tx.f_globals) or is_own(tx.f_code)):
+            source = f"{os.path.basename(tx.f_code.co_filename)}:{tx.lineno}"
+        # Beyond a module's `forward` another module's call begins.
+        whole = whole or (tx.f_code.co_name == "forward" and _is_method_of_module(tx))
+        tx = getattr(tx, "parent", None)
+    return Called(modules, tuple(frames), whole, source)
+
+
+def _guarding_module(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call_function(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        if _RECORDER.calls is not None and variable.source:
+            # The path of another module is another one.
+            guard_identity(variable.source)
+            _RECORDER.guarded = variable.value
+        return original(variable, *args, **kwargs)
+
+    return call_function
+
+
+def _noting_module(original: Callable[..., Any]) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    def record_nn_module_stack(key: str, source: Any, tx: Any, module: nn.Module) -> Iterator[Any]:
+        with original(key, source, tx, module) as found:
+            if _RECORDER.calls is not None:
+                if module is not _RECORDER.guarded:
+                    guard_identity(source)
+                _RECORDER.guarded = None
+                _RECORDER.calls[next(reversed(tx.nn_module_stack))] = module, tx
+            yield found
+
+    return record_nn_module_stack
+
+
+class Places:
+    """The places of the nodes of one graph, as origins of operators.
+
+    Args:
+        sites: Classifies frames.
+        activations: The calls of modules around the graph, outermost first.
+        enter: Returns the scope of a module called in an activation.
+        outer: The frames around the graph, innermost first.
+        source: ``file:line`` of the user's innermost frame among these, or None.
+
+    Attributes:
+        source: The same.
+    """
+
+    def __init__(
+        self,
+        sites: Sites[Any],
+        activations: list[Activation],
+        enter: Callable[[nn.Module, Activation | None], Any],
+        outer: list[tuple[Code, int]],
+        source: str | None,
+    ) -> None:
+        self._sites, self._enter, self._outer, self.source = sites, enter, outer, source
+        around = activations[-1] if activations else None
+        #: Keys of calls -> the activation of the innermost.
+        self._activations: dict[tuple[str, ...], Activation] = {
+            (): Activation(around.scope if around is not None else OUTSIDE)
+        }
+
+    def activation(self, called: Called) -> Activation:
+        """Return the activation in which a node runs."""
+        keys: tuple[str, ...] = ()
+        for key, module in called.modules.items():
+            outer, keys = self._activations[keys], (*keys, key)
+            if keys not in self._activations:
+                parent = outer if outer.scope.root or outer.scope.zone else None
+                self._activations[keys] = Activation(self._enter(module, parent))
+        return self._activations[keys]
+
+    def origin(self, op_type: str, called: Called, wrapper: Any) -> tuple[Origin, Activation]:
+        """Return where an operator is called, and in which activation.
+
+        Args:
+            op_type: Its type.
+            called: Where its node was called.
+            wrapper: The Python function of torch that runs it, or None.
+        """
+        activation = self.activation(called)
+        limit = FRAMES if activation.scope.root else 1
+        found: list[tuple[Code, int]] = []
+        if wrapper is not None:
+            code = self._sites.classify(wrapper[0], wrapper[1])
+            found.append((code, call_offset(code.opcodes, wrapper[2])))
+        stopped = called.whole
+        for frame in called.frames:
+            code = self._sites.classify(frame.code, frame.names)
+            if code.kind == STOP:
+                stopped = True
+                break
+            if code.kind == USER or (code.kind == FRAMEWORK and not found):
+                offset = frame.offset
+                known = offset < len(code.opcodes)
+                found.append((code, call_offset(code.opcodes, offset) if known else offset >> 1))
+                if code.kind == USER:
+                    limit -= 1
+                    if not limit:
+                        break
+        if limit and not stopped:
+            found += self._outer[:limit]
+        return Origin(op_type, activation.scope, found, _zone_of(called)), activation
+
+
+def _zone_of(called: Called) -> str:
+    """Return the zone that the frames of a node decide, or an empty string."""
+    zones = (zone_of_module(frame.names) for frame in called.frames)
+    return next(filter(None, zones), "")
+
+
+def called_of(node: torch.fx.Node) -> Called:
+    """Return where a node was called; nowhere if Dynamo made it itself."""
+    found: Called = node.meta.get(_CALLED, Called({}, (), True, None))
+    return found
+
+
+def forget_calls(gm: torch.fx.GraphModule) -> None:
+    """Forget where the nodes of a graph and of those in it were called, which outlive modules."""
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop(_CALLED, None)

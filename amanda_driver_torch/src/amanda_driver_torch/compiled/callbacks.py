@@ -1,0 +1,332 @@
+"""Compiled callables under tools: their own compiled code, apart from that without tools.
+
+Owns the callback of Dynamo that stands for a callable's own while tools are applied, the choice
+between a woven graph and eager execution for each frame, and what is compiled for which tools.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from types import CodeType, MethodType
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from amanda_core.driver_kit import FRAMES, FRAMEWORK, Activation, Known, Session, Sites, WeakGroup
+from amanda_core.interface import Site
+from amanda_driver_torch.compiled.call_sites import (
+    Places,
+    call_recording,
+    called_of,
+    forget_calls,
+    watch_tracing,
+)
+from amanda_driver_torch.compiled.choice import BACKWARD, misses_backward
+from amanda_driver_torch.compiled.graph import AnalysisFailed, GraphTools, Leaves, weave
+from amanda_driver_torch.compiled.host import Host
+from amanda_driver_torch.compiled.operators import Woven
+from amanda_driver_torch.compiled.refusals import CannotWeave
+from amanda_driver_torch.identity.frames import BOUNDARY, FORWARDS, is_own
+from amanda_driver_torch.threads.state import STATE, call_quietly
+from amanda_driver_torch.torch_internals.dynamo import (
+    ConvertFrameReturn,
+    backend_itself,
+    begins_at_break,
+    beneath_stance,
+    compile_apart,
+    failing,
+    for_routines_on_host,
+    guard_scope,
+    hits_limit,
+    hits_total_limit,
+    is_dynamos,
+    new_recompile_region,
+    quiet_code,
+    set_frame_count,
+    set_recompile_region,
+    skipped,
+    uncached,
+    users_backend,
+    with_backend,
+    without_saved_tensors_hooks,
+)
+from amanda_driver_torch.torch_internals.entry_points import count_frame
+
+__all__ = ["CompiledCode"]
+
+_LIMIT = (
+    "torch's limit of compilations is reached (torch._dynamo.config.recompile_limit, or "
+    "accumulated_recompile_limit for all modules, for each of which tools need code of its own)"
+)
+_NOT_RECORDED = "a replay would leave out the routines; it keeps those marked with amanda.staged"
+
+
+class CompiledCode:
+    """The code that was compiled under the tools of one store; it resumes with their contexts.
+
+    Attributes:
+        session: The running session.
+        host: The routines on the host.
+        gaps: Names of frames that ran eagerly -> why.
+    """
+
+    session: Session
+
+    def __init__(self) -> None:
+        self.host = Host()
+        self.gaps: dict[str, str] = {}
+        self._tools: GraphTools | None = None
+        self._woven: Known[bool] = Known()
+        self._enter: Callable[[nn.Module, Activation | None], Any] | None = None
+        self._callbacks: weakref.WeakKeyDictionary[Any, dict[int, _Callback]] = (
+            weakref.WeakKeyDictionary()
+        )
+        # Compiled code refers to its backend.
+        self._backends: WeakGroup[_Backend] = WeakGroup()
+
+    def begin(
+        self,
+        session: Session,
+        sites: Sites[Site],
+        constant: Callable[[Any], Any],
+        enter: Callable[[nn.Module, Activation | None], Any],
+        replace: Callable[[Any, str, Any], None],
+    ) -> None:
+        """Serve a session from now on.
+
+        Args:
+            session: The session.
+            sites: Names operators.
+            constant: Returns a value that is the same in every execution of its op, else None.
+            enter: Returns the scope of a module called in an activation.
+            replace: Replaces an attribute while any session is attached.
+        """
+        watch_tracing(replace)
+        self.session = self.host.session = session
+        self._enter = enter
+        self._tools = GraphTools(session, self.host, sites, constant, self.gaps, self._woven)
+
+    def end(self) -> None:
+        """Serve no session any more."""
+        self._tools = self._enter = None
+
+    def why_not(self, function: Any) -> str:
+        """Return why nothing can be woven for the applied tools; an empty string if it can.
+
+        Args:
+            function: The compiled function.
+        """
+        session = self.session
+        if not session.caching:
+            return "the cache of analysis is disabled"
+        if _updates(function):
+            return ""  # It records no gradients, and its modules are not those of the model.
+        if session.wants_backward and torch.is_grad_enabled():
+            if not misses_backward():
+                return BACKWARD
+            self.gaps["backward operators of compiled callables"] = "compiled graphs have none"
+        if session.watches_scopes or session.watches_values:
+            return "a tool follows the calls of modules, which a compiled graph does not have"
+        return ""
+
+    def callback(self, chosen: Any) -> Any:
+        """Return the callback for the applied tools that stands for a callable's own.
+
+        Args:
+            chosen: The callable's own, according to the user's stance.
+
+        Returns:
+            None if the callable must run eagerly.
+        """
+        original = beneath_stance(chosen)
+        backend = users_backend(original)
+        if backend is None:
+            return None
+        known = self._callbacks.setdefault(original, {})
+        epoch = self.session.epoch
+        if epoch not in known:
+            known[epoch] = _Callback(self, original, self._backend(backend, epoch))
+        found = known[epoch]
+        if set_recompile_region is not None:
+            set_recompile_region(found.backend.region)
+        return found if chosen is original else failing(chosen, found, found.backend)
+
+    def _backend(self, users: Callable[..., Any], epoch: int) -> _Backend:
+        """Return the backend for an epoch; the same one for equal backends, which share code."""
+        itself = backend_itself(users)
+        for known in self._backends:
+            if known.epoch == epoch and backend_itself(known.users) == itself:
+                return known
+        found = _Backend(weakref.ref(self), users, epoch)
+        self._backends.add(found)
+        return found
+
+    def weave(self, gm: fx.GraphModule, leaves: Leaves, is_broken: bool) -> Sequence[Woven]:
+        """Weave the applied tools into a graph; return the nodes at which they do anything."""
+        assert self._tools is not None
+        assert self._enter is not None
+        is_outermost = self.session.watches_calls and not STATE.activations
+        if is_outermost and any(called_of(node).modules for node in gm.graph.nodes):
+            raise CannotWeave("a tool counts calls of outermost modules, which the graph holds")
+        # The same code may run in several modules, in which its operators are others.
+        guard_scope(_scope())
+        sites, frame = self._tools.sites, _outside()
+        outer = sites.walk(frame, FRAMES)
+        outer = outer[1:] if outer and outer[0][0].kind == FRAMEWORK else outer
+        places = Places(sites, STATE.activations, self._enter, outer, sites.source(frame))
+        return weave(gm, self._tools, places, leaves, is_broken)
+
+    def note_eager(self, code: CodeType, reason: str) -> None:
+        """Report that frames with this code run eagerly."""
+        name = getattr(code, "co_qualname", code.co_name)
+        self.gaps.setdefault(f"compiled callable {name}", f"it runs eagerly: {reason}")
+        self.session.warn_once(
+            f"The compiled callable {name} runs eagerly while tools are applied: {reason}."
+        )
+
+
+def _updates(function: Any) -> bool:
+    """Return True for a step of an optimizer, and for everything that one calls."""
+    if STATE.activations and STATE.activations[-1].scope.zone == "optimizer":
+        return True
+    owner = getattr(function, "__self__", None) if type(function) is MethodType else None
+    return isinstance(owner, torch.optim.Optimizer) and function.__name__ == "step"
+
+
+def _scope() -> int:
+    """Return the number of the scope in which the program is."""
+    return STATE.activations[-1].scope.number if STATE.activations else 0
+
+
+def _outside() -> Any:
+    """Return the innermost frame outside of Dynamo."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and id(frame.f_code) not in BOUNDARY:
+        if not (is_own(frame.f_code) or is_dynamos(frame.f_globals)):
+            break
+        frame = frame.f_back
+    return frame
+
+
+class _Callback:
+    """A callback of Dynamo for one callable and one epoch.
+
+    Attributes:
+        backend: Its backend.
+    """
+
+    def __init__(self, owner: CompiledCode, original: Any, backend: _Backend) -> None:
+        self.backend = backend
+        self._owner = weakref.ref(owner)
+        self._skipped: dict[int, tuple[CodeType, ConvertFrameReturn]] = {}
+        self._compile = with_backend(original, backend, self)
+
+    def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
+        code, owner, attachment = frame.f_code, self._owner(), STATE.attachment
+        if is_own(code) and id(code) not in FORWARDS:
+            return skipped(below=id(code) not in BOUNDARY)
+        if (
+            owner is None
+            or attachment is None
+            or not attachment.watching()
+            or attachment.session.epoch != self.backend.epoch
+        ):
+            return skipped(below=True)
+        if id(code) in self.backend.eager:
+            return self._run_eagerly(code)
+        if id(code) in self._skipped:
+            return self._skipped[id(code)][1]
+        before = self.backend.failure
+        self.backend.failure = None
+        self.backend.code = code
+        try:
+            # Dynamo runs some operators itself, such as `weight.real`.
+            made = self._compile, frame, cache_entry, frame_state, _scope()
+            result: ConvertFrameReturn = call_recording(call_quietly, compile_apart, *made)
+        except BaseException as error:
+            failure: Exception | None = self.backend.failure
+            if hits_total_limit(error):
+                failure = CannotWeave(_LIMIT)
+            if isinstance(failure, AnalysisFailed):
+                raise failure.error from None
+            if failure is None:
+                raise
+            self.backend.eager[id(code)] = code
+            owner.note_eager(code, str(failure))
+            return self._run_eagerly(code)
+        finally:
+            self.backend.failure = before
+        if result.guarded_code is None:
+            if hits_limit(result):
+                owner.note_eager(code, _LIMIT)
+                STATE.not_compiled[id(code)] = code
+            # Without tools the code may well be compiled.
+            result.apply_to_code = False
+            self._skipped[id(code)] = code, result
+        return result
+
+    def _run_eagerly(self, code: CodeType) -> ConvertFrameReturn:
+        STATE.not_compiled[id(code)] = code
+        # A callable with `fullgraph=True` must have compiled at least one frame.
+        count_frame(set_frame_count)
+        return skipped(below=True)
+
+
+class _Backend:
+    """A user's backend, called with woven graphs.
+
+    Attributes:
+        users: The user's.
+        epoch: That of the tools.
+        region: The number of its region, for torch's limit of compilations.
+        eager: id -> code of the frames that run eagerly; Dynamo makes code that cannot be hashed.
+        failure: Why the last graph could not be woven.
+        code: That of the frame that is compiled.
+    """
+
+    code: CodeType
+
+    def __init__(
+        self, owner: weakref.ref[CompiledCode], users: Callable[..., Any], epoch: int
+    ) -> None:
+        self._owner, self.users, self.epoch = owner, users, epoch
+        self.region = new_recompile_region()
+        self.eager: dict[int, CodeType] = {}
+        self._leaves: dict[int, tuple[CodeType, Leaves]] = {}
+        self.failure: Exception | None = None
+        self.__name__ = getattr(users, "__name__", type(users).__name__)
+
+    def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        owner = self._owner()
+        assert owner is not None
+        quiet = STATE.quiet
+        woven: Sequence[Woven] | None = None
+        try:
+            STATE.quiet = quiet + 1
+            # The program's hooks, such as those of checkpointing, are for its own operators.
+            with without_saved_tensors_hooks():
+                _, leaves = self._leaves.setdefault(id(self.code), (self.code, {}))
+                woven = owner.weave(gm, leaves, begins_at_break(self.code))
+            forget_calls(gm)
+            with contextlib.ExitStack() as stack:
+                if woven:
+                    stack.enter_context(uncached())
+                on_host = any(node.on_host for node in woven)
+                if on_host and stack.enter_context(for_routines_on_host(self.users)):
+                    owner.gaps["CUDA graphs of compiled callables"] = _NOT_RECORDED
+                return quiet_code(self.users(gm, inputs))
+        except (CannotWeave, AnalysisFailed) as error:
+            self.failure = error
+            raise
+        except Exception as error:
+            # Without plans it is the program's own graph.
+            if woven or woven is None:
+                first = str(error).partition("\n")[0]
+                self.failure = CannotWeave(f"the backend fails on the woven graph: {first}")
+            raise
+        finally:
+            STATE.quiet = quiet

@@ -1,0 +1,319 @@
+"""The execution of one operator of a compiled graph: the steps of its plans, traced around it.
+
+Owns the order of steps, the operator and the taps of gradients, and what an operator writes. A
+backend traces it; `operators` is what calls it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from amanda_core.driver_kit import Plan, Step
+from amanda_core.interface import RoutineResultError
+from amanda_driver_torch.compiled.functions import pass_straight, replaced_backward, tapped
+from amanda_driver_torch.compiled.host import Host, Like, like_of
+from amanda_driver_torch.gradients.edits import check_gradient, check_tensor, check_written
+from amanda_driver_torch.gradients.nodes import Slot, differentiable, placed
+from amanda_driver_torch.operators.signature import BoundCall, bind, outputs_of, restructure
+from amanda_driver_torch.threads.modes import call_routine
+from amanda_driver_torch.torch_internals.dynamo import tree_map
+
+__all__ = ["Lifted", "OpPlan", "run_operator"]
+
+
+class Lifted(TorchFunctionMode):
+    """Puts values of the graph in the place of tensors that a routine refers to itself.
+
+    Args:
+        lift: Returns the value of the graph for a tensor, or None for one that is part of it.
+    """
+
+    def __init__(self, lift: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self._lift = lift
+
+    def end(self) -> None:
+        """Put nothing in their place any more: nodes refer to this object."""
+        self._lift = lambda tensor: None
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types_: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        args, kwargs = self.lifted((args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def lifted(self, values: Any) -> Any:
+        """Return the same values, with those of the graph in the place of such tensors."""
+        return tree_map(self._lifted, values)
+
+    def _lifted(self, value: Any) -> Any:
+        new = self._lift(value) if isinstance(value, torch.Tensor) else None
+        return value if new is None else new
+
+
+@dataclass
+class OpPlan:
+    """The plans of one operator of a graph.
+
+    Attributes:
+        host: Calls routines on the host.
+        before: Before the operator, with its replacement.
+        after: After it.
+        arriving: For the gradients of its outputs, with the replacement of its backward.
+        leaving: For the gradients of its inputs.
+        outputs: What its outputs are like; empty if that depends on the inputs.
+    """
+
+    host: Host
+    before: Plan
+    after: Plan
+    arriving: Plan
+    leaving: Plan
+    outputs: Sequence[Like] = ()
+
+    def __bool__(self) -> bool:
+        return any((self.before, self.after, self.arriving, self.leaving))
+
+    @property
+    def changes(self) -> bool:
+        """Whether more than routines before and after the operator that only look are planned."""
+        return bool(self.before.edits or self.after.edits or self.arriving or self.leaving)
+
+    @property
+    def steps_on_host(self) -> list[Step]:
+        """Those with routines on the host."""
+        steps = (step for plan in self.plans for step in (*plan.steps, plan.replacement))
+        return [step for step in steps if step is not None and not step.action.staged]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether a routine runs on the host."""
+        return bool(self.steps_on_host)
+
+    @property
+    def edits_on_host(self) -> bool:
+        """Whether a routine on the host may edit inputs or results of the operator."""
+        steps = (*self.before.steps, self.before.replacement, *self.after.steps)
+        actions = (step.action for step in steps if step is not None)
+        return any(not (a.staged or a.observe or a.positions == ()) for a in actions)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans."""
+        return self.before, self.after, self.arriving, self.leaving
+
+
+def run_operator(
+    plan: OpPlan,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    lifted: Lifted | None,
+) -> Any:
+    """Run one operator with the steps of its plans.
+
+    Args:
+        plan: The plans.
+        func: The operator.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        lifted: Values of the graph for tensors of staged routines, or None.
+    """
+    return _Execution(plan, func, bind(func, args, kwargs), lifted).run()
+
+
+class _Execution:
+    def __init__(
+        self,
+        plan: OpPlan,
+        func: Any,
+        bound: BoundCall,
+        lifted: Lifted | None,
+    ) -> None:
+        self.plan, self.func, self.lifted = plan, func, lifted
+        self.bound: BoundCall | None = bound
+        self.in_place = bound.signature.in_place
+        self.template: Any = None
+        #: The tensor that the operator writes, if it runs on a copy for the sake of the steps.
+        self.written: torch.Tensor | None = None
+
+    def run(self) -> Any:
+        plan = self.plan
+        assert self.bound is not None
+        values = list(self.bound.values)
+        if self.in_place and plan.changes:
+            self.written = values[0]
+            values[0] = values[0].clone()
+        values = self.fold(plan.before, values)
+        replaced = plan.arriving.replacement if self.sources(values) else None
+        if replaced is not None:
+            outputs = self.with_replaced_backward(replaced, values)
+        else:
+            if plan.leaving:
+                values = self.tap(values, lambda found: self.fold_gradients(plan.leaving, found))
+            outputs = self.compute(values)
+            if plan.arriving:
+                outputs = self.tap(outputs, lambda found: self.fold_gradients(plan.arriving, found))
+        outputs = self.fold(plan.after, outputs)
+        if self.written is not None:
+            self.written.copy_(outputs[0])
+            outputs = [self.written]
+        # Nodes refer to this object, and may not to a tensor: no collector sees such a cycle.
+        template, self.template, self.bound, self.written = self.template, None, None, None
+        return None if template is None else restructure(template, outputs)
+
+    def compute(self, values: list[Any]) -> list[Any]:
+        """Run the operator or its replacement, and return the outputs."""
+        step = self.plan.before.replacement
+        if step is None:
+            assert self.bound is not None
+            args, kwargs = self.bound.call_args(values)
+            self.bound = None
+            self.template = self.func(*args, **kwargs)
+        elif step.action.staged:
+            self.template = self.staged(step.replace, values, autodiff=True)
+        else:
+            found = self.plan.host.replace(step, values, self.plan.outputs, autodiff=True)
+            self.template = found[0] if len(found) == 1 else tuple(found)
+        if self.template is None and self.in_place:
+            return [values[0]]
+        return outputs_of(self.template)
+
+    def staged(self, function: Any, values: Any, *, autodiff: bool) -> Any:
+        if self.lifted is None:
+            return call_routine(function, values, autodiff)
+        with self.lifted:
+            return self.lifted.lifted(call_routine(function, values, autodiff))
+
+    def changes(self, step: Step, values: list[Any], autodiff: bool) -> list[tuple[int, Any]]:
+        """Run a step, or let the graph run it on the host; return the new values."""
+        if step.action.staged:
+            found: list[tuple[int, Any]] = self.staged(step, values, autodiff=autodiff)
+            return found
+        if step.action.observe or step.action.positions == ():
+            self.plan.host.observe(step, values)
+            return []
+        return self.plan.host.edit(step, values, autodiff)
+
+    def fold(self, plan: Plan, values: list[Any]) -> list[Any]:
+        """Apply the steps before or after the operator."""
+        for step in plan.steps:
+            changes = self.changes(step, values, step.action.autodiff)
+            counts = _references(changes)
+            for (position, new), count in zip(changes, counts, strict=True):
+                if position == 0 and self.written is not None:
+                    check_written(values[position], new, step)
+                values[position] = _edited(values[position], new, step, count <= _ALONE)
+        return values
+
+    # Gradients.
+
+    def sources(self, values: Sequence[Any]) -> dict[Slot, torch.Tensor]:
+        """Return the tensors that get a gradient, by their places."""
+        return differentiable(values) if torch.is_grad_enabled() else {}
+
+    def tap(self, values: list[Any], change: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """Let a function change the gradients of values."""
+        sources = self.sources(values)
+        if not sources:
+            return values
+        slots, empty = list(sources), _empty(values)
+
+        def changed(gradients: list[Any]) -> list[Any]:
+            return _at(slots, change(placed(empty, slots, gradients)))
+
+        return placed(values, slots, tapped(changed, list(sources.values())))
+
+    def fold_gradients(self, plan: Plan, gradients: list[Any]) -> list[Any]:
+        """Apply steps to gradients."""
+        for step in plan.steps:
+            if not step.action.staged and all(g is None for g in _selected(step, gradients)):
+                step(gradients)  # Raises the error of a wrong position.
+                continue
+            for position, new in self.changes(step, gradients, autodiff=False):
+                old = gradients[position]
+                is_list = isinstance(old, list)
+                for o, n in zip(old, new, strict=True) if is_list else [(old, new)]:
+                    check_gradient(o, n, step)
+                gradients[position] = list(new) if is_list else new
+        return gradients
+
+    def with_replaced_backward(self, step: Step, values: list[Any]) -> list[Any]:
+        sources = self.sources(values)
+        slots, empty = list(sources), _empty(values)
+        likes = list(map(like_of, sources.values()))
+
+        def compute(tensors: Sequence[Any]) -> list[Any]:
+            return self.compute(placed(values, slots, tensors))
+
+        def backward(gradients: list[Any]) -> list[Any]:
+            plan = self.plan
+            gradients = self.fold_gradients(Plan(plan.arriving.steps), gradients)
+            if step.action.staged:
+                given = self.staged(step.replace, gradients, autodiff=False)
+                found = list(given) if isinstance(given, (tuple, list)) else [given]
+            else:
+                found = plan.host.replace(step, gradients, likes)
+            last = slots[-1][0]
+            are_alone = all(index is None for _, index in slots)
+            if len(found) > last and not (are_alone and len(found) == len(slots)):
+                found = _at(slots, found)
+            elif len(found) != len(slots):
+                raise RoutineResultError(
+                    f"A replacement of a backward op returned {len(found)} gradients",
+                    where=step.where,
+                    fix="Return one gradient for each input up to the last differentiable one",
+                )
+            return _at(slots, self.fold_gradients(plan.leaving, placed(empty, slots, found)))
+
+        return list(replaced_backward(compute, backward, list(sources.values())))
+
+
+def _empty(values: Sequence[Any]) -> list[Any]:
+    """Return a place for the gradient of each value."""
+    return [[None] * len(v) if isinstance(v, (list, tuple)) else None for v in values]
+
+
+def _at(slots: Sequence[Slot], values: Sequence[Any]) -> list[Any]:
+    """Return the values at some places."""
+    found = ((values[position], index) for position, index in slots)
+    return [value if index is None or value is None else value[index] for value, index in found]
+
+
+def _selected(step: Step, values: Sequence[Any]) -> list[Any]:
+    """Return the values that a step selects, and those in lists of them."""
+    positions = step.action.positions
+    chosen = range(len(values)) if positions is None else positions
+    found = [values[position] for position in chosen if position < len(values)]
+    return [one for value in found for one in (value if isinstance(value, list) else [value])]
+
+
+def _references(changes: Iterable[tuple[int, Any]]) -> list[int]:
+    """Return the number of references to each new value."""
+    return [sys.getrefcount(new) for _, new in changes]
+
+
+#: The number of references to a value that only its change refers to.
+(_ALONE,) = _references([(0, object())])
+
+
+def _edited(old: Any, new: Any, step: Step, is_alone: bool = False) -> Any:
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        return type(old)(
+            o if n is o else _edited(o, n, step) for o, n in zip(old, new, strict=True)
+        )
+    if not isinstance(old, torch.Tensor) or step.action.autodiff:
+        return new
+    if old.requires_grad and torch.is_grad_enabled():
+        check_tensor(old, new, step)
+    return pass_straight(old, new, is_alone) if isinstance(new, torch.Tensor) else new

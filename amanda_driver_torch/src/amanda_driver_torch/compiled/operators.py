@@ -1,0 +1,138 @@
+"""The nodes of a compiled graph, as the functions that a backend traces in their place.
+
+Owns how the operators that a node runs are found, and which values of the graph stand for tensors
+of the program around. `execution` runs one operator.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from amanda_driver_torch.compiled.execution import Lifted, OpPlan, run_operator
+from amanda_driver_torch.interception.transparent_wrappers import (
+    call_transparently,
+    run_transparently,
+)
+from amanda_driver_torch.operators.operator import Operator
+from amanda_driver_torch.threads.state import STATE
+from amanda_driver_torch.torch_internals.internals import TensorBase
+
+__all__ = ["OperatorMode", "Woven"]
+
+
+class OperatorMode(TorchFunctionMode):
+    """Passes the operators that a node of a graph runs to `operate`, in order."""
+
+    _operators: dict[Any, Operator | None] = {}  # noqa: RUF012
+
+    def operate(
+        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one operator."""
+        raise NotImplementedError
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types_: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if type(func) is types.FunctionType:
+            if not STATE.transparent or STATE.transparent[-1] is not func:
+                run = run_transparently, self, func, args, kwargs
+                return call_transparently(func.__globals__, *run)
+            # A method in C names the one in Python that overrides it.
+            func = getattr(TensorBase, func.__name__, func)
+        operator = self.operator(func)
+        if operator is None:
+            return func(*args, **kwargs)
+        return self.operate(operator, func, args, kwargs)
+
+    @classmethod
+    def operator(cls, func: Any) -> Operator | None:
+        """Return the operator that a function is; None if it is none."""
+        try:
+            return cls._operators[func]
+        except KeyError:
+            found = cls._operators[func] = Operator.of(func)
+            return found
+
+
+@dataclass(eq=False)
+class Woven:
+    """The plans of a node of a graph, as the function that takes its place.
+
+    Attributes:
+        target: The function of the node.
+        plans: Those of the operators that it runs, in order; None for one without.
+        names: Types of these operators, unless it is one itself.
+        lifted: ids of the tensors that its routines refer to, in the order of the arguments.
+    """
+
+    target: Callable[..., Any]
+    plans: list[OpPlan | None]
+    names: list[str]
+    is_operator: bool
+    lifted: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether a routine runs on the host."""
+        return any(plan.on_host for plan in self.plans if plan)
+
+    @property
+    def stages_gradients(self) -> bool:
+        """Whether a staged routine gets gradients."""
+        plans = (p for plan in self.plans if plan for p in (plan.arriving, plan.leaving))
+        steps = (step for plan in plans for step in (*plan.steps, plan.replacement))
+        return any(step is not None and step.action.staged for step in steps)
+
+    def function(self) -> Callable[..., Any]:
+        """Return it as a function: FX prints the name of what a node calls."""
+        # Compiled code may outlive the tools.
+        held = weakref.ref(self)
+
+        def woven(args: tuple[Any, ...], kwargs: dict[str, Any], lifted: list[Any]) -> Any:
+            this = held()
+            assert this is not None
+            given = {id(tensor): value for tensor, value in zip(this.lifted, lifted, strict=True)}
+            lift = Lifted(lambda tensor: given.get(id(tensor))) if given else None
+            return this.run(args, kwargs, lift)
+
+        woven.__name__ = f"woven_{getattr(self.target, '__name__', 'call')}"
+        return woven
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], lifted: Lifted | None) -> Any:
+        """Run the node with the steps of its plans."""
+        if self.is_operator:
+            (plan,) = self.plans
+            assert plan is not None
+            return run_operator(plan, self.target, tuple(args), dict(kwargs), lifted)
+        mode = _Planned(zip(self.names, self.plans, strict=True), lifted)
+        with mode:
+            return self.target(*args, **kwargs)
+
+
+class _Planned(OperatorMode):
+    def __init__(self, plans: Iterable[tuple[str, OpPlan | None]], lifted: Lifted | None) -> None:
+        super().__init__()
+        self._plans, self._lifted = iter(plans), lifted
+
+    def operate(
+        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        name, plan = next(self._plans, ("", None))
+        if name != operator.op_type:
+            raise RuntimeError(f"{operator.op_type} runs, which was not analysed there")
+        if plan is None:
+            return func(*args, **kwargs)
+        return run_operator(plan, func, args, kwargs, self._lifted)

@@ -1,0 +1,161 @@
+"""A graph that Dynamo has traced: the values of its nodes in analysis, and what is written into it.
+
+Owns where the tensors that staged routines refer to are in the graph, and the nodes in the place of
+those that were analysed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from amanda_driver_torch.compiled.execution import Lifted
+from amanda_driver_torch.compiled.host import Host
+from amanda_driver_torch.compiled.operators import Woven
+from amanda_driver_torch.torch_internals.dynamo import (
+    FakeTensor,
+    add_buffer,
+    tree_leaves,
+    tree_map,
+)
+
+__all__ = ["TracedGraph", "example"]
+
+
+class TracedGraph:
+    """A graph that is being analysed.
+
+    Args:
+        module: The graph.
+        host: Keeps what graphs refer to weakly.
+
+    Attributes:
+        fake_mode: The mode of its fake tensors, or None.
+        runs: Graph of a checkpointed function -> the node that runs it.
+    """
+
+    def __init__(self, module: fx.GraphModule, host: Host) -> None:
+        self.module, self._host = module, host
+        # That of the values: for the backend there is another one.
+        self.fake_mode = next(
+            (
+                value.fake_mode
+                for node in module.graph.nodes
+                for value in tree_leaves(example(node))
+                if isinstance(value, FakeTensor)
+            ),
+            None,
+        )
+        #: id of a tensor that routines refer to -> the tensor, and a fake one.
+        self._lifted: dict[int, tuple[torch.Tensor, Any]] = {}
+        self.runs: dict[fx.Graph, fx.Node] = {}
+
+    def given(self, node: fx.Node) -> Any:
+        """Return the arguments of a node in analysis."""
+        return fx.node.map_arg((node.args, node.kwargs), self._fake)
+
+    def _fake(self, node: fx.Node) -> Any:
+        if node.op == "get_attr" and "example_value" not in node.meta:
+            owner: Any = node.graph.owning_module
+            for name in str(node.target).split("."):
+                owner = getattr(owner, name)
+            if isinstance(owner, torch.Tensor) and self.fake_mode is not None:
+                node.meta["example_value"] = self.fake_mode.from_tensor(owner)
+            else:
+                return owner
+        return example(node)  # None for the parts of context managers such as `record_function`.
+
+    def find_lifted(self, node: fx.Node, woven: Woven) -> None:
+        """Run a node on fake tensors once, and note the real ones that its routines use."""
+        fake_mode = self.fake_mode
+        if fake_mode is None:
+            return
+        args, kwargs = self.given(node)
+        used: dict[int, torch.Tensor] = {}
+
+        def lift(tensor: torch.Tensor) -> Any:
+            if isinstance(tensor, FakeTensor):
+                return None
+            if id(tensor) not in self._lifted:
+                fake = fake_mode.from_tensor(tensor, static_shapes=True)
+                self._lifted[id(tensor)] = tensor, fake
+            used[id(tensor)] = tensor
+            return self._lifted[id(tensor)][1]
+
+        # Of what the run writes nothing may remain. What is the same tensor remains the same.
+        copies: dict[int, Any] = {}
+
+        def copied(value: Any) -> Any:
+            if id(value) not in copies:
+                copies[id(value)] = _copied(value)
+            return copies[id(value)]
+
+        records_gradients = torch.is_grad_enabled() or bool(_differentiable(example(node)))
+        with torch.set_grad_enabled(records_gradients):
+            args, kwargs = tree_map(copied, (args, kwargs))
+            found = woven.run(args, kwargs, lifted := Lifted(lift))
+            sources, results = map(_differentiable, ((args, kwargs), found))
+            if sources and results and woven.stages_gradients:
+                seeds = [torch.ones_like(result) for result in results]
+                torch.autograd.grad(results, sources, seeds, allow_unused=True)
+        lifted.end()
+        woven.lifted = list(used.values())
+
+    def write(self, woven: Sequence[tuple[fx.Node, Woven]]) -> None:
+        """Write what was woven in the place of nodes."""
+        for node, found in woven:
+            self._write(node, found)
+        for graph in dict.fromkeys(node.graph for node, _ in woven):
+            graph.lint()
+        for module in self.module.modules():
+            if isinstance(module, fx.GraphModule) and woven:
+                module.recompile()
+
+    def _write(self, node: fx.Node, woven: Woven) -> None:
+        lifted = [self._value(tensor, node) for tensor in woven.lifted]
+        args, kwargs = tuple(node.args), dict(node.kwargs)
+        self._host.held.append(woven)
+        node.op, node.target = "call_function", woven.function()
+        node.args, node.kwargs = (args, kwargs, lifted), {}
+
+    def _value(self, tensor: torch.Tensor, node: fx.Node) -> fx.Node:
+        """Return the value of a tensor in the graph of a node, to be used there."""
+        name, graph = f"_amanda_{list(self._lifted).index(id(tensor))}", node.graph
+        call = self.runs.get(graph)
+        if call is None:
+            if not hasattr(self.module, name):
+                add_buffer(self.module, name, tensor)
+            with graph.inserting_before(node):
+                found: fx.Node = graph.get_attr(name)
+        else:
+            # Only an argument of the function around may come from outside.
+            given: list[fx.Node] = [one for one in graph.nodes if one.op == "placeholder"]
+            inputs = {one.target: one for one in given}
+            if name in inputs:
+                return inputs[name]
+            call.args = (*call.args, self._value(tensor, call))
+            with graph.inserting_after(given[-1]):
+                found = graph.placeholder(name)
+        found.meta["example_value"] = self._lifted[id(tensor)][1]
+        return found
+
+
+def example(node: fx.Node) -> Any:
+    """Return the value of a node in analysis, if it has one."""
+    return node.meta.get("example_value")
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, FakeTensor):
+        copied = value.detach().clone()
+        # The node may write it, which is an error for a leaf.
+        return copied.requires_grad_().clone() if value.requires_grad else copied
+    return value
+
+
+def _differentiable(values: Any) -> list[torch.Tensor]:
+    found = tree_leaves(values)
+    return [one for one in found if isinstance(one, torch.Tensor) and one.requires_grad]

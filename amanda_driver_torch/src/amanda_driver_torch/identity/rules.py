@@ -1,0 +1,131 @@
+"""PyTorch's part of the rule of op identity: frames, modules, weights.
+
+The rule itself is the core's (`amanda_core.identity.sites`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+
+from amanda_core.driver_kit import (
+    FRAMEWORK,
+    OWN,
+    QUIET,
+    STOP,
+    USER,
+    Labels,
+    Layouts,
+    Parameters,
+    Rules,
+    Scopes,
+    methods_around,
+)
+from amanda_driver_torch.facts import FACTS
+from amanda_driver_torch.identity.frames import BOUNDARY, is_own, is_torchs, looks_away
+from amanda_driver_torch.identity.zones import zone_of
+from amanda_driver_torch.torch_internals.internals import (
+    PARAMETER_MARK,
+    children_of,
+    modules_in,
+    parameter_of,
+    parameters_of,
+)
+from amanda_driver_torch.torch_internals.tensor_attributes import (
+    is_weight,
+    layout_of,
+    memory_of,
+    storage_of,
+)
+
+__all__ = ["RULES", "new_labels", "new_parameters", "new_scopes"]
+
+
+def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
+    """Return the kind of a frame that runs `code`, which says whether it is part of a call site."""
+    if id(code) in BOUNDARY:
+        return STOP
+    if looks_away(code, namespace):
+        return QUIET
+    if is_torchs(namespace):
+        return FRAMEWORK
+    return OWN if is_own(code) else USER
+
+
+RULES = Rules(
+    kind_of=kind_of,
+    weight_types=(nn.Parameter,),
+    tensor_types=frozenset({torch.Tensor}),
+    is_weight=is_weight,
+    zone_of=zone_of,
+)
+
+
+def new_scopes() -> Scopes:
+    """Return a new table of the scopes of PyTorch's modules."""
+    return Scopes(children_of, _weights_of, holder_of=_holder_of)
+
+
+def _holder_of(module: nn.Module) -> nn.Module | None:
+    """Return the outermost module of which a method is running and which holds this one."""
+    found: nn.Module | None = None
+    holds: dict[int, bool] = {}
+    for owner, _ in methods_around(sys._getframe(1)):
+        # Its type alone is read: the object may be anything.
+        if issubclass(type(owner), nn.Module) and owner is not module:
+            if id(owner) not in holds:
+                holds[id(owner)] = any(part is module for _, part in modules_in(owner))
+            found = owner if holds[id(owner)] else found
+    return found
+
+
+def new_labels() -> Labels:
+    """Return a new table of labels for tensors."""
+    return Labels(RULES.weight_types)
+
+
+def new_parameters(scopes: Scopes, labels: Labels) -> Parameters:
+    """Return a new table of the parameters that tensors show parts of."""
+    return Parameters(scopes, labels, _LAYOUTS)
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    # For a plain tensor, as the class of `nn.Parameter` does, which takes four times as long.
+    if type(tensor) is torch.Tensor:
+        return bool(getattr(tensor, PARAMETER_MARK, False))
+    return isinstance(tensor, nn.Parameter)
+
+
+def _shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    shape = FACTS.shape(tensor)
+    return None if shape is None or None in shape else tuple(map(int, tensor.shape))
+
+
+_LAYOUTS = Layouts(
+    layout_of,
+    _shape_of,
+    storage_of,
+    FACTS.base,
+    _is_parameter,
+    is_weight,
+    FACTS.version,
+    parameter_of,
+    memory_of,
+)
+
+
+def _weights_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+    seen: set[int] = set()
+    for path, owner in modules_in(module):
+        if not (parameters := parameters_of(owner)):
+            continue
+        prefix = f"{path}." if path else ""
+        for name, parameter in parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield prefix + name, owner, parameter

@@ -1,0 +1,435 @@
+"""The parts of Dynamo and AOTAutograd on which compiled callables depend.
+
+Owns every private name of torch's compiler. Importing this module imports torch's compiler. A
+little over 400 lines: one list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from types import CodeType
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo.output_graph
+import torch._dynamo.variables.nn_module
+from torch._C._dynamo.eval_frame import (
+    _FrameAction as FrameAction,
+    _FrameExecStrategy as FrameExecStrategy,
+)
+from torch._dynamo.convert_frame import CatchErrorsWrapper
+from torch._dynamo.eval_frame import innermost_fn
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import ConstantSource, GlobalStateSource, SyntheticLocalSource
+from torch._dynamo.types import ConvertFrameReturn as ConvertFrameReturn
+from torch._functorch._aot_autograd import runtime_wrappers
+from torch._higher_order_ops.effects import _EffectType
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._subclasses.fake_tensor import (
+    FakeTensor as FakeTensor,
+    unset_fake_temporarily as unset_fake_temporarily,
+)
+from torch.utils._pytree import tree_leaves as tree_leaves, tree_map as tree_map
+
+from amanda_driver_torch.torch_internals.entry_points import COMPILED_FRAMES
+from amanda_driver_torch.torch_internals.extension import native
+
+_FRAMES: Any = torch._C._dynamo.eval_frame
+without_saved_tensors_hooks: Callable[[], contextlib.AbstractContextManager[None]] = (
+    runtime_wrappers._disable_saved_tensors_hooks
+)
+#: Sets the count of compiled frames; None if the version does not count them.
+set_frame_count: Callable[[int], int] | None = getattr(_FRAMES, COMPILED_FRAMES.frame_count, None)
+#: Sets the region of recompilations of the frames that follow; None if the version has no regions.
+set_recompile_region: Callable[[int], int] | None = getattr(_FRAMES, COMPILED_FRAMES.region, None)
+_REGIONS: Iterator[int] = getattr(
+    torch._dynamo.eval_frame, "_next_isolate_recompiles_id", itertools.count()
+)
+#: Objects and scope of the code that is being compiled for tools.
+_BOUND: ContextVar[_Bound | None] = ContextVar("bound", default=None)
+
+#: Runs a graph that is a checkpointed function.
+CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+#: Makes a node of a graph that Dynamo traces.
+CREATE_PROXY = (torch._dynamo.output_graph.SubgraphTracer, "create_proxy")
+#: Traces the call of a module.
+MODULE_CALL = (torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable, "call_function")
+#: Notes such a call, by another source.
+MODULE_NOTE = (torch._dynamo.variables.nn_module, "record_nn_module_stack")
+#: Functions in graphs that change how later nodes run.
+STATE_CHANGES = frozenset(
+    {
+        torch._C._set_grad_enabled,
+        torch.amp.autocast_mode._enter_autocast,
+        torch.amp.autocast_mode._exit_autocast,
+    }
+)
+#: Another one. An error inside of it would leave it entered.
+INFERENCE = torch.autograd.grad_mode._enter_inference_mode
+_TRANSFORMS = "torch._functorch", "torch._C._functorch"
+_ENTER_AND_LEAVE = (
+    ("increment_nesting", "enter_dual_level", "push_dynamic_layer"),
+    ("decrement_nesting", "exit_dual_level", "pop_dynamic_layer"),
+)
+#: Higher-order operators that are one operator each, as where they are called eagerly.
+HIGHER_ORDER = frozenset({"cond", "flex_attention", "map_impl", "scan", "while_loop"})
+
+
+def effectful(library: torch.library.Library, name: str) -> None:
+    """Declare that calls of a custom operator are neither dropped nor merged nor reordered."""
+    library._register_effectful_op(name, _EffectType.ORDERED)
+
+
+def is_dynamos(namespace: Mapping[str, Any]) -> bool:
+    """Return True if code with these globals is of torch's compiler."""
+    return str(namespace.get("__name__", "")).startswith("torch._dynamo")
+
+
+def is_made_inside(source: Any) -> bool:
+    """Return True if the program that is traced makes the parameter with this source."""
+    return isinstance(source, SyntheticLocalSource)
+
+
+def ends_at_break(module: Any) -> bool:
+    """Return True if the program goes on in another graph after this one."""
+    return bool(getattr(getattr(module, "compile_subgraph_reason", None), "graph_break", False))
+
+
+def begins_at_break(code: CodeType) -> bool:
+    """Return True if this is the code with which a program goes on after a graph."""
+    return code.co_name.startswith("torch_dynamo_resume_in")
+
+
+def is_of_transforms(namespace: Mapping[str, Any]) -> bool:
+    """Return True if code with these globals is of the transforms of `torch.func`."""
+    return str(namespace.get("__name__", "")).startswith(_TRANSFORMS)
+
+
+def transform_levels(function: Any) -> int | None:
+    """Return by how many levels of transforms of `torch.func` later nodes are deeper after a call.
+
+    Args:
+        function: What a graph calls.
+
+    Returns:
+        None if the function does not belong to a transform.
+    """
+    if not str(getattr(function, "__module__", "")).startswith(_TRANSFORMS):
+        return None
+    name = str(getattr(function, "__name__", ""))
+    enters, leaves = _ENTER_AND_LEAVE
+    return any(part in name for part in enters) - any(part in name for part in leaves)
+
+
+def fresh_symbols(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which runs on fake tensors may leave symbols that nothing uses."""
+    shapes = None if fake_mode is None else fake_mode.shape_env
+    return contextlib.nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
+
+
+def new_recompile_region() -> int:
+    """Return the number of a new region, whose code is limited apart from that of others."""
+    return next(_REGIONS)
+
+
+class _Entry:
+    """A piece of compiled code, followed by those of the same backend only."""
+
+    def __init__(self, entry: Any, following: _Entry | None) -> None:
+        self._entry, self.next = entry, following
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entry, name)
+
+
+class _Bound:
+    """The objects and the scope to which guards bind a piece of compiled code.
+
+    Code for tools is bound to modules and weights where code without tools is not, so only code
+    that is bound to the same ones counts for the limit of recompilations. Dynamo counts code whose
+    `id_matched_objs` are those of the frame; an instance stands there for a weak reference.
+
+    Args:
+        frame: The frame that is compiled.
+        scope: The number of its scope.
+    """
+
+    def __init__(self, frame: Any, scope: int) -> None:
+        self.scope, self.guards_scope = scope, False
+        self._names: set[str] = set()
+        self._found: dict[str, weakref.ref[Any]] = {}
+        self._variables: Any = {"L": frame.f_locals, "G": frame.f_globals}
+
+    def add(self, guard: Any) -> None:
+        """Bind the code to the object of a guard."""
+        self._names.add(guard.name)
+
+    def hold(self) -> None:
+        """Refer to the objects weakly from now on, and to the frame not at all."""
+        for name in self._names:
+            with contextlib.suppress(Exception):
+                self._found[name] = weakref.ref(self.value(name))
+        self._variables = None
+
+    def value(self, name: str) -> Any:
+        """Return what is at a place of the frame."""
+        return eval(name, self._variables)
+
+    def __call__(self) -> object:
+        """Return None if this code counts for the frame that is being compiled, else an object."""
+        other = _BOUND.get()
+        if other is None or (self.guards_scope and self.scope != other.scope):
+            return self
+        try:
+            same = all(found() is other.value(name) for name, found in self._found.items())
+        except Exception:  # The frame has nothing at this place.
+            same = False
+        return None if same else self
+
+
+def compile_apart(
+    callback: Any, frame: Any, entry: Any, state: Any, scope: int
+) -> ConvertFrameReturn:
+    """Compile a frame by a callback with a backend of its own; other code does not count for it.
+
+    Args:
+        callback: The callback.
+        frame: The frame.
+        entry: The first piece of code that was compiled for it.
+        state: What Dynamo knows of the frame.
+        scope: The number of the scope in which the frame runs.
+    """
+    if set_recompile_region is None:  # Otherwise Dynamo counts by region.
+        backend, own = callback._torchdynamo_orig_backend._torchdynamo_orig_backend, None
+        while entry is not None:
+            if entry.backend is backend:
+                own = _Entry(entry, own)
+            entry = getattr(entry, "next", None)  # Releases with regions have no chain.
+        entry = own
+    bound = _Bound(frame, scope)
+    token = _BOUND.set(bound)
+    try:
+        result: ConvertFrameReturn = callback(frame, entry, state)
+    finally:
+        _BOUND.reset(token)
+    if result.guarded_code is not None:
+        bound.hold()
+        manager: Any = result.guarded_code.guard_manager
+        manager.id_matched_objs["___amanda"] = bound
+    return result
+
+
+def hits_limit(result: ConvertFrameReturn) -> bool:
+    """Return True if Dynamo compiles a frame no more."""
+    return bool(result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY)
+
+
+def hits_total_limit(error: BaseException) -> bool:
+    """Return True if Dynamo compiles no more code, whatever it is bound to, and the program must
+    not go on without it.
+    """
+    is_limit = isinstance(error, FailOnRecompileLimitHit)
+    return is_limit and "accumulated" in f"{error} {error.__cause__}"
+
+
+def beneath_stance(callback: Any) -> Any:
+    """Return the callback that the user's stance wraps, or the same one."""
+    inner = getattr(callback, "_torchdynamo_orig_backend", None)
+    return inner if isinstance(inner, CatchErrorsWrapper) else callback
+
+
+def failing(chosen: Any, callback: Any, backend: Any) -> Any:
+    """Return a callback that fails where a frame was compiled before, if the stance is so.
+
+    Args:
+        chosen: The callback according to the stance.
+        callback: The one that compiles.
+        backend: Its backend.
+    """
+    if torch._dynamo.eval_frame._stance.stance != "fail_on_recompile":
+        return callback
+
+    def compile_once(frame: Any, entry: Any, state: Any) -> ConvertFrameReturn:
+        known = _FRAMES._debug_get_cache_entry_list(frame.f_code)
+        is_first = all(one.backend is not backend for one in known)
+        result: ConvertFrameReturn = (callback if is_first else chosen)(frame, entry, state)
+        return result
+
+    found: Any = compile_once
+    found._torchdynamo_orig_backend = callback
+    return found
+
+
+def users_backend(callback: Any) -> Callable[..., Any] | None:
+    """Return the backend of a callback of Dynamo; None if it is not of a known kind."""
+    convert: Any = getattr(callback, "_torchdynamo_orig_backend", None)
+    if not isinstance(callback, CatchErrorsWrapper) or not hasattr(convert, "_clone_with_backend"):
+        return None
+    found: Callable[..., Any] = convert._torchdynamo_orig_backend
+    return found
+
+
+def backend_itself(backend: Any) -> Any:
+    """Return what a backend wraps; Dynamo serves equal ones with the same code."""
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
+    return backend
+
+
+def with_backend(callback: Any, backend: Callable[..., Any], front: Any) -> CatchErrorsWrapper:
+    """Return a callback of Dynamo like another one, but with another backend.
+
+    Args:
+        callback: The other one.
+        backend: The backend.
+        front: What Dynamo calls. It finds the backend, and the code compiled by it, through this.
+    """
+    convert = callback._torchdynamo_orig_backend._clone_with_backend(backend)
+    hooks = callback.hooks
+    if getattr(hooks, "guard_filter_fn", None) is not None:
+        chosen = hooks.guard_filter_fn
+
+        def keep(guards: Any) -> list[bool]:
+            return [k or _is_own(g) for k, g in zip(chosen(guards), guards, strict=True)]
+
+        hooks = dataclasses.replace(hooks, guard_filter_fn=keep)
+    found = CatchErrorsWrapper(convert, hooks)
+    front._torchdynamo_orig_backend = found
+    return found
+
+
+def _is_own(guard: Any) -> bool:
+    """Return True for guards of `guard_identity` and `guard_scope`, which no program may drop."""
+    is_identity = guard.guard_type == "ID_MATCH"
+    return guard.guard_type == _in_scope.__name__ or (
+        is_identity and isinstance(guard.value, (torch.nn.Module, torch.Tensor))
+    )
+
+
+def add_buffer(graph: torch.fx.GraphModule, name: str, tensor: torch.Tensor) -> None:
+    """Let a graph read a tensor as a buffer, whose values may change."""
+    graph.register_buffer(name, tensor)
+    sources: Any = getattr(graph, "_param_name_to_source", None)
+    if sources is not None:  # AOTAutograd refuses a tensor without one.
+        sources[name] = ConstantSource(name)
+
+
+def guard_identity(source: Any) -> None:
+    """Let the code that is being compiled serve no other object at this place of the program."""
+    guard = source.make_guard(GuardBuilder.ID_MATCH)
+    install_guard(guard)
+    if (bound := _BOUND.get()) is not None:
+        bound.add(guard)
+
+
+def guard_scope(number: int) -> None:
+    """Let the code that is being compiled serve only in the scope with this number."""
+    create = functools.partial(_in_scope, number)
+    if (bound := _BOUND.get()) is not None:
+        bound.guards_scope = True
+    install_guard(torch._guards.Guard(GlobalStateSource(), create))
+
+
+def _in_scope(number: int, builder: Any, guard: Any) -> None:
+    add = builder.guard_manager.root.add_lambda_guard
+    # From PyTorch 2.11 on it takes the user's stack, too.
+    stack = (None,) if "arg2" in add.__doc__ else ()
+    add(native.in_scope(number), [f"___amanda_scope() == {number}"], *stack)
+
+
+def quiet_code(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the code that a backend made, as a function whose operators are not seen."""
+    # Dynamo disables itself in it, and would do so twice.
+    found: Callable[..., Any] = native.quiet(innermost_fn(compiled))
+    return found
+
+
+def skipped(*, below: bool) -> ConvertFrameReturn:
+    """Return the answer that runs a frame without compiling it, this time.
+
+    Args:
+        below: Whether the frames that it calls run without being compiled, too.
+    """
+    inner = FrameAction.SKIP if below else FrameAction.DEFAULT
+    return ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, inner), apply_to_code=False)
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Compile inside `with` without the compilers' caches, and without donated buffers."""
+    import torch._functorch.config
+    import torch._inductor.config
+    from torch._functorch._aot_autograd import graph_compile
+
+    with (
+        torch._inductor.config.patch(force_disable_caches=True),
+        torch._functorch.config.patch(
+            enable_autograd_cache=False, force_non_lazy_backward_lowering=True
+        ),
+        # Graphs with donated buffers cannot be kept, and without tools there may be none.
+        mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", return_value=[]),
+        _effects_in_order(),
+    ):
+        yield
+
+
+def _effects_in_order() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which Inductor keeps the order of effects.
+
+    Up to PyTorch 2.14 it notes an operation after which another one runs by the name of its buffer,
+    and asks by the name of the operation.
+    """
+    from torch._inductor.scheduler import Scheduler
+    from torch._inductor.virtualized import V
+
+    original = Scheduler.compute_dependencies
+
+    def compute_dependencies(scheduler: Any) -> None:
+        graph: Any = V.graph
+        noted = getattr(graph, "additional_star_deps", {})
+        for operation in graph.operations if noted else ():
+            earlier = noted[operation.get_name()]
+            graph.additional_buffer_deps[operation.get_operation_name()].update(earlier)
+        original(scheduler)
+
+    return mock.patch.object(Scheduler, "compute_dependencies", compute_dependencies)
+
+
+#: Settings of Inductor for graphs with routines on the host, which may keep the values they get: no
+#: memory serves for another value, and none is that of a recorded CUDA graph.
+_ON_HOST = {
+    "triton.cudagraphs": False,
+    "allow_buffer_reuse": False,
+    "inplace_buffers": False,
+    "memory_planning": False,
+}
+
+
+@contextlib.contextmanager
+def for_routines_on_host(backend: Any) -> Iterator[bool]:
+    """Let a backend compile for routines on the host inside `with`.
+
+    Yields:
+        Whether it would have recorded CUDA graphs.
+    """
+    import torch._inductor.config
+
+    own: Any = getattr(backend_itself(backend), "config", None)  # Of the callable itself.
+    settings = own if isinstance(own, dict) else {}
+    wanted = settings.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs)
+    before = dict(settings)
+    settings.update(_ON_HOST)
+    try:
+        with torch._inductor.config.patch(_ON_HOST):
+            yield bool(wanted)
+    finally:
+        settings.clear()
+        settings.update(before)

@@ -1,0 +1,1 @@
+"""Programs for those who maintain the repository; run them from its root by `python -m`."""

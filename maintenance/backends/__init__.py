@@ -1,0 +1,1 @@
+"""One source of tools and the conformance kit on every backend: docs/backends.md."""

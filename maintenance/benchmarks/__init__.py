@@ -1,0 +1,1 @@
+"""What instrumentation costs, and figures of the pages of tools: docs/benchmarks."""

@@ -1,0 +1,1 @@
+"""The drivers over the versions of their frameworks: docs/support.md."""

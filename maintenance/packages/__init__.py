@@ -1,0 +1,1 @@
+"""Distributions as users get them, and the libraries that pages contain."""

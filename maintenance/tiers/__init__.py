@@ -1,0 +1,1 @@
+"""How long the tests take, which lines they run, and which defects they find."""

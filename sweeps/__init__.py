@@ -1,5 +1,0 @@
-"""Sweeps: run everything that exists plain and instrumented, and compare.
-
-Run `python -m sweeps` from the repository's root, or `nox -s sweep`. Each part writes its results
-as JSON, and `report` makes docs/trust.md from them.
-"""

@@ -1,0 +1,219 @@
+"""Guides and pages of tools: their files are written, their programs and commands run, in order.
+
+A Python block is executed; all blocks of a page share one namespace. A block after ``<!-- file:
+NAME -->`` is written to that file instead. In a `console` block each ``$`` line is run, and the
+lines below it must occur in the output in that order, with ``...`` for anything. Pages that install
+what they make do it in an environment of their own. Other blocks are ignored, but each line of any
+page that begins with ``amanda run`` is run with a program of the tests.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amanda_core.interface import hookspecs
+from amanda_core.testing import CAPABILITIES
+
+pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
+
+ROOT = Path(__file__).parents[2]
+GUIDES = sorted(
+    page for part in ("guides", "tools") for page in (ROOT / "docs" / part).glob("*.md")
+)
+_BLOCK = re.compile(
+    r"^(?:<!-- file: (?P<file>\S+) -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+#: A command, and the comment after it. One whose comment says that it is wrong must fail.
+_LINE = re.compile(r"^ *(?:\$ )?(amanda run [^\n#]*?)(?: +# (?P<note>.*))?$", re.MULTILINE)
+#: What such commands run, and a tool that one of them names.
+FILES = {
+    "train.py": """\
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+""",
+    "my_tools.py": """\
+import amanda
+class Counter(amanda.Tool):
+    pass
+""",
+}
+
+
+@dataclass
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    file: str | None
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    for found in _BLOCK.finditer(text):
+        line = text[: found.start("text")].count("\n") + 1
+        yield Block(found["language"], found["file"], textwrap.dedent(found["text"]), line)
+
+
+def environment(folder: Path) -> Path:
+    """Make an environment over this one, offline, and return the folder of its programs."""
+    venv.create(folder, symlinks=True)
+    programs = folder / "bin"
+    python = programs / "python"
+    place = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    here, outer = (
+        subprocess.run(
+            [one, "-c", place], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for one in (python, sys.executable)
+    )
+    Path(here, "outer.pth").write_text(f"import site; site.addsitedir({outer!r})\n")
+    for name in ("amanda", "pip", "pytest"):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{python}" -m {name} "$@"\n')
+        (programs / name).chmod(0o755)
+    return programs
+
+
+def run(block: Block, where: str, programs: str) -> None:
+    """Run the commands of a block and compare their output."""
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    # An installation needs nothing that is not here.
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    commands = re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]
+    for part in commands:
+        command, _, expected = part.partition("\n")
+        done = subprocess.run(
+            command,
+            shell=True,
+            env={**os.environ, **offline, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{where}: {command}\n{done.stdout}"
+        rest = iter(done.stdout.splitlines())
+        for line in filter(None, expected.splitlines()):
+            # Columns are as wide as their contents, which differ by place and version.
+            words = (re.escape(word).replace(r"\.\.\.", ".*") for word in line.split())
+            pattern = re.compile(r"\s+".join(words) + ("" if line.endswith("...") else r".*"))
+            assert any(pattern.match(given) for given in rest), f"{where}: {line}\n{done.stdout}"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_what_a_guide_shows_works(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names: dict[str, Any] = {"__name__": f"guide_{page.stem}"}
+    before = set(sys.modules)
+    installs = any(b.language == "console" and "pip install" in b.text for b in blocks(page))
+    programs = environment(tmp_path / "env") if installs else os.path.dirname(sys.executable)
+    for block in blocks(page):
+        where = f"{page.name}:{block.line}"
+        if block.file is not None:
+            Path(block.file).write_text(block.text)
+        elif block.language == "python":
+            exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
+        elif block.language == "console":
+            run(block, where, str(programs))
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_every_block_has_a_language() -> None:
+    for page in GUIDES:
+        assert page.read_text().count("```") == 2 * len(list(blocks(page)))
+        assert all(block.language for block in blocks(page))
+
+
+def test_every_hook_is_in_the_reference_with_its_signature() -> None:
+    text = (ROOT / "docs/guides/hooks.md").read_text()
+    documented = re.findall(r"^## `(amanda_\w+)(\(.*)`$", text, re.MULTILINE)
+    hooks = {name: found for name, found in vars(hookspecs).items() if name.startswith("amanda_")}
+    assert dict(documented) == {
+        name: str(inspect.signature(hook)).replace("'", "") for name, hook in hooks.items()
+    }
+
+
+def test_every_capability_is_in_the_guide() -> None:
+    text = (ROOT / "docs/guides/writing-a-driver.md").read_text()
+    table = re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
+    assert {word: meaning.replace("`", "") for word, meaning in table} == dict(CAPABILITIES)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in GUIDES:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def commands() -> dict[str, list[tuple[str, str]]]:
+    """Return page -> its commands that no other test runs, and their comments."""
+    found = {}
+    pages = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", *ROOT.glob("amanda_*/README.md")]
+    for page in sorted(pages):
+        text = page.read_text()
+        shown = [b.text for b in blocks(page) if b.language == "console"] if page in GUIDES else []
+        lines = [(m[1].strip(), m["note"] or "") for m in _LINE.finditer(text)]
+        lines = [one for one in lines if not any(f"$ {one[0]}" in block for block in shown)]
+        if lines:
+            found[str(page.relative_to(ROOT))] = lines
+    return found
+
+
+COMMANDS = commands()
+
+
+def test_commands_of_several_pages_are_found() -> None:
+    assert {"README.md", "docs/errors.md", "docs/guides/report.md"} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("page", COMMANDS)
+def test_each_command_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+
+    def run(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            shell=True,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+
+    for command, note in COMMANDS[page]:
+        done = run(command)
+        if note.startswith("wrong"):
+            done = run(command)  # It may be wrong the second time only.
+            assert "Error: " in done.stdout, command
+            assert done.returncode != 0, command
+        else:
+            assert done.returncode == 0, f"{command}\n{done.stdout}"

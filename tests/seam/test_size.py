@@ -1,0 +1,163 @@
+"""Costs grow at most with the number of new things: counted, not timed.
+
+Each program is run at two sizes, the first and the second time under a tool. The lines of Python
+that run, loops included, may grow as the size does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda_driver_torch.identity.rules import new_labels, new_parameters, new_scopes
+from amanda_tools.flops import Flops
+from amanda_tools.memory import Memory
+from amanda_tools.nonfinite import NonFinite
+from amanda_tools.trace import Trace
+
+Program = Callable[[], object]
+
+
+def parameters_of_a_step(size: int) -> Program:
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(size)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    return torch.optim.AdamW(parameters).step
+
+
+def tensors_of_a_foreach_step(size: int) -> Program:
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(size)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    return torch.optim.AdamW(parameters, foreach=True).step
+
+
+def operands(size: int) -> Program:
+    leaves = [torch.ones(2, requires_grad=True) for _ in range(size)]
+    return lambda: torch.cat(leaves).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def modules_of_a_model(size: int) -> Program:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(size)))
+    x = torch.ones(1, 2)
+    return lambda: model(x).sum().backward()
+
+
+def models(size: int) -> Program:
+    layers = [nn.Linear(2, 2) for _ in range(size)]
+    optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1)
+    x = torch.ones(1, 2)
+
+    def step() -> None:
+        out = x
+        for layer in layers:
+            out = layer(out)
+        out.sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def operators(size: int) -> Program:
+    source = "def run(x):\n" + "    x = x + 1\n" * size + "    x.sum().backward()\n"
+    space: dict[str, Any] = {}
+    exec(compile(source, "operators.py", "exec"), space)
+    x = torch.ones(2, requires_grad=True)
+    return lambda: space["run"](x)
+
+
+class Raw(amanda.Tool):
+    """Looks at all forward and raw backward operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_op(lambda context: context.insert_after_op(lambda *_: None))
+        self.add_inst_for_op(
+            lambda context: context.insert_before_backward_op(lambda *_: None), backward=True
+        )
+
+
+PROGRAMS = [
+    parameters_of_a_step,
+    tensors_of_a_foreach_step,
+    operands,
+    modules_of_a_model,
+    models,
+    operators,
+]
+TOOLS = [Raw, Trace, Flops, Memory, NonFinite]
+
+
+def lines_of(program: Program) -> int:
+    count = 0
+
+    def trace(*_: object) -> Any:
+        nonlocal count
+        count += 1
+        return trace
+
+    sys.settrace(trace)
+    try:
+        program()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+def lines(make: Callable[[int], Program], tool: type[amanda.Tool], size: int) -> list[int]:
+    """Return the lines of the first and the second run."""
+    program = make(size)
+    program()
+    with amanda.apply(tool()):
+        return [lines_of(program) for _ in range(2)]
+
+
+def check(make: Callable[[int], Program], tool: type[amanda.Tool], small: int, large: int) -> None:
+    lines(make, tool, 10)  # Imports and caches.
+    for few, many in zip(lines(make, tool, small), lines(make, tool, large), strict=True):
+        assert many < 1.1 * few * large / small
+
+
+@pytest.mark.parametrize("make", PROGRAMS)
+@pytest.mark.parametrize("tool", [Raw, Flops])
+def test_costs_are_linear(make: Callable[[int], Program], tool: type[amanda.Tool]) -> None:
+    check(make, tool, 20, 100)
+
+
+def test_a_parameter_outside_of_models_is_found_at_once_among_many() -> None:
+    def cost(size: int) -> int:
+        labels, tensors = new_labels(), [torch.ones(1) for _ in range(size)]
+        tokens = [labels.look_up(tensor)[0] for tensor in tensors]
+        assert labels.tensor(tokens[-1]) is tensors[-1]
+        return lines_of(lambda: labels.tensor(tokens[-1]))
+
+    assert cost(100) == cost(1)
+
+
+def test_a_parameter_is_found_at_once_among_many_models() -> None:
+    def cost(size: int) -> int:
+        layers = [nn.Linear(2, 2) for _ in range(size)]
+        scopes, labels = new_scopes(), new_labels()
+        parameters = new_parameters(scopes, labels)
+        for layer in layers:
+            parameters.find(layer.weight, scopes.enter(layer, None, False).root)
+        found = parameters.find(layers[-1].weight, "")
+        assert found is not None
+        assert found.path.endswith("weight")
+        return lines_of(lambda: parameters.find(layers[-1].weight, ""))
+
+    cost(1)
+    assert cost(100) == cost(1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("make", PROGRAMS)
+@pytest.mark.parametrize("tool", TOOLS)
+def test_costs_are_linear_at_sizes(make: Callable[[int], Program], tool: type[amanda.Tool]) -> None:
+    check(make, tool, 100, 1000)

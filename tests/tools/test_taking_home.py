@@ -1,0 +1,196 @@
+"""Weights as operators read them, in files that a process without Amanda loads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda_core.errors import ToolError
+from amanda_tools.kit.weights.tool import WeightTool
+from amanda_tools.prune import Prune, PruneNM
+from amanda_tools.quantize import Quantize
+
+load_file = pytest.importorskip("safetensors.torch").load_file
+
+pytestmark = [
+    pytest.mark.one_interceptor,
+    pytest.mark.filterwarnings("ignore:.*without the changes of"),
+]
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.first = nn.BatchNorm1d(8), nn.Linear(8, 8)
+        self.tied, self.unused, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.tied.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.tied(torch.relu(self.first(self.norm(x)))))
+
+def values():
+    return torch.linspace(-1, 1, 48).reshape(6, 8)
+"""
+
+names: dict[str, Any] = {"__name__": "home"}
+exec(MODEL, names)
+
+TOOLS: dict[str, Callable[[], WeightTool]] = {
+    "prune": lambda: Prune(0.5),
+    "global": lambda: Prune(0.5, scope="global"),
+    "nm": lambda: PruneNM(2, 4),
+    "int4": lambda: Quantize(weights="int4", activations="none"),
+    "fp8": lambda: Quantize("dynamic", weights="fp8_e4m3", activations="none"),
+}
+
+
+def trained(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    net: nn.Module = names["Net"]().to(dtype)
+    net(names["values"]().to(dtype))
+    return net.eval()
+
+
+def apart(folder: Path, dtype: torch.dtype) -> Any:
+    """Return what the model computes with the files in a process that cannot import Amanda."""
+    program = f"""{MODEL}
+import sys
+from safetensors.torch import load_file
+net = Net().to({dtype})
+net.load_state_dict(load_file({str(folder / "weights.safetensors")!r}))
+out = net.eval()(values().to({dtype}))
+torch.save([out, list(sys.modules)], {str(folder / "out.pt")!r})
+"""
+    subprocess.run([sys.executable, "-I", "-c", program], check=True)
+    out, modules = torch.load(folder / "out.pt")
+    assert not any(name.partition(".")[0].startswith("amanda") for name in modules)
+    return out
+
+
+#: Each starts a process, so the fast tests have two.
+SAMPLE = [("prune", torch.float32), ("int4", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=[pytest.mark.slow] * ((name, dtype) not in SAMPLE))
+        for name in TOOLS
+        for dtype in (torch.float32, torch.bfloat16)
+    ],
+)
+def test_a_process_without_amanda_computes_the_same(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    net, tool, x = trained(dtype), TOOLS[name](), names["values"]().to(dtype)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    with amanda.apply(tool), torch.no_grad():
+        net(x)
+        expected = net(x)
+    files = tool.save_baked(tmp_path)
+    assert sorted(file.name for file in files) == [
+        "state.safetensors",
+        "weights.json",
+        "weights.safetensors",
+    ]
+    for key, value in net.state_dict().items():
+        assert torch.equal(value, before[key])
+    saved = load_file(tmp_path / "weights.safetensors")
+    assert saved.keys() == before.keys()
+    changed = ["first.weight", "tied.weight", "last.weight"]
+    about = json.loads((tmp_path / "weights.json").read_text())["models"]["Net"]
+    assert about["changed"] == changed
+    for key, value in saved.items():
+        assert value.dtype == before[key].dtype
+        assert torch.equal(value, before[key]) == (key not in changed)
+    assert not torch.equal(net(x), expected)
+    assert torch.equal(apart(tmp_path, dtype), expected)
+    other = TOOLS[name]()
+    other.load(tmp_path / "state.safetensors")
+
+
+def test_bake_writes_into_the_given_model_only() -> None:
+    one, two, tool = nn.Linear(8, 4), nn.Linear(8, 4), Prune(0.5)
+    with amanda.apply(tool):
+        one(torch.ones(1, 8))
+        two(torch.ones(1, 8))
+    assert tool.bake(one) == ["weight"]
+    assert int((one.weight == 0).sum()) == 16
+    assert int((two.weight == 0).sum()) == 0
+    assert tool.has_baked
+
+
+def test_several_models_have_a_file_each(tmp_path: Path) -> None:
+    one, two, tool = nn.Linear(8, 4), nn.Sequential(nn.Linear(4, 2)), Prune(0.5)
+    with amanda.apply(tool):
+        two(one(torch.ones(1, 8)))
+    tool.save_baked(tmp_path)
+    assert load_file(tmp_path / "weights-Linear.safetensors")["weight"].shape == (4, 8)
+    assert load_file(tmp_path / "weights-Sequential.safetensors")["0.weight"].shape == (2, 4)
+
+
+def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:
+    tool = Prune(0.5)
+    with pytest.raises(ToolError, match="no weights that the tool has changed"):
+        tool.save_baked(tmp_path)
+    with amanda.apply(tool):
+        nn.Linear(8, 4)(torch.ones(1, 8))
+    with pytest.raises(ToolError, match="weight cannot be saved: its model is gone"):
+        tool.save_baked(tmp_path)
+    with pytest.raises(ToolError, match="has no weights that the tool has changed"):
+        tool.bake(nn.Linear(2, 2))
+    with pytest.raises(ToolError, match="int has no parameters that can be listed"):
+        tool.bake(3)
+    tied, table = Prune(0.5), nn.Embedding(6, 4)
+    with amanda.apply(tied):
+        table(torch.arange(6)) @ table.weight.T
+    with pytest.raises(ToolError, match="also reads weights unchanged"):
+        tied.save_baked(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_saves_the_weights_of_a_model_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"{MODEL}\n"
+        "def main():\n"
+        "    torch.manual_seed(0)\n"
+        "    net = Net()\n"
+        "    net(values())\n"
+        "    torch.save(net.state_dict(), 'own.pt')\n"
+        "main()\n"
+    )
+    amanda_ = Path(sys.executable).with_name("amanda")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(amanda_), "run", *arguments, "train.py"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = run("-t", "prune:sparsity=0.5,save=pruned")
+    assert done.returncode == 0, done.stderr
+    words = "a checkpoint that your program saved has the unpruned weights; the pruned ones are in"
+    assert f"prune: {words} pruned\n" in done.stderr
+    assert "use what is written to pruned at the end" in done.stderr
+    own, saved = torch.load(tmp_path / "own.pt"), load_file(tmp_path / "pruned/weights.safetensors")
+    assert own.keys() == saved.keys()
+    assert not (own["last.weight"] == 0).any()
+    mask = saved["last.weight"] != 0
+    assert int(mask.sum()) == 16
+    assert torch.equal(saved["last.weight"], own["last.weight"] * mask)
+    assert torch.equal(saved["norm.running_mean"], own["norm.running_mean"])
+    done = run("-t", "prune:sparsity=0.5", "-o", "again")
+    assert "the option save=FOLDER writes the pruned ones" in done.stderr
+    done = run("-t", "trace:save=folder", "-o", "third")
+    assert done.returncode != 0
+    assert "has no option 'save'" in done.stderr
