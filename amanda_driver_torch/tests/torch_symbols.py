@@ -430,6 +430,7 @@ COMPARED = (
     *("torch._subclasses", "torch._dynamo", "torch._functorch", "torch._library.autograd"),
     *("torch._dynamo.external_utils", "torch._dynamo.eval_frame", "torch._higher_order_ops"),
     *("torch._dynamo.compiled_autograd", "torch._C._functorch", "torch._tensor"),
+    "torch._dynamo.trace_rules",
     *("_checkpoint_impl", "_checkpoint_without_reentrant_generator_impl", "_init_weights"),
     *("_reduce_ex_internal", "_typed_storage", "_as_tensor_fullprec", "_is_param", "_call_impl"),
     *("_save_to_state_dict", "_load_from_state_dict"),

@@ -67,7 +67,9 @@ def interrupt(
         AssertionError: The exception did not leave `program`.
     """
     lines = _Lines(program, at, kind, leaving_out)
+    handled = sys.exc_info()[1]
     raised = lines.run()
+    assert sys.exc_info()[1] is handled, f"an exception is handled for ever after {lines.place}"
     assert raised is None or lines.place, "the program raised by itself"
     # An exception in a driver's code that is not Ctrl-C becomes the cause of the driver's error.
     found = raised, getattr(raised, "__cause__", None)
@@ -115,8 +117,12 @@ class _Lines:
         return self
 
 
-#: Instructions that raise nothing: the start of `try`, and of what handles an exception.
-_QUIET = {dis.opmap[name] for name in ("NOP", "PUSH_EXC_INFO") if name in dis.opmap}
+#: Instructions that raise nothing: the start of `try`, and the start and end of what handles an
+#: exception. After an exception at its end, Python would take the handled one for one that is still
+#: being handled, and set it as the context of each later one.
+_QUIET = {
+    dis.opmap[name] for name in ("NOP", "PUSH_EXC_INFO", "POP_EXCEPT") if name in dis.opmap
+}
 #: Instructions that keep a result on the stack, below the exit of a block that returns it.
 _SWAPS = {dis.opmap[name] for name in ("SWAP", "ROT_TWO") if name in dis.opmap}
 
