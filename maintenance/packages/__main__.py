@@ -114,6 +114,7 @@ def of_torch(environment: Environment, tool: Path) -> None:
         "capture",
         "dump",
         "effective_path",
+        "fingerprint",
         "flops",
         "graph",
         "inject_faults",

@@ -23,6 +23,7 @@ from amanda_tools import (
     dump,
     effective_path,
     faults,
+    fingerprint,
     flops,
     gating,
     graph,
@@ -52,6 +53,7 @@ LOOKING: Mapping[str, Maker] = {
         ["inputs", "weights", "outputs", "gradients"], stats=True, folder=folder
     ),
     "effective_path": lambda folder: effective_path.EffectivePath(),
+    "fingerprint": lambda folder: fingerprint.Fingerprint(),
     "flops": lambda folder: flops.Flops(["matmul", "norm", "elementwise"]),
     "graph": lambda folder: graph.GraphTracing(),
     "latency": lambda folder: latency.Latency(),
@@ -65,6 +67,7 @@ LOOKING: Mapping[str, Maker] = {
 #: Those under which compiled callables stay compiled, without routines of the backward program.
 LOOKING_FORWARD: Mapping[str, Maker] = {
     "dump": lambda folder: dump.Dump(["inputs", "weights", "outputs"], stats=True, folder=folder),
+    "fingerprint": lambda folder: fingerprint.Fingerprint(backward=False),
     "flops": lambda folder: flops.Flops(["matmul", "norm", "elementwise"], backward=False),
     "graph": lambda folder: graph.GraphTracing(backward=False),
     "latency": lambda folder: latency.Latency(backward=False),

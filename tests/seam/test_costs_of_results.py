@@ -16,6 +16,7 @@ import amanda
 from amanda_tools.capture import Capture
 from amanda_tools.dump import Dump, DumpedTensor, DumpIndex
 from amanda_tools.effective_path import EffectivePath
+from amanda_tools.fingerprint import Fingerprint
 from amanda_tools.flops import Flops
 from amanda_tools.graph import GraphTracing
 from amanda_tools.kit.output.rendering import dataframe
@@ -32,6 +33,7 @@ TOOLS: dict[str, Callable[[Path], Any]] = {
     "capture": lambda folder: Capture(["*"], ["*"], ["inputs", "outputs"], everything=True),
     "dump": lambda folder: Dump(["inputs", "weights", "outputs", "gradients"], folder=folder),
     "effective_path": lambda folder: EffectivePath(),
+    "fingerprint": lambda folder: Fingerprint(),
     "flops": lambda folder: Flops(["matmul", "norm", "elementwise"]),
     "graph": lambda folder: GraphTracing(),
     "latency": lambda folder: Latency(),

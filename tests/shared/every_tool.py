@@ -10,6 +10,7 @@ from amanda_tools.capture import Capture
 from amanda_tools.dump import Dump
 from amanda_tools.effective_path import EffectivePath
 from amanda_tools.faults import InjectFaults
+from amanda_tools.fingerprint import Fingerprint
 from amanda_tools.flops import Flops
 from amanda_tools.gating import PruneAttention, PruneChannels, PrunePositions
 from amanda_tools.graph import GraphTracing
@@ -33,6 +34,7 @@ TOOLS: dict[str, Callable[[], Any]] = {
     "dump": lambda: Dump(values=["inputs", "weights", "outputs", "gradients"], everything=True),
     "effective_path": EffectivePath,
     "effective_path FwAB": lambda: EffectivePath(variant="FwAB"),
+    "fingerprint": lambda: Fingerprint(norms=True),
     "flops": lambda: Flops(include=["matmul", "norm", "elementwise"], everything=True),
     "graph": lambda: GraphTracing(everything=True),
     "latency": lambda: Latency(kernels=True),

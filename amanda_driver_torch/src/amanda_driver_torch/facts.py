@@ -5,7 +5,8 @@ Owns the answers. It reads no attribute that torch computes, rebuilds or refuses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -24,6 +25,7 @@ from amanda_driver_torch.contractions import contraction
 from amanda_driver_torch.placements import distributed, like, local, placement_of
 from amanda_driver_torch.torch_internals.internals import (
     address_of,
+    data_address,
     has_storage,
     read_base,
     stored_elements,
@@ -52,6 +54,12 @@ _BITS = {
     if hasattr(torch, name)
 }
 
+
+#: Returns a view of memory by its address and size.
+_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_memory.restype = ctypes.py_object
+_READ = 0x100  # PyBUF_READ
 
 #: The usual dtypes that NumPy has.
 _SAME = frozenset({torch.float32, torch.float64, torch.float16, torch.int64, torch.bool})
@@ -225,6 +233,23 @@ class _TorchFacts(Facts):
             raise NotReadableError(f"dtype {self.dtype(tensor)}") from error
         except ValueError as error:
             raise NotReadableError(f"{tensor.dim()} axes, more than NumPy has") from error
+
+    def buffer(self, tensor: torch.Tensor) -> Any:
+        # Not through NumPy, since torch refuses to resize a storage shared with it.
+        if type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided:
+            special = tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg()
+            if not special and tensor.is_contiguous():
+                address, size = data_address(tensor), tensor.nbytes
+                if address or not size:  # Otherwise its memory was freed.
+                    return _memory(address, size, _READ) if size else b""
+        return self.values(tensor)
+
+    def random_states(self) -> Mapping[str, bytes]:
+        states = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            for device in range(torch.cuda.device_count()):
+                states[f"cuda:{device}"] = torch.cuda.get_rng_state(device)
+        return {device: state.numpy().tobytes() for device, state in states.items()}
 
     def cast(self, values: Any, like: torch.Tensor) -> Any:
         return _placed(torch.as_tensor(values, dtype=like.dtype, device=like.device), like)

@@ -16,10 +16,11 @@ import click
 
 from amanda_core.cli.drawing import show, show_json
 from amanda_core.cli.progress import told_if_slow
-from amanda_core.errors import AmandaError, MissingExtraError
+from amanda_core.errors import AmandaError, MissingExtraError, ResultError
 from amanda_core.results import printable
 
 if TYPE_CHECKING:
+    from amanda_tools.diff import DiffResult, FingerprintDiff
     from amanda_tools.diff.align import Align
 
 __all__ = ["diff"]
@@ -28,21 +29,36 @@ __all__ = ["diff"]
 _ROWS = 20
 
 
-_DIFF = """Compare two dumps, A and B, and name the first operator at which they differ.
+_DIFF = """Compare two runs, A and B, and name the operator at which they part.
 
-A and B are folders of results with a dump, or folders that the tool `dump` wrote itself. They
-may be of different frameworks.
+A and B are folders of results of the tools `fingerprint` or `dump`, or folders that these tools
+wrote themselves. Fingerprints are compared bit for bit, rank by rank. Dumps may be of different
+frameworks, and are compared within a tolerance.
 
 \b
 Exit status:
-    0  both have the same tensors, all within the tolerance
-    1  a tensor is beyond the tolerance
-    2  they cannot be compared
-    3  what both have is within the tolerance, but one has more, as after a crash
+    0  both have the same values, all equal or within the tolerance
+    1  a value differs
+    2  what both have agrees, but one has more, as after a crash; or they cannot be compared
+    3  wrong use
 """
 
 
-@click.command(help=_DIFF)
+class _WrongUse(click.UsageError):
+    exit_code = 3
+
+
+class _Command(click.Command):
+    """A command whose status 3, not 2, says that it was used wrongly."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise _WrongUse(error.message, error.ctx) from None
+
+
+@click.command(cls=_Command, help=_DIFF)
 @click.argument("a", type=click.Path(exists=True, path_type=Path))
 @click.argument("b", type=click.Path(exists=True, path_type=Path))
 @click.option("--rtol", type=float, help="Relative tolerance; by dtype where it is left out.")
@@ -64,19 +80,17 @@ def diff(
     everything: bool,
     as_json: bool,
 ) -> int:
-    """Compare two dumps; `_DIFF` says the rest."""
-    from amanda_tools.diff import compare
-
+    """Compare two runs; `_DIFF` says the rest."""
     try:
         with told_if_slow(lambda what: click.echo(f"amanda: {what}", err=True), "comparing"):
-            found = compare(a, b, rtol, atol, align)
+            found = _compared(a, b, rtol, atol, align)
     except AmandaError:
         raise
     except ImportError as error:
         raise MissingExtraError(str(error)) from error
     except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    status = 1 if not found.same else 0 if found.complete else 3
+        raise _WrongUse(str(error)) from error
+    status = 1 if not found.same else 0 if found.complete else 2
     if as_json:
         show_json(json.loads(found.to_json()))
         return status
@@ -84,10 +98,30 @@ def diff(
     show(table if everything else table.first(_ROWS), sys.stdout)
     if not everything and len(table.rows) > _ROWS:
         click.echo(f"{len(table.rows) - _ROWS} more; --all shows them")
-    for name, ops in (("A", found.unmatched_a), ("B", found.unmatched_b)):
-        if ops:
-            named = ", ".join(op.name for op in (ops if everything else ops[:_ROWS]))
-            more = "" if everything or len(ops) <= _ROWS else f" and {len(ops) - _ROWS} more"
-            click.echo(printable(f"Only in {name}: {named}{more}"))
-    click.echo(printable(found.conclusion))
+    for line in found.conclusion(None if everything else _ROWS).splitlines():
+        click.echo(printable(line))
     return status
+
+
+def _compared(
+    a: Path, b: Path, rtol: float | None, atol: float | None, align: Align
+) -> DiffResult | FingerprintDiff:
+    """Compare the fingerprints of both runs if both have some, else their dumps."""
+    from amanda_tools.diff import compare, compare_fingerprints, is_fingerprint
+
+    kinds = [is_fingerprint(path) for path in (a, b)]
+    if not any(kinds):
+        return compare(a, b, rtol, atol, align)
+    if not all(kinds):
+        without = (a, b)[kinds.index(False)]
+        raise ResultError(
+            "One run has a fingerprint, the other has none",
+            where=str(without),
+            fix="Record both with the same tool: amanda run -t fingerprint",
+        )
+    if rtol or atol or align not in ("auto", "names"):
+        raise _WrongUse(
+            "Fingerprints are compared bit for bit and aligned by names: --rtol, --atol and "
+            "--align are for dumps"
+        )
+    return compare_fingerprints(a, b)

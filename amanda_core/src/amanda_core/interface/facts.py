@@ -6,7 +6,7 @@ NumPy is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -296,6 +296,22 @@ class Facts:
             NotReadableError: As for `values`.
         """
         return self.values(tensor)
+
+    def buffer(self, tensor: Any) -> Any:
+        """Return the bytes of its elements in C order, as an object with Python's buffer protocol.
+
+        It shares the memory where this is possible. It must not be written, nor kept for longer
+        than the routine runs.
+
+        Raises:
+            NotReadableError: As for `values`.
+        """
+        array = self.view(tensor)
+        return array if array.flags.c_contiguous else array.copy()
+
+    def random_states(self) -> Mapping[str, bytes]:
+        """Return the states of the framework's own random generators, by the device of each."""
+        return {}
 
     def tensor(self, values: Any, like: Any) -> Any:
         """Return a NumPy array in a form that operators of the framework combine with `like`.

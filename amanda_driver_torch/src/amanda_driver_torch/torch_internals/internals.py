@@ -157,10 +157,16 @@ DETACHED_VIEWS = (_AUTOGRAD.CreationMeta.NO_GRAD_MODE, _AUTOGRAD.CreationMeta.IN
 
 def address_of(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
     """Return the address of the memory of a tensor's storage."""
-    # To ask a storage that is copied on write for it copies the values.
     if _C._is_cow_tensor(tensor):
-        return int(_C._data_address(tensor) - tensor.storage_offset() * tensor.element_size())
+        return data_address(tensor) - tensor.storage_offset() * tensor.element_size()
     return int(storage.data_ptr())
+
+
+def data_address(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's first element."""
+    # To ask a tensor that is copied on write for it copies the values.
+    copied = _C._is_cow_tensor(tensor)
+    return int(_C._data_address(tensor) if copied else tensor.data_ptr())
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -1,6 +1,21 @@
-"""Comparison of two dumps operator by operator, also across frameworks."""
+"""Comparison of two runs operator by operator: their fingerprints, or their dumps."""
 
 from amanda_tools.diff.comparison import Compared, DiffResult, compare
+from amanda_tools.diff.fingerprints import (
+    Divergence,
+    FingerprintDiff,
+    compare_fingerprints,
+    is_fingerprint,
+)
 from amanda_tools.diff.numbers import Tolerance
 
-__all__ = ["Compared", "DiffResult", "Tolerance", "compare"]
+__all__ = [
+    "Compared",
+    "DiffResult",
+    "Divergence",
+    "FingerprintDiff",
+    "Tolerance",
+    "compare",
+    "compare_fingerprints",
+    "is_fingerprint",
+]

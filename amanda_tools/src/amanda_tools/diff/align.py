@@ -10,10 +10,10 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, TypeVar
 
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
 from amanda_tools.kit.operators.entries import REARRANGING
@@ -24,12 +24,15 @@ __all__ = [
     "Outline",
     "align",
     "alike",
+    "by_keys",
     "is_movement",
     "is_one_framework",
     "is_reshaped",
     "is_uninitialized",
     "ways",
 ]
+
+Op = TypeVar("Op")
 
 #: How counterparts are found: by ``names``, by ``values``, or by the ``order`` of types.
 Align = Literal["auto", "names", "values", "order"]
@@ -167,14 +170,21 @@ def align(
 
 
 def _by_name(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    keys: list[Callable[[DumpedOp], object]] = [
+    keys: list[Callable[[DumpedOp], Hashable]] = [
         lambda op: (op.id, op.type, op.name),
         lambda op: (op.type, op.name),
     ]
+    return by_keys(first, second, keys)
+
+
+def by_keys(
+    first: Sequence[Op], second: Sequence[Op], keys: Sequence[Callable[[Op], Hashable]]
+) -> dict[int, int]:
+    """Map operators to those with an equal key, by the first of the keys that has a free one."""
+    found: dict[int, int] = {}
     for key in keys:
         taken = set(found.values())
-        free: dict[object, list[int]] = {}
+        free: dict[Hashable, list[int]] = {}
         for number, op in enumerate(second):
             if number not in taken:
                 free.setdefault(key(op), []).append(number)

@@ -1,0 +1,485 @@
+"""Comparison of two fingerprinted runs: name the operator at which they part.
+
+Runs of several processes are compared rank by rank. The operator that is named is the first one,
+in the order of execution, that wrote other values although it read the same ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from amanda_core.errors import ResultError
+from amanda_core.results import Table
+from amanda_core.results.output import processes_in
+from amanda_tools.diff.align import by_keys
+from amanda_tools.fingerprint.files import (
+    INPUT,
+    NOBODY,
+    NONE,
+    OPS,
+    REUSED,
+    STATE,
+    UNREADABLE,
+    UNWRITTEN,
+    Fingerprinted,
+    load_fingerprint,
+)
+from amanda_tools.kit.operators.entries import EitherWayOp
+from amanda_tools.kit.output.rendering import (
+    dataframe,
+    fields_of,
+    format_count,
+    render_html,
+    render_json,
+)
+
+__all__ = ["Divergence", "FingerprintDiff", "compare_fingerprints", "is_fingerprint"]
+
+#: Why a value differs where the runs part. ``operator``: it read the same and wrote something else.
+#: ``writer``: it reads what was written since by something that was not seen. ``outside``: no
+#: operator made what it reads, such as data or a weight. ``state``: it draws random numbers, and
+#: the states of the generators differ. ``order``: an operator made what it reads in one run only.
+Cause = Literal["operator", "writer", "outside", "state", "order"]
+
+#: Common types of operators that draw random numbers.
+_RANDOM = ("random", "dropout")
+#: Number of differing values that a result lists of each process.
+_LISTED = 10_000
+
+
+@dataclass
+class Divergence:
+    """One value that differs between the runs.
+
+    Attributes:
+        rank: Number of the process; None if the run has one only.
+        op: Name of the operator.
+        phase: ``forward`` or ``backward``.
+        what: What it is of the operator, such as ``output 0``.
+        module: Module path of the operator.
+        source: ``file:line`` of the call, or None.
+        step: The step.
+        execution: Number of earlier executions of the operator.
+        order: Its place in the order of execution, in the first run.
+        cause: Why it differs, if nothing before it does; else None.
+        producer: The operator that wrote the value, or None.
+        types: Dtype and shape in both runs, if they differ; else None.
+        norms: Norms in both runs, if they were recorded; else None.
+        reused: Whether an input of the operator was not read again, since no write to it was
+            counted (`Fingerprint.check`).
+        states: The random generators whose states differed at the beginning of the step, as far as
+            they may be the cause.
+    """
+
+    rank: int | None
+    op: str
+    phase: str
+    what: str
+    module: str
+    source: str | None
+    step: int
+    execution: int
+    order: int
+    cause: Cause | None = None
+    producer: str | None = None
+    types: tuple[str, str] | None = None
+    norms: tuple[float, float] | None = None
+    reused: bool = False
+    states: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """Describe where it is and why it differs."""
+        place = f"{self.what}"
+        place += f", module {self.module!r}" if self.module else ""
+        place += f", at {self.source}" if self.source else ""
+        place += f", step {self.step}, execution {self.execution}"
+        place += "" if self.rank is None else f", rank {self.rank}"
+        if self.types is not None:
+            place += f": {self.types[0]} and {self.types[1]}"
+        elif self.norms is not None:
+            place += f": norms {self.norms[0]:.9g} and {self.norms[1]:.9g}"
+        return place
+
+    @property
+    def explanation(self) -> str:
+        """Return what the difference comes from, in a few words."""
+        states = ""
+        if self.states:
+            states = f" The random generators differ in this step: {', '.join(self.states)}."
+        made = f"op {self.producer!r}" if self.producer else "an operator"
+        unread = (
+            " Its inputs were not all read again: fingerprint:check=1 would show a write that "
+            "nobody counted."
+        )
+        why = {
+            "operator": "All that it read is equal: this operator makes the difference."
+            f"{unread if self.reused else ''}",
+            "writer": f"It equals what {made} wrote in one run only: something that is not an "
+            "operator wrote it in between.",
+            "outside": "No operator made it: it comes from outside, such as data, or from an "
+            "operator that was not recorded.",
+            "state": "It draws random numbers.",
+            "order": f"In one run {made} wrote it, in the other nothing that was recorded.",
+        }.get(self.cause or "", "")
+        return why + states
+
+
+@dataclass
+class Missing:
+    """What one run has and the other has not.
+
+    Attributes:
+        rank: Number of the process; None if the run has one only.
+        run: ``A`` or ``B``: the run that has it.
+        what: What it is, in a few words.
+        count: Number of values.
+    """
+
+    rank: int | None
+    run: str
+    what: str
+    count: int
+
+
+@dataclass
+class FingerprintDiff:
+    """Result of comparing two fingerprinted runs.
+
+    Attributes:
+        first: Where the runs part; None if no value differs.
+        differing: The values that differ, in the order of the first run; at most 10,000 of each
+            process.
+        values: Number of values that were compared.
+        different: Number of those that differ.
+        equal: Number of those that are equal bit for bit.
+        unwritten: Number of values in memory that nothing had written, which were not compared.
+        unreadable: Number of values without a digest in one run, which were not compared.
+        missing: What only one run has.
+        notes: What else was not compared, or not seen.
+    """
+
+    first: Divergence | None = None
+    differing: list[Divergence] = field(default_factory=list)
+    values: int = 0
+    different: int = 0
+    equal: int = 0
+    unwritten: int = 0
+    unreadable: int = 0
+    missing: list[Missing] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def same(self) -> bool:
+        """Return True if all values that were compared are equal."""
+        return self.first is None
+
+    @property
+    def complete(self) -> bool:
+        """Return True if each run has all that the other has, and all of it has a digest."""
+        return not (self.missing or self.unreadable)
+
+    @property
+    def title(self) -> str:
+        """Return a summary in one line."""
+        text = f"{self.different} of {format_count(self.values, 'value')} differ, "
+        text += f"{self.equal} are equal bit for bit"
+        if self.missing:
+            text += f"; {sum(one.count for one in self.missing)} in one run only"
+        if self.unreadable:
+            text += f"; {self.unreadable} without a digest"
+        if self.unwritten:
+            text += f"; {self.unwritten} in memory that nothing had written left out"
+        return text
+
+    def conclusion(self, limit: int | None = 5) -> str:
+        """Return what the comparison found, in a few lines; first what was not compared.
+
+        Args:
+            limit: Number of things that only one run has that are named; None for all.
+        """
+        texts = [
+            f"Only in {one.run}{'' if one.rank is None else f', rank {one.rank}'}: {one.what}"
+            for one in self.missing[:limit]
+        ]
+        more = len(self.missing) - len(self.missing[:limit])
+        texts += [f"... and {more} more that only one run has"] if more else []
+        texts += self.notes
+        count = format_count(self.values, "value")
+        if self.first is not None:
+            texts += [f"First: {self.first}", self.first.explanation]
+        elif self.complete:
+            texts.append(f"No difference in {count}: all are equal bit for bit.")
+        else:
+            texts.append(
+                f"The {count} that both runs have are equal bit for bit; the rest was not compared."
+            )
+        return "\n".join(texts)
+
+    def table(self, everything: bool = False) -> Table:
+        """Return a table with one row for each value that differs.
+
+        Args:
+            everything: Has no effect: equal values are not listed.
+        """
+        columns = ("value", "step", "execution", "rank", "module", "source")
+        rows = [
+            (
+                one.what,
+                one.step,
+                one.execution,
+                "" if one.rank is None else one.rank,
+                one.module,
+                one.source or "",
+            )
+            for one in self.differing
+        ]
+        return Table(self.title, columns, rows)
+
+    def to_json(self) -> str:
+        """Return the whole result as JSON."""
+        content = {"same": self.same, "complete": self.complete, **fields_of(self)}
+        return render_json({"format": "amanda.fingerprint_diff/1", **content})
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with one row for each differing value; needs pandas."""
+        return dataframe(Divergence, self.differing)
+
+    def _repr_html_(self) -> str:
+        return render_html([self.table()])
+
+
+def is_fingerprint(path: Path) -> bool:
+    """Return True if a folder has a fingerprint, or has those of the processes of a run."""
+    if not path.is_dir():
+        return False
+    folders = [path, *processes_in(path)]
+    return any((folder / one / OPS).exists() for folder in folders for one in ("", "fingerprint"))
+
+
+def compare_fingerprints(a: Path | str, b: Path | str) -> FingerprintDiff:
+    """Compare two fingerprinted runs, of one process or of several.
+
+    Args:
+        a: Folder of the results of the first run, or of its fingerprint.
+        b: The same of the second run.
+
+    Raises:
+        ResultError: A fingerprint cannot be read, or the runs have no value in common.
+        ImportError: NumPy is not installed.
+    """
+    first, second = _ranks_of(Path(a)), _ranks_of(Path(b))
+    result = FingerprintDiff()
+    for rank in sorted({*first, *second}, key=lambda rank: -1 if rank is None else rank):
+        one, other = first.get(rank), second.get(rank)
+        if one is None or other is None:
+            present = one or other
+            assert present is not None
+            run = "A" if one else "B"
+            result.missing.append(Missing(rank, run, "the whole process", len(present.rows)))
+            continue
+        _Comparison(one, other, rank, result).run()
+    if not result.values:
+        raise ResultError(
+            "The fingerprints have no value in common",
+            where=f"{a} and {b}",
+            fix="Record the same program twice",
+        )
+    # Several processes part one after another: the operator that is first and whose inputs agree
+    # makes the difference, and collectives carry it to the others.
+    starts = [one for one in result.differing if one.cause is not None]
+    starts.sort(key=lambda one: (one.step, one.cause != "operator", one.order))
+    result.first = starts[0] if starts else None
+    return result
+
+
+def _ranks_of(path: Path) -> dict[int | None, Fingerprinted]:
+    parts = processes_in(path) if path.is_dir() else []
+    if not parts:
+        return {None: load_fingerprint(path)}
+    numbers = [int(part.name.removeprefix("rank").partition("-")[0]) for part in parts]
+    # Of a process that was started again, the last run counts.
+    return {number: load_fingerprint(part) for number, part in zip(numbers, parts, strict=True)}
+
+
+class _Comparison:
+    """Compares the runs of one process."""
+
+    def __init__(
+        self, one: Fingerprinted, other: Fingerprinted, rank: int | None, result: FingerprintDiff
+    ) -> None:
+        self.one, self.other, self.rank, self.result = one, other, rank, result
+
+    def run(self) -> None:
+        """Add what differs and what is missing to the result."""
+        import numpy
+
+        one, other, result = self.one, self.other, self.result
+        for run, recorded in (("A", one), ("B", other)):
+            if not recorded.ended:
+                self._note_early_end(run, recorded)
+        counterparts = _align(one.ops, other.ops)
+        mine, theirs = self._pair(counterparts)
+        rows, others = one.rows[mine], other.rows[theirs]
+        flags = rows["flags"] | others["flags"]
+        unwritten = flags & UNWRITTEN != 0
+        unreadable = (flags & UNREADABLE != 0) & ~unwritten
+        states = rows["what"] == STATE
+        compared = ~(unwritten | unreadable | states) & (rows["what"] != NONE)
+        reseeded = rows[states & (rows["digest"] != others["digest"])]
+        types = numpy.asarray([*one.types, ""], object), numpy.asarray([*other.types, ""], object)
+        numbers = [
+            numpy.minimum(r["type"], len(t) - 1) for r, t in zip((rows, others), types, strict=True)
+        ]
+        retyped = types[0][numbers[0]] != types[1][numbers[1]]
+        differs = compared & ((rows["digest"] != others["digest"]) | retyped)
+        result.values += int(compared.sum())
+        result.different += int(differs.sum())
+        result.equal += int((compared & ~differs).sum())
+        result.unwritten += int(unwritten.sum())
+        result.unreadable += int(unreadable.sum())
+        places = numpy.flatnonzero(differs)
+        for number, place in enumerate(places[:_LISTED].tolist()):
+            row, there = rows[place], others[place]
+            found = self._describe(row, there, bool(retyped[place]))
+            if number == 0:
+                names = [
+                    one.ops[state["op"]].name for state in reseeded if state["step"] == row["step"]
+                ]
+                self._explain(found, row, there, names)
+            result.differing.append(found)
+
+    def _pair(self, counterparts: dict[int, int]) -> tuple[Any, Any]:
+        """Return the indices of the rows that are in both runs, in the order of the first."""
+        import numpy
+
+        one, other = self.one.rows, self.other.rows
+        renumbered = numpy.full(max(len(self.other.ops), 1), NOBODY, numpy.uint32)
+        for number, there in counterparts.items():
+            renumbered[there] = number
+        keys = [_keys(one, one["op"]), _keys(other, renumbered[other["op"]])]
+        keep = numpy.flatnonzero(renumbered[other["op"]] != NOBODY)
+        together = numpy.concatenate([keys[0], keys[1][keep]])
+        _, numbers = numpy.unique(together, return_inverse=True)
+        mine, theirs = numbers[: len(one)], numbers[len(one) :]
+        place = numpy.full(len(together) + 1, -1, numpy.int64)
+        place[theirs] = keep
+        matched = place[mine]
+        self._note_missing("A", self.one, numpy.flatnonzero(matched < 0))
+        used = numpy.zeros(len(other), bool)
+        used[matched[matched >= 0]] = True
+        self._note_missing("B", self.other, numpy.flatnonzero(~used))
+        found = numpy.flatnonzero(matched >= 0)
+        return found, matched[found]
+
+    def _note_missing(self, run: str, recorded: Fingerprinted, places: Any) -> None:
+        """Add the rows that only one run has, by operator."""
+        import numpy
+
+        rows = recorded.rows[places]
+        rows = rows[rows["what"] != STATE]
+        _, first, counts = numpy.unique(rows["op"], return_index=True, return_counts=True)
+        for index in numpy.argsort(first).tolist():
+            row = rows[first[index]]
+            place = f"{recorded.place_of(row)}, step {row['step']}, execution {row['execution']}"
+            self.result.missing.append(Missing(self.rank, run, place, int(counts[index])))
+
+    def _note_early_end(self, run: str, recorded: Fingerprinted) -> None:
+        where = "" if self.rank is None else f", rank {self.rank},"
+        why = recorded.damage or "it broke off"
+        last = ""
+        if len(recorded.rows):
+            row = recorded.rows[-1]
+            last = f"; the last record is {recorded.place_of(row)}, step {row['step']}"
+        self.result.notes.append(f"{run}{where} is not complete: {why}{last}")
+
+    def _describe(self, row: Any, there: Any, retyped: bool) -> Divergence:
+        op = self.one.ops[row["op"]]
+        norms = float(row["norm"]), float(there["norm"])
+        return Divergence(
+            self.rank,
+            op.name,
+            op.phase,
+            self.one.place_of(row),
+            op.module,
+            op.source,
+            int(row["step"]),
+            int(row["execution"]),
+            int(row["order"]),
+            types=(self.one.types[row["type"]], self.other.types[there["type"]])
+            if retyped
+            else None,
+            norms=norms if any(norms) else None,
+        )
+
+    def _explain(self, found: Divergence, row: Any, there: Any, states: list[str]) -> None:
+        """Say why the first value of a process that differs does so: all before it is equal.
+
+        Args:
+            found: The value.
+            row: Its row in the first run.
+            there: Its row in the second run.
+            states: The random generators whose states differed at the beginning of its step.
+        """
+        if row["what"] != INPUT:
+            op = self.one.ops[row["op"]]
+            found.states = [name for name in states if name.startswith(op.namespace.split("/")[0])]
+            found.cause = "state" if found.states and op.word in _RANDOM else "operator"
+            read = self.one.rows[self.one.rows["op"] == row["op"]]
+            read = read[(read["what"] == INPUT) & (read["execution"] == row["execution"])]
+            found.reused = bool((read["flags"] & REUSED).any())
+        else:
+            made = [_producer(run, r) for run, r in ((self.one, row), (self.other, there))]
+            found.producer = next((name for name in made if name is not None), None)
+            if None not in made:
+                found.cause = "writer"
+            elif made == [None, None]:
+                found.cause, found.states = "outside", states
+            else:
+                found.cause = "order"
+
+
+def _keys(rows: Any, ops: Any) -> Any:
+    """Return a key for each row that is the same in both runs."""
+    import numpy
+
+    keys = numpy.empty(len(rows), [("op", "<u8"), ("place", "<u8")])
+    keys["op"] = ops.astype(numpy.uint64) << numpy.uint64(32) | rows["execution"]
+    place = rows["position"].astype(numpy.uint64) << numpy.uint64(16) | rows["item"]
+    keys["place"] = rows["what"].astype(numpy.uint64) << numpy.uint64(32) | place
+    return keys
+
+
+def _producer(run: Fingerprinted, row: Any) -> str | None:
+    if row["producer"] == NOBODY:
+        return None
+    made = run.rows[run.rows["order"] == row["producer"]]
+    return run.ops[made[0]["op"]].name if len(made) else None
+
+
+def _align(first: Sequence[EitherWayOp], second: Sequence[EitherWayOp]) -> dict[int, int]:
+    """Map the operators of one run to those of another: by id, else by name, else by their order.
+
+    The last is an alignment of the sequences of types, so that a renamed or inserted operator
+    shifts nothing after it.
+    """
+    found = by_keys(
+        first,
+        second,
+        [lambda op: (op.phase, op.id, op.type, op.name), lambda op: (op.phase, op.type, op.name)],
+    )
+    taken = set(found.values())
+    mine = [number for number in range(len(first)) if number not in found]
+    theirs = [number for number in range(len(second)) if number not in taken]
+    words, others = (
+        [(ops[n].phase, ops[n].zone, ops[n].kind) for n in numbers]
+        for ops, numbers in ((first, mine), (second, theirs))
+    )
+    matcher = difflib.SequenceMatcher(None, words, others, autojunk=False)
+    for block in matcher.get_matching_blocks():
+        for offset in range(block.size):
+            found[mine[block.a + offset]] = theirs[block.b + offset]
+    return found

@@ -1,0 +1,312 @@
+"""The files of a fingerprint: a table of operators and types, and rows that are only appended.
+
+Owns their format. Rows go to the disk in blocks, each with its length and a digest, so that what a
+process wrote before it was killed can be read. The reader trusts nothing in the files.
+
+``ops.jsonl`` has one JSON object in each line: the format, an operator, a type of tensors, or the
+end of the run. ``rows.bin`` has blocks of rows (`ROW`), which refer to operators and types by their
+numbers. A line is on the disk before the first row that refers to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from amanda_core.errors import ResultError
+from amanda_core.runtime.bounded import Unreadable, read
+from amanda_tools.kit.operators.entries import EitherWayOp
+from amanda_tools.kit.output.folders import create_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "INPUT",
+    "NOBODY",
+    "NONE",
+    "NO_ITEM",
+    "OPS",
+    "OUTPUT",
+    "REUSED",
+    "ROWS",
+    "STATE",
+    "UNREADABLE",
+    "UNSEEN_WRITER",
+    "UNWRITTEN",
+    "Fingerprinted",
+    "Stream",
+    "digest_of",
+    "load_fingerprint",
+    "row_dtype",
+]
+
+FORMAT = "amanda.fingerprint/1"
+OPS, ROWS = "ops.jsonl", "rows.bin"
+
+#: What a row is of: an execution without tensors, a tensor that an operator read or wrote, or the
+#: state of a random generator at the beginning of a step.
+NONE, INPUT, OUTPUT, STATE = range(4)
+#: Flags of a row: the memory has not been written yet; it has no digest; its digest differs from
+#: the one that was made when an operator wrote it, although no write was counted; it was not read
+#: again, since no write was counted.
+UNWRITTEN, UNREADABLE, UNSEEN_WRITER, REUSED = 1, 2, 4, 8
+#: No operator made the input, or the position has no items.
+NOBODY, NO_ITEM = 0xFFFFFFFF, 0xFFFF
+
+#: order, op, step, execution, producer, type, position, item, what, flags, thread, digest, norm,
+#: largest magnitude.
+_ROW = struct.Struct("<IIIIIIHHBBHQff")
+#: Length in bytes and digest of a block.
+_BLOCK = struct.Struct("<IQ")
+_FIELDS = (
+    *((name, "<u4") for name in ("order", "op", "step", "execution", "producer", "type")),
+    *(("position", "<u2"), ("item", "<u2"), ("what", "u1"), ("flags", "u1"), ("thread", "<u2")),
+    *(("digest", "<u8"), ("norm", "<f4"), ("largest", "<f4")),
+)
+#: Bytes of rows after which a block is written.
+_ENOUGH = 1 << 16
+#: Size of the largest file that a reader accepts.
+_LARGEST = 1 << 34
+
+
+def row_dtype() -> np.dtype[Any]:
+    """Return the dtype of a row; its fields are those of the format."""
+    import numpy
+
+    return numpy.dtype(list(_FIELDS))
+
+
+def digest_of(data: Any) -> int:
+    """Return the digest of an object with the buffer protocol: XXH3 with 64 bits."""
+    import xxhash
+
+    return int(xxhash.xxh3_64_intdigest(data))
+
+
+class Stream:
+    """Appends operators, types and rows to the files of a fingerprint.
+
+    Args:
+        folder: The folder, which must not have these files yet.
+
+    Raises:
+        ValueError: It has them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = create_folder(folder)
+        try:
+            self._ops = (folder / OPS).open("x", encoding="utf-8")
+            self._rows = (folder / ROWS).open("xb")
+        except FileExistsError:
+            raise ValueError(
+                f"folder must have no fingerprint yet, but {str(folder)!r} has one"
+            ) from None
+        self._pending = bytearray()
+        self.count = 0
+        self.lost = 0
+        self.problem = ""
+        self._line({"format": FORMAT})
+
+    def add_op(self, op: EitherWayOp, names: list[str]) -> None:
+        """Append an operator; its number is the count of operators before it."""
+        self._line({"op": asdict(op), "inputs": names})
+
+    def add_type(self, dtype: str, shape: list[int | None] | None, placement: str) -> None:
+        """Append a type of tensors; its number is the count of types before it."""
+        self._line({"type": dtype, "shape": shape, "placement": placement})
+
+    def add_row(self, *values: int | float) -> None:
+        """Append a row; `row_dtype` names the values."""
+        self._pending += _ROW.pack(*values)
+        self.count += 1
+        if len(self._pending) >= _ENOUGH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that are pending. A full disk is a problem of the result, not an error."""
+        block, self._pending = bytes(self._pending), bytearray()
+        if not block:
+            return
+        if self.problem:
+            self.lost += len(block) // _ROW.size
+            return
+        try:
+            self._ops.flush()
+            self._rows.write(_BLOCK.pack(len(block), digest_of(block)))
+            self._rows.write(block)
+            self._rows.flush()
+        except OSError as error:
+            self.problem = f"could not be written: {error.strerror or error}"
+            self.lost += len(block) // _ROW.size
+
+    def end(self, notes: list[str]) -> None:
+        """Write what is pending, and that the run has ended so far."""
+        self.flush()
+        self._line({"end": self.count - self.lost, "notes": notes})
+        try:
+            self._ops.flush()
+        except OSError as error:
+            self.problem = self.problem or f"could not be written: {error.strerror or error}"
+
+    def close(self) -> None:
+        """Write what is pending, and close the files."""
+        self.flush()
+        for file in (self._ops, self._rows):
+            with contextlib.suppress(OSError):  # The disk is full, which the result says.
+                file.close()
+
+    def _line(self, content: dict[str, Any]) -> None:
+        try:
+            self._ops.write(json.dumps(content, separators=(",", ":")) + "\n")
+        except OSError as error:
+            self.problem = self.problem or f"could not be written: {error.strerror or error}"
+
+
+@dataclass
+class Fingerprinted:
+    """The fingerprint of one process.
+
+    Attributes:
+        folder: Where its files are.
+        ops: The operators, forward and backward, in the order of their first execution.
+        inputs: Names of the inputs of each operator.
+        types: Dtype, shape and placement of the tensors, as text.
+        rows: The rows, a structured array of `row_dtype`.
+        end: How many rows there were when the run ended; None if it broke off.
+        damage: What could not be read, in a few words; an empty string if nothing.
+        notes: What was not seen.
+    """
+
+    folder: Path
+    ops: list[EitherWayOp] = field(default_factory=list)
+    inputs: list[list[str]] = field(default_factory=list)
+    types: list[str] = field(default_factory=list)
+    rows: Any = None
+    end: int | None = None
+    damage: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Return True if the run ended, and did not break off, and everything can be read."""
+        return self.end == len(self.rows) and not self.damage
+
+    def place_of(self, row: Any) -> str:
+        """Return what a row is of, such as ``input 1 (weight) of op '3/linear'``."""
+        op = self.ops[row["op"]]
+        if row["what"] == STATE:
+            return f"the state of the random generator {op.name!r}"
+        backward = op.phase == "backward"
+        what = "an execution"
+        if row["what"] != NONE:
+            kind = "input" if row["what"] == INPUT else "output"
+            what = {"input": "gradient in", "output": "gradient out"}[kind] if backward else kind
+            what += f" {row['position']}"
+            what += "" if row["item"] == NO_ITEM else f".{row['item']}"
+            names = self.inputs[row["op"]]
+            if kind == "input" and row["position"] < len(names):
+                what += f" ({names[row['position']]})"
+        return f"{what} of {op.phase + ' ' if backward else ''}op {op.name!r}"
+
+
+def load_fingerprint(path: Path | str) -> Fingerprinted:
+    """Read the fingerprint of one process.
+
+    Args:
+        path: Folder of its files, or of the results of a run of the tool under its default name.
+
+    Raises:
+        ResultError: There is none, or its files are malformed. Files that merely end too early are
+            read up to there.
+        ImportError: NumPy is not installed.
+    """
+    folder = Path(path)
+    inside = folder / "fingerprint"
+    if not (folder / OPS).exists() and (inside / OPS).exists():
+        folder = inside
+    found = Fingerprinted(folder)
+    _read_lines(found)
+    _read_rows(found)
+    return found
+
+
+def _malformed(folder: Path, why: str) -> ResultError:
+    return ResultError(
+        f"This is not a fingerprint: {why}", where=str(folder), fix="Record the run again"
+    )
+
+
+def _read(folder: Path, name: str) -> bytes:
+    try:
+        return read(folder / name, _LARGEST)
+    except Unreadable as error:
+        raise _malformed(folder, f"{name}: {error}") from None
+
+
+def _read_lines(found: Fingerprinted) -> None:
+    """Read the operators and types, up to a line that is cut off."""
+    lines = _read(found.folder, OPS).split(b"\n")
+    if lines.pop():
+        found.damage = f"{OPS} ends within a line"
+    for number, line in enumerate(lines):
+        try:
+            content = json.loads(line)
+            if number == 0 and content["format"] != FORMAT:
+                raise _malformed(found.folder, f"its format is not {FORMAT!r}")
+            _add(found, content)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            if isinstance(error, ResultError):
+                raise
+            why = f"line {number + 1} of {OPS} is malformed"
+            raise _malformed(found.folder, why) from None
+    if not lines:
+        raise _malformed(found.folder, f"{OPS} is empty")
+
+
+def _add(found: Fingerprinted, content: dict[str, Any]) -> None:
+    if "op" in content:
+        values = content["op"]
+        known = {name: values[name] for name in EitherWayOp.__dataclass_fields__}
+        for name, value in known.items():
+            if not isinstance(value, int if name == "id" else (str, type(None))):
+                raise TypeError(name)
+        found.ops.append(EitherWayOp(**known))
+        found.inputs.append([str(name) for name in content["inputs"]])
+    elif "type" in content:
+        shape = content["shape"]
+        axes = "..." if shape is None else ",".join("?" if n is None else str(n) for n in shape)
+        found.types.append(f"{content['type']}[{axes}]{content['placement']}")
+    elif "end" in content:
+        found.end, found.notes = int(content["end"]), [str(note) for note in content["notes"]]
+
+
+def _read_rows(found: Fingerprinted) -> None:
+    """Read the rows, up to a block that is cut off or damaged."""
+    import numpy
+
+    content, at, blocks = memoryview(_read(found.folder, ROWS)), 0, []
+    while at < len(content):
+        start = at + _BLOCK.size
+        size, digest = _BLOCK.unpack(content[at:start]) if start <= len(content) else (0, 0)
+        block = content[start : start + size]
+        if not size or size % _ROW.size or len(block) < size or digest_of(block) != digest:
+            cut = start + size > len(content)
+            found.damage = f"{ROWS} {'ends within a' if cut else 'has a damaged'} block"
+            break
+        blocks.append(block)
+        at = start + size
+    found.rows = numpy.frombuffer(b"".join(blocks), row_dtype())
+    for name, count in (("op", len(found.ops)), ("type", len(found.types))):
+        wrong = found.rows[name] >= count
+        if name == "type":
+            wrong &= (found.rows["what"] == INPUT) | (found.rows["what"] == OUTPUT)
+        if wrong.any():
+            # The lines that these rows refer to are cut off.
+            found.rows = found.rows[: int(numpy.argmax(wrong))]
+            found.damage = found.damage or f"{OPS} lacks lines"

@@ -1,0 +1,365 @@
+"""Fingerprints: digests of what operators read and write, and the operator at which runs part."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import planting
+import pytest
+import torch
+import xxhash
+from planting import train
+from torch import nn
+
+import amanda
+from amanda_core.cli import main
+from amanda_core.errors import ResultError
+from amanda_tools.diff import compare_fingerprints
+from amanda_tools.dump import Dump
+from amanda_tools.fingerprint import Fingerprint, FingerprintResult, load_fingerprint
+from amanda_tools.fingerprint.files import INPUT, OUTPUT, ROWS, UNREADABLE
+
+PLANTING = Path(planting.__file__)
+
+
+def recorded(program: Callable[[], object], **options: Any) -> FingerprintResult:
+    tool = Fingerprint(**options)
+    with amanda.apply(tool):
+        program()
+    return tool.result()
+
+
+def digests(program: Callable[[], object]) -> list[int]:
+    """Return the digests of what the operators of a program write."""
+    rows = recorded(program).open().rows
+    found: list[int] = rows[(rows["what"] == OUTPUT) & (rows["flags"] == 0)]["digest"].tolist()
+    return found
+
+
+def training(layers: int = 2, steps: int = 2) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(layers)), nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(steps):
+        model(torch.randn(2, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn),
+    *(torch.complex64, torch.complex128, torch.int64, torch.int8, torch.uint8, torch.bool),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_digest_is_that_of_the_bytes_in_order(dtype: torch.dtype) -> None:
+    made = torch.arange(24).reshape(2, 3, 4)
+    value = (made % 2 == 0) if dtype is torch.bool else made.to(dtype)
+    for view in (value, value.transpose(0, 2), value[:, 1:], value[1, ::2], value[0, 0, 0]):
+        plain = bytes(view.contiguous().flatten().view(torch.uint8).tolist())
+        expected = xxhash.xxh3_64_intdigest(plain)
+        rows = recorded(partial(torch.clone, view)).open().rows
+        assert rows["digest"].tolist()[-2:] == [expected, expected]
+
+
+def test_values_that_look_alike_are_told_apart() -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    nans = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
+    values = [
+        *(x, x.t().contiguous(), x.flip(0), torch.zeros(2, 2), -torch.zeros(2, 2)),
+        *(nans[0], nans[1], x.flatten()[:2], torch.cat([x, x])),
+    ]
+    found = digests(lambda: [torch.clone(value) for value in values])
+    assert len(set(found)) == len(values)
+    assert digests(lambda: torch.clone(x)) == digests(lambda: torch.clone(x.clone()))[1:]
+
+
+def test_sparse_values_are_named_and_not_compared(tmp_path: Path) -> None:
+    def program() -> None:
+        torch.sparse.mm(torch.eye(2).to_sparse(), torch.ones(2, 2))
+
+    one, other = recorded(program), recorded(program)
+    assert one.unreadable > 0
+    assert any("sparse" in note for note in one.notes)
+    assert (one.open().rows["flags"] & UNREADABLE).any()
+    for number, result in enumerate((one, other)):
+        result.write(tmp_path / str(number))
+    found = compare_fingerprints(tmp_path / "0", tmp_path / "1")
+    assert (found.same, found.complete, found.unreadable) == (True, False, one.unreadable)
+
+
+def test_memory_that_nothing_has_written_is_not_compared(tmp_path: Path) -> None:
+    def program(scratch: float) -> None:
+        made = torch.empty(64)
+        ctypes.memmove(made.data_ptr(), (ctypes.c_float * 64)(*[scratch] * 64), 256)
+        view = made.view(8, 8)
+        view.fill_(3.0)
+        view + 1
+
+    for number in range(2):
+        recorded(partial(program, float(number)), folder=tmp_path / str(number))
+    found = compare_fingerprints(tmp_path / "0", tmp_path / "1")
+    assert (found.same, found.complete, found.unwritten) == (True, True, 4)
+    names = [op.name for op in load_fingerprint(tmp_path / "0").ops]
+    assert names[-3:] == ["view", "fill_", "add"]
+
+
+def test_equal_runs_are_equal_bit_for_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = recorded(training), recorded(training)
+    assert [s.digest for s in one.steps] == [s.digest for s in other.steps]
+    for number, result in enumerate((one, other)):
+        result.write(tmp_path / str(number))
+    assert amanda_diff(tmp_path / "0", tmp_path / "1") == 0
+    assert "all are equal bit for bit" in capsys.readouterr().out
+
+
+def test_another_seed_is_named_where_it_matters(tmp_path: Path) -> None:
+    def program(seed: int) -> None:
+        torch.manual_seed(seed)
+        torch.ones(2) * 2
+        amanda.step()
+        torch.relu(torch.rand(2))
+
+    random.seed(0)
+    recorded(partial(program, 3), folder=tmp_path / "a")
+    random.seed(1)  # Nothing draws from Python's own generator.
+    recorded(partial(program, 3), folder=tmp_path / "same")
+    recorded(partial(program, 4), folder=tmp_path / "b")
+    same = compare_fingerprints(tmp_path / "a", tmp_path / "same")
+    assert (same.same, same.complete) == (True, True)
+    first = compare_fingerprints(tmp_path / "a", tmp_path / "b").first
+    assert first is not None
+    assert (first.cause, first.op, first.states) == ("state", "rand", ["pytorch cpu"])
+
+
+def test_other_data_come_from_outside(tmp_path: Path) -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def program(data: torch.Tensor) -> None:
+        (data * weight).sum().backward()  # type: ignore[no-untyped-call]
+
+    for number in range(2):
+        data = torch.full((3,), float(number))
+        recorded(partial(program, data), folder=tmp_path / str(number))
+    first = compare_fingerprints(tmp_path / "0", tmp_path / "1").first
+    assert first is not None
+    assert (first.cause, first.op, first.what[:7]) == ("outside", "mul", "input 0")
+
+
+def test_a_write_that_nobody_sees_is_named(tmp_path: Path) -> None:
+    """Neither NumPy nor `ctypes` counts a write, and a collective need not."""
+
+    def program(change: float) -> None:
+        x = torch.ones(4) * 2
+        for _ in range(20):
+            torch.relu(x)
+        x.numpy()[1] += change
+        for _ in range(20):
+            torch.relu(x)
+
+    recorded(lambda: program(0.0), folder=tmp_path / "a")
+    result = recorded(lambda: program(1.0), folder=tmp_path / "b")
+    assert [write.producer for write in result.unseen_writes[:1]] == ["mul"]
+    first = compare_fingerprints(tmp_path / "a", tmp_path / "b").first
+    assert first is not None
+    assert (first.cause, first.producer) == ("writer", "mul")
+
+
+def test_planted_errors_are_named(tmp_path: Path) -> None:
+    """One element of one result is wrong by a unit in the last place: forward, backward, step."""
+    counted = train(tmp_path / "plain", -1).phases
+    chosen = random.Random(0)
+    for index, phase in enumerate(["forward", "forward", "backward", "backward"]):
+        number = chosen.choice([n for n, one in enumerate(counted) if one == phase])
+        planted = train(tmp_path / str(index), number).planted
+        assert planted is not None
+        found = compare_fingerprints(tmp_path / "plain", tmp_path / str(index))
+        first = found.first
+        assert first is not None, planted
+        assert (first.op, first.phase, first.source, first.step) == (
+            *(planted.op, planted.phase, planted.source),
+            planted.step,
+        )
+        assert first.cause == "operator"
+        assert first.what.startswith(("output", "gradient out"))
+
+
+@pytest.mark.slow
+def test_planted_errors_are_named_with_their_rank(tmp_path: Path) -> None:
+    count = 8
+    command = [sys.executable, str(PLANTING), str(tmp_path)]
+    ranks = [subprocess.Popen([*command, *map(str, (rank, 2, count, 5))]) for rank in range(2)]
+    assert [one.wait(timeout=300) for one in ranks] == [0, 0]
+    plain = tmp_path / "plain"
+    again = compare_fingerprints(plain, tmp_path / "again")
+    assert (again.same, again.complete) == (True, True), again.conclusion()
+    for index in range(count):
+        found = compare_fingerprints(plain, tmp_path / str(index))
+        planted = json.loads((tmp_path / str(index) / "planted.json").read_text())
+        first = found.first
+        assert first is not None, planted
+        named = {name: getattr(first, name) for name in planted}
+        assert named == planted, found.conclusion()
+
+
+def test_an_operator_that_only_one_run_has_is_named_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(lambda: training(2), folder=tmp_path / "a")
+    recorded(lambda: training(2, steps=1), folder=tmp_path / "b")
+    assert amanda_diff(tmp_path / "a", tmp_path / "b") == 2
+    said = capsys.readouterr().out
+    assert "Only in A: " in said
+    assert "the rest was not compared" in said
+
+
+def test_an_inserted_operator_shifts_nothing(tmp_path: Path) -> None:
+    def program(more: bool) -> None:
+        x = torch.arange(4.0)
+        for _ in range(3):
+            x = torch.relu(x) * 2
+            if more:
+                torch.sigmoid(x)
+
+    recorded(lambda: program(False), folder=tmp_path / "a")
+    recorded(lambda: program(True), folder=tmp_path / "b")
+    found = compare_fingerprints(tmp_path / "a", tmp_path / "b")
+    assert found.same
+    assert {one.run for one in found.missing} == {"B"}
+    assert all("sigmoid" in one.what for one in found.missing)
+
+
+def test_a_rank_that_is_missing_is_named(tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        for rank in range(2 if run == "a" else 1):
+            recorded(training, folder=tmp_path / run / f"rank{rank}")
+    found = compare_fingerprints(tmp_path / "a", tmp_path / "b")
+    assert (found.same, found.complete) == (True, False)
+    assert [(one.rank, one.run, one.what) for one in found.missing] == [
+        (1, "A", "the whole process")
+    ]
+
+
+def test_another_dtype_is_a_difference(tmp_path: Path) -> None:
+    for name, dtype in (("a", torch.float32), ("b", torch.float64)):
+        recorded(partial(torch.ones, 2, dtype=dtype), folder=tmp_path / name)
+    first = compare_fingerprints(tmp_path / "a", tmp_path / "b").first
+    assert first is not None
+    assert first.types == ("float32[2]", "float64[2]")
+
+
+def test_files_that_are_cut_off_are_read_up_to_there(tmp_path: Path) -> None:
+    whole = recorded(lambda: training(3, steps=30), folder=tmp_path / "whole").open()
+    for name in ("ops.jsonl", ROWS):
+        content = (tmp_path / "whole" / name).read_bytes()
+        for number in range(20):
+            cut = tmp_path / f"{name}{number}"
+            cut.mkdir()
+            for other in ("ops.jsonl", ROWS):
+                (cut / other).write_bytes((tmp_path / "whole" / other).read_bytes())
+            (cut / name).write_bytes(content[: len(content) * number // 20])
+            try:
+                found = load_fingerprint(cut)
+            except ResultError:
+                assert number == 0
+                continue
+            assert not found.ended
+            assert len(found.rows) < len(whole.rows) or name == "ops.jsonl"
+            assert (found.rows == whole.rows[: len(found.rows)]).all()
+
+
+def test_a_damaged_block_ends_the_reading(tmp_path: Path) -> None:
+    recorded(lambda: training(3, steps=60), folder=tmp_path / "a")
+    content = bytearray((tmp_path / "a" / ROWS).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "a" / ROWS).write_bytes(content)
+    found = load_fingerprint(tmp_path / "a")
+    assert "damaged" in found.damage
+    assert not found.ended
+
+
+def test_a_program_that_is_killed_leaves_its_rows(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, signal, torch, amanda\n"
+        "from pathlib import Path\n"
+        "from amanda_tools.fingerprint import Fingerprint\n"
+        f"with amanda.apply(Fingerprint(folder=Path({str(tmp_path / 'out')!r}))):\n"
+        "    for step in range(3):\n"
+        "        torch.ones(2) + step\n"
+        "        amanda.step()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, str(script)], check=False)
+    found = load_fingerprint(tmp_path / "out")
+    assert not found.ended
+    assert sorted(set(found.rows["step"].tolist())) == [0, 1, 2]
+
+
+def test_inputs_have_their_producers() -> None:
+    found = recorded(lambda: torch.relu(torch.ones(2) * 2)).open()
+    rows = found.rows
+    (read,) = [row for row in rows if found.ops[row["op"]].word == "relu" and row["what"] == INPUT]
+    (made,) = rows[rows["order"] == read["producer"]]
+    assert found.ops[made["op"]].word == "mul"
+
+
+def test_norms(tmp_path: Path) -> None:
+    rows = recorded(lambda: torch.clone(torch.tensor([3.0, -4.0])), norms=True).open().rows
+    assert (float(rows["norm"][-1]), float(rows["largest"][-1])) == (5.0, 4.0)
+
+
+def test_it_sees_what_other_tools_change(tmp_path: Path) -> None:
+    def doubled(value: torch.Tensor) -> torch.Tensor:
+        return value * 2
+
+    for number, edits in enumerate(([], [amanda.edit("relu", doubled, outputs=[0])])):
+        tool = Fingerprint(folder=tmp_path / str(number))
+        with amanda.apply(*edits, tool):
+            torch.relu(torch.ones(2))
+        tool.result()
+    first = compare_fingerprints(tmp_path / "0", tmp_path / "1").first
+    assert first is not None
+    assert (first.op, first.cause) == ("relu", "operator")
+
+
+def test_fingerprints_and_dumps_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(training, folder=tmp_path / "a")
+    with amanda.apply(dump := Dump()):
+        training()
+    dump.result().write(tmp_path / "b")
+    assert amanda_diff(tmp_path / "a", tmp_path / "b") == 2
+    assert "One run has a fingerprint, the other has none" in capsys.readouterr().err
+    assert amanda_diff(tmp_path / "a", tmp_path / "a", "--rtol", 1) == 3
+
+
+def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded(lambda: torch.relu(torch.ones(2)), folder=tmp_path / "a")
+    recorded(lambda: torch.relu(-torch.ones(2)), folder=tmp_path / "b")
+    assert amanda_diff(tmp_path / "a", tmp_path / "b", "--json") == 1
+    read = json.loads(capsys.readouterr().out)
+    assert (read["format"], read["same"], read["complete"]) == (
+        "amanda.fingerprint_diff/1",
+        False,
+        False,
+    )
+
+
+def amanda_diff(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["diff", *map(str, arguments)])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
