@@ -219,8 +219,8 @@ class LatencyResult(Summed[Times]):
         of_others = f", and of other tools: {', '.join(self.others)}" if self.others else ""
         items = [
             charts.figure("a step, median", middle, "ns", f"of {count}{of_others}"),
-            charts.figure("a step, 95th percentile", last if len(steps) > 1 else None, "ns"),
-            charts.figure("of it in operators", ops / wall if wall else None, "%"),
+            charts.figure("a step, p95", last if len(steps) > 1 else None, "ns"),
+            charts.figure("in operators", ops / wall if wall else None, "%"),
             charts.figure("a step without the profiler", self.plain, "ns"),
         ]
         if longest is not None:
