@@ -34,6 +34,8 @@ def test_tools_are_applied_around_fit(capsys: pytest.CaptureFixture[str]) -> Non
     fit(callback)
     total = callback.results["flops"].total.macs
     assert total == 6 * FORWARD  # Two epochs of three steps.
+    step = callback.results["flops"].step
+    assert (step.times, step.macs, step.backward_macs) == (6, FORWARD, FORWARD)
     assert "flops:\n" in capsys.readouterr().out
     model()(np.ones((4, 3), np.float32))
     assert callback.run.tools["flops"].result().total.macs == total

@@ -99,10 +99,9 @@ def _memory(result: MemoryResult) -> Iterator[str]:
 
 def _compute(result: FlopsResult) -> Iterator[str]:
     total = result.total
-    line = f"compute: {format_quantity(total.macs, 'MACs')} forward"
-    if total.backward_macs:
-        line += f" and {format_quantity(total.backward_macs, 'MACs')} backward"
-    line += " in the whole run"
+    units = [*result.passes[:1], *([] if result.step is None else [result.step])]
+    in_all = f"in all {format_quantity(total.macs + total.backward_macs, 'MACs')}"
+    line = f"compute: {'; '.join([*(unit.describe() for unit in units), in_all])}"
     if result.unknown:
         line += f"; {format_count(len(result.unknown), 'operator')} not counted"
     yield line

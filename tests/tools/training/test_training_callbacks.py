@@ -112,7 +112,7 @@ def test_tools_are_applied_around_a_training(
     found.Reload()
     from tensorboard.util.tensor_util import make_ndarray
 
-    events = found.Tensors("Flops/forward_macs")
+    events = found.Tensors("Flops/in_all_forward_macs")
     scalars = [(event.step, make_ndarray(event.tensor_proto).item()) for event in events]
     # By the steps of the optimizer: three in each epoch.
     assert scalars == [(3, 3 * FORWARD), (6, 6 * FORWARD)]
@@ -207,7 +207,7 @@ def test_steps_and_epochs_and_what_is_left_of_an_earlier_training(
     logged: list[tuple[int, float]] = []
 
     def log(self: ScalarLog, found: Any, step: int) -> None:
-        logged.append((step, found["Flops/forward_macs"]))
+        logged.append((step, found["Flops/in_all_forward_macs"]))
 
     monkeypatch.setattr(ScalarLog, "log", log)
     flops = Flops()
@@ -236,8 +236,8 @@ def test_scalars_of_results() -> None:
     with amanda.apply(tool):
         nn.Linear(3, 2)(torch.ones(4, 3))
     found = scalars_of(tool.result())
-    assert found["forward_macs"] == FORWARD
-    assert found["flops_forward"] == 2 * FORWARD
+    assert found["in_all_forward_macs"] == FORWARD
+    assert found["in_all_flops_forward"] == 2 * FORWARD
     zeros = Sparsity()
     with amanda.apply(zeros):
         nn.Linear(4, 1, bias=False)(torch.tensor([[0.0, 0.0, 0.0, 1.0]]))
