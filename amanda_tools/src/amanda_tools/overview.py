@@ -65,7 +65,7 @@ def _model(result: SummaryResult) -> Iterator[str]:
 
 
 def _time(result: LatencyResult) -> Iterator[str]:
-    steps = [step for step in result.counted if step.ended] or result.counted
+    steps = result.ended
     if any(step.wall for step in steps):
         wall, ops = (
             quantiles(times)[0]
@@ -77,7 +77,7 @@ def _time(result: LatencyResult) -> Iterator[str]:
             f"time: {wall / 1e6:.3f} ms for a step (median of {len(steps)}){tools}; "
             f"{ops / 1e6:.3f} ms in operators"
         )
-    yield from _most("time in operators", result, lambda found: found.self)
+    yield from _most("time in operators", result, lambda found: found.typical)
 
 
 def _memory(result: MemoryResult) -> Iterator[str]:
