@@ -81,9 +81,14 @@ def _time(result: LatencyResult) -> Iterator[str]:
 
 
 def _memory(result: MemoryResult) -> Iterator[str]:
-    total = result.total
-    if total.graph_calls and not result.allocated:
-        yield "memory: not known, since the buffers of graphs are not visible"
+    if not result.is_known:
+        peaks = [
+            f"the peak of {device} is {format_quantity(found['peak'], 'B')}"
+            for device, found in result.allocators.items()
+        ]
+        yield "memory: " + (
+            ", ".join(peaks) or "not known, since the buffers of graphs are not visible"
+        )
         return
     kinds = [
         f"{format_quantity(result.kinds_at_peak[kind], 'B')} {kind}"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from amanda_tools.kit.operators.tool import is_eager
 from amanda_tools.kit.output.rendering import format_percent
 
-if TYPE_CHECKING:
-    from amanda_tools.latency.result import LatencyResult
-
-__all__ = ["advice"]
+__all__ = ["advise"]
 
 #: The share of the time between operators from which that is what to change.
 _MUCH = 0.4
@@ -18,19 +15,28 @@ _MUCH = 0.4
 _FUSED = {"pytorch": ", `torch.compile`", "tensorflow": ", `tf.function`", "jax": ", `jax.jit`"}
 
 
-def advice(result: LatencyResult) -> str:
-    """Return the sentence; empty if other tools work between the operators, or nothing ran."""
-    rest, ops = (sum(getattr(step, name) for step in result.counted) for name in ("rest", "ops"))
-    if result.others or rest < 0 or not ops:
-        return ""
-    if rest > _MUCH * result.wall:
-        eager = {op.namespace.partition("/")[0] for op in result.ops if is_eager(op.namespace)}
+def advise(
+    wall: int, ops: int, rest: int, namespaces: Collection[str], longest: tuple[str, float]
+) -> str:
+    """Return the sentence.
+
+    Args:
+        wall: Time of the steps.
+        ops: The part of it in operators.
+        rest: The part of it between operators.
+        namespaces: Where the operators ran.
+        longest: The type of operators that takes longest, and its share of all operators.
+
+    >>> advise(100, 30, 62, ["pytorch/2.13.0/eager"], ("linear", 0.5))
+    '62% of a step is between operators: use larger batches, `torch.compile`'
+    """
+    if rest > _MUCH * wall:
+        eager = {name.partition("/")[0] for name in namespaces if is_eager(name)}
         fused = next((fix for framework, fix in _FUSED.items() if framework in eager), "")
-        share = format_percent(rest, result.wall, 0)
+        share = format_percent(rest, wall, 0)
         return f"{share} of a step is between operators: use larger batches{fused}"
-    name, found = next(iter(result.by_type().items()))
+    name, share_of_it = longest
     return (
-        f"{format_percent(ops, result.wall, 0)} of a step is in operators, "
-        f"{format_percent(found.typical, result.total.typical, 0)} of that in {name}: "
-        "make it cheaper (a smaller dtype, smaller shapes, another implementation)"
+        f"{format_percent(ops, wall, 0)} of a step is in operators, {share_of_it:.0%} of that in "
+        f"{name}: make it cheaper (a smaller dtype, smaller shapes, another implementation)"
     )

@@ -21,7 +21,7 @@ from amanda_tools.kit.output.rendering import (
     render_html,
     render_json,
 )
-from amanda_tools.latency.advice import advice
+from amanda_tools.latency.advice import advise
 from amanda_tools.latency.kernels import Kernel
 from amanda_tools.latency.times import DRIVER, StepTime, ThreadTime, TimedOp, Times, quantiles
 
@@ -94,8 +94,13 @@ class LatencyResult(Summed[Times]):
 
     @property
     def advice(self) -> str:
-        """Return a sentence that says what to do, or an empty one."""
-        return advice(self)
+        """Return a sentence that says what to do; empty if other tools work between operators."""
+        rest, ops = (sum(getattr(step, name) for step in self.counted) for name in ("rest", "ops"))
+        if self.others or rest < 0 or not ops:
+            return ""
+        name, found = next(iter(self.by_type().items()))
+        share = found.typical / (self.total.typical or 1)
+        return advise(self.wall, ops, rest, {op.namespace for op in self.ops}, (name, share))
 
     def take_op_figures(self, figures: Mapping[str, Sequence[OpFigures]]) -> None:
         """Note the tools that ran together with the profiler."""
