@@ -96,7 +96,7 @@ class LatencyResult(Summed[Times]):
     def advice(self) -> str:
         """Return a sentence that says what to do; empty if other tools work between operators."""
         rest, ops = (sum(getattr(step, name) for step in self.counted) for name in ("rest", "ops"))
-        if self.others or rest < 0 or not ops:
+        if self.others or rest < 0 or not (ops and self.ops):
             return ""
         name, found = next(iter(self.by_type().items()))
         share = found.typical / (self.total.typical or 1)
