@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +13,7 @@ import amanda
 from amanda_core import hookimpl
 from amanda_core.interface.driver import DriverStatus, Finding
 from amanda_core.plugins import discovery
+from amanda_core.plugins.requirements import extra_command, missing
 from amanda_core.testing.toy.driver import ToyDriver
 
 from .conftest import Installed
@@ -144,3 +148,55 @@ def test_doctor_looks_behind_what_is_imported_first(site: Site) -> None:
     assert messages["python", "warning"] == (
         "Python is watched by sys.setprofile: watching.<lambda>"
     )
+
+
+@pytest.mark.untraced
+def test_what_plugins_require_and_what_is_not_installed_is_found(
+    installed: Installed,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "needy-1.0.dist-info"
+    folder.mkdir()
+    needs = [
+        *("absent-thing>=1.23", "click", "other-absent; extra == 'cli'"),
+        *("old-absent; python_version < '3.0'", "new-absent ; python_version >= '3.0'"),
+    ]
+    lines = ["Metadata-Version: 2.1", "Name: needy", "Version: 1.0"]
+    (folder / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {n}" for n in needs)]))
+    monkeypatch.syspath_prepend(tmp_path)
+    needy = SimpleNamespace(name="needy", version="1.0")
+    installed.points += [
+        point("toy", ToyDriver(), discovery.DRIVER_GROUP),
+        Point("noting", lambda: Noting, discovery.TOOL_GROUP, needy),
+    ]
+    assert [of for of, severity, _ in findings(capsys, 1) if severity == "error"] == ["needy"] * 2
+    assert call("doctor") == 1
+    out = capsys.readouterr().out
+    assert "It requires absent-thing, which is not installed" in out
+    assert "pip install 'absent-thing>=1.23'" in out
+    assert "pip install 'new-absent'" in out
+    assert missing(["needy"]) == [
+        ("needy", "absent-thing", "absent-thing>=1.23"),
+        ("needy", "new-absent", "new-absent"),
+    ]
+    assert extra_command("needy", "cli") == "pip install 'other-absent'"
+    assert extra_command("not-there", "cli") == "pip install 'not-there[cli]'"
+
+
+def test_the_command_for_an_extra_names_what_it_requires() -> None:
+    # What this project declares, as pip's own reader of requirements parses it.
+    requirements = pytest.importorskip(
+        "packaging.requirements", reason="packaging comes with pytest"
+    )
+    declared = [requirements.Requirement(line) for line in metadata.requires("amanda-core") or ()]
+    named = [
+        one.name
+        for one in declared
+        if one.marker and one.marker.evaluate({"extra": "cli"}) and not one.marker.evaluate()
+    ]
+    words = extra_command("amanda-core", "cli").split()
+    assert words[:2] == ["pip", "install"]
+    assert [requirements.Requirement(word.strip("'")).name for word in words[2:]] == named
+    assert "click" in named

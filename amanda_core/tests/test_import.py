@@ -117,7 +117,11 @@ def without_tools(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "statement",
-    ["amanda.tools.mapping.MappingTool", "from amanda.tools.mapping import MappingTool"],
+    [
+        "amanda.tools.mapping.MappingTool",
+        "from amanda.tools.mapping import MappingTool",
+        "from amanda import *; callback('keras', 'flops')",
+    ],
 )
 def test_missing_amanda_tools_names_the_pip_command(without_tools: Path, statement: str) -> None:
     start = f"import sys; sys.path.insert(0, {str(without_tools)!r}); import amanda\n"

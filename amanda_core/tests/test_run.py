@@ -338,13 +338,35 @@ def test_processes_of_two_launchers_never_share_a_folder(site: Site, out: Path) 
         assert (out / folder / ".amanda-launched").read_text() == f"localhost {port}"
 
 
-def test_results_are_written_after_the_traceback_of_an_error(site: Site, out: Path) -> None:
+def test_the_error_of_a_program_comes_last_and_once(site: Site, out: Path) -> None:
     site.write("fail.py", "import toymodel\ntoymodel.model()\nraise ValueError('its own')\n")
     done = site.amanda("run", "-t", "count", "-o", str(out), "fail.py")
     assert done.returncode == 1
-    assert done.stderr.index("ValueError: its own") < done.stderr.index("encoder/relu")
+    assert done.stderr.index("encoder/relu") < done.stderr.index("Traceback")
+    assert done.stderr.endswith("ValueError: its own\n")
+    assert done.stderr.count("its own") == 2  # The line of the program, and the message.
     assert "running.py" not in done.stderr
     assert "program.py" not in done.stderr
+    assert calls(out) == {"encoder/relu": 1}
+
+
+def test_an_empty_result_is_one_line_after_an_error(site: Site, out: Path) -> None:
+    site.write("early.py", "import toyframe\nraise ValueError('its own')\n")
+    done = site.amanda("run", "-t", "count", "-o", str(out), "early.py")
+    assert f"amanda: count: nothing of it ran: {out}/count.json" in done.stderr
+    assert "calls" not in done.stderr  # The heading of the table.
+    assert done.stderr.endswith("ValueError: its own\n")
+
+
+def test_a_hook_of_the_program_shows_its_error_after_the_results(site: Site, out: Path) -> None:
+    site.write(
+        "hooked.py",
+        "import sys, toymodel\ntoymodel.model()\n"
+        "sys.excepthook = lambda kind, *_: (print('own hook', kind.__name__), sys.exit(7))\n"
+        "raise ValueError\n",
+    )
+    done = site.amanda("run", "-t", "count", "-o", str(out), "hooked.py")
+    assert (done.returncode, done.stdout) == (7, "own hook ValueError\n")
     assert calls(out) == {"encoder/relu": 1}
 
 

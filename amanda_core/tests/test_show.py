@@ -158,6 +158,10 @@ def test_sentences_are_wrapped_and_names_are_not() -> None:
     some, hidden = narrowed(table, 60, prose)
     assert (list(some.columns), hidden) == (["tool", "status", "what it does"], ["distribution"])
     assert narrowed(table, 40, prose)[1] == ["status", "distribution"]
+    # Only what is declared may go, in this order.
+    assert narrowed(table, 60, prose, ("distribution", "status"))[1] == ["distribution"]
+    assert narrowed(table, 60, prose, ("what it does", "status"))[1] == ["what it does"]
+    assert narrowed(table, 20, prose, ("status",))[1] == ["status"]
 
 
 def test_rows_without_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

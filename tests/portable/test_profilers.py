@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +141,33 @@ def test_memory(backend: str, inside: bool) -> None:
     assert (conv.live_after > 0) == eager
     assert bool(found.notes) == (not eager)
     unknown = "peak, allocated and live memory are not known" in found.table().title
-    assert unknown == (not found.allocated)
+    assert unknown == (not found.is_known) == (not eager)
+    assert (found.figures() == {}) == (not eager)  # No figure of something else.
+    assert (found.table().rows[0][2] == "not known") == (not eager)
+    if not eager:
+        assert sum(step.output for step in found.steps) == sum(op.output for op in found.ops)
+        assert json.loads(found.to_json())["peak"] is None
     rows = {row[0]: row for row in found.table("type").rows}
     assert ("not known" in rows["conv2d"]) == (not eager)
     if not eager:
         assert all("only the size of outputs is counted" in note for note in found.notes)
+
+
+def test_the_allocator_of_a_device_is_asked_where_graphs_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"current": 5, "peak": 7_000_000}
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind] * 2)
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda device: given)
+    tool = Memory()
+    with amanda.apply(tool):
+        tf.function(lambda x: tf.exp(x) * 2)(tf.ones(3))
+    found = tool.result()
+    assert found.allocators == {"GPU:0": given, "GPU:1": given}
+    assert found.figures() == {"peak": 14_000_000}
+    assert "the allocator of GPU:1 reports a peak of 7.000 MB" in found.table().title
+    monkeypatch.undo()
+    assert tool.result().allocators == {}  # Of the CPU there is none.
 
 
 def weights_and_activations(result: SparsityResult) -> list[dict[str, object]]:

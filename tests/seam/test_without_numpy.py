@@ -1,4 +1,4 @@
-"""Tools without NumPy, which PyTorch does not require: they refuse at once, or run.
+"""Tools without NumPy, which amanda-tools requires: they refuse at once, or run.
 
 A tool that finds out in the middle would end the program.
 """
@@ -60,5 +60,5 @@ def test_every_tool_runs_or_refuses_at_once() -> None:
     assert done.returncode == 0, done.stderr
     outcomes = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert outcomes.keys() == (TOOLS | EDITING).keys()
-    refusal = "refuses: This needs NumPy: pip install 'amanda-tools[numpy]'"
+    refusal = "refuses: This needs NumPy, which is missing: pip install numpy"
     assert set(outcomes.values()) == {"runs", refusal}

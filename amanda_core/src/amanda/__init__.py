@@ -1,8 +1,8 @@
 """Amanda: instrumentation of neural networks, operator by operator.
 
 The facade that users import: names only, no logic. `amanda.tools` comes with the distribution
-amanda-tools and is imported when it is first used, and so are `amanda.callback` and what IPython
-calls for ``%load_ext amanda``.
+amanda-tools and is imported when it is first used, and so is what IPython calls for
+``%load_ext amanda``.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ __all__ = [
     "autodiff_enabled",
     "cache_disabled",
     "cache_enabled",
+    "callback",
     "disabled",
     "edit",
     "enabled",
@@ -64,9 +65,9 @@ announce()
 
 if TYPE_CHECKING:
     from amanda import tools as tools
-    from amanda.tools import callback as callback
     from amanda_core.engine.selection import Selection, select
     from amanda_core.shorthands.function_tools import edit, look, on
+    from amanda_core.shorthands.training_callbacks import callback
     from amanda_core.weights.state import WeightState
 else:
     # This includes the names that are imported at their first use.
@@ -87,11 +88,15 @@ else:
             from amanda_core.weights import state
 
             return state.WeightState
-        if name in ("callback", "load_ipython_extension"):
+        if name == "callback":
+            from amanda_core.shorthands import training_callbacks
+
+            return training_callbacks.callback
+        if name == "load_ipython_extension":
             # Of the distribution amanda-tools; `tools` says so if it is not installed.
             from amanda import tools
 
-            return getattr(tools, name)
+            return tools.load_ipython_extension
         if name == "tools":
             import importlib
 

@@ -73,6 +73,10 @@ def amanda_driver_info() -> DriverInfo:
             "compiled": _CAPABILITIES | {"graph", "staged"},
         },
         vocabulary={**OP_TYPES, **BACKWARD_TYPES},
+        wrappers=(
+            *("torch.nn.modules.module", "torch.nn.modules.container", "torch._compile"),
+            *("torch.utils._contextlib", "torch._ops", "torch._dynamo", "torch.amp"),
+        ),
     )
 
 

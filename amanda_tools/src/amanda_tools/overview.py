@@ -65,7 +65,7 @@ def _model(result: SummaryResult) -> Iterator[str]:
 
 
 def _time(result: LatencyResult) -> Iterator[str]:
-    steps = [step for step in result.counted if step.ended] or result.counted
+    steps = result.ended
     if any(step.wall for step in steps):
         wall, ops = (
             quantiles(times)[0]
@@ -77,13 +77,18 @@ def _time(result: LatencyResult) -> Iterator[str]:
             f"time: {wall / 1e6:.3f} ms for a step (median of {len(steps)}){tools}; "
             f"{ops / 1e6:.3f} ms in operators"
         )
-    yield from _most("time in operators", result, lambda found: found.self)
+    yield from _most("time in operators", result, lambda found: found.typical)
 
 
 def _memory(result: MemoryResult) -> Iterator[str]:
-    total = result.total
-    if total.graph_calls and not result.allocated:
-        yield "memory: not known, since the buffers of graphs are not visible"
+    if not result.is_known:
+        peaks = [
+            f"the peak of {device} is {format_quantity(found['peak'], 'B')}"
+            for device, found in result.allocators.items()
+        ]
+        yield "memory: " + (
+            ", ".join(peaks) or "not known, since the buffers of graphs are not visible"
+        )
         return
     kinds = [
         f"{format_quantity(result.kinds_at_peak[kind], 'B')} {kind}"
@@ -99,10 +104,9 @@ def _memory(result: MemoryResult) -> Iterator[str]:
 
 def _compute(result: FlopsResult) -> Iterator[str]:
     total = result.total
-    line = f"compute: {format_quantity(total.macs, 'MACs')} forward"
-    if total.backward_macs:
-        line += f" and {format_quantity(total.backward_macs, 'MACs')} backward"
-    line += " in the whole run"
+    units = [*result.passes[:1], *([] if result.step is None else [result.step])]
+    in_all = f"in all {format_quantity(total.macs + total.backward_macs, 'MACs')}"
+    line = f"compute: {'; '.join([*(unit.describe() for unit in units), in_all])}"
     if result.unknown:
         line += f"; {format_count(len(result.unknown), 'operator')} not counted"
     yield line

@@ -454,3 +454,75 @@ def test_flex_attention_counts_as_other_attention() -> None:
     (flex,) = [op for op in tool.result().ops if op.macs]
     (known,) = plain.result().ops
     assert flex.macs == known.macs == 2 * 6 * 10 * (8 + 4)
+
+
+# Of a pass, a sample and a step.
+
+
+def test_a_pass_a_sample_and_a_step() -> None:
+    """In all three: closed forms; `flop_counter` of PyTorch agrees on a step."""
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), c(8, 3)
+    optimizer, loss = torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss()
+    one = 3 * 4 + 4 * 2
+    tool = Flops()
+    with amanda.apply(tool):
+        for _ in range(3):
+            loss(model(x), c(8, 2)).backward()
+            optimizer.step()
+        with torch.no_grad():
+            model(x)  # A pass that no step contains.
+    found = tool.result()
+    (of_pass,), step = found.passes, found.step
+    assert step is not None
+    assert (of_pass.module, of_pass.times, of_pass.samples) == ("Sequential", 4, 8)
+    assert (of_pass.macs, of_pass.flops, of_pass.backward_macs) == (8 * one, 16 * one, 0)
+    # The gradient of the data is not computed.
+    assert (step.times, step.macs, step.backward_macs) == (3, 8 * one, 8 * (2 * one - 12))
+    with flop_counter.FlopCounterMode(display=False) as counter:
+        loss(model(x), c(8, 2)).backward()
+    assert counter.get_total_flops() == step.flops + step.backward_flops
+    assert found.macs == 4 * 8 * one
+    assert found.figures()["step"] == step.flops + step.backward_flops
+    assert (found.figures()["pass"], found.figures()["sample"]) == (16 * one, 2 * one)
+    assert "a forward pass of Sequential (each of 4): 160 MACs for a batch of 8, 20 MACs for " in (
+        found.table().title
+    )
+    assert "; a step (each of 3): 160 MACs forward and 224 MACs backward" in found.table().title
+
+
+def test_the_pass_of_several_is_the_median_one() -> None:
+    layer, tool = nn.Linear(3, 4), Flops()
+    with amanda.apply(tool):
+        for rows in (7, 1, 1, 2, 300):
+            layer(input=c(rows, 3)) if rows == 2 else layer(c(rows, 3))
+    (found,) = tool.result().passes
+    assert (found.times, found.distinct, found.samples, found.macs) == (5, 4, 2, 24)
+    assert tool.result().step is None
+    # The layer takes its axes in another order than the batch's.
+    tool = Flops(batch=5)
+    with amanda.apply(tool):
+        nn.LSTM(3, 4)(c(2, 5, 3))
+    (found,) = tool.result().passes
+    assert (found.samples, found.macs) == (5, 2 * 5 * 4 * (3 + 4) * 4)
+    with pytest.raises(ValueError, match="batch must be at least 1"):
+        Flops(batch=0)
+
+
+def test_a_recomputed_pass_is_part_of_a_step_only() -> None:
+    layer, tool = nn.Linear(3, 4), Flops()
+    with amanda.apply(tool):
+        checkpoint(layer, p(2, 3), use_reentrant=True).sum().backward()
+        amanda.step()
+    found = tool.result()
+    assert found.step is not None
+    assert (found.step.macs, found.macs) == (48, 48)
+    assert {cost.macs for cost in found.passes} == {24}
+
+
+def test_many_different_passes_are_kept_in_bounds() -> None:
+    layer, tool = nn.Linear(1, 1), Flops()
+    with amanda.apply(tool), torch.no_grad():
+        for rows in range(1, 602):
+            layer(c(rows, 1))
+    (found,) = tool.result().passes
+    assert (found.times, found.distinct) == (601, 256)

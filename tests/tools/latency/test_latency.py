@@ -25,7 +25,7 @@ from amanda_tools.flops import Flops
 from amanda_tools.latency import Latency, LatencyResult, TimedOp
 from amanda_tools.latency.device_events import EventPairs
 from amanda_tools.latency.kernels import Kernel, join
-from amanda_tools.latency.times import Samples
+from amanda_tools.latency.times import DRIVER, Samples
 
 from ..profiling import MS, FakeClock, FakeEvent, checked_trace, latency_by
 
@@ -182,6 +182,93 @@ def test_the_warm_up_is_left_out() -> None:
     alone = steps_of(FakeClock(), [500], warmup=1)
     assert (only(alone, "Sleep").self, alone.wall) == (500 * MS, 503 * MS)
     assert "without warm-up" in alone.table().title
+
+
+def test_the_warm_up_ends_when_steps_are_alike() -> None:
+    """The account is that of the same steps alone; the clock of the test says what each took."""
+    found = steps_of(FakeClock(), [500, 80, 10, 20, 10], warmup=None)
+    assert [step.warm_up for step in found.steps] == [True, True, False, False, False]
+    op = only(found, "Sleep")
+    assert (op.calls, op.self, op.total, op.first) == (3, 40 * MS, 40 * MS, 500 * MS)
+    assert (op.shortest, op.longest, op.median) == (10 * MS, 20 * MS, 10 * MS)
+    assert (found.wall, found.threads[0].self) == (49 * MS, 40 * MS)
+    assert sum(found.between.values()) == 9 * MS
+    assert "2 steps of warm-up left out" in found.table().title
+    # A later step that takes long is no warm-up, nor is the only step.
+    late = steps_of(FakeClock(), [50, 10, 10, 10, 400, 10], warmup=None)
+    assert [step.warm_up for step in late.steps] == [True] + [False] * 4  # Without step 5.
+    alone = steps_of(FakeClock(), [500], warmup=None)
+    assert (only(alone, "Sleep").self, alone.wall) == (500 * MS, 503 * MS)
+
+
+def test_rankings_are_by_medians() -> None:
+    clock = FakeClock()
+    tool = latency_by(clock)
+    slow_once, steady = sleeping(clock, 0, 0), sleeping(clock, 7 * MS, 0)
+    with amanda.apply(tool):
+        for step in range(4):
+            clock.sleep(0)
+            slow_once(torch.ones(1))
+            (sleeping(clock, (100 if step == 2 else 2) * MS, 0))(torch.ones(1)).relu()
+            steady(torch.ones(1)).abs()
+            amanda.step()
+    found = tool.result()
+    totals = {op.name: op.self for op in found.ops if op.self}
+    assert sorted(totals.values()) == [28 * MS, 106 * MS]
+    first = found.table("op").rows[len(found.table("op").rows) - len(found.ops)]
+    assert first[1] == 28.0  # Four times 7 ms: the other one was slow once.
+    chosen = max(found.ops, key=lambda op: op.typical)
+    assert (chosen.median, chosen.typical) == (7 * MS, 28 * MS)
+    (figures, *_) = json.loads(found.to_json())["charts"]
+    assert figures["items"][-1]["op"] == chosen.name
+
+
+def test_a_sentence_says_what_to_do() -> None:
+    between = steps_of(FakeClock(), [1, 1])  # 3 ms of 4 ms are the program's.
+    assert between.advice == (
+        "75% of a step is between operators: use larger batches, `torch.compile`"
+    )
+    assert between.advice in between.table().title
+    inside = steps_of(FakeClock(), [27, 27])
+    assert inside.advice.startswith("90% of a step is in operators, 100% of that in Sleep: ")
+    share({"latency": between, "flops": Flops().result()})
+    assert between.advice == ""  # The time between operators is also that of the other tool.
+    assert latency_by(FakeClock()).result().advice == ""
+
+
+def test_the_driver_s_time_is_its_own_in_the_module_tree() -> None:
+    clock = FakeClock(tick=1 * MS)
+    found = steps_of(clock, [10, 10, 10, 10, 10, 90, 40, 10, 10, 10, 10], warmup=1)
+    assert [step.number for step in found.plain_steps] == [5, 6, 7, 8]
+    driver = sum(step.driver for step in found.counted)
+    assert driver > 0
+    assert found.between[DRIVER] == driver
+    tool, wall = sum(step.tool for step in found.counted), found.wall
+    assert found.by_module()[""].time == wall - tool
+    assert DRIVER in [row[0] for row in found.table("module").rows]
+    rows = [row[0] for row in found.table("step").rows]
+    assert rows[4:8] == [4, *(f"{number} (without the profiler)" for number in (5, 6, 7))]
+    assert "as steps 5, 6, 7, 8 say" in found.table().title
+
+
+def test_one_base_for_title_tiles_and_table() -> None:
+    """Operators after the last step count everywhere, and only medians are without them."""
+    clock = FakeClock()
+    tool = latency_by(clock)
+    with amanda.apply(tool):
+        for time in (10, 10, 70):
+            sleeping(clock, time * MS, 0)(torch.ones(2))
+            clock.sleep(10 * MS)
+            if time == 10:
+                amanda.step()
+    found = tool.result()
+    (all_of_it, between, *_) = found.table().rows
+    assert all_of_it[1] == 110.0
+    assert between[2] == "18.2%"
+    assert "81.8% of 110.000 ms in 2 steps and what followed; 18.2% between" in found.table().title
+    items = {item["label"]: item for item in json.loads(found.to_json())["charts"][0]["items"]}
+    assert round(items["in operators"]["value"], 3) == 0.818
+    assert items["a step, median"]["value"] == 20 * MS
 
 
 def test_steps_without_the_profiler_say_what_it_takes() -> None:

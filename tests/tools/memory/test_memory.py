@@ -359,3 +359,41 @@ def test_nothing_is_changed() -> None:
     with amanda.apply(Memory()):
         seen = torch.autograd.grad(model(x).square().sum(), (x, *model.parameters()))
     assert all(torch.equal(one, other) for one, other in zip(plain, seen, strict=True))
+
+
+def test_parameters_and_states_of_optimizers_have_their_names() -> None:
+    """The names are those of `named_parameters` and of the optimizer's own state."""
+    from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
+
+    def foreign() -> list[str]:
+        return [hook.__module__ for hook in hooks.values() if "memory" in hook.__module__]
+
+    tool = Memory()
+    with amanda.apply(tool):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2, bias=False)))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            model(torch.ones(5, 3)).sum().backward()
+            optimizer.step()
+        assert foreign() == ["amanda_tools.memory.names"]
+    assert foreign() == []
+    found = {op.holds: op for op in tool.result().ops if op.holds}
+    expected = {}
+    for name, parameter in model.named_parameters():
+        expected[name] = parameter.nbytes
+        for state, value in optimizer.state[parameter].items():
+            if state != "step":  # One operator makes that of all parameters.
+                expected[f"{state} of {name}"] = value.nbytes
+    assert {name: op.live for name, op in found.items() if "more" not in name} == expected
+    assert {op.type for name, op in found.items() if " of " not in name} == {"empty"}
+    assert found["step of 0.weight and 2 more"].live == 3 * 4
+    rows = [row[0] for row in tool.result().table("op").rows]
+    assert "exp_avg_sq of 1.0.weight" in rows
+    assert not any(str(row).startswith("empty") for row in rows)
+
+
+def test_a_buffer_that_was_there_before_has_no_name_in_the_table() -> None:
+    linear, tool = nn.Linear(3, 2), Memory()
+    with amanda.apply(tool):
+        linear(torch.ones(1, 3))
+    assert [op.holds for op in tool.result().ops] == ["", ""]

@@ -45,7 +45,10 @@ def test_at_most_nine_lines_answer_where_time_memory_and_compute_are() -> None:
     assert model == ("model: Sequential: 4 modules, 58 parameters, 144 MACs in one forward pass")
     assert macs.startswith("MACs: linear 100.0%; by layer ")
     # Forward 5 * 144. The gradient of the input of the first layer is not computed.
-    assert "compute: 720 MACs forward and 960 MACs backward in the whole run" in lines
+    assert (
+        "compute: a forward pass of Sequential (each of 5): 144 MACs for a batch of 3, 48 MACs for "
+        "one sample; a step (each of 5): 144 MACs forward and 192 MACs backward; in all 1.680 kMACs"
+    ) in lines
     starts = [line.partition(":")[0] for line in lines]
     assert starts[1:3] == ["time", "time in operators"]
     assert "these tools included" in lines[1]
@@ -60,6 +63,6 @@ def test_what_did_not_run_or_is_not_known_is_not_said() -> None:
     }
     assert list(OVERVIEW.lines(results)) == [
         "memory: 0 B at the peak",
-        "compute: 0 MACs forward in the whole run",
+        "compute: in all 0 MACs",
     ]
     assert list(OVERVIEW.lines({})) == []

@@ -21,6 +21,8 @@ import amanda
 from amanda_core.errors import ConfigError, MissingExtraError
 from amanda_tools.flops import Flops
 from amanda_tools.kit.output.scalars import ScalarLog, scalars_of
+from amanda_tools.latency.result import LatencyResult
+from amanda_tools.latency.times import StepTime
 from amanda_tools.sparsity import Sparsity
 
 # What the libraries warn of, of one another and of PyTorch, is not the subject.
@@ -110,9 +112,10 @@ def test_tools_are_applied_around_a_training(
     found.Reload()
     from tensorboard.util.tensor_util import make_ndarray
 
-    events = found.Tensors("amanda/Flops/forward (MACs)")
+    events = found.Tensors("Flops/in_all_forward_macs")
     scalars = [(event.step, make_ndarray(event.tensor_proto).item()) for event in events]
-    assert scalars == [(0, 3 * FORWARD), (1, 6 * FORWARD)]
+    # By the steps of the optimizer: three in each epoch.
+    assert scalars == [(3, 3 * FORWARD), (6, 6 * FORWARD)]
 
 
 @pytest.mark.slow
@@ -151,10 +154,44 @@ def test_the_last_step_is_logged_once(
     monkeypatch.setattr(ScalarLog, "log", lambda log, found, step: logged.append(step))
     run = TrainingRun([Flops()], f"tensorboard:{tmp_path}", every=2, show=False)
     run.begin()
-    for _ in range(steps):
-        run.end_step()
+    for step in range(steps):
+        run.end_step(step + 1)
     run.close()
     assert logged == expected
+
+
+@pytest.mark.one_interceptor
+def test_scalars_have_the_global_step_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from amanda_tools.training import run as module
+
+    class Log:
+        def __init__(self, target: str) -> None:
+            assert target == "target"
+
+        def log(self, found: Any, step: int) -> None:
+            logged.append(step)
+
+        def close(self) -> None:
+            pass
+
+    logged: list[int] = []
+    monkeypatch.setattr(module, "ScalarLog", Log)
+    every = module.TrainingRun([Flops()], "target", every=4, show=False)
+    every.begin(10)  # A training that is continued, by batches of which three are a step,
+    for step in (10, 10, 11, 11, 11, 12, 12, 12):
+        every.end_step(step)
+    every.end_step(17)  # or of which one call runs five.
+    every.close()
+    assert logged == [12, 17]
+    logged.clear()
+    epochs = module.TrainingRun([Flops()], "target", show=False)
+    epochs.begin(100)
+    for step in range(101, 106):
+        epochs.end_step(step)
+        if step == 103:
+            epochs.end_epoch()
+    epochs.close()  # An exception, or a last epoch that is shorter.
+    assert logged == [103, 105]
 
 
 @pytest.mark.slow
@@ -170,17 +207,17 @@ def test_steps_and_epochs_and_what_is_left_of_an_earlier_training(
     logged: list[tuple[int, float]] = []
 
     def log(self: ScalarLog, found: Any, step: int) -> None:
-        logged.append((step, found["amanda/Flops/forward (MACs)"]))
+        logged.append((step, found["Flops/in_all_forward_macs"]))
 
     monkeypatch.setattr(ScalarLog, "log", log)
     flops = Flops()
     run = TrainingRun([flops], f"tensorboard:{tmp_path}", every=2, show=False)
     linear, x = nn.Linear(3, 2), torch.ones(4, 3)
     run.begin()
-    for _ in range(5):
+    for step in range(5):
         linear(x)
-        run.end_step()
-    run.end_epoch(0)
+        run.end_step(step + 1)
+    run.end_epoch()
     run.close()
     assert logged == [(2, 2 * FORWARD), (4, 4 * FORWARD), (5, 5 * FORWARD)]
     run.begin()
@@ -199,13 +236,16 @@ def test_scalars_of_results() -> None:
     with amanda.apply(tool):
         nn.Linear(3, 2)(torch.ones(4, 3))
     found = scalars_of(tool.result())
-    assert found["forward (MACs)"] == FORWARD
-    assert found["FLOPs forward (FLOPs)"] == 2 * FORWARD
+    assert found["in_all_forward_macs"] == FORWARD
+    assert found["in_all_flops_forward"] == 2 * FORWARD
     zeros = Sparsity()
     with amanda.apply(zeros):
         nn.Linear(4, 1, bias=False)(torch.tensor([[0.0, 0.0, 0.0, 1.0]]))
     # A share is in percent, as the name says.
-    assert scalars_of(zeros.result())["MACs not with a zero (%)"] == 25.0
+    assert scalars_of(zeros.result())["macs_not_with_a_zero_percent"] == 25.0
+    steps = [StepTime(0, wall=2_000_000, ops=500_000, calls=1, ended=True)]
+    times = scalars_of(LatencyResult(steps=steps))
+    assert (times["step_median_ms"], times["in_operators_percent"]) == (2.0, 25.0)
 
     class Own:
         def to_json(self) -> str:
@@ -217,7 +257,7 @@ def test_scalars_of_results() -> None:
 @pytest.mark.one_interceptor
 def test_errors_name_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="There is no callback for 'jax'"):
-        amanda.callback("jax", "flops")  # type: ignore[arg-type]
+        amanda.callback("jax", "flops")
     with pytest.raises(ConfigError, match="No tool was given"):
         amanda.callback("keras")
     with pytest.raises(ConfigError, match="Two tools are called 'flops'"):
@@ -229,7 +269,7 @@ def test_errors_name_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightning", None)
     for library in ("keras", "lightning", "transformers"):
         with pytest.raises(MissingExtraError, match=rf"amanda-tools\[{library}\]"):
-            amanda.callback(library, "flops")  # type: ignore[arg-type]
+            amanda.callback(library, "flops")
     for target in ("mlflow", "wandb"):
         with pytest.raises(MissingExtraError, match=rf"amanda-tools\[{target}\]"):
             ScalarLog(target)
@@ -243,10 +283,10 @@ def test_scalars_in_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
     log = ScalarLog("mlflow")
     run = mlflow.active_run().info.run_id
-    log.log({"amanda/flops/forward (MACs)": 24.0}, 3)
+    log.log({"flops/forward (MACs)": 24.0}, 3)
     log.close()
     assert mlflow.active_run() is None
-    (metric,) = mlflow.MlflowClient().get_metric_history(run, "amanda/flops/forward MACs")
+    (metric,) = mlflow.MlflowClient().get_metric_history(run, "flops/forward MACs")
     assert (metric.step, metric.value) == (3, 24.0)
 
 
@@ -258,8 +298,8 @@ def test_scalars_in_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     log = ScalarLog("wandb")
-    log.log({"amanda/flops/forward (MACs)": 24.0}, 3)
-    assert wandb.run.summary["amanda/flops/forward (MACs)"] == 24.0
+    log.log({"flops/forward (MACs)": 24.0}, 3)
+    assert wandb.run.summary["flops/forward (MACs)"] == 24.0
     assert wandb.run.summary["amanda/step"] == 3
     log.close()
     assert wandb.run is None

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from amanda_core.errors import MissingExtraError
+from amanda_core.plugins.requirements import extra_command
 
 __all__ = ["main"]
 
@@ -22,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.name != "click":
             raise
         missing = MissingExtraError(
-            "The command line needs click", fix='Run: pip install "amanda-core[cli]"'
+            "The command line needs the extra cli of amanda-core",
+            fix=f"Run: {extra_command('amanda-core', 'cli')}",
         )
         sys.exit(f"Error: {missing}")
     outcome = app.parse(arguments)

@@ -28,6 +28,7 @@ from amanda_core.plugins.installed import (
     unreadable,
 )
 from amanda_core.plugins.preflight import preflight
+from amanda_core.plugins.requirements import missing
 from amanda_core.results import Table
 from amanda_core.runtime.containment import contain, described
 
@@ -63,6 +64,7 @@ def doctor(as_json: bool, modules: tuple[str, ...]) -> int:
         found += _of_tools(tools)
         found += [(name, Finding("error", why, _UPGRADE)) for name, why in commands.problems()]
         found += [*_of_blocking([*drivers, *tools]), *_of_distributions()]
+        found += _of_requirements([*drivers, *tools])
     if as_json:
         show_json(
             {
@@ -81,7 +83,7 @@ def doctor(as_json: bool, modules: tuple[str, ...]) -> int:
         if found:
             rows = [(f.severity, of, f.message, f.fix) for of, f in found]
             table = Table("", ("severity", "of", "finding", "fix"), rows)
-            show(table, sys.stdout, prose=("finding", "fix"))
+            show(table, sys.stdout, prose=("finding", "fix"), drop=("of", "severity"))
         else:
             click.echo("Nothing found that would make results wrong.")
     return int(any(finding.severity == "error" for _, finding in found))
@@ -151,6 +153,22 @@ def _of_distributions() -> list[tuple[str, Finding]]:
     return [
         ("python", Finding("error", f"Entry points cannot be read: {named}", "Reinstall it"))
         for named in unreadable()
+    ]
+
+
+def _of_requirements(plugins: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
+    names = [plugin["distribution"] for plugin in plugins if plugin["status"] != "blocked"]
+    return [
+        (
+            found.of,
+            Finding(
+                "error",
+                f"It requires {found.name}, which is not installed: what needs it ends with an "
+                "error",
+                f"pip install {found.requirement!r}",
+            ),
+        )
+        for found in missing(filter(None, ["amanda-core", *names]))
     ]
 
 

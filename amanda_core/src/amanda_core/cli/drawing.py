@@ -29,6 +29,7 @@ def show(
     units: Mapping[str, str] | None = None,
     *,
     prose: Collection[str] = (),
+    drop: Sequence[str] = (),
 ) -> None:
     """Write a table: drawn if `stream` is a terminal and rich is installed, else as text.
 
@@ -37,12 +38,14 @@ def show(
         stream: Where to.
         units: Heading -> unit of its numbers, for `humanized`.
         prose: Headings of columns of sentences, which are wrapped where they do not fit.
+        drop: Headings of the columns that are left out on a narrow terminal, the first ones first.
+            By default, all but the first column may be, as `narrowed` orders them.
     """
     table = _shortened(humanized(table, units))
     if stream.isatty():
         # It is not installed, or the program has a module of that name.
         with suppress(ImportError):
-            _draw(table, stream, prose)
+            _draw(table, stream, prose, drop)
             return
     click.echo(str(table), file=stream)
 
@@ -66,13 +69,13 @@ def _shortened(table: Table) -> Table:
     return Table(table.title, table.columns, rows)
 
 
-def _draw(table: Table, stream: IO[str], prose: Collection[str]) -> None:
+def _draw(table: Table, stream: IO[str], prose: Collection[str], drop: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
     console = Console(file=stream)
-    table, hidden = narrowed(table, console.width, prose)
+    table, hidden = narrowed(table, console.width, prose, drop)
     # Not markup, because names come from other packages.
     drawn = RichTable(title=Text(printable(table.title)) if table.title else None)
     for index, column in enumerate(table.columns):
@@ -89,16 +92,19 @@ def _draw(table: Table, stream: IO[str], prose: Collection[str]) -> None:
         click.echo(f"Not shown, as they do not fit: {named}", file=stream)
 
 
-def narrowed(table: Table, width: int, prose: Collection[str] = ()) -> tuple[Table, list[str]]:
+def narrowed(
+    table: Table, width: int, prose: Collection[str] = (), drop: Sequence[str] = ()
+) -> tuple[Table, list[str]]:
     """Leave out columns until the others fit, so that names need not be wrapped.
 
-    The first column stays. Names go before numbers, numbers before sentences, and of each kind the
-    last ones first.
+    The first column stays. Without `drop`, names go before numbers, numbers before sentences, and
+    of each kind the last ones first.
 
     Args:
         table: The table.
         width: Characters in a line, including two of each column for its border.
         prose: Headings of columns of sentences, which may be wrapped.
+        drop: Headings of the columns that may be left out, the first ones first.
 
     Returns:
         The table, and the headings of the columns that were left out.
@@ -110,11 +116,17 @@ def narrowed(table: Table, width: int, prose: Collection[str] = ()) -> tuple[Tab
         kinds.append(2 if column in prose else int(table.is_right(index)))
         if column in prose:
             widths[index] = min(widths[index], _SENTENCE + 3)
+    columns = list(table.columns)
+    order = [columns.index(column) for column in drop if column in columns] or [
+        index
+        for kind in range(3)
+        for index in reversed(range(1, len(widths)))
+        if kinds[index] == kind
+    ]
     kept = list(range(len(widths)))
-    for kind in range(3):
-        for index in reversed(range(1, len(widths))):
-            if sum(widths[i] for i in kept) + 1 > width and kinds[index] == kind:
-                kept.remove(index)
+    for index in order:
+        if sum(widths[i] for i in kept) + 1 > width:
+            kept.remove(index)
     hidden = [str(table.columns[i]) for i in range(len(widths)) if i not in kept]
     return with_columns(table, kept), hidden
 

@@ -48,7 +48,8 @@ def drivers(as_json: bool) -> None:
     ]
     columns = ["driver", "status", "version", "interceptor", "capabilities", "namespaces"]
     table = Table("", [*columns, "distribution"], rows)
-    show(table, sys.stdout, prose=("interceptor", "capabilities"))
+    prose = ("interceptor", "capabilities")
+    show(table, sys.stdout, prose=prose, drop=("namespaces", "distribution"))
     if not found:
         click.echo("No driver is installed: pip install amanda-driver-<framework>", err=True)
 

@@ -11,11 +11,14 @@ import os
 import pkgutil
 import runpy
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
+
+from amanda_core.cli.tracebacks import VARIABLE, Folding, folded_modules
 
 __all__ = ["Program", "report"]
 
@@ -102,23 +105,37 @@ _kept: list[ModuleType] = []
 
 
 def report(error: BaseException) -> None:
-    """Show an uncaught exception through `sys.excepthook`, as the interpreter does."""
+    """Show an uncaught exception through `sys.excepthook`, as the interpreter does.
+
+    Frames that are not the program's are left out, which a line above says.
+    """
     trace = _trimmed(error.__traceback__)
     error.__traceback__ = trace
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
     if sys.version_info >= (3, 12):
         sys.last_exc = error
-    try:
-        sys.excepthook(type(error), error, trace)
-    except SystemExit:
-        raise
-    except BaseException as second:
-        # The exception's own traceback is shown, if it has one.
-        second.__traceback__ = _trimmed(second.__traceback__)
-        print("Error in sys.excepthook:", file=sys.stderr)
-        sys.__excepthook__(type(second), second, second.__traceback__)
-        print("\nOriginal exception was:", file=sys.stderr)
-        sys.__excepthook__(type(error), error, trace)
+    folding = Folding(error, folded_modules())
+    with folding.applied():
+        shown = error.__traceback__
+        if folding.left_out:
+            with suppress(AttributeError, OSError, ValueError):
+                print(
+                    f"amanda: frames of Amanda and of the framework's wrappers left out below: "
+                    f"{folding.left_out} ({VARIABLE}=full shows them)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        try:
+            sys.excepthook(type(error), error, shown)
+        except SystemExit:
+            raise
+        except BaseException as second:
+            # The exception's own traceback is shown, if it has one.
+            second.__traceback__ = _trimmed(second.__traceback__)
+            print("Error in sys.excepthook:", file=sys.stderr)
+            sys.__excepthook__(type(second), second, second.__traceback__)
+            print("\nOriginal exception was:", file=sys.stderr)
+            sys.__excepthook__(type(error), error, shown)
 
 
 def _trimmed(trace: TracebackType | None) -> TracebackType | None:

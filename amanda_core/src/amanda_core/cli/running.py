@@ -73,6 +73,9 @@ class Run:
     #: How the program ended, if it did not end well. A signal ends it before this is known.
     _problem: str = field(default="Ended by a signal", init=False)
     _files: list[Path] = field(default_factory=list, init=False)
+    #: What the program ended by, and whether that has been shown.
+    _ended: BaseException | None = field(default=None, init=False)
+    _is_reported: bool = field(default=False, init=False)
     _process: int = field(default_factory=os.getpid, init=False)
     _termination: Termination = field(init=False)
 
@@ -101,26 +104,32 @@ class Run:
         if not self.quiet:
             self._say(f"running {self.program.target} under {', '.join(self.tools)}")
         with self._termination.handled():
-            ended = self._execute()
-            self._problem = _problem(ended)
+            self._ended = self._execute()
+            self._problem = _problem(self._ended)
             # The results of a fork are its parent's.
             status = self._finish() if os.getpid() == self._process else 0
-        return self._end(ended, status)
+            self._report()
+        return self._end(self._ended, status)
 
     def _execute(self) -> BaseException | None:
-        uncaught: BaseException | None = None
         try:
             self.program.execute()
         except BaseException as error:
-            uncaught = error
-        # Out here no exception is being handled, as where the interpreter shows one: it would be
-        # the context of what the program's own sys.excepthook raises.
-        if uncaught is not None and not isinstance(uncaught, SystemExit):
-            try:
-                report(uncaught)
-            except SystemExit as asked:
-                return asked
-        return uncaught
+            return error
+        return None
+
+    def _report(self) -> None:
+        """Show the program's uncaught exception; called where no other one is being handled, which
+        would be the context of what the program's own `sys.excepthook` raises.
+        """
+        uncaught = None if self._is_reported else self._ended
+        self._is_reported = True
+        if uncaught is None or isinstance(uncaught, SystemExit):
+            return
+        try:
+            report(uncaught)
+        except SystemExit as asked:
+            self._ended = asked
 
     def _end(self, error: BaseException | None, status: int) -> int:
         if error is None:
@@ -143,9 +152,12 @@ class Run:
         self._finished = True
         with self._termination.deferred():
             try:
-                return self._write_results()
+                status = self._write_results()
             finally:
                 self.output.release()
+            # Last, so that it is not far above. A signal that waits would end the process before.
+            self._report()
+            return status
 
     def _write_results(self) -> int:
         idle = self._before_the_end()
@@ -342,8 +354,11 @@ class Run:
     def _summarise(self, name: str, result: Result, files: Sequence[str]) -> None:
         if self.overview is not None:
             return
+        table = result.table()
+        if self._problem and _is_empty(table):
+            self._say(f"{name}: nothing of it ran: {', '.join(files)}")
+            return
         if not self.brief:
-            table = result.table()
             show(_titled(table.first(_ROWS), name), sys.stderr)
             if len(table.rows) > _ROWS:
                 more = len(table.rows) - _ROWS
@@ -366,6 +381,11 @@ def _problem(ended: BaseException | None) -> str:
     if isinstance(ended, SystemExit):
         return f"Ended with status {printable(ended.code)}" if ended.code else ""
     return "" if ended is None else f"Ended by {described(ended)}"
+
+
+def _is_empty(table: Table) -> bool:
+    """Return True if a table has no rows, or nothing but zeros after the names of its rows."""
+    return not any(cell not in (0, "", None) for row in table.rows for cell in row[1:])
 
 
 def _titled(table: Table, name: str) -> Table:

@@ -59,7 +59,7 @@ def tools(name: str | None, as_json: bool) -> None:
             for row, tool in zip(rows, found, strict=True)
         ]
     table = Table("", columns, rows)
-    show(table, sys.stdout, prose=("what it does",))
+    show(table, sys.stdout, prose=("what it does",), drop=("distribution", "works on"))
     if not found:
         click.echo("No tool is installed: pip install amanda-tools", err=True)
 

@@ -140,7 +140,7 @@ def _loads() -> Callable[[str], dict[str, Any]]:
 
             raise MissingExtraError(
                 "Reading a configuration needs tomli on Python 3.10",
-                fix='Run: pip install "amanda-core[cli]"',
+                fix="Run: pip install tomli",
             ) from None
     return tomllib.loads
 

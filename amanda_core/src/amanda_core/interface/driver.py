@@ -83,6 +83,9 @@ class DriverInfo:
         vocabulary: The backend's op types -> common operator types of `vocabulary`.
         api: The `DRIVER_API` that the driver was written for, as a literal number: the installed
             core may have another one.
+        wrappers: Modules and packages of the framework whose functions only call a program's own
+            code, such as the one that calls modules. `amanda run` leaves their frames out of
+            tracebacks.
     """
 
     name: str
@@ -91,6 +94,7 @@ class DriverInfo:
     capabilities: frozenset[str] | Mapping[str, frozenset[str]] = frozenset()
     vocabulary: Mapping[str, str] = field(default_factory=dict)
     api: int = field(kw_only=True)
+    wrappers: tuple[str, ...] = ()
 
     def capabilities_in(self, mode: str) -> frozenset[str]:
         """Return the capabilities in one mode, or those of all modes for an empty string."""

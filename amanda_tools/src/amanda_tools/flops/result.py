@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
+from amanda_tools.flops.units import UnitCost
 from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.operators.sums import Summed
 from amanda_tools.kit.output import charts
@@ -92,6 +93,9 @@ class FlopsResult(Summed[Sum]):
             call it.
         wall_seconds: Time from the first operator that the tool looked at to the last.
         notes: What was not observed, and why.
+        step: The cost of one step; None if none has ended.
+        passes: The cost of one call of each outermost module, the largest first. None are known
+            where the driver does not report calls, as in graphs.
     """
 
     include: list[str]
@@ -100,6 +104,8 @@ class FlopsResult(Summed[Sum]):
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    step: UnitCost | None = None
+    passes: list[UnitCost] = field(default_factory=list)
 
     _sum = Sum
 
@@ -127,9 +133,14 @@ class FlopsResult(Summed[Sum]):
         return [op for op in self.ops if op.problem is not None]
 
     def figures(self) -> dict[str, float | None]:
-        """Return the floating-point operations of the run, and its forward MACs."""
-        total = self.total
+        """Return the floating-point operations of the run, a step, a forward pass and a sample."""
+        total, step = self.total, self.step
+        of_pass = self.passes[0] if self.passes else None
+        known = of_pass is not None and of_pass.samples
         return {
+            "step": None if step is None else step.flops + step.backward_flops,
+            "pass": None if of_pass is None else of_pass.flops,
+            "sample": of_pass.flops / known if of_pass is not None and known else None,
             "total": total.flops + total.backward_flops,
             "forward": total.flops,
             "backward": total.backward_flops,
@@ -206,9 +217,10 @@ class FlopsResult(Summed[Sum]):
         missing = len(unknown) or None
         return [
             charts.figures(
-                charts.figure("forward", total.macs, "MACs", f"{total.calls} calls"),
-                charts.figure("backward", total.backward_macs or None, "MACs"),
-                charts.figure("FLOPs forward", total.flops, "FLOPs"),
+                *self._units(),
+                charts.figure("in all, forward", total.macs, "MACs", f"{total.calls} calls"),
+                charts.figure("in all, backward", total.backward_macs or None, "MACs"),
+                charts.figure("in all, FLOPs forward", total.flops, "FLOPs"),
                 charts.figure("operators not counted", missing),
             ),
             charts.icicle("MACs by module", "ops", *measures),
@@ -227,6 +239,20 @@ class FlopsResult(Summed[Sum]):
             },
         ]
 
+    def _units(self) -> Iterator[charts.Chart]:
+        """Yield the figures of a forward pass, of a sample and of a step."""
+        if self.passes:
+            cost = self.passes[0]
+            batch = "" if cost.samples is None else f", a batch of {cost.samples}"
+            detail = f"of {cost.module}{batch}{cost.of_how_many}"
+            yield charts.figure("a forward pass", cost.macs, "MACs", detail)
+            sample = cost.macs / cost.samples if cost.samples else None
+            yield charts.figure("one sample", sample, "MACs", "forward")
+        if self.step is not None:
+            both = self.step.macs + self.step.backward_macs
+            detail = f"forward and backward{self.step.of_how_many}"
+            yield charts.figure("a step", both, "MACs", detail)
+
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each operator; needs pandas.
 
@@ -244,11 +270,14 @@ class FlopsResult(Summed[Sum]):
     def _title(self) -> str:
         total = self.total
         macs, flops = format_quantity(total.macs, "MACs"), format_quantity(total.flops, "FLOPs")
-        parts = [f"{macs} ({flops}) forward"]
+        parts = [f"in all {macs} ({flops}) forward"]
         if total.backward_macs or total.backward_flops:
             macs = format_quantity(total.backward_macs, "MACs")
             flops = format_quantity(total.backward_flops, "FLOPs")
-            parts.append(f"{macs} ({flops}) backward")
+            parts[0] += f", {macs} ({flops}) backward"
+        parts += [cost.describe() for cost in self.passes[:_PASSES]]
+        if self.step is not None:
+            parts.append(self.step.describe())
         parts.append(f"1 MAC = 2 FLOPs; counted: {', '.join(self.include)}")
         if self.causal == "half":
             parts.append("causal attention by half")
@@ -264,8 +293,8 @@ class FlopsResult(Summed[Sum]):
 
 
 _HEADINGS = ("calls", "MACs", "FLOPs", "backward MACs", "backward FLOPs", "not counted")
-#: Number of operator types that a title lists.
-_TYPES = 8
+#: Number of operator types, and of outermost modules, that a title lists.
+_TYPES, _PASSES = 8, 2
 
 
 def _cells(found: Sum) -> tuple[int, ...]:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from amanda_core import OpContext
+from amanda_core.engine.calls import Call
 from amanda_core.interface.facts import Facts
 from amanda_core.interface.vocabulary import backward_type_of
 from amanda_tools.flops.formulas import Count, Formula, counted
 from amanda_tools.flops.operators import APART, formula_for, library_formulas, rules
 from amanda_tools.flops.result import CountedOp, FlopsResult
+from amanda_tools.flops.units import Units
 from amanda_tools.kit.operators.entries import key_of
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
 from amanda_tools.kit.operators.weights import WeightKeys
@@ -45,6 +47,8 @@ class Flops(OperatorTool["_Op"]):
             others: ``(sizes of the inputs, sizes of the outputs) -> multiply-accumulates``. An
             input that is not a tensor has None in place of a size. Libraries have formulas by the
             entry point ``amanda.flops``, and operators of `torch.library` by PyTorch's registry.
+        batch: How many samples a batch has, for the cost of one. Without it, this is the first axis
+            of the first tensor that an outermost module is called with.
 
     Raises:
         ValueError: An option has an invalid value.
@@ -52,7 +56,9 @@ class Flops(OperatorTool["_Op"]):
     >>> tool = Flops(include=["matmul", "norm"])
     """
 
-    figures = dict.fromkeys(("total", "forward", "backward", "macs", "not_counted"), "")
+    figures = dict.fromkeys(
+        ("total", "forward", "backward", "macs", "step", "pass", "sample", "not_counted"), ""
+    )
 
     def __init__(
         self,
@@ -61,6 +67,7 @@ class Flops(OperatorTool["_Op"]):
         backward: bool = True,
         everything: bool = False,
         formulas: Mapping[str, Count] | None = None,
+        batch: int | None = None,
     ) -> None:
         super().__init__(everything)
         kinds = ["matmul"] if include is None else list(include)
@@ -69,7 +76,10 @@ class Flops(OperatorTool["_Op"]):
                 raise ValueError(f"include must be of matmul, norm and elementwise, not {kind!r}")
         if causal not in ("full", "half"):
             raise ValueError(f"causal must be full or half, but is {causal!r}")
+        if batch is not None and batch < 1:
+            raise ValueError(f"batch must be at least 1, but is {batch}")
         self.include = frozenset(kinds)
+        self._units = Units(batch)
         self.causal = causal
         self.backward = backward
         self.formulas = {**library_formulas(), **(formulas or {})}
@@ -80,6 +90,8 @@ class Flops(OperatorTool["_Op"]):
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
+        self.add_inst_for_call(self._begin_call, self._end_call)
+        self.add_inst_for_step(end=self._end_step)
 
     def analyse(self, context: OpContext) -> None:
         """Find the formula of an operator and insert routines that record its input sizes."""
@@ -212,7 +224,21 @@ class Flops(OperatorTool["_Op"]):
                 tool_seconds=self._clock.spent / 1e9,
                 wall_seconds=self._clock.wall / 1e9,
                 notes=[*self._notes, *self._not_run()],
+                step=self._units.step(),
+                passes=self._units.passes(),
             )
+
+    def _begin_call(self, call: Call) -> None:
+        with self._lock:
+            self._units.begin_call()
+
+    def _end_call(self, call: Call) -> None:
+        with self._lock:
+            self._units.end_call(call)
+
+    def _end_step(self, number: int) -> None:
+        with self._lock:
+            self._units.end_step()
 
     def _not_run(self) -> list[str]:
         """Describe the gradients that a graph requests and does not compute."""
@@ -233,14 +259,14 @@ class Flops(OperatorTool["_Op"]):
             return None
         facts = CountedOp.of(context, problem=problem, weights=[*WeightKeys(context)])
         halved = self.causal == "half" and word == "attention" and _is_causal(context)
-        op = self.account_of(context, lambda: _Op(facts, facts_of(context)))
+        op = self.account_of(context, lambda: _Op(facts, facts_of(context), self._units))
         op.formula, op.halved = formula, halved
         return op
 
 
 class _Op:
-    def __init__(self, facts: CountedOp, tensors: Facts) -> None:
-        self.facts, self.tensors = facts, tensors
+    def __init__(self, facts: CountedOp, tensors: Facts, units: Units) -> None:
+        self.facts, self.tensors, self.units = facts, tensors, units
         self.formula: Formula | None = None
         self.halved = False
         self.eager = is_eager(facts.namespace)
@@ -348,6 +374,7 @@ class _Op:
         else:
             facts.macs += macs
             facts.flops += number + macs
+        self.units.add(macs, number + macs, bool(prefix))
 
 
 #: Number of distinct sizes that one operator remembers for its gradients.

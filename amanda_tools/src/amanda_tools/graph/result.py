@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.graph import dot, files, html, onnx_model, tensorboard_events, timeline
+from amanda_tools.graph import dot, files, html, onnx_model, picture, tensorboard_events, timeline
 from amanda_tools.graph.model import Graph, Op
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.chrome import Span
@@ -138,7 +138,9 @@ class GraphResult:
         return found
 
     def _repr_html_(self) -> str:
-        return render_html([self.table()])
+        pictures = [picture.draw(graph) for graph in self.graphs]
+        drawn = "".join(f"<figure>{one}</figure>" for one in pictures if one)
+        return drawn + render_html([self.table()])
 
     def _title(self) -> str:
         graphs = self.graphs

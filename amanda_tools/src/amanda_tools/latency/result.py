@@ -21,8 +21,9 @@ from amanda_tools.kit.output.rendering import (
     render_html,
     render_json,
 )
+from amanda_tools.latency.advice import advise
 from amanda_tools.latency.kernels import Kernel
-from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp, Times, quantiles
+from amanda_tools.latency.times import DRIVER, StepTime, ThreadTime, TimedOp, Times, quantiles
 
 __all__ = ["LatencyResult"]
 
@@ -51,6 +52,7 @@ class LatencyResult(Summed[Times]):
             modules inside. The time between two operators belongs to the innermost module that
             contains both, or to ``""``.
         plain: Nanoseconds of a step without the profiler; None if there was none.
+        plain_steps: The steps that ran without it.
         others: Names of the tools that ran together with the profiler.
     """
 
@@ -68,11 +70,12 @@ class LatencyResult(Summed[Times]):
     between: dict[str, int] = field(default_factory=dict)
     plain: int | None = None
     others: list[str] = field(default_factory=list)
+    plain_steps: list[StepTime] = field(default_factory=list)
 
     _sum = Times
 
     def _order(self, found: Times) -> int:
-        return -found.self
+        return -found.typical
 
     @property
     def wall(self) -> int:
@@ -83,6 +86,21 @@ class LatencyResult(Summed[Times]):
     def counted(self) -> list[StepTime]:
         """Return the steps that count: all except the warm-up."""
         return [step for step in self.steps if not step.warm_up]
+
+    @property
+    def ended(self) -> list[StepTime]:
+        """Return the steps from which medians are: those that count and ended, if there are any."""
+        return [step for step in self.counted if step.ended] or self.counted
+
+    @property
+    def advice(self) -> str:
+        """Return a sentence that says what to do; empty if other tools work between operators."""
+        rest, ops = (sum(getattr(step, name) for step in self.counted) for name in ("rest", "ops"))
+        if self.others or rest < 0 or not (ops and self.ops):
+            return ""
+        name, found = next(iter(self.by_type().items()))
+        share = found.typical / (self.total.typical or 1)
+        return advise(self.wall, ops, rest, {op.namespace for op in self.ops}, (name, share))
 
     def take_op_figures(self, figures: Mapping[str, Sequence[OpFigures]]) -> None:
         """Note the tools that ran together with the profiler."""
@@ -105,7 +123,7 @@ class LatencyResult(Summed[Times]):
 
     def figures(self) -> dict[str, float | None]:
         """Return the times of a step, in seconds."""
-        steps = [step for step in self.counted if step.ended] or self.counted
+        steps = self.ended
         if not any(step.wall for step in steps):
             return {}
         middle, last, _ = quantiles(step.wall for step in steps)
@@ -137,13 +155,12 @@ class LatencyResult(Summed[Times]):
             columns = ("step", "calls", "wall ms", "ops ms", "ops share", "tool ms", "driver ms")
             steps = [
                 (
-                    f"{s.number} (warm-up)" if s.warm_up else s.number,
-                    s.calls,
-                    *_ms(s.wall, s.ops),
-                    format_percent(s.ops, s.wall),
-                    *_ms(s.tool, s.driver, s.rest),
+                    f"{s.number}{_mark(s)}" if s.warm_up or not s.calls else s.number,
+                    s.calls or "",
+                    *_ms(s.wall),
+                    *(_cells_of(s) if s.calls else ("",) * 5),
                 )
-                for s in self.steps
+                for s in sorted([*self.steps, *self.plain_steps], key=lambda s: s.number)
             ]
             return Table(self._title(), (*columns, "rest ms"), steps)
         if by == "thread":
@@ -163,7 +180,7 @@ class LatencyResult(Summed[Times]):
                     *_ms(op.median, op.p95, op.spread),
                     *_on_device(device, op.device_self, op.kernel_time),
                 )
-                for op in sorted(self.ops, key=lambda op: -op.self)
+                for op in sorted(self.ops, key=lambda op: -op.typical)
             ]
             rows = self._with_apart(ops, 5)
             return Table(self._title(), (*of_op, *device), rows)
@@ -211,21 +228,23 @@ class LatencyResult(Summed[Times]):
         )
 
     def _charts(self) -> list[charts.Chart]:
-        steps = [step for step in self.counted if step.ended] or self.counted
-        wall, ops = sum(step.wall for step in steps), sum(step.ops for step in steps)
+        steps = self.ended
+        wall, ops = self.wall, sum(step.ops for step in self.counted)
         middle, last, _ = quantiles(step.wall for step in steps)
-        longest = max(self.ops, key=lambda op: op.self, default=None)
+        longest = max(self.ops, key=lambda op: op.typical, default=None)
         count = format_count(len(steps), "step")
         of_others = f", and of other tools: {', '.join(self.others)}" if self.others else ""
+        without = self._name_plain_steps()
         items = [
             charts.figure("a step, median", middle, "ns", f"of {count}{of_others}"),
-            charts.figure("a step, 95th percentile", last if len(steps) > 1 else None, "ns"),
-            charts.figure("of it in operators", ops / wall if wall else None, "%"),
-            charts.figure("a step without the profiler", self.plain, "ns"),
+            charts.figure("a step, p95", last if len(steps) > 1 else None, "ns"),
+            charts.figure("in operators", ops / wall if wall else None, "%", self.advice),
+            charts.figure("a step without the profiler", self.plain, "ns", without),
         ]
         if longest is not None:
-            detail = f"in {format_count(longest.calls, 'call')} of {longest.name}"
-            items.append(charts.figure("longest", longest.self, "ns", detail, longest.name))
+            detail = f"median of {format_count(longest.calls, 'call')} of {longest.name}"
+            items.append(charts.figure("longest", longest.median, "ns", detail, longest.name))
+        typical = charts.measure("calls at their median time", "typical", unit="ns")
         own = charts.measure("own time", "self")
         kernels = [charts.measure("on the device", "device_self")] if self._is_on_device() else []
         return [
@@ -242,7 +261,7 @@ class LatencyResult(Summed[Times]):
             charts.bars(
                 "Longest",
                 [("operator", "ops", ""), ("layer", "ops", "module"), ("type", "ops", "word|type")],
-                *(own, *kernels),
+                *(typical, own, *kernels),
             ),
             charts.lines(
                 "Steps",
@@ -256,6 +275,7 @@ class LatencyResult(Summed[Times]):
                 stack=True,
                 marked="warm_up",
                 note="A step of warm-up is pale, and in none of the other figures."
+                f"{f' {without}.' if without else ''}"
                 f"{' Other tools work between operators.' if self.others else ''}",
             ),
         ]
@@ -304,13 +324,14 @@ class LatencyResult(Summed[Times]):
         total = self.total
         forward, backward = total.forward / 1e6, total.backward / 1e6
         parts = [f"self time {forward:.3f} ms forward, {backward:.3f} ms backward"]
-        steps = [step for step in self.counted if step.ended] or self.counted
-        wall = sum(step.wall for step in steps)
+        steps, wall = self.ended, self.wall
         if wall:
-            ops = sum(step.ops for step in steps)
+            ops = sum(step.ops for step in self.counted)
             count = format_count(len(steps), "step")
-            parts.append(f"{ops / wall:.1%} of {wall / 1e6:.3f} ms in {count}")
-            rest = sum(step.rest for step in steps)
+            # The last operators may be in a step that has not ended.
+            more = " and what followed" if len(self.counted) > len(steps) else ""
+            parts.append(f"{ops / wall:.1%} of {wall / 1e6:.3f} ms in {count}{more}")
+            rest = sum(step.rest for step in self.counted)
             parts.append(
                 f"{rest / wall:.1%} between operators"
                 if rest >= 0
@@ -325,7 +346,11 @@ class LatencyResult(Summed[Times]):
             parts.append(f"{format_count(left_out, 'step')} of warm-up left out")
         elif self.steps:
             parts.append("without warm-up")
-        return "; ".join([*parts, *self.notes])
+        return "; ".join(part for part in [*parts, self.advice, *self.notes] if part)
+
+    def _name_plain_steps(self) -> str:
+        numbers = [str(step.number) for step in self.plain_steps]
+        return f"Steps without the profiler: {', '.join(numbers)}" if numbers else ""
 
     def _describe_cost(self) -> str:
         tool = format_percent(sum(step.tool for step in self.counted), self.wall)
@@ -333,7 +358,11 @@ class LatencyResult(Summed[Times]):
             return f"timing took {tool} and what the driver takes to call it, which is not known"
         middle, *_ = quantiles(step.wall for step in self.counted)
         share = format_percent(max(0, middle - self.plain), middle)
-        return f"timing took {share}: a step takes {self.plain / 1e6:.3f} ms without it"
+        numbers = ", ".join(str(step.number) for step in self.plain_steps)
+        return (
+            f"timing took {share}: a step takes {self.plain / 1e6:.3f} ms without it, "
+            f"as steps {numbers} say"
+        )
 
     def _with_apart(self, rows: list[tuple[object, ...]], after: int) -> list[tuple[object, ...]]:
         """Add the rows that complete the rows of operators to the time of the steps.
@@ -364,7 +393,7 @@ class LatencyResult(Summed[Times]):
 
     def _driver_row(self) -> dict[str, int]:
         time = sum(step.driver for step in self.counted)
-        return {"(driver, to call it)": time} if self.plain is not None else {}
+        return {DRIVER: time} if self.plain is not None else {}
 
     def _with_outside(self, sums: dict[str, Times]) -> dict[str, Times]:
         """Add the time between operators to the sum of those that are in no module."""
@@ -388,7 +417,18 @@ class LatencyResult(Summed[Times]):
 
 #: Fields of operators, steps and sums that are times.
 _TIMES = (
-    *("total", "self", "first", "shortest", "longest", "median", "p95", "spread", "plain"),
+    *(
+        "total",
+        "self",
+        "typical",
+        "first",
+        "shortest",
+        "longest",
+        "median",
+        "p95",
+        "spread",
+        "plain",
+    ),
     *("device", "device_total", "device_self", "kernel_time", "forward", "backward"),
     *("wall", "ops", "tool", "driver", "between", "rest", "graph_busy", "graph_total"),
 )
@@ -399,6 +439,15 @@ _APART = ("spans", "kernels", "others")
 def _on_device(columns: Sequence[str], time: int, kernel_time: int) -> list[float]:
     given = {"device ms": time, "kernel ms": kernel_time}
     return [given[column] / 1e6 for column in columns]
+
+
+def _mark(step: StepTime) -> str:
+    return " (warm-up)" if step.warm_up else " (without the profiler)"
+
+
+def _cells_of(step: StepTime) -> tuple[object, ...]:
+    share = format_percent(step.ops, step.wall)
+    return (*_ms(step.ops), share, *_ms(step.tool, step.driver, step.rest))
 
 
 def _ms(*times: float) -> tuple[float, ...]:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from amanda_tools.kit.operators.entries import EitherWayOp
 
-__all__ = ["Samples", "StepTime", "ThreadTime", "TimedOp", "Times", "quantiles"]
+__all__ = [
+    "DRIVER",
+    "MOST_WARM_UP",
+    "Samples",
+    "StepTime",
+    "ThreadTime",
+    "TimedOp",
+    "Times",
+    "quantiles",
+    "warm_up",
+]
+
+#: Stands in place of a module for what the driver takes to call the profiler.
+DRIVER = "(driver, to call it)"
+#: How many of the first steps may be the warm-up, if the user does not say how many are.
+MOST_WARM_UP = 10
 
 #: Maximum number of executions of an operator from which its percentiles are computed.
 _SAMPLES = 512
@@ -31,6 +46,7 @@ class TimedOp(EitherWayOp):
         median: Median time of an execution.
         p95: Time that 95% of the executions do not exceed.
         spread: Difference of the 75th and the 25th percentile.
+        typical: `self`, if each execution took the median time.
         device: Device on which its work was timed, or None.
         device_total: Time on the device from start to end.
         device_self: Time on the device without the operators inside.
@@ -48,11 +64,17 @@ class TimedOp(EitherWayOp):
     median: int = 0
     p95: int = 0
     spread: int = 0
+    typical: int = 0
     device: str | None = None
     device_total: int = 0
     device_self: int = 0
     kernels: int = 0
     kernel_time: int = 0
+
+    def estimate(self) -> None:
+        """Set `typical`."""
+        own, whole = self.self * self.median * self.calls, self.total
+        self.typical = round(own / whole) if whole else self.self
 
     def add(self, total: int, own: int) -> None:
         """Add one execution."""
@@ -124,6 +146,25 @@ def quantiles(times: Iterable[int]) -> tuple[int, int, int]:
     return middle, last, high - low
 
 
+def warm_up(times: Sequence[int]) -> int:
+    """Return how many of the first steps are not like the later ones.
+
+    The first step is not: the framework initializes and tools analyse there. Neither is a step
+    after it that takes over one and a half times the median of the later steps.
+
+    Args:
+        times: Times of the steps.
+
+    >>> warm_up([90, 40, 10, 11, 10]), warm_up([90, 10]), warm_up([90])
+    (2, 1, 0)
+    """
+    most = min(MOST_WARM_UP, len(times) - 1)
+    for left_out in range(1, most):
+        if 2 * times[left_out] <= 3 * quantiles(times[left_out + 1 :])[0]:
+            return left_out
+    return most
+
+
 @dataclass
 class Times:
     """Times of several operators together, in nanoseconds.
@@ -136,6 +177,8 @@ class Times:
         between: Time between the operators of a module: Python, the driver, other tools.
         device: Self time on the device, forward and backward.
         kernel_time: Time of the kernels, forward and backward.
+        typical: Self time if each execution took the median time of its operator, which orders
+            rankings: one slow execution does not.
     """
 
     calls: int = 0
@@ -145,6 +188,7 @@ class Times:
     between: int = 0
     device: int = 0
     kernel_time: int = 0
+    typical: int = 0
 
     @property
     def self(self) -> int:
@@ -166,6 +210,7 @@ class Times:
             self.backward += op.self
         self.device += op.device_self
         self.kernel_time += op.kernel_time
+        self.typical += op.typical
 
 
 @dataclass

@@ -29,7 +29,15 @@ from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, P
 from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
 from amanda_tools.latency.kernels import Kernel, Kernels
 from amanda_tools.latency.result import LatencyResult
-from amanda_tools.latency.times import Samples, StepTime, ThreadTime, TimedOp
+from amanda_tools.latency.times import (
+    DRIVER,
+    MOST_WARM_UP,
+    Samples,
+    StepTime,
+    ThreadTime,
+    TimedOp,
+    warm_up,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,8 +56,9 @@ class Latency(OperatorTool["_Op"]):
         kernels: Find the kernels that each operator starts, with PyTorch's profiler. This costs far
             more than the timing.
         warmup: Number of first steps that are left out of all figures but those of the steps, as
-            the framework initializes and tools analyse there. They count if no later step ends,
-            and with `kernels`.
+            the framework initializes and tools analyse there. None for the first step and those
+            after it, at most ten, that took over one and a half times the median of the later ones.
+            They count if no later step ends, and with `kernels`.
 
     Raises:
         ValueError: `limit` or `warmup` is negative.
@@ -73,17 +82,18 @@ class Latency(OperatorTool["_Op"]):
         everything: bool = True,
         limit: int = 100_000,
         kernels: bool = False,
-        warmup: int = 1,
+        warmup: int | None = None,
     ) -> None:
         super().__init__(everything)
         for name, number in (("limit", limit), ("warmup", warmup)):
-            if number < 0:
+            if number is not None and number < 0:
                 raise ValueError(f"{name} must not be negative, but is {number}")
         self.limit = limit
         self.warmup = 0 if kernels else warmup
-        self._warm: _WarmUp | None = None
-        #: Times of steps without the profiler.
-        self._plain: list[int] = []
+        #: The accounts of the first steps, of which some are the warm-up.
+        self._first: list[_Account] = []
+        #: The steps without the profiler.
+        self._plain: list[StepTime] = []
         self.where(None)
         self._steps: list[StepTime] = []
         self._step_begin = 0
@@ -241,11 +251,11 @@ class Latency(OperatorTool["_Op"]):
                 step.wall, step.ended = now - self._step_begin, True
                 if step.calls:
                     self._between.end(now, "")
-                elif number in _MEASURED:
-                    self._plain.append(step.wall)
+                elif number in _PLAIN:
+                    self._plain.append(step)
             self._clear()
-            if self._warm is None and self._steps[-1:]:
-                self._end_warm_up(self._steps[-1].number)
+            if self._steps[-1:] and self._steps[-1].calls:
+                self._end_first(self._steps[-1])
 
     def _end(self) -> None:
         with self._lock:
@@ -268,46 +278,58 @@ class Latency(OperatorTool["_Op"]):
             steps = [replace(step) for step in self._steps if step.calls]
             if steps and not steps[-1].ended:
                 steps[-1].wall = self._last - self._step_begin
-            # A warm-up alone is better than nothing.
-            warm = None if any(s.ended and not s.warm_up for s in steps) else self._warm
-            if warm is not None:
-                for step in steps:
-                    step.warm_up = False
-            ops, kernels = self._timed_ops(warm is not None)
-            threads = [thread.summary(warm is not None) for thread in self._threads.values()]
+            left_out = self._warm_up(steps)
+            for place, step in enumerate(step for step in steps if step.ended):
+                step.warm_up = place < left_out
+            ops, kernels = self._timed_ops(left_out)
+            threads = [
+                thread.summary(left_out, len(self._first)) for thread in self._threads.values()
+            ]
             threads = [thread for thread in threads if thread.calls]
-            between, busy, total = self._between.times, self._graph.busy, self._graph.total
-            if warm is not None:
-                between = _added(between, warm.between)
-                busy, total = busy + warm.busy, total + warm.total
+            between, busy, total = dict(self._between.times), self._graph.busy, self._graph.total
+            for account in self._first[left_out:]:
+                between = _added(between, account.between)
+                busy, total = busy + account.busy, total + account.total
             # Of two, the mean: the smaller one is often too small.
-            plain = round(statistics.median(self._plain)) if self._plain else None
+            measured = [step.wall for step in self._plain if step.number in _MEASURED]
+            plain = round(statistics.median(measured)) if measured else None
             if plain is not None:
                 if len(threads) == 1 and not total:  # Those of several threads may overlap.
-                    _subtract_inside(ops, steps, threads[0], max(self._plain))
+                    _subtract_inside(ops, steps, threads[0], max(measured))
                 _charge_driver(steps, plain)
+                between = _without_driver(between, steps)
+            for op in ops:
+                op.estimate()
             return LatencyResult(
                 ops,
                 steps,
                 threads,
                 busy,
                 total,
-                self._notes_of(kernels),
+                self._notes_of(ops, kernels, busy, total),
                 self._left_out,
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
                 self._spans(),
                 kernels,
-                dict(between),
+                between,
                 plain,
+                plain_steps=[replace(step) for step in self._plain],
             )
 
-    def _timed_ops(self, with_warm_up: bool) -> tuple[list[TimedOp], list[Kernel]]:
+    def _warm_up(self, steps: Sequence[StepTime]) -> int:
+        """Return how many of these steps are the warm-up."""
+        times = [step.wall for step in steps if step.ended]
+        if len(times) <= (self.warmup or 0):
+            return 0  # A warm-up alone is better than nothing.
+        return warm_up(times) if self.warmup is None else self.warmup
+
+    def _timed_ops(self, left_out: int) -> tuple[list[TimedOp], list[Kernel]]:
         """Return the operators that were timed, and the kernels with the places of these."""
         places: dict[int, int] = {}
         ops: list[TimedOp] = []
         for op in self._ops.values():
-            facts = op.summary(with_warm_up=with_warm_up)
+            facts = op.summary([account.step for account in self._first[left_out:]])
             if facts.calls or facts.unfinished:
                 places[op.number] = len(ops)
                 ops.append(facts)
@@ -318,22 +340,16 @@ class Latency(OperatorTool["_Op"]):
                 ops[kernel.op].kernel_time += kernel.duration
         return ops, kernels
 
-    def _end_warm_up(self, number: int) -> None:
-        """Begin new accounts if the step that has ended is the last one of the warm-up."""
-        counted = [step for step in self._steps if step.calls]
-        if not self.warmup or len(counted) < self.warmup:
+    def _end_first(self, step: StepTime) -> None:
+        """Begin new accounts after one of the first steps, which may be part of the warm-up."""
+        if len(self._first) >= (MOST_WARM_UP if self.warmup is None else self.warmup):
             return
-        for step in counted:
-            step.warm_up = True
         for op in self._ops.values():
-            op.end_warm_up()
+            op.close(step.number)
         for thread in self._threads.values():
-            thread.end_warm_up()
-        self._warm = _WarmUp(
-            number,
-            self._between.times,
-            self._graph.busy,
-            self._graph.total,
+            thread.close()
+        self._first.append(
+            _Account(step.number, self._between.times, self._graph.busy, self._graph.total)
         )
         self._between.forget()
         self._graph.busy = self._graph.total = 0
@@ -381,9 +397,7 @@ class Latency(OperatorTool["_Op"]):
             self._kernels.end(inside)
 
     def _on_device(self, op: _Op, pair: Pair, step: int, start: int, total: int, own: int) -> None:
-        facts = op.facts
-        if self._warm is not None and step <= self._warm.step and op.warm is not None:
-            facts = op.warm
+        facts = op.closed[step][0] if step in op.closed else op.facts
         facts.device_total += total
         facts.device_self += own
         start += self._origins[pair.device]
@@ -468,12 +482,14 @@ class Latency(OperatorTool["_Op"]):
         if self._steps:
             self._steps[-1].tool += end - start
 
-    def _notes_of(self, kernels: list[Kernel]) -> list[str]:
+    def _notes_of(
+        self, ops: Sequence[TimedOp], kernels: list[Kernel], busy: int, total: int
+    ) -> list[str]:
         notes = list(self._notes)
-        if self._graph.total:
+        if total:
             notes.append(
                 "operators of graphs are timed between two nodes, waiting included, and "
-                f"overlap: {self._graph.total / 1e6:.3f} ms in {self._graph.busy / 1e6:.3f} ms"
+                f"overlap: {total / 1e6:.3f} ms in {busy / 1e6:.3f} ms"
             )
         if self._unseen:
             notes.append(
@@ -481,7 +497,7 @@ class Latency(OperatorTool["_Op"]):
                 "not known where no value is taken from what is waited for (reads of variables, "
                 "mostly)"
             )
-        unfinished = sum(op.facts.unfinished for op in self._ops.values())
+        unfinished = sum(op.unfinished for op in ops)
         if unfinished:
             notes.append(f"{format_count(unfinished, 'execution')} did not end: not timed")
         if self._kernels is not None and self._kernels.foreign:
@@ -492,8 +508,8 @@ class Latency(OperatorTool["_Op"]):
         return notes
 
 
-class _WarmUp(NamedTuple):
-    """The accounts of the first steps, and the number of the last of them."""
+class _Account(NamedTuple):
+    """The accounts of one of the first steps."""
 
     step: int
     between: dict[str, int]
@@ -510,6 +526,20 @@ def _charge_driver(steps: Sequence[StepTime], plain: int) -> None:
     for step in steps:
         cost = step.wall - step.tool - plain
         step.driver += max(0, min(step.rest, cost - step.driver))
+
+
+def _without_driver(between: dict[str, int], steps: Sequence[StepTime]) -> dict[str, int]:
+    """Return the time between operators by module, with that of the driver as one of its own."""
+    counted = [step for step in steps if not step.warm_up]
+    rest, left = sum(step.rest for step in counted), sum(between.values())
+    driver = sum(step.driver for step in counted)
+    found = (
+        {module: time * max(0, rest) // left for module, time in between.items()} if left else {}
+    )
+    if found and rest > 0:
+        largest = max(found, key=lambda module: found[module])
+        found[largest] += rest - sum(found.values())
+    return found | ({DRIVER: driver} if driver else {})
 
 
 def _subtract_inside(
@@ -546,22 +576,25 @@ class _Op:
         self.module = facts.module if facts.phase == "forward" or facts.forward else None
         self.device: str | None = None
         self.samples = Samples()
-        #: The account of the warm-up, and its samples.
-        self.warm: TimedOp | None = None
-        self.warm_samples = Samples()
+        #: Number of one of the first steps -> its account and samples.
+        self.closed: dict[int, tuple[TimedOp, Samples]] = {}
 
-    def end_warm_up(self) -> None:
+    def close(self, step: int) -> None:
         """Begin a new account."""
-        self.warm, self.warm_samples, self.samples = self.facts, self.samples, Samples()
-        self.facts = replace(self.facts, **_EMPTY)
+        if self.facts.calls or self.facts.unfinished:
+            self.closed[step], self.samples = (self.facts, self.samples), Samples()
+            self.facts = replace(self.facts, **_EMPTY)
 
-    def summary(self, with_warm_up: bool) -> TimedOp:
-        """Return a copy of the account."""
+    def summary(self, steps: Sequence[int]) -> TimedOp:
+        """Return a copy of the account, with those that were closed after these steps."""
         found, samples = replace(self.facts), Samples()
+        for step in steps:
+            if step in self.closed:
+                samples.extend(self.closed[step][1])
         samples.extend(self.samples)
-        if with_warm_up and self.warm is not None:
-            found.merge(self.warm)
-            samples.extend(self.warm_samples)
+        for step in reversed(steps):
+            if step in self.closed:
+                found.merge(self.closed[step][0])
         found.median, found.p95, found.spread = samples.quantiles()
         return found
 
@@ -603,18 +636,25 @@ class _Thread:
     def __init__(self, name: str) -> None:
         self.stack: Stack[_Op] = Stack()
         self.time = ThreadTime(name)
-        self.warm = ThreadTime(self.time.name)
+        #: The accounts of the first steps since it began.
+        self.closed: list[ThreadTime] = []
 
-    def end_warm_up(self) -> None:
+    def close(self) -> None:
         """Begin a new account."""
-        self.time, self.warm = self.warm, self.time
+        self.closed.append(self.time)
+        self.time = ThreadTime(self.time.name)
 
-    def summary(self, with_warm_up: bool) -> ThreadTime:
-        """Return a copy of the account."""
+    def summary(self, left_out: int, first: int) -> ThreadTime:
+        """Return a copy of the account, with those of the first steps but some.
+
+        Args:
+            left_out: How many of the first steps are left out.
+            first: How many there were. A thread may have begun later.
+        """
         found = replace(self.time)
-        if with_warm_up:
-            found.calls += self.warm.calls
-            found.self += self.warm.self
+        for account in self.closed[max(0, left_out - first + len(self.closed)) :]:
+            found.calls += account.calls
+            found.self += account.self
         return found
 
 

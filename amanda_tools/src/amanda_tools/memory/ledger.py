@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,12 @@ class Ledger:
         self.changed(now, entry.owner, more)
         # Growth of a buffer that existed before was caused by the operator that wrote it.
         return more if new or more > 0 else 0
+
+    def owner_of(self, key: Hashable) -> int | None:
+        """Return who allocated a live buffer; None if it existed before or is not known."""
+        self.settle()
+        entry = self._entries.get(key)
+        return None if entry is None else entry.owner
 
     def settle(self) -> None:
         """Remove the buffers that have died."""

@@ -32,11 +32,14 @@ __all__ = ["AllocatingOp", "MemoryResult", "Moment", "StepMemory", "Sum"]
 _SIZES = (
     *("allocated", "live_after", "at_peak", "live", "output", "peak", "given", "building"),
     "kinds_at_peak.*",  # All of its values.
+    "outside_of_graphs.*",
+    "allocators.*",
 )
 #: Kinds of live buffers in the order in which they are shown.
 KINDS = ("weights", "gradients", "optimizer state", "activations", "other")
 #: Shown instead of figures of graphs, whose buffers are not visible.
 NOT_KNOWN = "not known"
+_IN_GRAPHS = "the buffers of operators in graphs are not visible"
 
 By = Literal["module", "type", "op", "step"]
 
@@ -55,6 +58,8 @@ class AllocatingOp(EitherWayOp):
         live: Bytes of its buffers that are live now.
         output: Bytes of its outputs, for graphs, whose buffers are not visible.
         graph_calls: Number of executions in graphs, of which only the outputs are known.
+        holds: Name of the parameter, or of the state of an optimizer, that its buffer is, such as
+            ``exp_avg of layer.0.weight``; empty if it is none or not known.
     """
 
     calls: int = 0
@@ -65,6 +70,7 @@ class AllocatingOp(EitherWayOp):
     live: int = 0
     output: int = 0
     graph_calls: int = 0
+    holds: str = ""
 
 
 @dataclass
@@ -97,12 +103,14 @@ class StepMemory:
         allocated: Bytes allocated in it.
         peak: Maximum of live bytes in it.
         live: Live bytes at its end.
+        output: Bytes of the outputs of operators of graphs, which are not in the others.
     """
 
     number: int
     allocated: int = 0
     peak: int = 0
     live: int = 0
+    output: int = 0
 
 
 class Moment(NamedTuple):
@@ -141,6 +149,8 @@ class MemoryResult(Summed[Sum]):
             weight. Unlike `peak` they include what existed before.
         building: Bytes that were allocated while models were built, which belong to no step.
         over_time: Live bytes by module at some moments, up to the limit of the timeline.
+        allocators: Device -> ``current`` and ``peak`` bytes that the framework's allocator reports,
+            since the program began. For graphs on devices.
     """
 
     peak: int = 0
@@ -157,6 +167,7 @@ class MemoryResult(Summed[Sum]):
     kinds_at_peak: dict[str, int] = field(default_factory=dict)
     building: int = 0
     over_time: Areas = field(default_factory=lambda: Areas([], []), repr=False)
+    allocators: dict[str, dict[str, int]] = field(default_factory=dict)
 
     _sum = Sum
 
@@ -165,13 +176,21 @@ class MemoryResult(Summed[Sum]):
 
     @property
     def allocated(self) -> int:
-        """Return the bytes of all buffers that operators allocated."""
+        """Return the bytes of all buffers that operators outside of graphs allocated."""
         return sum(op.allocated for op in self.ops)
 
+    @property
+    def is_known(self) -> bool:
+        """Return True if all buffers were visible: no operator ran in a graph."""
+        return not self.total.graph_calls
+
     def figures(self) -> dict[str, float | None]:
-        """Return the sizes in bytes; none where only operators of graphs ran."""
-        if self.total.graph_calls and not self.allocated:
-            return {}
+        """Return the sizes in bytes. Where operators of graphs ran, none is known but the peak of
+        an allocator.
+        """
+        if not self.is_known:
+            peaks = [found["peak"] for found in self.allocators.values()]
+            return {"peak": sum(peaks)} if peaks else {}
         return {"peak": self.peak, "live": self.live, "allocated": self.allocated}
 
     def op_figures(self) -> Iterator[OpFigures]:
@@ -196,11 +215,18 @@ class MemoryResult(Summed[Sum]):
         """
         if by == "step":
             steps: list[tuple[object, ...]] = [
-                (s.number, s.allocated, s.peak, s.live) for s in self.steps
+                (
+                    s.number,
+                    *([NOT_KNOWN] * 3 if s.output else [s.allocated, s.peak, s.live]),
+                    *([] if self.is_known else [s.output]),
+                )
+                for s in self.steps
             ]
+            more = () if self.is_known else ("outputs B",)
             if self.building:
-                steps.insert(0, ("(model building)", self.building, "", ""))
-            return Table(self._title(), ("step", "allocated B", "peak B", "live at end B"), steps)
+                steps.insert(0, ("(model building)", self.building, "", "", *("" for _ in more)))
+            heads = ("step", "allocated B", "peak B", "live at end B", *more)
+            return Table(self._title(), heads, steps)
         # Once, since it looks at all operators.
         of_graphs = ("outputs B",) if any(op.output for op in self.ops) else ()
         if by == "op":
@@ -208,7 +234,7 @@ class MemoryResult(Summed[Sum]):
             heads = ("op", "phase", "calls", *sizes)
             ops = [
                 (
-                    op.name,
+                    op.holds or op.name,
                     op.phase,
                     op.calls,
                     *_known(op, op.allocated, op.live_after, op.at_peak, op.live),
@@ -236,12 +262,16 @@ class MemoryResult(Summed[Sum]):
         """Return the result as JSON, without the timeline, which is a file of its own."""
         content = fields_of(self)
         del content["timeline"], content["over_time"]
+        content["allocated"] = self.allocated
+        if not self.is_known:
+            names = ("peak", "peak_op", "live", "given", "allocated", "kinds_at_peak")
+            content["outside_of_graphs"] = {name: content[name] for name in names}
+            content |= dict.fromkeys(names)
         return render_json(
             {
                 "format": "amanda.memory/1",
                 "unit": "B",
                 "units": dict.fromkeys(_SIZES, "B") | {"tool_seconds": "s", "wall_seconds": "s"},
-                "allocated": self.allocated,
                 **content,
                 **self._sums_as_json(),
                 "moments": self.over_time.times,
@@ -251,18 +281,25 @@ class MemoryResult(Summed[Sum]):
         )
 
     def _charts(self) -> list[charts.Chart]:
-        total = self.total
-        if total.graph_calls and not self.allocated:
+        if not self.is_known:
             outputs = charts.measure("outputs", "output", unit="B")
             sizes = charts.icicle("Size of outputs by module", "ops", outputs)
-            return [sizes, charts.bars("Largest outputs", [("operator", "ops", "")], outputs)]
-        kinds = ", ".join(
-            f"{format_quantity(self.kinds_at_peak[kind], 'B')} {kind}"
-            for kind in KINDS
-            if self.kinds_at_peak.get(kind)
-        )
+            figures = charts.figures(
+                *(
+                    charts.figure(f"peak of {device}", found["peak"], "B", "of the allocator")
+                    for device, found in self.allocators.items()
+                ),
+                charts.figure("peak", None if self.allocators else NOT_KNOWN, "", _IN_GRAPHS),
+                charts.figure("outputs in a step", self._step_outputs, "B", "of graphs, median"),
+            )
+            return [
+                figures,
+                sizes,
+                charts.bars("Largest outputs", [("operator", "ops", "")], outputs),
+            ]
         at_peak = charts.measure("alive at the peak", "at_peak")
         allocated = charts.measure("allocated in all", "allocated")
+        kinds = self._describe_kinds()
         return [
             charts.figures(
                 charts.figure("peak", self.peak, "B", f"after {self.peak_op}", self.peak_op),
@@ -285,7 +322,12 @@ class MemoryResult(Summed[Sum]):
             charts.icicle("Memory by module", "ops", *(at_peak, allocated)),
             charts.bars(
                 "At the peak",
-                [("operator", "ops", ""), ("layer", "ops", "module"), ("type", "by_type", "")],
+                [
+                    ("buffer", "ops", "holds|name"),
+                    ("operator", "ops", ""),
+                    ("layer", "ops", "module"),
+                    ("type", "by_type", ""),
+                ],
                 *(at_peak, allocated),
             ),
             charts.lines(
@@ -324,30 +366,44 @@ class MemoryResult(Summed[Sum]):
 
     def _title(self) -> str:
         after = f" after {self.peak_op}" if self.peak_op else ""
-        total = self.total
         parts = [
             f"peak {format_quantity(self.peak, 'B')}{after}",
             f"{format_quantity(self.allocated, 'B')} allocated",
             f"{format_quantity(self.live, 'B')} live",
             f"{format_quantity(self.given, 'B')} were there before",
         ]
-        if total.graph_calls and not self.allocated:
-            parts = [f"peak, allocated and live memory are {NOT_KNOWN}"]
-        kinds = [
-            f"{format_quantity(self.kinds_at_peak[kind], 'B')} {kind}"
-            for kind in KINDS
-            if self.kinds_at_peak.get(kind)
-        ]
-        if kinds:
-            parts.append(f"at the peak {', '.join(kinds)}")
+        if not self.is_known:
+            parts = [f"peak, allocated and live memory are {NOT_KNOWN}: {_IN_GRAPHS}"]
+            parts += [
+                f"the allocator of {device} reports a peak of {format_quantity(found['peak'], 'B')}"
+                for device, found in self.allocators.items()
+            ]
+            outputs = self._step_outputs
+            if outputs is not None:
+                parts.append(f"outputs in a step of graphs: {format_quantity(outputs, 'B')}")
+        elif self._describe_kinds():
+            parts.append(f"at the peak {self._describe_kinds()}")
         if any((op.word or "").startswith("conv") for op in self.ops):
             parts.append("without the workspaces of convolutions")
         parts += describe_overhead("the profiler", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 
+    @property
+    def _step_outputs(self) -> int | None:
+        """Return the bytes of outputs of graphs in a step, the median; None if there are none."""
+        sizes = sorted(step.output for step in self.steps if step.output)
+        return sizes[len(sizes) // 2] if sizes else None
+
+    def _describe_kinds(self) -> str:
+        return ", ".join(
+            f"{format_quantity(self.kinds_at_peak[kind], 'B')} {kind}"
+            for kind in KINDS
+            if self.kinds_at_peak.get(kind)
+        )
+
 
 def _known(found: AllocatingOp | Sum, *sizes: int) -> Sequence[object]:
-    """Return sizes, or that they are not known if nothing but executions in graphs had any."""
-    if found.graph_calls and not any(sizes):
+    """Return sizes, or that they are not known if some executions were in graphs."""
+    if found.graph_calls:
         return [NOT_KNOWN] * len(sizes)
     return sizes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,10 @@ from amanda_core.interface.facts import Facts, NotReadableError, Storage
 from amanda_core.runtime.weak import Ref
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
 from amanda_tools.kit.tensors.values import facts_of, tensors_in
+from amanda_tools.memory.allocators import allocator_memory
 from amanda_tools.memory.areas import Change, areas
 from amanda_tools.memory.ledger import Ledger
+from amanda_tools.memory.names import BufferNames
 from amanda_tools.memory.result import AllocatingOp, MemoryResult, Moment, StepMemory
 from amanda_tools.memory.saved import next_sequence_number, saved_tensors
 
@@ -76,7 +78,9 @@ class Memory(OperatorTool["_Op"]):
         self.add_inst_for_op(self.analyse)
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
+        self._names = BufferNames(self._name)
         self.add_inst_for_step(self.begin_step, self.end_step)
+        self.add_inst_for_end(self._names.end)
 
     def analyse(self, context: OpContext) -> None:
         """Insert routines that record what an operator allocates."""
@@ -85,6 +89,7 @@ class Memory(OperatorTool["_Op"]):
         with self._clock:
             op = self._op_of(context)
             if op.is_eager:
+                self._names.read(context)
                 context.insert_before_op(self.take, observe=True, op=op)
             context.insert_after_op(self.give, observe=True, op=op)
 
@@ -163,7 +168,12 @@ class Memory(OperatorTool["_Op"]):
             ledger.settle()
             at_peak = ledger.at_peak
             ops = [
-                replace(op.facts, at_peak=at_peak.get(number, 0), live=ledger.by_owner[number])
+                replace(
+                    op.facts,
+                    at_peak=at_peak.get(number, 0),
+                    live=ledger.by_owner[number],
+                    holds=_first_of(list(op.holds)),
+                )
                 for number, op in enumerate(self._by_number)
                 if op.facts.calls
             ]
@@ -179,7 +189,7 @@ class Memory(OperatorTool["_Op"]):
                 ledger.live,
                 ledger.given_peak,
                 ops,
-                [replace(step) for step in self._steps if step.allocated],
+                [replace(step) for step in self._steps if step.allocated or step.output],
                 list(self._notes),
                 self._left_out,
                 self._clock.spent / 1e9,
@@ -194,7 +204,13 @@ class Memory(OperatorTool["_Op"]):
                     ],
                     [op.home for op in self._by_number],
                 ),
+                allocator_memory({op.facts.namespace.partition("/")[0] for op in self._by_number}),
             )
+
+    def _name(self, buffer: Hashable, name: str) -> None:
+        owner = self._ledger.owner_of(buffer)
+        if owner is not None:
+            self._by_number[owner].holds[name] = None
 
     def _op_of(self, context: OpContext) -> _Op:
         op = self.account_of(context, lambda: self._new_op(context))
@@ -241,7 +257,10 @@ class Memory(OperatorTool["_Op"]):
         op.facts.calls += 1
         op.facts.graph_calls += 1
         for _, tensor in tensors_in(op.tensors, values):
-            op.facts.output += op.tensors.nbytes(tensor) or 0
+            size = op.tensors.nbytes(tensor) or 0
+            op.facts.output += size
+            if self._steps:
+                self._steps[-1].output += size
 
     def _changed(self, when: int, owner: int | None, size: int) -> None:
         if len(self._changes) < _PER_CHANGE * self.limit:
@@ -259,6 +278,8 @@ class _Op:
         self.is_eager = is_eager(facts.namespace)
         self.sequence = 0
         self.leaf: Ref | None = None
+        #: Names of the parameters and states that its buffers are.
+        self.holds: dict[str, None] = {}
         #: Positions of the inputs that are weights.
         self.weights: set[int] = set()
         #: Kind of the buffers that it allocates.
@@ -284,3 +305,8 @@ class _Op:
                     yield storage
             elif isinstance(value, (list, tuple)):
                 yield from self.storages(value)
+
+
+def _first_of(names: list[str]) -> str:
+    """Return the first of the names, and how many more there are."""
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else "".join(names)

@@ -62,15 +62,22 @@ def _keras(run: TrainingRun) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.run = run
+            self._step = self._before = 0
 
         def on_train_begin(self, logs: Any = None) -> None:
-            run.begin()
+            # Read once, without tools. On JAX the variable is behind during an epoch.
+            iterations = getattr(getattr(self.model, "optimizer", None), "iterations", 0)
+            self._step = self._before = int(iterations)
+            run.begin(self._step)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            run.end_step()
+            # Several batches may run in one call.
+            self._step = self._before + batch + 1
+            run.end_step(self._step)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            run.end_epoch(epoch)
+            self._before = self._step
+            run.end_epoch()
 
         def on_train_end(self, logs: Any = None) -> None:
             run.close()
@@ -92,13 +99,13 @@ def _lightning(run: TrainingRun) -> Any:
             self.run = run
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            run.begin()
+            run.begin(trainer.global_step)
 
-        def on_train_batch_end(self, *event: Any, **rest: Any) -> None:
-            run.end_step()
+        def on_train_batch_end(self, trainer: Any, *event: Any, **rest: Any) -> None:
+            run.end_step(trainer.global_step)
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            run.end_epoch(trainer.current_epoch)
+            run.end_epoch()
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             run.close()
@@ -120,13 +127,13 @@ def _transformers(run: TrainingRun) -> Any:
             self.run = run
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            run.begin()
+            run.begin(state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            run.end_step()
+            run.end_step(state.global_step)
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            run.end_epoch(round(state.epoch or 0) - 1)
+            run.end_epoch()
 
         def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             run.close()

@@ -52,26 +52,35 @@ class TrainingRun:
         self._target, self._every, self._show = scalars, every, show
         self._handle: Handle | None = None
         self._log: ScalarLog | None = None
-        self._steps = 0
+        #: The trainer's global step, and that of the scalars that were logged last.
+        self._step = self._logged = 0
 
-    def begin(self) -> None:
-        """Apply the tools; a training that an exception left is ended first."""
+    def begin(self, step: int = 0) -> None:
+        """Apply the tools; a training that an exception left is ended first.
+
+        Args:
+            step: The trainer's global step, which is not 0 if a training is continued.
+        """
         self.close()
-        self._steps = 0
+        self._step = self._logged = step
         if self._target is not None:
             self._log = ScalarLog(self._target)
         self._handle = attach(*self.tools.values())
 
-    def end_step(self) -> None:
-        """Log scalars if it is their turn."""
-        self._steps += 1
-        if self._every is not None and self._steps % self._every == 0:
-            self._write(self._steps)
+    def end_step(self, step: int) -> None:
+        """Log scalars if enough steps have ended.
 
-    def end_epoch(self, number: int) -> None:
+        Args:
+            step: The trainer's global step: how many steps of the optimizer have ended.
+        """
+        before, self._step = self._step, step
+        if self._every is not None and before // self._every < step // self._every:
+            self._write()
+
+    def end_epoch(self) -> None:
         """Log scalars, unless they are logged by steps."""
         if self._every is None:
-            self._write(number)
+            self._write()
 
     def close(self) -> None:
         """Remove the tools, and keep, log and show their results; does nothing the second time."""
@@ -84,22 +93,23 @@ class TrainingRun:
             self.results = results_of(self.tools)
             log, self._log = self._log, None
             if log is not None:
-                if self._every is not None and self._steps % self._every:
-                    self._log_to(log, self._steps)  # Else they were logged by the last step.
+                if self._logged != self._step:
+                    self._log_to(log)
                 log.close()
             if self._show:
                 for name, result in self.results.items():
                     print(f"{name}:\n{result.table().first(_ROWS)}\n")
 
-    def _write(self, step: int) -> None:
+    def _write(self) -> None:
         if self._log is not None:
             self.results = results_of(self.tools)
-            self._log_to(self._log, step)
+            self._log_to(self._log)
 
-    def _log_to(self, log: ScalarLog, step: int) -> None:
+    def _log_to(self, log: ScalarLog) -> None:
+        self._logged = self._step
         for name, result in self.results.items():
             found = scalars_of(result)
-            log.log({f"amanda/{name}/{key}": value for key, value in found.items()}, step)
+            log.log({f"{name}/{key}": value for key, value in found.items()}, self._step)
 
 
 class ClosingCallback:

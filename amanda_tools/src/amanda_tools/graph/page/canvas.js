@@ -55,6 +55,7 @@ class Canvas {
     this.tree = lib.treeOf(this.graph, direction, beside);
     this.fold = new lib.Fold(this.tree);
     this.fold.begin();
+    this.parametersOf = lib.parametersText(this.graph, this.tree);
     this.layout = new lib.Layout(this.graph, this.tree, this.fold, (box) => this.lines(box), lib.counts);
     for (const old of [this.paths, this.elements]) {
       for (const element of old.values()) {
@@ -91,11 +92,13 @@ class Canvas {
       return [lib.kindOf(node), lib.shapes(node.outputs)];
     }
     if (box.high - box.low === 1) {
-      const node = this.graph.nodes[this.tree.leaves[box.low].index];
-      return [box.name, `${lib.kindOf(node)} ${lib.isOp(node) ? lib.shapes(node.outputs) : ""}`];
+      const node = this.graph.nodes[this.tree.leaves[box.low].index], own = this.parametersOf(box);
+      const shapes = lib.isOp(node) ? lib.shapes(node.outputs) : "";
+      return [box.name, `${lib.kindOf(node)} ${shapes}${own && `; ${own}`}`];
     }
     const each = box.kind === "stack" ? `, ${box.children[0].ops} each` : "";
-    return [box.name, lib.counted(box.ops) + each];
+    const parameters = this.parametersOf(box);
+    return [box.name, lib.counted(box.ops) + each + (parameters && `; ${parameters}`)];
   }
 
   // Draw what is unfolded now. Elements of boxes and edges that stay are only moved.

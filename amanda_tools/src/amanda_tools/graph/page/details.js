@@ -81,8 +81,10 @@ const ofNode = (graph, index, link) => {
 const ofModule = (canvas, box, measures) => {
   const parts = [make("h2", "", ...broken(canvas.pathOf(box).join(" / ")))];
   const what = {stack: "stack of equal modules", group: "part of a long list",
-                zone: "part of the program", program: "program"}[box.kind] || "module";
-  parts.push(facts([["kind", what], ["operators", box.ops], ["boxes inside", box.children.length]]));
+                zone: "part of the program", surrounding: "operators outside of modules",
+                program: "program"}[box.kind] || "module";
+  parts.push(facts([["kind", what], ["operators", box.ops], ["boxes inside", box.children.length],
+                    ["parameters", canvas.parametersOf(box)]]));
   const figures = [...measures.values()].map((measure) =>
     [measure, lib.summed(canvas.graph, canvas.tree, measure)]);
   parts.push(...section("Sum of its operators", table(["", "", "of all"], figures

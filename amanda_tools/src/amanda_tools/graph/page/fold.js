@@ -5,7 +5,9 @@ const lib = (globalThis.amandaGraph ??= {});
 const LIMIT = 300;
 const FIRST = 24;
 
-const isSmall = (box) => box.kind === "stack" || box.high - box.low <= 3;
+const isSmall = (box) => box.kind === "stack" || box.high - box.low <= 3 || isAround(box);
+// What is not the model: an optimizer, operators outside of modules.
+const isAround = (box) => box.kind === "zone" || box.kind === "surrounding";
 
 class Fold {
   constructor(tree, limit = LIMIT) {
@@ -65,8 +67,8 @@ class Fold {
 
   foldAll() { this.unfolded.clear(); }
 
-  // Unfold level by level while at most `most` boxes are visible. The first picture leaves stacks
-  // and modules of few operators folded, and unfolds a level as a whole.
+  // Unfold level by level while at most `most` boxes are visible. The first picture leaves stacks,
+  // modules of few operators and what surrounds the model folded, and unfolds a level as a whole.
   unfoldWhile(most, first = false) {
     let count = this.visible().length, level = this.tree.root.children;
     while (level.length) {

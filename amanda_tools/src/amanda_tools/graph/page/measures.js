@@ -23,15 +23,33 @@ const measuresOf = (graph) => {
     add("share of zeros in outputs", "%", (op) => Number(op.notes[zeros]) || 0,
         (op) => zeros in op.notes ? lib.elements(op.outputs) : 0);
   add("size of outputs", "B", (op) => lib.bytes(op.outputs));
-  const parameters = new Map();
+  const parameters = parametersOf(graph);
+  add("parameters", "", (op) => parameters.get(op.index)?.elements || 0);
+  add("size of parameters", "B", (op) => parameters.get(op.index)?.bytes || 0);
+  add("executions", "", (op) => op.executions || 0);
+  return found;
+};
+
+// Return index of an operator -> {elements, bytes} of the parameters that it is the first to read.
+const parametersOf = (graph) => {
+  const found = new Map();
   for (const node of graph.nodes)
     if (!lib.isOp(node) && node.kind === "parameter" && graph.from[node.index].length) {
       const reader = graph.from[node.index][0].consumer;
-      parameters.set(reader, (parameters.get(reader) || 0) + lib.elements(node.tensor));
+      const {elements, bytes} = found.get(reader) || {elements: 0, bytes: 0};
+      found.set(reader, {elements: elements + lib.elements(node.tensor),
+                         bytes: bytes + lib.bytes(node.tensor)});
     }
-  add("parameters", "", (op) => parameters.get(op.index) || 0);
-  add("executions", "", (op) => op.executions || 0);
   return found;
+};
+
+// Return box -> text about the parameters of its operators; empty if there are none.
+const parametersText = (graph, tree) => {
+  const found = parametersOf(graph);
+  const sum = (what) => summed(graph, tree, {of: (op) => found.get(op.index)?.[what] || 0});
+  const elements = sum("elements"), bytes = sum("bytes");
+  return (box) => elements(box)
+    ? `${amanda.quantity(elements(box))} parameters, ${amanda.quantity(bytes(box), "B")}` : "";
 };
 
 // Return box -> its figure, from sums over the leaves that are made once.
@@ -58,5 +76,5 @@ const levelOf = (value, most) => value > 0 && most > 0
 const shown = (value, unit) =>
   unit === "%" ? `${Number((100 * value).toPrecision(3))} %` : amanda.quantity(value, unit);
 
-Object.assign(lib, {measuresOf, summed, levelOf, shown, LEVELS});
+Object.assign(lib, {measuresOf, parametersText, summed, levelOf, shown, LEVELS});
 })();

@@ -1,5 +1,6 @@
 "use strict";
-// The tree of boxes of a graph: modules, stacks of equal layers, groups of long lists, operators.
+// The tree of boxes of a graph: modules, stacks of equal layers, what surrounds the model, groups of
+// long lists, operators.
 (() => {
 const lib = (globalThis.amandaGraph ??= {});
 
@@ -7,6 +8,8 @@ const lib = (globalThis.amandaGraph ??= {});
 const MOST_CHILDREN = 40;
 // So many equal layers in a row become one stack.
 const LEAST_EQUAL = 3;
+// So many operators in a row that are in no module become one box beside the modules.
+const LEAST_AROUND = 4;
 
 // Return the tree: {root, boxes: by id, leafOf: by index of a node, leaves: in order}.
 //
@@ -78,7 +81,7 @@ const finished = (box, graph, beside) => {
     one.children.forEach(visit);
     delete one.named;
     one.signature = signed("[" + one.children.map((child) => child.signature).join() + "]");
-    one.children = divided(one, stacked(one, !beside));
+    one.children = divided(one, surrounded(one, stacked(one, !beside)));
   };
   visit(box);
 };
@@ -107,6 +110,28 @@ const stacked = (box, whole) => {
   return found;
 };
 
+// Return the children of a program with the operators around its modules (data, losses, clipping) as
+// one box for each run of them, so that modules are on the outermost level.
+const surrounded = (box, children) => {
+  if (box.kind !== "program" || !children.some((child) => child.kind === "module")) return children;
+  const found = [];
+  let run = [];
+  const end = () => {
+    if (run.length < LEAST_AROUND) found.push(...run);
+    else found.push(gathered(box, run, "surrounding"));
+    run = [];
+  };
+  for (const child of children) {
+    if (!child.children) run.push(child);
+    else {
+      if (child.kind !== "zone") end();
+      found.push(child);
+    }
+  }
+  end();
+  return found;
+};
+
 // Return the children, as groups of groups if there are too many.
 const divided = (box, children) => {
   if (children.length <= MOST_CHILDREN) return children;
@@ -120,7 +145,8 @@ const divided = (box, children) => {
 const gathered = (parent, children, kind) => {
   const first = children[0], last = children[children.length - 1];
   const ends = `${shortName(first)} … ${shortName(last)}`;
-  const name = kind === "stack" ? `${parent.name} ${ends}`.trim() : ends;
+  const name = kind === "stack" ? `${parent.name} ${ends}`.trim()
+    : kind === "surrounding" ? `(program) ${ends}` : ends;
   const box = {id: `${parent.id}[${first.id}…${last.id}]`, kind, name, parent, depth: 0, children,
                index: null, signature: kind === "stack" ? first.signature : -1};
   for (const child of children) child.parent = box;

@@ -7,6 +7,7 @@ import shutil
 from typing import Any
 
 from amanda_core.errors import MissingExtraError
+from amanda_core.plugins.requirements import extra_command
 
 __all__ = ["need_safetensors", "program", "require"]
 
@@ -29,7 +30,7 @@ def require(module: str, extra: str) -> Any:
     except ImportError as error:
         raise MissingExtraError(
             f"This needs {module.partition('.')[0]}, which cannot be imported: {error}",
-            fix=f"Run: pip install 'amanda-tools[{extra}]'",
+            fix=f"Run: {extra_command('amanda-tools', extra)} (the extra amanda-tools[{extra}])",
         ) from error
 
 
@@ -62,6 +63,6 @@ def need_safetensors() -> Any:
         import safetensors.numpy
     except ImportError as error:
         raise ImportError(
-            "This form of a dump needs safetensors: pip install 'amanda-tools[safetensors]'"
+            f"This needs safetensors: {extra_command('amanda-tools', 'safetensors')}"
         ) from error
     return safetensors.numpy

@@ -47,13 +47,13 @@ def format_count(number: int, one: str, several: str = "") -> str:
     return f"{number} {one if number == 1 else several or one + 's'}"
 
 
-def format_percent(part: float, whole: float) -> str:
+def format_percent(part: float, whole: float, digits: int = 1) -> str:
     """Format a part of a whole in percent; return an empty string if the whole is zero.
 
     >>> format_percent(1, 8)
     '12.5%'
     """
-    return f"{part / whole:.1%}" if whole else ""
+    return f"{part / whole:.{digits}%}" if whole else ""
 
 
 def describe_overhead(what: str, tool_seconds: float, wall_seconds: float) -> list[str]:

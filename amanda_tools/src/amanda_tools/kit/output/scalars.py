@@ -21,11 +21,21 @@ __all__ = ["ScalarLog", "scalars_of", "write_scalars"]
 _LOGS = ("tensorboard:FOLDER", "mlflow", "wandb")
 
 
-def scalars_of(result: Any) -> dict[str, float]:
-    """Return the numbers of a result that matter most, by name.
+#: Unit of a figure -> what stands for it in a name, and the value in what it stands for.
+_UNITS = {
+    "": ("", 1.0),
+    "%": ("percent", 100.0),  # The figure is a share of 1.
+    "ns": ("ms", 1e-6),
+    "s": ("ms", 1e3),
+    "B": ("bytes", 1.0),
+}
 
-    These are the ``figures`` among its ``charts``, with the operator of a figure left out, and
-    shares in percent; and if it has none, the numbers at the top of its JSON.
+
+def scalars_of(result: Any) -> dict[str, float]:
+    """Return the numbers of a result that matter most, by name, such as ``step_median_ms``.
+
+    These are the ``figures`` among its ``charts``, with the operator of a figure left out, times in
+    milliseconds and shares in percent; and if it has none, the numbers at the top of its JSON.
 
     >>> from types import SimpleNamespace
     >>> scalars_of(SimpleNamespace(to_json=lambda: '{"format": "calls/1", "calls": 3}'))
@@ -34,24 +44,28 @@ def scalars_of(result: Any) -> dict[str, float]:
     content = json.loads(result.to_json())
     if not isinstance(content, dict):
         return {}
-    figures = [chart for chart in content.get("charts", ()) if chart.get("kind") == "figures"]
-    found: dict[str, Any] = {
-        item["label"] + (f" ({item['unit']})" if item.get("unit") else ""): _value_of(item)
-        for chart in figures
-        for item in chart["items"]
-    }
+    charts = [chart for chart in content.get("charts", ()) if chart.get("kind") == "figures"]
+    figures = [_scalar_of(item) for chart in charts for item in chart["items"]]
+    numbers = figures or [(_slug(name), value, 1.0) for name, value in content.items()]
     return {
-        re.sub(r"[^\w ()./%-]", "_", name): float(value)
-        for name, value in (found or content).items()
+        name: value * scale
+        for name, value, scale in numbers
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     }
 
 
-def _value_of(figure: Mapping[str, Any]) -> Any:
-    """Return the value of a figure in the unit that it is given with; a share is one of 1."""
-    value = figure["value"]
-    is_share = figure.get("unit") == "%" and isinstance(value, (int, float))
-    return 100 * value if is_share else value
+def _scalar_of(figure: Mapping[str, Any]) -> tuple[str, Any, float]:
+    """Return the name of a figure, its value, and by what that is multiplied."""
+    unit, scale = _UNITS.get(figure.get("unit") or "", (figure.get("unit"), 1.0))
+    name = _slug(re.sub(r"^(a|an|the) ", "", figure["label"]))
+    unit = _slug(unit or "")
+    if unit and unit not in name.split("_"):
+        name += f"_{unit}"
+    return name, figure["value"], scale
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"\W+", "_", text).strip("_").lower()
 
 
 class ScalarLog:
@@ -101,7 +115,7 @@ class ScalarLog:
                 self._run.add_scalar(name, value, step)
             self._run.flush()
         elif self._kind == "mlflow":
-            # MLflow refuses percent signs and brackets in names.
+            # MLflow refuses percent signs and brackets, which other names may have.
             names = {re.sub(r"[^\w ./-]", "", name).strip(): name for name in scalars}
             self._run.log_metrics({own: scalars[name] for own, name in names.items()}, step=step)
         else:

@@ -84,7 +84,7 @@ def need_numpy() -> None:
     try:
         import numpy  # noqa: F401  Only checks that it is installed.
     except ImportError as error:
-        raise ImportError("This needs NumPy: pip install 'amanda-tools[numpy]'") from error
+        raise ImportError("This needs NumPy, which is missing: pip install numpy") from error
 
 
 def tensors_in(facts: Facts, values: Sequence[Any] | None) -> Iterator[tuple[str, Any]]:

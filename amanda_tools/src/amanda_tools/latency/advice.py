@@ -1,0 +1,42 @@
+"""A sentence that says what to do about the time of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from amanda_tools.kit.operators.tool import is_eager
+from amanda_tools.kit.output.rendering import format_percent
+
+__all__ = ["advise"]
+
+#: The share of the time between operators from which that is what to change.
+_MUCH = 0.4
+#: Framework -> what makes one operator of several there.
+_FUSED = {"pytorch": ", `torch.compile`", "tensorflow": ", `tf.function`", "jax": ", `jax.jit`"}
+
+
+def advise(
+    wall: int, ops: int, rest: int, namespaces: Collection[str], longest: tuple[str, float]
+) -> str:
+    """Return the sentence.
+
+    Args:
+        wall: Time of the steps.
+        ops: The part of it in operators.
+        rest: The part of it between operators.
+        namespaces: Where the operators ran.
+        longest: The type of operators that takes longest, and its share of all operators.
+
+    >>> advise(100, 30, 62, ["pytorch/2.13.0/eager"], ("linear", 0.5))
+    '62% of a step is between operators: use larger batches, `torch.compile`'
+    """
+    if rest > _MUCH * wall:
+        eager = {name.partition("/")[0] for name in namespaces if is_eager(name)}
+        fused = next((fix for framework, fix in _FUSED.items() if framework in eager), "")
+        share = format_percent(rest, wall, 0)
+        return f"{share} of a step is between operators: use larger batches{fused}"
+    name, share_of_it = longest
+    return (
+        f"{format_percent(ops, wall, 0)} of a step is in operators, {share_of_it:.0%} of that in "
+        f"{name}: make it cheaper (a smaller dtype, smaller shapes, another implementation)"
+    )

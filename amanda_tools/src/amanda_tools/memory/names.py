@@ -1,0 +1,80 @@
+"""Names of what lives in buffers: parameters, and the state that optimizers keep of them.
+
+Owns which buffer has which name. A parameter is known once an operator reads it as a weight, the
+state of PyTorch's optimizers once a step has ended. No tensor is kept alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from amanda_core import OpContext
+from amanda_core.interface.facts import Facts, NotReadableError
+from amanda_tools.kit.tensors.values import facts_of
+
+__all__ = ["BufferNames"]
+
+
+class BufferNames:
+    """The names of buffers, told to who allocated them.
+
+    Args:
+        tell: Called with the key of a buffer and its name.
+    """
+
+    def __init__(self, tell: Callable[[Hashable, str], None]) -> None:
+        self._tell = tell
+        #: Key of the buffer of a parameter -> its name.
+        self._parameters: dict[Hashable, str] = {}
+        self._unhook: Callable[[], None] | None = None
+
+    def read(self, context: OpContext) -> None:
+        """Note the parameters that an operator reads, or watch the optimizer that it is part of."""
+        facts = facts_of(context)
+        if context.zone == "optimizer":
+            self._watch(context, facts)
+            return
+        if context.zone == "init":
+            return  # Parameters have no names before the model has them.
+        inputs = context.get_inputs() or ()
+        for place, weight in context.weights.items():
+            position, item = place if isinstance(place, tuple) else (place, None)
+            value = inputs[position] if item is None else inputs[position][item]
+            key = _key(facts, value)
+            if key is not None:
+                self._parameters[key] = weight.name
+                self._tell(key, weight.name)
+
+    def end(self) -> None:
+        """Watch optimizers no longer."""
+        if self._unhook is not None:
+            self._unhook()
+            self._unhook = None
+
+    def _watch(self, context: OpContext, facts: Facts) -> None:
+        if self._unhook is not None or not context.namespace.startswith("pytorch/"):
+            return
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        def name(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self._name_state(optimizer, facts)
+
+        self._unhook = register_optimizer_step_post_hook(name).remove
+
+    def _name_state(self, optimizer: Any, facts: Facts) -> None:
+        for parameter, state in optimizer.state.items():
+            owner = self._parameters.get(_key(facts, parameter), "a parameter")
+            for what, value in state.items() if isinstance(state, dict) else ():
+                key = _key(facts, value)
+                if key is not None:
+                    self._tell(key, f"{what} of {owner}")
+
+
+def _key(facts: Facts, value: Any) -> Hashable:
+    """Return the key of the buffer of a tensor; None if it is none or its buffer is not visible."""
+    try:
+        storage = facts.storage(value) if facts.is_tensor(value) else None
+    except NotReadableError:
+        return None
+    return None if storage is None else storage.key

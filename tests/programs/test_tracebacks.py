@@ -1,0 +1,72 @@
+"""Tracebacks of PyTorch programs under `amanda run`: those of plain Python without wrappers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
+
+PROGRAM = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 8)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
+def train(model):
+    with torch.no_grad():
+        model(torch.ones(2, 5))
+
+
+train(nn.Sequential(nn.Identity(), Block()))
+"""
+
+
+def frames(text: str) -> list[tuple[str, str]]:
+    """Return the files and functions of a traceback."""
+    return re.findall(r'File "(.*)", line \d+, in (\S+)', text)
+
+
+def test_a_traceback_is_the_plain_one_without_wrappers(tmp_path: Path) -> None:
+    (tmp_path / "fail.py").write_text(PROGRAM)
+    plain, run, full = (
+        subprocess.run(
+            [sys.executable, *arguments, "fail.py"],
+            cwd=tmp_path,
+            env={"PYTHONPATH": ":".join(sys.path), **variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        for arguments, variables in (
+            ([], {}),
+            (["-m", "amanda", "run", "-t", "flops", "-o", "a"], {}),
+            (["-m", "amanda", "run", "-t", "flops", "-o", "b"], {"AMANDA_TRACEBACK": "full"}),
+        )
+    )
+    assert plain.returncode == run.returncode == full.returncode == 1
+    last = plain.stderr.splitlines()[-1]
+    assert "mat1 and mat2 shapes cannot be multiplied" in last
+    assert run.stderr.splitlines()[-1] == full.stderr.splitlines()[-1] == last
+    assert "flops: nothing of it ran: " in run.stderr
+    wrappers = ("/nn/modules/module.py", "/nn/modules/container.py", "/utils/_contextlib.py")
+    assert frames(run.stderr) == [
+        frame for frame in frames(plain.stderr) if not frame[0].endswith(wrappers)
+    ]
+    assert [function for _, function in frames(run.stderr)] == [
+        *("<module>", "train", "forward", "forward")
+    ]
+    assert set(frames(plain.stderr)) < set(frames(full.stderr))
+    assert any("amanda_driver_torch" in file for file, _ in frames(full.stderr))
