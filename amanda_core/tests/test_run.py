@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from amanda_core.cli.result_folder import Process
+from amanda_core.processes.launched import Process
 
 from .site import OTHERS, Site
 

@@ -17,7 +17,7 @@ from amanda_core.cli.drawing import show
 from amanda_core.cli.overview import PAGE, Overview, default_tools, find_overview
 from amanda_core.cli.program import Program
 from amanda_core.cli.reports import ReportPage
-from amanda_core.cli.result_folder import DEFAULT, Process, ResultFolder
+from amanda_core.cli.result_folder import DEFAULT, ResultFolder
 from amanda_core.cli.running import Run
 from amanda_core.config import Config, Layer, Selecting, factories, from_flags, layers
 from amanda_core.config.explanation import explain
@@ -25,6 +25,7 @@ from amanda_core.config.settings import merge
 from amanda_core.config.text import parse_steps
 from amanda_core.errors import ConfigError
 from amanda_core.plugins.framework_imports import announce
+from amanda_core.processes.launched import Process
 from amanda_core.results import Table, printable
 
 __all__ = ["Options", "divide", "run"]
@@ -269,7 +270,7 @@ def _prepared(program: Program, config: Config, options: Options, overview: Over
         program,
         made,
         folder,
-        process.replaced,
+        process,
         page,
         quiet=options.quiet,
         brief=bool(process.rank),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,13 +21,17 @@ from amanda_core.cli.overview import LINES, Overview
 from amanda_core.cli.program import Program, report
 from amanda_core.cli.progress import FIRST, Progress, interval_for, told_if_slow
 from amanda_core.cli.reports import ReportPage
+from amanda_core.cli.saving import Saving
 from amanda_core.cli.termination import Termination
+from amanda_core.engine import turns
 from amanda_core.engine.tool import Tool
 from amanda_core.errors import AmandaError
 from amanda_core.plugins import discovery
 from amanda_core.plugins.preflight import preflight
+from amanda_core.processes.launched import Process
 from amanda_core.results import ChangesWeights, HasResult, Result, Table, printable, share
 from amanda_core.results.output import Output
+from amanda_core.results.run_state import RunState
 from amanda_core.runtime.containment import contain, described
 
 __all__ = ["Run"]
@@ -36,6 +42,8 @@ _ROWS = 20
 _CONFLICTS = 5
 #: How many operators are named if none was selected.
 _NAMED = 5
+#: Seconds to wait for routines that run while results are written.
+_PATIENCE = 2.0
 
 
 @dataclass
@@ -46,8 +54,7 @@ class Run:
         program: The program.
         tools: The tools by the names that their results get.
         output: Where results are written, which is reserved for this run.
-        processes: Number of processes whose results this one keeps where it replaces earlier ones:
-            see `Output.clear`.
+        process: Which process of the run this is.
         page: The page that all results are written to as well, or None.
         quiet: Whether to print only errors.
         brief: Whether to omit tables, as all but one of several processes do.
@@ -59,7 +66,7 @@ class Run:
     program: Program
     tools: dict[str, Tool]
     output: Output
-    processes: int | None = None
+    process: Process = field(default_factory=lambda: Process(None, "", 0))
     page: ReportPage | None = None
     quiet: bool = False
     brief: bool = False
@@ -70,14 +77,22 @@ class Run:
     _finished: bool = field(default=False, init=False)
     #: Whether something is not written that was asked for.
     _failed: bool = field(default=False, init=False)
-    #: How the program ended, if it did not end well. A signal ends it before this is known.
-    _problem: str = field(default="Ended by a signal", init=False)
+    _state: RunState = field(init=False)
     _files: list[Path] = field(default_factory=list, init=False)
-    _process: int = field(default_factory=os.getpid, init=False)
+    _pid: int = field(default_factory=os.getpid, init=False)
     _termination: Termination = field(init=False)
+    _saving: Saving = field(init=False)
+    #: Held while results are written.
+    _writing: threading.RLock = field(default_factory=threading.RLock, init=False)
+    #: Whether results of an earlier run were removed, and whether saving has failed.
+    _cleared: bool = field(default=False, init=False)
+    _told: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._termination = Termination(self._finish)
+        self._termination = Termination(self)
+        self._saving = Saving(self._save)
+        name = os.path.basename(self.program.target)
+        self._state = RunState(name, self._pid, self.process.rank, self.process.processes)
 
     def __call__(self) -> int:
         """Run it; return the exit status, or raise what the interpreter must end with."""
@@ -100,11 +115,13 @@ class Run:
             return 2
         if not self.quiet:
             self._say(f"running {self.program.target} under {', '.join(self.tools)}")
+        turns.share(self.tools.values())
+        self._note()
+        self._saving.start()
         with self._termination.handled():
             ended = self._execute()
-            self._problem = _problem(ended)
             # The results of a fork are its parent's.
-            status = self._finish() if os.getpid() == self._process else 0
+            status = self.finish(_problem(ended)) if os.getpid() == self._pid else 0
         return self._end(ended, status)
 
     def _execute(self) -> BaseException | None:
@@ -136,31 +153,82 @@ class Run:
             raise error.with_traceback(None)
         return 1
 
-    def _finish(self) -> int:
+    def finish(self, problem: str, *, unwound: bool = True) -> int:
         """Remove the tools and write results; return the exit status if the program's is 0."""
-        if self._finished:
-            return 0
-        self._finished = True
-        with self._termination.deferred():
+        with self._writing:
+            if self._finished:
+                return 0
+            self._finished = True
+        # It waits for the lock above, and for what the main thread holds.
+        self._saving.stop(None if unwound else _PATIENCE)
+        with self._writing, self._termination.deferred():
+            self._state.problem, self._state.ended = problem, True
             try:
-                return self._write_results()
+                return self._write_results(unwound)
             finally:
+                self._state.saved = time.time()
+                kept = problem or self.process.rank is not None or self._failed
+                self._note(kept=bool(kept))
                 self.output.release()
 
-    def _write_results(self) -> int:
-        idle = self._before_the_end()
-        try:
-            self._handle.remove()
-        except BaseException as error:  # An exception that was deferred.
-            report(error)
-            self._failed = True
+    def interrupted(self, place: str) -> None:
+        """Write the results so far, and say where the main thread waits."""
+        self._state.waits = place
+        self._save()
+        self._say(f"interrupted, but {place}; the results until now are in {self.output.folder}")
+
+    def _save(self) -> None:
+        """Write the results so far; after an error, say it once and go on."""
+        if not any(tool._amanda.analysed for tool in self.tools.values()):
+            return
+        found: dict[str, str] = {}
+        with turns.held(self.tools.values(), _PATIENCE) as held:
+            if not held:
+                return
+            for name, tool in self.tools.items():
+                # What does not work in the middle of an iteration works at its end.
+                with suppress(Exception):
+                    if isinstance(tool, HasResult) and callable(tool.result):
+                        found[name] = tool.result().to_json()
+        with self._writing:
+            if self._finished:
+                return
+            try:
+                if not self._cleared:
+                    self.output.clear(self.process.replaced)
+                    self._cleared = True
+                for name, text in found.items():
+                    self.output.save(name, text)
+                self._state.saved = time.time()
+                self.output.note(self._state)
+            except Exception as error:
+                if not self._told:
+                    self._say(
+                        f"error: results until now are not written: {error}; the program goes on"
+                    )
+                self._told = True
+
+    def _note(self, *, kept: bool = True) -> None:
+        with self._reported("the state of the run is not written", AmandaError):
+            self.output.note(self._state if kept else None)
+
+    def _write_results(self, unwound: bool) -> int:
+        idle: list[str] = []
+        if unwound:
+            idle = self._before_the_end()
+            try:
+                self._handle.remove()
+            except BaseException as error:  # An exception that was deferred.
+                report(error)
+                self._failed = True
         if not self.quiet:
             self._warn(idle)
         results: dict[str, Result] = {}
         try:
             results = self._results()
             with self._reported("an earlier result is not removed", AmandaError):
-                self.output.clear(self.processes)
+                if not self._cleared:
+                    self.output.clear(self.process.replaced)
             for name, result in results.items():
                 self._write(name, result)
             if self.overview is not None and not (self.quiet or self.brief):
@@ -325,7 +393,9 @@ class Run:
         # Not the whole path, since people pass pages on.
         lines.append(f"results in {self.output.folder.name}")
         with self._reported("the report is not written", AmandaError):
-            page.write(self._files, os.path.basename(program.target), lines, self._problem)
+            page.write(
+                self._files, os.path.basename(program.target), lines, _sentence(self._state.problem)
+            )
             if not (self.quiet and self.overview is not None):
                 self._say(f"report: {page.path}")
 
@@ -364,8 +434,12 @@ class Run:
 def _problem(ended: BaseException | None) -> str:
     """Describe an end that is not the program's regular one, or return an empty text."""
     if isinstance(ended, SystemExit):
-        return f"Ended with status {printable(ended.code)}" if ended.code else ""
-    return "" if ended is None else f"Ended by {described(ended)}"
+        return f"ended with status {printable(ended.code)}" if ended.code else ""
+    return "" if ended is None else f"ended by {described(ended)}"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _titled(table: Table, name: str) -> Table:

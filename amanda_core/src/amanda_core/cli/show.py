@@ -23,6 +23,7 @@ from amanda_core.cli.reports import is_result, open_report
 from amanda_core.cli.units import quantity
 from amanda_core.results import Table, printable, tables as results
 from amanda_core.results.output import processes_in
+from amanda_core.results.run_state import RunState
 
 __all__ = ["show"]
 
@@ -69,6 +70,8 @@ def show(
     """
     if by is not None and part is not None:
         raise click.UsageError("--part and --by exclude one another.")
+    for text in _ends(file):  # First, because it says what the figures are of.
+        click.echo(printable(text), err=as_csv or as_json or as_page)
     files = _read(file)
     if as_page:
         click.echo(open_report([one.path for one in files], file.resolve().name))
@@ -182,6 +185,14 @@ def _read(file: Path) -> list[_File]:
             "one's own puts a 'format' into what its to_json() gives, such as 'my-tool/1'"
         )
     return [_File(file, content)]
+
+
+def _ends(file: Path) -> Iterator[str]:
+    """Yield what is to be known of the processes whose results are shown and did not end well."""
+    for folder in [file, *processes_in(file)] if file.is_dir() else [file.parent]:
+        state = RunState.read(folder)
+        if state is not None and (text := state.sentence(folder)):
+            yield f"{folder.name}: {text}" if folder not in (file, file.parent) else text
 
 
 def _chosen(table: Table, depth: int | None, sort: str | None) -> Table:

@@ -17,13 +17,12 @@ from typing import Any
 
 from amanda_core.errors import OutputError, ResultError
 from amanda_core.results.folder_lock import FolderLock
+from amanda_core.results.run_state import LOCK, STATE, RunState
 from amanda_core.results.tables import Result
 from amanda_core.runtime.terminal import printable
 
 __all__ = ["LOCK", "Output", "processes_in"]
 
-#: Name of the lock file. It is in the folder only while a run writes there.
-LOCK = ".amanda-run"
 #: Folders of single processes.
 _PART = re.compile(r"rank(\d+)(-restart\d+)?")
 
@@ -139,9 +138,36 @@ class Output:
             left = [path.name for path in folder.glob(".*") if unfinished.fullmatch(path.name)]
             for name in [*self.taken(folder, self._names), *left]:
                 self._remove(folder / name)
+            if folder != self.folder:
+                self._remove(folder / STATE)
             if folder not in (self.folder, self._top):
                 with suppress(OSError):  # It is not empty.
                     folder.rmdir()
+
+    def note(self, state: RunState | None) -> None:
+        """Write the state of this process beside its results; None removes it.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        if state is None:
+            self._remove(self.folder / STATE)
+        else:
+            self._write_file(self.folder / STATE, state.to_json())
+
+    def save(self, name: str, text: str) -> None:
+        """Write a result so far to ``<name>.json``, where `write` will replace it.
+
+        Raises:
+            OutputError: It is outside of the folder or cannot be written.
+        """
+        file = self._inside(f"{name}.json")
+        if not self._force and name not in self._written and self.taken(self.folder, [name]):
+            raise OutputError(
+                f"{str(file)!r} exists meanwhile", fix="Name another folder, or use --force"
+            )
+        self._written.add(name)
+        self._write_file(file, text)
 
     def write(self, name: str, result: Result) -> list[Path]:
         """Write a tool's result to ``<name>.json``, and its further files to ``<name>/``.
