@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amanda_core.errors import OutputError
-from amanda_core.results.folder_lock import claim
+from amanda_core.results.folder_lock import claim, is_locked
 from amanda_core.results.output import LOCK, Output
 
 __all__ = ["DEFAULT", "ResultFolder"]
@@ -52,10 +52,11 @@ class ResultFolder:
             return self._first_free(Path.cwd() / DEFAULT, self._is_free)
         if is_shared:
             return self._first_free(folder, self._has_none)
-        output = self._output(folder)
-        if not output.reserve():
+        used = folder.resolve() / self.part
+        output = None if is_locked(used / LOCK) else self._output(folder)
+        if output is None or not output.reserve():
             raise OutputError(
-                f"{str(output.folder)!r} is the output folder of a run that has not ended",
+                f"{str(used)!r} is the output folder of a run that has not ended",
                 fix="Name another folder with -o. If there is no such run, as on file systems "
                 f"without locks after it was killed, remove {LOCK} there",
             )
