@@ -71,6 +71,7 @@ def started(site: Site, out: Path, program: str) -> subprocess.Popen[str]:
     late.start()
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
+    time.sleep(0.5)  # It is about to wait.
     return process
 
 

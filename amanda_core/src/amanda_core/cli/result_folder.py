@@ -12,7 +12,7 @@ from pathlib import Path
 
 from amanda_core.errors import OutputError
 from amanda_core.results.folder_lock import claim, is_locked
-from amanda_core.results.output import LOCK, Output
+from amanda_core.results.output import LOCK, Output, processes_in
 
 __all__ = ["DEFAULT", "ResultFolder"]
 
@@ -32,11 +32,13 @@ class ResultFolder:
         names: The names of the results.
         part: Name of the process's folder in it, or an empty string.
         force: Whether to replace earlier results.
+        children: Whether processes that this one starts will write there, too.
     """
 
     names: Sequence[str]
     part: str
     force: bool
+    children: bool = False
 
     def reserve(self, folder: Path | None, is_shared: bool = False) -> Output:
         """Reserve the folder, or the first free one of the default name.
@@ -52,6 +54,11 @@ class ResultFolder:
             return self._first_free(Path.cwd() / DEFAULT, self._is_free)
         if is_shared:
             return self._first_free(folder, self._has_none)
+        if not self.force and (taken := self._taken_by_children(folder)):
+            raise OutputError(
+                f"{str(folder)!r} has results already: {', '.join(taken)}",
+                fix="Name another folder with -o, or replace them with --force",
+            )
         used = folder.resolve() / self.part
         output = None if is_locked(used / LOCK) else self._output(folder)
         if output is None or not output.reserve():
@@ -77,7 +84,13 @@ class ResultFolder:
 
     def _has_none(self, folder: Path) -> bool:
         """Return True if a folder has no results of these tools, whatever else is there."""
-        return not Output.taken(folder / self.part, self.names)
+        return not (Output.taken(folder / self.part, self.names) or self._taken_by_children(folder))
+
+    def _taken_by_children(self, folder: Path) -> list[str]:
+        """Return the processes whose results are there, and would be mixed with new ones."""
+        if self.part or not self.children or not folder.is_dir():
+            return []
+        return [one.name for one in processes_in(folder) if Output.taken(one, self.names)]
 
     def _is_free(self, folder: Path) -> bool:
         """Return True if nothing of an earlier run is in a folder."""

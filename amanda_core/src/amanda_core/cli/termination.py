@@ -27,6 +27,8 @@ __all__ = ["Ending", "Termination"]
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 #: Seconds that the main thread has to handle a signal, before another thread does.
 _GRACE = 0.5
+#: Seconds after which it is taken to wait.
+_BRIEF = 0.05
 #: Seconds in which another thread must have written results when the process is to end.
 _PATIENCE = 20.0
 #: What stops the thread that waits for signals. No signal has this number.
@@ -62,6 +64,8 @@ class Termination:
         self._waiting: int | None = None
         #: Set while a handler is running in the main thread.
         self._handling = threading.Event()
+        #: Where the main thread was waiting when a signal came, or an empty text.
+        self._place = ""
         self._process = os.getpid()
         self._wakeup: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
@@ -147,7 +151,8 @@ class Termination:
         if self._finishing:
             self._waiting = number
             return
-        self._ending.finish(_by(number), unwound=True)
+        place = f", {self._place}" if self._place else ""
+        self._ending.finish(f"{_by(number)}{place}", unwound=True)
         _end(number)
 
     def _watch(self) -> None:
@@ -178,9 +183,12 @@ class Termination:
     def _received(self, number: int) -> None:
         """Do what the main thread does not do because it waits in C++."""
         before = _position()
+        if self._handling.wait(_BRIEF) or _position() != before:
+            return
+        # It may wait for a process that is ending, too, so that it goes on soon.
+        self._place = place = _place()
         if self._handling.wait(_GRACE) or _position() != before:
             return
-        place = _place()
         if signal.getsignal(number) != self._handle:
             self._ending.interrupted(place)
             return

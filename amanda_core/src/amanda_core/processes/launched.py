@@ -18,6 +18,8 @@ _NUMBERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    # Of programs that start themselves again. On several machines it says nothing of the others.
+    ("LOCAL_RANK", "WORLD_SIZE"),
 )
 
 
@@ -64,6 +66,8 @@ def _launched() -> tuple[int | None, int]:
     rank, processes = _of_cluster()
     for number, size in _NUMBERS:
         # A batch system numbers a single process, too. `torchrun` always does.
+        if number == "LOCAL_RANK" and _number("NODE_RANK"):
+            continue
         if rank is None and (number == "RANK" or (_number(size) or 1) > 1):
             rank, processes = _number(number), _number(size) or 1
     return rank, processes

@@ -24,14 +24,18 @@ from amanda_core.runtime.terminal import printable
 __all__ = ["LOCK", "Output", "processes_in"]
 
 #: Folders of single processes.
-_PART = re.compile(r"rank(\d+)(-restart\d+)?")
+_PART = re.compile(r"(rank|process-)(\d+)(-restart\d+)?")
 
 
 def processes_in(folder: Path) -> list[Path]:
     """Return the folders of the single processes of a run, by their numbers."""
     found = [(match, path) for path in folder.iterdir() if (match := _PART.fullmatch(path.name))]
     found.sort(
-        key=lambda one: (int(one[0][1]), int((one[0][2] or "").rpartition("restart")[2] or 0))
+        key=lambda one: (
+            one[0][1] != "rank",
+            int(one[0][2]),
+            int((one[0][3] or "").rpartition("restart")[2] or 0),
+        )
     )
     return [path for _, path in found if path.is_dir()]
 
@@ -53,7 +57,7 @@ class Output:
         self, folder: Path, names: Sequence[str], *, part: str = "", force: bool = False
     ) -> None:
         self._top = self.folder = folder.resolve()
-        self._names, self._force = list(names), force
+        self._names, self._force, self.part = list(names), force, part
         if part:
             self.folder = self._inside(part)
         for parent in (self.folder, *self.folder.parents):
@@ -113,12 +117,20 @@ class Output:
                 folder.rmdir()
         self._created = []
 
-    def clear(self, processes: int | None = None) -> None:
+    def discard(self) -> None:
+        """Remove what was written here, and end the reservation."""
+        for name in self._written:
+            self._remove(self.folder / f"{name}.json")
+        self.note(None)
+        self.release()
+
+    def clear(self, processes: int | None = None, run: str | None = None) -> None:
         """Remove the earlier results of these tools, if they may be replaced.
 
         Args:
             processes: Number of processes of this run, 0 if it has no parts. The results of all
                 other processes are removed as well. None removes only those of this one.
+            run: Identifies this run. What other processes of it wrote is not removed.
 
         Raises:
             OutputError: One of them cannot be removed.
@@ -130,7 +142,11 @@ class Output:
             folders.add(self._top)
             for path in self._top.iterdir():
                 part = _PART.fullmatch(path.name)
-                if part and not path.is_symlink() and (part[2] or int(part[1]) >= processes):
+                if part is None or path.is_symlink():
+                    continue
+                state = RunState.read(path) if run is not None else None
+                is_left = part[1] != "rank" or part[3] or int(part[2]) >= processes
+                if is_left and (state is None or state.run != run):
                     folders.add(path)
         names = "|".join(map(re.escape, self._names))
         unfinished = re.compile(rf"\.({names})(\.json)?\.\d+")

@@ -32,6 +32,7 @@ class RunState:
     Attributes:
         program: What it runs.
         pid: Number of the process.
+        run: Identifies the run, which may have several processes.
         rank: Its number among those of a launcher, or None.
         processes: How many processes the launcher started.
         ended: Whether it wrote its results at its end.
@@ -42,6 +43,7 @@ class RunState:
 
     program: str
     pid: int
+    run: str = ""
     rank: int | None = None
     processes: int = 1
     ended: bool = False
