@@ -1,7 +1,7 @@
 """Programs that a program under `amanda run` starts, such as the ranks of a launcher.
 
-Owns what they are told, in the environment, and how they start and end: without `amanda run`, by
-the interpreter's own means. Forks are not among them: they run without tools.
+Owns what they are told, in the environment, and how they end: without `amanda run`, by the
+interpreter's own means. Forks are not among them: they run without tools.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from amanda_core.cli.program import Program
 from amanda_core.cli.running import Run
 from amanda_core.errors import OutputError
 from amanda_core.plugins import discovery
@@ -28,7 +27,7 @@ from amanda_core.processes.launched import Process
 from amanda_core.results.output import Output
 from amanda_core.runtime.containment import described
 
-__all__ = ["VARIABLE", "Child", "disown", "start", "told"]
+__all__ = ["VARIABLE", "Child", "disown", "process_of", "told"]
 
 #: Tells Python programs that this one starts what they are to do.
 VARIABLE = "AMANDA_CHILDREN"
@@ -148,55 +147,3 @@ def _numbered() -> Iterator[str]:
     if number := re.search(r"\d+$", multiprocessing.current_process().name):
         yield f"process-{number[0]}"
     yield from (f"process-{number}" for number in range(1, _MOST))
-
-
-def start() -> None:
-    """Start the tools in this process, which the variable describes.
-
-    Raises:
-        AmandaError: They cannot be made.
-        OSError: The folder in which flags are read is gone.
-    """
-    from amanda_core.cli.run import Options, made
-
-    given = json.loads(os.environ[VARIABLE])
-    target, is_module = given["program"]
-    program = Program(target, is_module=is_module)
-    flags: dict[str, Any] = given["options"]
-    for name in [name for name, value in flags.items() if isinstance(value, list)]:
-        flags[name] = tuple(flags[name])
-    options = Options(**flags)
-    here = os.getcwd()
-    os.chdir(given["where"])
-    beside = str(program.folder)
-    sys.path.append(beside)  # Tools may lie beside the script.
-    try:
-        tools = made(program, options)
-    finally:
-        os.chdir(here)
-        sys.path.remove(beside)
-    process = process_of(given["rank"])
-    folder = Path(given["folder"])
-    if process.rank is not None:  # What it starts inherits its variables.
-        inner = {
-            **json.loads(os.environ[VARIABLE]),
-            "rank": process.rank,
-            "folder": str(folder / process.part),
-        }
-        os.environ[VARIABLE] = json.dumps(inner)
-    own = " ".join(sys.orig_argv[1:3]) if sys.argv[0] in ("-c", "-m", "") else sys.argv[0]
-    child = Child(
-        Program(own[:200]),
-        tools,
-        Output(folder, [], force=True),
-        process,
-        quiet=options.quiet,
-        brief=process.rank != 0,
-        keep_going=options.keep_going,
-        number=given["run"],
-        folder=folder,
-        names=[*tools],
-        force=options.force,
-        known=given["rank"],
-    )
-    child.begin()

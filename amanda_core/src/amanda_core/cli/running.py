@@ -16,16 +16,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from amanda_core.cli import findings
+from amanda_core.cli import findings, turns
 from amanda_core.cli.conditions import EXIT_STATUS, Condition
 from amanda_core.cli.drawing import show
 from amanda_core.cli.overview import LINES, Overview
 from amanda_core.cli.program import Program, report
 from amanda_core.cli.progress import FIRST, Progress, interval_for, told_if_slow
+from amanda_core.cli.ranks import merged
 from amanda_core.cli.reports import ReportPage
 from amanda_core.cli.saving import Saving
 from amanda_core.cli.termination import Termination
-from amanda_core.engine import turns
 from amanda_core.engine.tool import Tool
 from amanda_core.errors import AmandaError
 from amanda_core.processes.launched import Process
@@ -266,6 +266,8 @@ class Run:
             more = ", ..." if len(parts) > _NAMED else ""
             folder = self.output.folder
             self._say(f"results of {len(parts)} processes: {folder} ({named}{more})")
+            if self.page is not None:
+                self._write_page(self.page, merged(parts))
             self.output.discard()
         return int(self._failed) or self._limits_status({})
 
@@ -381,15 +383,17 @@ class Run:
             if not self.quiet:
                 self._say(f"{name}: {said}; the {changed} ones are in {tool.saves_to}")
 
-    def _write_page(self, page: ReportPage) -> None:
+    def _write_page(self, page: ReportPage, contents: Mapping[str, Any] | None = None) -> None:
         program = self.program
         lines = [" ".join([program.target, *program.arguments])] if program.arguments else []
         # Not the whole path, since people pass pages on.
         lines.append(f"results in {self.output.folder.name}")
         with self._reported("the report is not written", AmandaError):
-            page.write(
-                self._files, os.path.basename(program.target), lines, _sentence(self._state.problem)
-            )
+            title, problem = os.path.basename(program.target), _sentence(self._state.problem)
+            if contents is not None:
+                page.write_contents(contents, title, lines, problem)
+            else:
+                page.write(self._files, title, lines, problem)
             if not (self.quiet and self.overview is not None):
                 self._say(f"report: {page.path}")
 

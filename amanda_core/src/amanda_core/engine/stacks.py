@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from amanda_core.engine.driver_failures import OnDriverError
 
 __all__ = [
-    "ANALYSIS_TURN",
     "Stack",
     "ThreadsOption",
     "begin",

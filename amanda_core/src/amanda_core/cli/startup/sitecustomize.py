@@ -24,7 +24,7 @@ class _Starter:
             return None
         sys.meta_path.remove(self)  # type: ignore[arg-type]
         try:
-            from amanda_core.cli.children import start
+            from amanda_core.cli.starting import start
 
             start()
         except Exception as error:  # The import is the program's.
