@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from amanda_core.cli.result_folder import Process
+from amanda_core.processes.launched import Process
 
 from .site import OTHERS, Site
 
@@ -314,11 +314,12 @@ def test_runs_at_once_never_share_a_folder(site: Site, out: Path) -> None:
             assert done.returncode == 2
             assert "named' is the output folder of a run that has not ended" in done.stderr
         named.kill()
+        named.wait()
         here.write("go", "")
     assert calls(out / "amanda_results") == {"encoder/relu": 4}
     assert calls(out / "amanda_results-2") == {"encoder/relu": 2}
-    # A run that was killed keeps nobody out.
-    done = here.amanda(*given, "-o", "named", "train.py")
+    # A run that was killed keeps nobody out, but its results are not replaced unasked.
+    done = here.amanda(*given, "--force", "-o", "named", "train.py")
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (out / "named").iterdir()] == ["count.json"]
 

@@ -189,18 +189,6 @@ def test_long_names_are_shortened_and_csv_escapes_text(
     ]
 
 
-def test_results_of_several_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for process in ("rank0", "rank2", "rank10", "rank2-restart1", "rankings"):
-        (tmp_path / process).mkdir()
-        write(tmp_path / process / "a.json", {"format": "a/1", "n": 1})
-    assert app.parse(["show", str(tmp_path)]) == 0
-    shown = [line for line in capsys.readouterr().out.splitlines() if line.endswith(": a/1")]
-    folders = ["rank0", "rank2", "rank2-restart1", "rank10"]
-    assert shown == [f"{folder}/a.json: a/1" for folder in folders]
-    assert app.parse(["show", str(tmp_path), "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == 4
-
-
 def test_a_folder_of_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.parse(["show", str(tmp_path)]) == 2
     assert "There are no results in" in capsys.readouterr().err

@@ -77,7 +77,18 @@ class ReportPage:
             OutputError: The file cannot be written.
             ResultError: A file cannot be read.
         """
-        contents = {file.stem: results.load(file) for file in files}
+        self.write_contents(
+            {file.stem: results.load(file) for file in files}, title, lines, problem
+        )
+
+    def write_contents(
+        self,
+        contents: Mapping[str, Any],
+        title: str,
+        lines: Sequence[str] = (),
+        problem: str = "",
+    ) -> None:
+        """Write the page of results that are read already, by their names; else as `write`."""
         found = {name: content for name, content in contents.items() if is_result(content)}
         try:
             assert self._report is not None
@@ -102,18 +113,18 @@ class ReportPage:
                 new.unlink(missing_ok=True)
 
 
-def open_report(files: Sequence[Path], title: str) -> Path:
+def open_report(contents: Mapping[str, Any], title: str) -> Path:
     """Write a page of these results and show it in the browser, if there is one.
 
     Args:
-        files: Files of results.
+        contents: Name of each result -> its JSON.
         title: What they are of.
 
     Returns:
         The page, a temporary file.
     """
     page = ReportPage(Path(tempfile.mkdtemp(prefix="amanda-")) / "report.html")
-    page.write(files, title)
+    page.write_contents(contents, title)
     with suppress(Exception):  # Without a browser the printed path is enough.
         webbrowser.open(page.path.as_uri())
     return page.path

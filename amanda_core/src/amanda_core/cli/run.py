@@ -5,29 +5,33 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from amanda_core.cli.blocking import DISABLE_PLUGINS, block, use_only
+from amanda_core.cli.children import disown, told
 from amanda_core.cli.conditions import conditions
 from amanda_core.cli.drawing import show
 from amanda_core.cli.overview import PAGE, Overview, default_tools, find_overview
 from amanda_core.cli.program import Program
 from amanda_core.cli.reports import ReportPage
-from amanda_core.cli.result_folder import DEFAULT, Process, ResultFolder
+from amanda_core.cli.result_folder import DEFAULT, ResultFolder
 from amanda_core.cli.running import Run
 from amanda_core.config import Config, Layer, Selecting, factories, from_flags, layers
 from amanda_core.config.explanation import explain
 from amanda_core.config.settings import merge
 from amanda_core.config.text import parse_steps
+from amanda_core.engine.tool import Tool
 from amanda_core.errors import ConfigError
 from amanda_core.plugins.framework_imports import announce
+from amanda_core.processes.launched import Process
 from amanda_core.results import Table, printable
 
-__all__ = ["Options", "divide", "run"]
+__all__ = ["Options", "divide", "made", "run"]
 
 _PROGRAM = "amanda.program"
 
@@ -132,6 +136,11 @@ class Options:
         help="End with status 4 if this holds of the results, such as 'flops.total > 2e9' or "
         "'latency.step_median > 20ms'; may be repeated.",
     )
+    no_children: bool = _flag(
+        "--no-children",
+        is_flag=True,
+        help="Run Python programs that the program starts without tools.",
+    )
     quiet: bool = _flag("-q", "--quiet", is_flag=True, help="No summary on stderr.")
 
     def layer(self) -> Layer:
@@ -209,15 +218,9 @@ def run(context: click.Context, /, module: None, **given: Any) -> Run | int:
     program: Program | None = context.meta[_PROGRAM]
     if options.file and options.no_config:
         raise click.UsageError("--config and --no-config exclude one another.", context)
-    flags = options.layer()
     if program is None and not options.show_config:
         raise click.UsageError("Name a script, or a module with -m.", context)
-    found = layers(
-        program.folder if program is not None else Path.cwd(),
-        flags,
-        file=Path(options.file) if options.file else None,
-        use_file=not options.no_config,
-    )
+    found = _layers(program, options)
     if program is None or options.show_config:
         click.echo(f"Configuration: {printable(found[0].path or 'no file')}")
         rows = explain(*found, output=f"{DEFAULT} (a new folder)")
@@ -228,6 +231,30 @@ def run(context: click.Context, /, module: None, **given: Any) -> Run | int:
         path = os.path.join(os.getcwd(), program.target)
         click.echo(f"amanda: can't open file {path!r}: No such file", err=True)
         return 2
+    config, overview = _merged(found, options)
+    return _prepared(program, config, options, overview)
+
+
+def made(program: Program, options: Options) -> dict[str, Tool]:
+    """Return the tools of a run by the names of their results, for another process of it.
+
+    Raises:
+        AmandaError: They cannot be made.
+    """
+    return _tools(_merged(_layers(program, options), options)[0])
+
+
+def _layers(program: Program | None, options: Options) -> tuple[Layer, Layer, Layer]:
+    return layers(
+        program.folder if program is not None else Path.cwd(),
+        options.layer(),
+        file=Path(options.file) if options.file else None,
+        use_file=not options.no_config,
+    )
+
+
+def _merged(found: tuple[Layer, Layer, Layer], options: Options) -> tuple[Config, Overview | None]:
+    """Return the settings that hold, and the overview if no tools are named."""
     config = merge(*found)
     block(config.disabled)
     overview = None
@@ -240,16 +267,24 @@ def run(context: click.Context, /, module: None, **given: Any) -> Run | int:
             fix="Name one with -t TOOL, or in [tool.amanda.tools]; `amanda tools` lists them. "
             "Without one, those of amanda-tools give an overview: pip install amanda-tools",
         )
-    return _prepared(program, config, options, overview)
+    return config, overview
+
+
+def _tools(config: Config) -> dict[str, Tool]:
+    if config.drivers is not None:
+        use_only(config.drivers, config.where)
+    announce(by_command=True)
+    return {settings.name: factories.make(settings) for settings in config.tools}
 
 
 def _prepared(program: Program, config: Config, options: Options, overview: Overview | None) -> Run:
     """Reserve the folder of results, import the tools and return what is to be run."""
+    disown()
     process = Process.of_environment()
     names = [settings.name for settings in config.tools]
-    folder = ResultFolder(names, process.part, options.force).reserve(
-        config.output, config.output_is_shared
-    )
+    folder = ResultFolder(
+        names, process.part, options.force, children=not options.no_children
+    ).reserve(config.output, config.output_is_shared)
     try:
         page = None
         if options.html is not None:
@@ -257,10 +292,7 @@ def _prepared(program: Program, config: Config, options: Options, overview: Over
         elif overview is not None:
             page = ReportPage(folder.folder / PAGE, force=options.force)
         program.enter()  # Before tools are imported: they may lie beside the script.
-        if config.drivers is not None:
-            use_only(config.drivers, config.where)
-        announce(by_command=True)
-        made = {settings.name: factories.make(settings) for settings in config.tools}
+        made = _tools(config)
         limits = conditions(options.fail_if, made)
     except BaseException:
         folder.release()
@@ -269,11 +301,12 @@ def _prepared(program: Program, config: Config, options: Options, overview: Over
         program,
         made,
         folder,
-        process.replaced,
+        process,
         page,
         quiet=options.quiet,
         brief=bool(process.rank),
         keep_going=options.keep_going,
         overview=overview,
         limits=limits,
+        children=None if options.no_children else partial(told, options=asdict(options)),
     )

@@ -7,35 +7,41 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from amanda_core.cli import findings, turns
 from amanda_core.cli.conditions import EXIT_STATUS, Condition
 from amanda_core.cli.drawing import show
 from amanda_core.cli.overview import LINES, Overview
 from amanda_core.cli.program import Program, report
 from amanda_core.cli.progress import FIRST, Progress, interval_for, told_if_slow
+from amanda_core.cli.ranks import merged
 from amanda_core.cli.reports import ReportPage
+from amanda_core.cli.saving import Saving
 from amanda_core.cli.termination import Termination
 from amanda_core.engine.tool import Tool
 from amanda_core.errors import AmandaError
-from amanda_core.plugins import discovery
-from amanda_core.plugins.preflight import preflight
+from amanda_core.processes.launched import Process
 from amanda_core.results import ChangesWeights, HasResult, Result, Table, printable, share
-from amanda_core.results.output import Output
+from amanda_core.results.output import Output, processes_in
+from amanda_core.results.run_state import RunState
 from amanda_core.runtime.containment import contain, described
 
 __all__ = ["Run"]
 
 #: Rows of a table that are shown when a run ends; the file has all of them.
 _ROWS = 20
-#: How many values that several tools changed are named.
-_CONFLICTS = 5
-#: How many operators are named if none was selected.
+#: How many processes are named.
 _NAMED = 5
+#: Seconds to wait for routines that run while results are written.
+_PATIENCE = 2.0
 
 
 @dataclass
@@ -46,12 +52,13 @@ class Run:
         program: The program.
         tools: The tools by the names that their results get.
         output: Where results are written, which is reserved for this run.
-        processes: Number of processes whose results this one keeps where it replaces earlier ones:
-            see `Output.clear`.
+        process: Which process of the run this is.
         page: The page that all results are written to as well, or None.
         quiet: Whether to print only errors.
         brief: Whether to omit tables, as all but one of several processes do.
         keep_going: Whether to skip operators at which a driver itself fails.
+        number: Identifies the run in all of its processes.
+        children: Lets programs that the program starts run under the tools, too; None if not.
         limits: Conditions under which the run fails although all else went well.
         overview: What says the results in a few lines, in place of their tables; None for tables.
     """
@@ -59,57 +66,85 @@ class Run:
     program: Program
     tools: dict[str, Tool]
     output: Output
-    processes: int | None = None
+    process: Process = field(default_factory=lambda: Process(None, "", 0))
     page: ReportPage | None = None
     quiet: bool = False
     brief: bool = False
     keep_going: bool = False
     overview: Overview | None = None
     limits: Sequence[Condition] = ()
+    number: str = field(default_factory=lambda: os.urandom(8).hex())
+    children: Callable[[Run], AbstractContextManager[None]] | None = None
     _handle: Any = field(default=None, init=False)
     _finished: bool = field(default=False, init=False)
     #: Whether something is not written that was asked for.
     _failed: bool = field(default=False, init=False)
-    #: How the program ended, if it did not end well. A signal ends it before this is known.
-    _problem: str = field(default="Ended by a signal", init=False)
+    _state: RunState = field(init=False)
     _files: list[Path] = field(default_factory=list, init=False)
     #: What the program ended by, and whether that has been shown.
     _ended: BaseException | None = field(default=None, init=False)
     _is_reported: bool = field(default=False, init=False)
-    _process: int = field(default_factory=os.getpid, init=False)
+    _pid: int = field(default_factory=os.getpid, init=False)
     _termination: Termination = field(init=False)
+    _saving: Saving = field(init=False)
+    #: Held while results are written.
+    _writing: threading.RLock = field(default_factory=threading.RLock, init=False)
+    #: Whether results of an earlier run were removed, and whether saving has failed.
+    _cleared: bool = field(default=False, init=False)
+    _told: bool = field(default=False, init=False)
+    #: Whether a child has a folder.
+    _opened: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._termination = Termination(self._finish)
+        self._termination = Termination(self)
+        self._saving = Saving(self._save)
+        name = os.path.basename(self.program.target)
+        self._state = RunState(
+            name, self._pid, self.number, self.process.rank, self.process.processes
+        )
 
     def __call__(self) -> int:
         """Run it; return the exit status, or raise what the interpreter must end with."""
-        import amanda  # Drivers that must record from the program's start are notified now.
-
         try:
-            told = not (self.quiet or self.brief)
-            interval = interval_for(sys.stderr)
-            first = min(interval, FIRST) if interval < interval_for(None) else interval
-            telling = [Progress(self._say, interval, first)] if told else []
-            self._handle = amanda.attach(
-                *self.tools.values(),
-                *telling,
-                on_driver_error="skip" if self.keep_going else "raise",
-                threads="all",
-            )
+            self.attach()
         except AmandaError as error:
             self.output.release()
             self._say(f"error: {error}")
             return 2
         if not self.quiet:
             self._say(f"running {self.program.target} under {', '.join(self.tools)}")
-        with self._termination.handled():
+        self._note()
+        self._saving.start()
+        with ExitStack() as stack:
+            if self.children is not None:
+                stack.enter_context(self.children(self))
+            stack.enter_context(self._termination.handled())
             self._ended = self._execute()
-            self._problem = _problem(self._ended)
             # The results of a fork are its parent's.
-            status = self._finish() if os.getpid() == self._process else 0
+            own = os.getpid() == self._pid
+            status = self.finish(_problem(self._ended)) if own else 0
             self._report()
         return self._end(self._ended, status)
+
+    def attach(self) -> None:
+        """Apply the tools.
+
+        Raises:
+            AmandaError: They cannot be applied.
+        """
+        import amanda  # Drivers that must record from the program's start are notified now.
+
+        told = not (self.quiet or self.brief)
+        interval = interval_for(sys.stderr)
+        first = min(interval, FIRST) if interval < interval_for(None) else interval
+        telling = [Progress(self._say, interval, first)] if told else []
+        self._handle = amanda.attach(
+            *self.tools.values(),
+            *telling,
+            on_driver_error="skip" if self.keep_going else "raise",
+            threads="all",
+        )
+        turns.share(self.tools.values())
 
     def _execute(self) -> BaseException | None:
         try:
@@ -145,34 +180,133 @@ class Run:
             raise error.with_traceback(None)
         return 1
 
-    def _finish(self) -> int:
+    def finish(self, problem: str, *, unwound: bool = True) -> int:
         """Remove the tools and write results; return the exit status if the program's is 0."""
-        if self._finished:
-            return 0
-        self._finished = True
-        with self._termination.deferred():
+        with self._writing:
+            if self._finished:
+                return 0
+            self._finished = True
+        # It waits for the lock above, and for what the main thread holds.
+        self._saving.stop(None if unwound else _PATIENCE)
+        with self._writing, self._termination.deferred():
+            if not self._is_open():
+                return self._without_results(unwound)
+            self._state.problem, self._state.ended = problem, True
             try:
-                status = self._write_results()
+                status = self._write_results(unwound)
             finally:
+                self._state.saved = time.time()
+                kept = problem or self.output.part or self._failed
+                self._note(kept=bool(kept))
                 self.output.release()
             # Last, so that it is not far above. A signal that waits would end the process before.
-            self._report()
+            if unwound:
+                self._report()
             return status
 
-    def _write_results(self) -> int:
-        idle = self._before_the_end()
-        try:
-            self._handle.remove()
-        except BaseException as error:  # An exception that was deferred.
-            report(error)
-            self._failed = True
+    def interrupted(self, place: str) -> None:
+        """Write the results so far, and say where the main thread waits."""
+        self._state.waits = place
+        self._save()
+        self._say(f"interrupted, but {place}; the results until now are in {self.output.folder}")
+
+    def _save(self) -> None:
+        """Write the results so far; after an error, say it once and go on."""
+        if not self._has_operators():
+            return
+        found: dict[str, str] = {}
+        with turns.held(self.tools.values(), _PATIENCE) as held:
+            if not held:
+                return
+            for name, tool in self.tools.items():
+                # What does not work in the middle of an iteration works at its end.
+                with suppress(Exception):
+                    if isinstance(tool, HasResult) and callable(tool.result):
+                        found[name] = tool.result().to_json()
+        with self._writing:
+            if self._finished or not self._is_open():
+                return
+            try:
+                if not self._cleared:
+                    self.output.clear(self.process.replaced, self.number)
+                    self._cleared = True
+                for name, text in found.items():
+                    self.output.save(name, text)
+                self._state.saved = time.time()
+                self.output.note(self._state)
+            except Exception as error:
+                if not self._told:
+                    self._say(
+                        f"error: results until now are not written: {error}; the program goes on"
+                    )
+                self._told = True
+
+    def _has_operators(self) -> bool:
+        return any(tool._amanda.analysed for tool in self.tools.values())
+
+    def _parts(self) -> list[Path]:
+        """Return the folders of the processes that the program started."""
+        return [path for path in processes_in(self.output.folder) if self._is_part(path)]
+
+    def _is_part(self, folder: Path) -> bool:
+        state = RunState.read(folder)
+        return state is not None and state.run == self.number
+
+    def _is_open(self) -> bool:
+        """Return True if there is a folder for the results.
+
+        Those of a launcher are in the folders of its processes, of which it may be one itself.
+        """
+        if self.children is None or self.process.rank is not None or not (parts := self._parts()):
+            return True
+        if not self._has_operators():
+            return False
+        process = Process.of_environment()
+        if process.part and process.part not in [path.name for path in parts]:
+            output = Output(self.output.folder, [*self.tools], part=process.part, force=True)
+            if output.reserve():
+                self.output.discard()
+                self.output, self.process = output, process
+                self._state.rank, self._state.processes = process.rank, process.processes
+        return True
+
+    def _without_results(self, unwound: bool) -> int:
+        """Remove the tools where others have the results."""
+        if unwound:
+            with self._reported("the tools are not removed"):
+                self._handle.remove()
+        if parts := self._parts():
+            named = ", ".join(path.name for path in parts[:_NAMED])
+            more = ", ..." if len(parts) > _NAMED else ""
+            folder = self.output.folder
+            self._say(f"results of {len(parts)} processes: {folder} ({named}{more})")
+            if self.page is not None:
+                self._write_page(self.page, merged(parts))
+            self.output.discard()
+        return int(self._failed) or self._limits_status({})
+
+    def _note(self, *, kept: bool = True) -> None:
+        with self._reported("the state of the run is not written", AmandaError):
+            self.output.note(self._state if kept else None)
+
+    def _write_results(self, unwound: bool) -> int:
+        idle: list[str] = []
+        if unwound:
+            idle = self._before_the_end()
+            try:
+                self._handle.remove()
+            except BaseException as error:  # An exception that was deferred.
+                report(error)
+                self._failed = True
         if not self.quiet:
-            self._warn(idle)
+            for text in chain((f"warning: {one}" for one in idle), findings.of(self._handle)):
+                self._say(text)
         results: dict[str, Result] = {}
         try:
             results = self._results()
             with self._reported("an earlier result is not removed", AmandaError):
-                self.output.clear(self.processes)
+                if not self._cleared:
+                    self.output.clear(self.process.replaced, self.number)
             for name, result in results.items():
                 self._write(name, result)
             if self.overview is not None and not (self.quiet or self.brief):
@@ -210,78 +344,10 @@ class Run:
     def _before_the_end(self) -> list[str]:
         """Return what is available only while the tools are applied."""
         try:
-            return [*self._idle(), *self._skipped()]
+            return [*findings.idle(self.tools, self._handle), *findings.skipped(self._handle)]
         except BaseException as error:
             contain(error)
             return [f"what a driver did not see is not known: {described(error)}"]
-
-    def _idle(self) -> Iterator[str]:
-        """Describe the tools that got no operator, and what to do; called before the end."""
-        for name, tool in self.tools.items():
-            known = tool._amanda
-            if known.analysed or not any(known.routines.values()):
-                continue
-            session, frameworks = self._handle.session, [*self._handle.coverage()]
-            forward = [c for c in session.contexts() if not c._backward] if session else []
-            # Operators of initialisation come first, and are rarely wanted.
-            ran = [c.name for c in sorted(forward, key=lambda c: c.zone != "model")]
-            declined = [
-                f"{driver.loaded[0]} (driver {driver.info.name})"
-                for driver in discovery.drivers()
-                if driver.loaded and driver.info.name not in frameworks
-            ]
-            if not frameworks and declined:
-                why = (
-                    f"{', '.join(declined)} was loaded, but its driver did not attach. `amanda "
-                    "doctor` may say why"
-                )
-            elif discovery.plugins().without_drivers:
-                why = f"{discovery.plugins().without_drivers} lets no driver attach"
-            elif not frameworks:
-                why = "the program loaded no framework of those that `amanda drivers` lists"
-            elif known.selection is None or not ran:
-                why = (
-                    f"the program ran none of {', '.join(frameworks)} in the threads that are "
-                    "instrumented"
-                )
-            else:
-                some = ", ".join([*ran[:_NAMED], *(["..."] if len(ran) > _NAMED else [])])
-                why = (
-                    f"{known.selection} has none of those that ran ({some}). Widen --ops, "
-                    "--modules, --steps, --calls or `select`"
-                )
-            yield f"{name} was given no operator: {why}"
-
-    def _skipped(self) -> Iterator[str]:
-        """Describe the operators that were skipped after a driver failed there; called before the
-        end.
-        """
-        session = self._handle.session
-        for framework in self._handle.coverage():
-            for left_out in session.failures.coverage(framework):
-                yield f"{left_out.what} was left out: {left_out.why}"
-
-    def _warn(self, idle: Sequence[str]) -> None:
-        """Warn of what makes results empty or wrong.
-
-        These are tools without operators, values that several tools changed, and imports that the
-        program made before its framework.
-        """
-        for text in idle:
-            self._say(f"warning: {text}")
-        conflicts = self._handle.conflicts()
-        for conflict in conflicts[:_CONFLICTS]:
-            self._say(f"warning: {conflict}")
-        if len(conflicts) > _CONFLICTS:
-            self._say(
-                f"warning: {len(conflicts) - _CONFLICTS} more values that several tools changed"
-            )
-        for driver in discovery.drivers():
-            if any(module in sys.modules for module in driver.info.modules):
-                for finding in preflight(driver):
-                    if finding.severity != "info":
-                        fix = f". {finding.fix}" if finding.fix else ""
-                        self._say(f"{finding.severity}: {finding.message}{fix}")
 
     def _results(self) -> dict[str, Result]:
         """Return the results, with other tools' figures."""
@@ -331,13 +397,17 @@ class Run:
             if not self.quiet:
                 self._say(f"{name}: {said}; the {changed} ones are in {tool.saves_to}")
 
-    def _write_page(self, page: ReportPage) -> None:
+    def _write_page(self, page: ReportPage, contents: Mapping[str, Any] | None = None) -> None:
         program = self.program
         lines = [" ".join([program.target, *program.arguments])] if program.arguments else []
         # Not the whole path, since people pass pages on.
         lines.append(f"results in {self.output.folder.name}")
         with self._reported("the report is not written", AmandaError):
-            page.write(self._files, os.path.basename(program.target), lines, self._problem)
+            title, problem = os.path.basename(program.target), _sentence(self._state.problem)
+            if contents is not None:
+                page.write_contents(contents, title, lines, problem)
+            else:
+                page.write(self._files, title, lines, problem)
             if not (self.quiet and self.overview is not None):
                 self._say(f"report: {page.path}")
 
@@ -355,7 +425,7 @@ class Run:
         if self.overview is not None:
             return
         table = result.table()
-        if self._problem and _is_empty(table):
+        if self._state.problem and _is_empty(table):
             self._say(f"{name}: nothing of it ran: {', '.join(files)}")
             return
         if not self.brief:
@@ -379,8 +449,12 @@ class Run:
 def _problem(ended: BaseException | None) -> str:
     """Describe an end that is not the program's regular one, or return an empty text."""
     if isinstance(ended, SystemExit):
-        return f"Ended with status {printable(ended.code)}" if ended.code else ""
-    return "" if ended is None else f"Ended by {described(ended)}"
+        return f"ended with status {printable(ended.code)}" if ended.code else ""
+    return "" if ended is None else f"ended by {described(ended)}"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _is_empty(table: Table) -> bool:

@@ -19,10 +19,10 @@ from typing import Any
 import click
 
 from amanda_core.cli.drawing import show as draw, show_json, with_columns
+from amanda_core.cli.ranks import chosen, ends, merged, parse_ranks
 from amanda_core.cli.reports import is_result, open_report
 from amanda_core.cli.units import quantity
 from amanda_core.results import Table, printable, tables as results
-from amanda_core.results.output import processes_in
 
 __all__ = ["show"]
 
@@ -40,6 +40,7 @@ _LAST = ("id", "namespace")
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, path_type=Path))
+@click.option("--ranks", metavar="0,3", help="Of a run of several processes, only these ranks.")
 @click.option("--part", help="Only this part of the file, such as ops or by_type.")
 @click.option(
     "--by", type=click.Choice(list(_BY)), help="Only the figures of each module, type or op."
@@ -53,6 +54,7 @@ _LAST = ("id", "namespace")
 @click.option("--open", "as_page", is_flag=True, help="As a page with charts, in the browser.")
 def show(
     file: Path,
+    ranks: str | None,
     part: str | None,
     by: str | None,
     depth: int | None,
@@ -65,13 +67,22 @@ def show(
 ) -> None:
     """Show a file of results, FILE, that `amanda run -o` wrote; of a folder, all that are in it.
 
-    In the folder of a run of several processes these are the results of each.
+    In the folder of a run of several processes, their results are shown as one.
     """
     if by is not None and part is not None:
         raise click.UsageError("--part and --by exclude one another.")
-    files = _read(file)
+    parts = chosen(file, parse_ranks(ranks)) if file.is_dir() else []
+    if ranks is not None and not parts:
+        raise click.UsageError(f"{str(file)!r} is not the folder of a run of several processes")
+    if ranks is not None and len(parts) == 1:
+        file, parts = parts[0], []
+    # First, because it says what the figures are of.
+    for text in ends(file if file.is_dir() else file.parent, parts):
+        click.echo(printable(text), err=as_csv or as_json or as_page)
+    files = _read(file, parts, ranks is None or not parts)
     if as_page:
-        click.echo(open_report([one.path for one in files], file.resolve().name))
+        contents = {one.path.stem: one.content for one in files}
+        click.echo(open_report(contents, file.resolve().name))
         return
     if by is not None:
         part = _BY[by]
@@ -100,7 +111,7 @@ class _File:
     Attributes:
         path: The file.
         content: The whole content.
-        process: The process that wrote it; empty if there was only one.
+        process: The processes that wrote it; empty if there was only one.
     """
 
     path: Path
@@ -157,20 +168,24 @@ class _File:
                 click.echo(f"{len(table.rows) - top} more; --all shows them")
 
 
-def _read(file: Path) -> list[_File]:
+def _read(file: Path, parts: Sequence[Path], everything: bool) -> list[_File]:
     """Read a file of results, or those in a folder.
+
+    Args:
+        file: The file or folder.
+        parts: The folders of the processes whose results become one.
+        everything: Whether to read what is in the folder itself, too.
 
     Raises:
         click.UsageError: It is not one, or there are none.
     """
     if file.is_dir():
-        folders = {file: "", **{part: part.name for part in processes_in(file)}}
-        every = [
-            _File(path, results.load(path), process)
-            for folder, process in folders.items()
-            for path in sorted(folder.glob("*.json"))
-        ]
+        own = sorted(file.glob("*.json")) if everything else []
+        every = [_File(path, results.load(path)) for path in own]
         found = [one for one in every if is_result(one.content)]
+        named = f"{len(parts)} processes" if len(parts) > 1 else "".join(p.name for p in parts)
+        for name, content in merged(parts).items():
+            found.append(_File(file / f"{name}.json", content, named))
         if not found:
             raise click.UsageError(f"There are no results in {str(file)!r}")
         return found

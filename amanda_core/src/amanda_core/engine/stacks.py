@@ -78,7 +78,7 @@ _ASKED = [1]
 #: Held while stacks of several threads change.
 _LOCK = threading.RLock()
 #: Held by the analysis of tools that several threads share.
-_TURN = threading.RLock()
+ANALYSIS_TURN = threading.RLock()
 
 
 class Stack:
@@ -198,7 +198,7 @@ class Stack:
         skips = any(entry.on_driver_error == "skip" for entry in self.entries)
         self.session.set_policy("skip" if skips else "raise")
         shares = any(entry.threads == "all" for entry in self.entries)
-        self.session.turn = _TURN if shares else None
+        self.session.turn = ANALYSIS_TURN if shares else None
         self.session.set_host(self._host())
         for tool in self._resolve() if self.session.host is not None else ():
             tool._amanda.turn = tool._amanda.turn or threading.RLock()

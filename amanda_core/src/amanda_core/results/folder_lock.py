@@ -14,7 +14,7 @@ from pathlib import Path
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["FolderLock", "claim"]
+__all__ = ["FolderLock", "claim", "is_locked"]
 
 
 class FolderLock:
@@ -72,6 +72,20 @@ class FolderLock:
         self._file = None
 
 
+def is_locked(path: Path) -> bool:
+    """Return True if a process has locked a lock file, or if that cannot be known."""
+    try:
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        return _lock(file, shared=True) is not True
+    finally:
+        os.close(file)
+
+
 def claim(path: Path, owner: str) -> bool:
     """Write the name of an owner into a file that has none; return False if it has another.
 
@@ -89,12 +103,12 @@ def claim(path: Path, owner: str) -> bool:
         return found in ("", owner)
 
 
-def _lock(file: int) -> bool | None:
+def _lock(file: int, shared: bool = False) -> bool | None:
     """Lock a file; return False if it is locked already, and None where there are no locks."""
     if sys.platform == "win32":
         return None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:

@@ -17,22 +17,25 @@ from typing import Any
 
 from amanda_core.errors import OutputError, ResultError
 from amanda_core.results.folder_lock import FolderLock
+from amanda_core.results.run_state import LOCK, STATE, RunState
 from amanda_core.results.tables import Result
 from amanda_core.runtime.terminal import printable
 
 __all__ = ["LOCK", "Output", "processes_in"]
 
-#: Name of the lock file. It is in the folder only while a run writes there.
-LOCK = ".amanda-run"
 #: Folders of single processes.
-_PART = re.compile(r"rank(\d+)(-restart\d+)?")
+_PART = re.compile(r"(rank|process-)(\d+)(-restart\d+)?")
 
 
 def processes_in(folder: Path) -> list[Path]:
     """Return the folders of the single processes of a run, by their numbers."""
     found = [(match, path) for path in folder.iterdir() if (match := _PART.fullmatch(path.name))]
     found.sort(
-        key=lambda one: (int(one[0][1]), int((one[0][2] or "").rpartition("restart")[2] or 0))
+        key=lambda one: (
+            one[0][1] != "rank",
+            int(one[0][2]),
+            int((one[0][3] or "").rpartition("restart")[2] or 0),
+        )
     )
     return [path for _, path in found if path.is_dir()]
 
@@ -54,7 +57,7 @@ class Output:
         self, folder: Path, names: Sequence[str], *, part: str = "", force: bool = False
     ) -> None:
         self._top = self.folder = folder.resolve()
-        self._names, self._force = list(names), force
+        self._names, self._force, self.part = list(names), force, part
         if part:
             self.folder = self._inside(part)
         for parent in (self.folder, *self.folder.parents):
@@ -114,12 +117,20 @@ class Output:
                 folder.rmdir()
         self._created = []
 
-    def clear(self, processes: int | None = None) -> None:
+    def discard(self) -> None:
+        """Remove what was written here, and end the reservation."""
+        for name in self._written:
+            self._remove(self.folder / f"{name}.json")
+        self.note(None)
+        self.release()
+
+    def clear(self, processes: int | None = None, run: str | None = None) -> None:
         """Remove the earlier results of these tools, if they may be replaced.
 
         Args:
             processes: Number of processes of this run, 0 if it has no parts. The results of all
                 other processes are removed as well. None removes only those of this one.
+            run: Identifies this run. What other processes of it wrote is not removed.
 
         Raises:
             OutputError: One of them cannot be removed.
@@ -131,7 +142,11 @@ class Output:
             folders.add(self._top)
             for path in self._top.iterdir():
                 part = _PART.fullmatch(path.name)
-                if part and not path.is_symlink() and (part[2] or int(part[1]) >= processes):
+                if part is None or path.is_symlink():
+                    continue
+                state = RunState.read(path) if run is not None else None
+                is_left = part[1] != "rank" or part[3] or int(part[2]) >= processes
+                if is_left and (state is None or state.run != run):
                     folders.add(path)
         names = "|".join(map(re.escape, self._names))
         unfinished = re.compile(rf"\.({names})(\.json)?\.\d+")
@@ -139,9 +154,36 @@ class Output:
             left = [path.name for path in folder.glob(".*") if unfinished.fullmatch(path.name)]
             for name in [*self.taken(folder, self._names), *left]:
                 self._remove(folder / name)
+            if folder != self.folder:
+                self._remove(folder / STATE)
             if folder not in (self.folder, self._top):
                 with suppress(OSError):  # It is not empty.
                     folder.rmdir()
+
+    def note(self, state: RunState | None) -> None:
+        """Write the state of this process beside its results; None removes it.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        if state is None:
+            self._remove(self.folder / STATE)
+        else:
+            self._write_file(self.folder / STATE, state.to_json())
+
+    def save(self, name: str, text: str) -> None:
+        """Write a result so far to ``<name>.json``, where `write` will replace it.
+
+        Raises:
+            OutputError: It is outside of the folder or cannot be written.
+        """
+        file = self._inside(f"{name}.json")
+        if not self._force and name not in self._written and self.taken(self.folder, [name]):
+            raise OutputError(
+                f"{str(file)!r} exists meanwhile", fix="Name another folder, or use --force"
+            )
+        self._written.add(name)
+        self._write_file(file, text)
 
     def write(self, name: str, result: Result) -> list[Path]:
         """Write a tool's result to ``<name>.json``, and its further files to ``<name>/``.

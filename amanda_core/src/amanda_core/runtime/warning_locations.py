@@ -10,11 +10,12 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from types import FrameType
 
 from amanda_core.errors import AmandaWarning
 from amanda_core.runtime.containment import CALLERS
 
-__all__ = ["warn"]
+__all__ = ["program_frame", "warn"]
 
 _OWN = ("amanda", "amanda_core", "contextlib", "pluggy", "importlib", "importlib_metadata")
 
@@ -36,11 +37,7 @@ def warn(
         importing: Whether an import may be running, which must not fail if warnings are errors, and
             would look like the cause. Then such a warning goes to stderr.
     """
-    # By file and not by name, because a test runner may name its modules below a package.
-    passed = ("<frozen ", *_files([*_OWN, *CALLERS, *between]))
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(passed):
-        frame = frame.f_back
+    frame = program_frame(sys._getframe(1), between)
     try:
         warnings.warn_explicit(
             message,
@@ -55,6 +52,20 @@ def warn(
             raise
         with suppress(Exception):
             print(f"{category.__name__}: {message}", file=sys.stderr, flush=True)
+
+
+def program_frame(frame: FrameType, between: Iterable[str] = ()) -> FrameType:
+    """Return the innermost frame outside of Amanda, the drivers and their frameworks.
+
+    Args:
+        frame: The frame to begin with.
+        between: As in `warn`.
+    """
+    # By file and not by name, because a test runner may name its modules below a package.
+    passed = ("<frozen ", *_files([*_OWN, *CALLERS, *between]))
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(passed):
+        frame = frame.f_back
+    return frame
 
 
 def _files(names: Iterable[str]) -> Iterator[str]:

@@ -28,7 +28,7 @@ CORE: Sequence[str | tuple[str, ...]] = (
     "plugins",
     "identity",
     "weights",
-    ("modules", "results"),
+    ("modules", "results", "processes"),
     "interface",
     "runtime",
     "errors",
