@@ -370,8 +370,13 @@ def test_a_function_compiled_before_is_instrumented_inside_and_is_not_compiled_a
 def test_a_version_that_was_not_tried_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plugin.amanda_preflight() == []
     monkeypatch.setattr(FrameworkVersions, "installed", lambda _: "0.99.1")
+    monkeypatch.setattr(FrameworkVersions, "failure", lambda *_: "sin was not seen")
     (finding,) = plugin.amanda_preflight()
-    assert (finding.severity, "0.99.1" in finding.message) == ("warning", True)
+    assert (finding.severity, "0.99.1" in finding.message) == ("error", True)
+    assert "sin was not seen" in finding.message
+    monkeypatch.setattr(FrameworkVersions, "failure", lambda *_: "")
+    (finding,) = plugin.amanda_preflight()
+    assert (finding.severity, "Self-test: python: passed" in finding.message) == ("warning", True)
     monkeypatch.setattr(FrameworkVersions, "installed", lambda _: None)
     (finding,) = plugin.amanda_preflight()
     assert finding.severity == "error"

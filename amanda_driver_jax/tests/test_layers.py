@@ -7,7 +7,7 @@ from pathlib import Path
 from amanda_core.testing.checks.layers import Layers
 
 LAYERS: list[str | tuple[str, ...]] = [
-    "plugin",
+    ("plugin", "self_test"),
     "attachment",
     ("facts", "execution"),
     "gradients",
