@@ -12,6 +12,7 @@ LAYERS: list[str | tuple[str, ...]] = [
     ("facts", "execution"),
     "gradients",
     "routines",
+    "value_primitives",
     "interception",
     "identity",
     "arrays",

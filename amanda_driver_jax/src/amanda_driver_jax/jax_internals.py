@@ -80,11 +80,6 @@ def call_named(name: str, function: Callable[..., Any], *args: Any) -> Any:
         raise
 
 
-def is_forward_mode() -> bool:
-    """Return True if operators are differentiated forward, and not for a backward program."""
-    return type(_context.trace) is ad.JVPTrace
-
-
 def is_compiled() -> bool:
     """Return True inside the trace of a function that JAX compiles."""
     trace: Any = _context.trace
@@ -140,6 +135,30 @@ class JittedCall(NamedTuple):
         new_args, new_kwargs = jax.tree.structure((args, kwargs)).unflatten(values)
         found = tuple(new_args.get(n, value) for n, value in enumerate(self.args))
         return self._replace(args=found, kwargs={**self.kwargs, **new_kwargs})
+
+
+def evaluate(program: Any, constants: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
+    """Return what a traced program returns for other constants than its own."""
+    found: Sequence[Any] = core.eval_jaxpr(program.jaxpr, constants, *values)
+    return found
+
+
+def callable_again(
+    compute: Callable[..., Any], params: dict[str, Any], values: Sequence[Any]
+) -> Callable[..., Any]:
+    """Return what computes a `jax.custom_jvp`, which itself can be called once only."""
+    program = jax.make_jaxpr(compute)(*values)
+    rule = params["subfuns"][1]
+
+    def again(*given: Any) -> tuple[Any, ...]:
+        found = tuple(evaluate(program, program.consts, given))
+        # JAX finds the tree of its results in one of both.
+        for store in rule.stores:
+            if store:
+                store.reset()
+        return found
+
+    return again
 
 
 def named_scopes() -> list[str]:
@@ -246,6 +265,8 @@ def call_host(
 #: Module -> functions, also as ``Class.method``, whose operators are none of the program's.
 QUIET_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "jax._src.array": ("ArrayImpl.__deepcopy__", "ArrayImpl.__copy__"),
+    # Traces the body of a scan for what does not depend on the iteration, and runs only that.
+    "flax.core.axes_scan": ("pe.trace_to_jaxpr_dynamic",),
     "flax.serialization": ("from_bytes", "from_state_dict"),
     "equinox._serialisation": ("tree_deserialise_leaves",),
     "keras.src.models.model": ("Model.load_weights",),
