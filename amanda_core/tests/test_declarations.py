@@ -11,6 +11,7 @@ import pytest
 
 from amanda_core.driver_kit.declarations import Declarations
 from amanda_core.driver_kit.declared_hooks import DeclaredHooks
+from amanda_core.driver_kit.framework_versions import FrameworkVersions
 from amanda_core.errors import DriverError
 from amanda_core.interface.driver import DriverStatus, Finding
 
@@ -180,6 +181,42 @@ def test_hooks_refuse_a_release_without_what_the_driver_imports(
     assert [finding.severity for finding in hooks.amanda_preflight()] == ["warning"]
     with pytest.raises(DriverError, match=r"Toy 2\.9 is not known: .*missing"):
         hooks.amanda_attach("abc")
+
+
+def test_a_release_that_was_not_tried_is_self_tested_at_the_first_apply(
+    declared: Declarations, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs, test = tmp_path / "runs", tmp_path / "self_test_of_toy.py"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("importlib_metadata.version", lambda name: "1.0")
+    toy: Any = ModuleType("toy")
+    toy.__version__ = toy.nn = "2.9"
+    monkeypatch.setitem(sys.modules, "toy", toy)
+    monkeypatch.setattr(FrameworkVersions, "installed", lambda _: str(toy.__version__))
+    declared.framework = {**declared.framework, "self_test": test.stem}
+    wrong = Finding("error", "wrong", "turn it off")
+    for version, failure in (("2.9", "add was not seen"), ("2.8", "")):
+        toy.__version__ = version
+        test.write_text(
+            f"open({str(runs)!r}, 'a').write('.')\nraise SystemExit({failure or 0!r})\n"
+        )
+        hooks: Any = DeclaredHooks(declared, lambda _: None, _listing)
+        before = hooks.amanda_driver_status()
+        assert "runs at the first `apply`" in before.why
+        for _ in range(2):
+            if failure:
+                with pytest.raises(DriverError, match=failure):
+                    hooks.amanda_attach("abc")
+            else:
+                assert hooks.amanda_attach("abc") == ["a", "b", "c"]
+        after = hooks.amanda_driver_status()
+        assert (failure in after.refused) if failure else ("passed" in after.why)
+        # What else is wrong is said as well.
+        others: Any = DeclaredHooks(declared, lambda _: None, _listing, lambda: [wrong])
+        assert (wrong in others.amanda_preflight()) is not bool(failure)
+    assert runs.read_text() == ".."
 
 
 def test_hooks_may_be_a_plugin_of_a_framework_in_another_distribution(

@@ -7,11 +7,12 @@ from pathlib import Path
 from amanda_core.testing.checks.layers import Layers
 
 LAYERS: list[str | tuple[str, ...]] = [
-    "plugin",
+    ("plugin", "self_test"),
     "attachment",
     ("facts", "execution"),
     "gradients",
     "routines",
+    "value_primitives",
     "interception",
     "identity",
     "arrays",

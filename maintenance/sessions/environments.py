@@ -7,6 +7,7 @@ What must not stand beside the others has an environment *apart*, with a name.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -79,14 +80,15 @@ def environment(session: nox.Session, *groups: str, apart: str = "", loose: str 
     alone = APART.get(apart)
     own = group(alone.group) if alone else ()
     chosen = {"amanda_core": "[cli]", apart: "", "amanda_tools": ""} if alone else MEMBERS
-    pinned = [package.partition("=")[0] for package in own]
+    pinned = [_distribution(package) for package in own]
     pip = ("python", "-m", "pip")
     # Quiet once there is not much to tell but "Requirement already satisfied".
     install = [*pip, "install", *([] if new else ["-q"])]
     with tempfile.TemporaryDirectory() as temporary:
         constraints = Path(temporary, "constraints.txt")
         lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
-        constraints.write_text("".join(line for line in lines if line.split("=")[0] not in pinned))
+        kept = [line for line in lines if _distribution(line) not in pinned]
+        constraints.write_text("".join(kept))
         members = [f"{copy_of(member, temporary)}{extra}" for member, extra in chosen.items()]
         packages = [*members, *own, *(group(*groups) if groups else ())]
         run(session, *install, "-c", str(constraints), *packages, apart=apart)
@@ -94,6 +96,11 @@ def environment(session: nox.Session, *groups: str, apart: str = "", loose: str 
         run(session, *pip, "install", "-q", "--no-deps", *group(loose), apart=apart)
     else:
         run(session, *pip, "check", apart=apart)
+
+
+def _distribution(requirement: str) -> str:
+    """Return the name of what is required, without its extras, version and marker."""
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
 
 
 def copy_of(member: str, folder: str) -> Path:

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jax.dtypes import float0
 
 from amanda_driver_jax import jax_internals as internals
-from amanda_driver_jax.trace_keys import LOCAL
+from amanda_driver_jax.trace_keys import LOCAL, PLAIN
 
 
 def concrete(value: Any) -> Any:
@@ -96,8 +96,16 @@ def without_float0(gradients: Sequence[Any]) -> list[Any]:
 
 
 #: Returns its second argument. Its derivative is that of the first one.
-straight_through = jax.custom_jvp(lambda old, new: new)
-straight_through.defjvp(lambda primals, tangents: (straight_through(*primals), tangents[0]))
+_second = jax.custom_jvp(lambda old, new: new)
+_second.defjvp(lambda primals, tangents: (_second(*primals), tangents[0]))
+
+
+def straight_through(old: Any, new: Any) -> Any:
+    """Return a new value in the dtype of the one that it replaces, with the gradient of that."""
+    with PLAIN:
+        new = cast_like(new, old)
+        is_constant = not isinstance(old, Tracer) or not is_differentiable(old)
+        return new if is_constant else _second(old, new)
 
 
 def shown(values: Sequence[Any], staging: bool) -> list[Any]:

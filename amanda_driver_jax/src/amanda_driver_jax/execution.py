@@ -22,7 +22,7 @@ from amanda_core.driver_kit import (
 )
 from amanda_driver_jax import arrays, jax_internals as internals
 from amanda_driver_jax.arrays import known, note_copy
-from amanda_driver_jax.gradients import Compute, refuse_forward_mode, watched
+from amanda_driver_jax.gradients import Compute, replaceable, watched
 from amanda_driver_jax.identity.call_sites import call_marked, is_library_source
 from amanda_driver_jax.interception import plain_bind
 from amanda_driver_jax.routines import Host, HostCall, Hosted
@@ -96,13 +96,18 @@ class Execution(Hosted, ForwardProgram):
             shapes = list(jax.eval_shape(self._vanilla, *values))
             compute = self._replacement(replacement, shapes)
         # At the top nothing is differentiated.
-        if self._top or not (self.session.wants_backward or any(backward_plans(context))):
+        plans = backward_plans(context)
+        if self._top or not (self.session.wants_backward or any(plans)):
             return compute
         if not any(map(arrays.is_differentiable, values)):
             return compute
-        if internals.is_forward_mode():
-            if any(plan.edits for plan in backward_plans(context)):
-                refuse_forward_mode(context.where)
+        if any(plan.replacement is not None for plan in plans):
+            return replaceable(self.host, compute, context)
+        with PLAIN:
+            if compute == self._bound and self.raw.name == "custom_jvp_call":
+                compute = internals.callable_again(compute, self.params, values)
+            results = jax.eval_shape(compute, *values)
+        if not any(map(arrays.is_differentiable, results)):
             return compute
         return watched(self.host, compute, context)
 

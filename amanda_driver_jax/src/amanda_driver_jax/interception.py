@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -77,9 +76,7 @@ def _quietly_called(original: Callable[..., Any], writer: str) -> Callable[..., 
         if hold is not None and writer:
             hold.session.warn_of_writer(writer)
         with PLAIN:
-            result = original(*args, **kwargs)
-        # An export returns the function that traces the program.
-        return _quietly_called(result, "") if isinstance(result, FunctionType) else result
+            return original(*args, **kwargs)
 
     return call
 
@@ -110,8 +107,12 @@ def _infer(*parts: Any) -> tuple[Any, Any]:
     hold = _hold()
     if hold is None:
         return PATCHES.infer(*parts)  # type: ignore[no-any-return]
-    call = JittedCall(*parts)
-    called = internals.is_top_level() and internals.is_call(sys._getframe(1).f_code.co_name)
+    call, caller = JittedCall(*parts), sys._getframe(1)
+    called = internals.is_top_level() and internals.is_call(caller.f_code.co_name)
+    if not called and internals.is_export(caller):
+        hold.session.warn_of_writer("jax.export")
+        with PLAIN:
+            return PATCHES.infer(*call)  # type: ignore[no-any-return]
     if _is_library(call.function):
         if called:
             return _Done(hold.call_library(call, PATCHES.infer)), ()

@@ -1,6 +1,6 @@
 """Private names of JAX, used in this module only; `driver.toml` names its files and functions.
 
-Checked on JAX 0.10.2.
+Checked on JAX 0.10.2, 0.11.2 and 0.12.0.1.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-call,unused-ignore"
@@ -8,7 +8,9 @@ Checked on JAX 0.10.2.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +36,12 @@ from amanda_core.interface import UnsupportedError
 INFER, RUN = (pjit, "_infer_params"), (pjit, "_run_python_pjit")
 #: What traces how a reduction or a scatter combines elements.
 COMBINING = (lax, "_reduction_jaxpr"), (lax, "_variadic_reduction_jaxpr")
+
+# What JAX keeps of a program names the lines that called its operators, and not this package's.
+source_info_util.register_exclusion(os.path.dirname(__file__))
+
+#: How many frames lie at most between an export and the trace of its function.
+_EXPORT_DEPTH = 8
 
 _context, _sources = core.trace_ctx, source_info_util._source_info_context
 
@@ -70,11 +78,6 @@ def call_named(name: str, function: Callable[..., Any], *args: Any) -> Any:
     except BaseException:
         _sources.context = before  # The scope may have been interrupted before it did so.
         raise
-
-
-def is_forward_mode() -> bool:
-    """Return True if operators are differentiated forward, and not for a backward program."""
-    return type(_context.trace) is ad.JVPTrace
 
 
 def is_compiled() -> bool:
@@ -125,10 +128,37 @@ class JittedCall(NamedTuple):
 
     def replaced(self, values: Sequence[Any]) -> JittedCall:
         """Return the call with other values for the arguments that `parsed` returned."""
-        names = self.info.static_argnums, self.info.static_argnames
-        flat = tree_util.FlatTree.flatten_static_argnums_argnames(self.args, self.kwargs, *names)
-        args, kwargs = flat.update(values).unflatten()
-        return self._replace(args=args, kwargs=kwargs)
+        count, info = len(self.args), self.info
+        static = {number % count for number in info.static_argnums if -count <= number < count}
+        args = {n: value for n, value in enumerate(self.args) if n not in static}
+        kwargs = {n: value for n, value in self.kwargs.items() if n not in info.static_argnames}
+        new_args, new_kwargs = jax.tree.structure((args, kwargs)).unflatten(values)
+        found = tuple(new_args.get(n, value) for n, value in enumerate(self.args))
+        return self._replace(args=found, kwargs={**self.kwargs, **new_kwargs})
+
+
+def evaluate(program: Any, constants: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
+    """Return what a traced program returns for other constants than its own."""
+    found: Sequence[Any] = core.eval_jaxpr(program.jaxpr, constants, *values)
+    return found
+
+
+def callable_again(
+    compute: Callable[..., Any], params: dict[str, Any], values: Sequence[Any]
+) -> Callable[..., Any]:
+    """Return what computes a `jax.custom_jvp`, which itself can be called once only."""
+    program = jax.make_jaxpr(compute)(*values)
+    rule = params["subfuns"][1]
+
+    def again(*given: Any) -> tuple[Any, ...]:
+        found = tuple(evaluate(program, program.consts, given))
+        # JAX finds the tree of its results in one of both.
+        for store in rule.stores:
+            if store:
+                store.reset()
+        return found
+
+    return again
 
 
 def named_scopes() -> list[str]:
@@ -150,6 +180,21 @@ def wrapped_function(params: dict[str, Any]) -> tuple[str, str]:
 def is_call(code_name: str) -> bool:
     """Return True if the caller of `_infer_params` calls a function instead of lowering it."""
     return code_name == "cache_miss"
+
+
+def is_export(frame: FrameType | None) -> bool:
+    """Return True if a function is traced to be exported.
+
+    Args:
+        frame: That of the caller of `_infer_params`.
+    """
+    for _ in range(_EXPORT_DEPTH):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "do_export":
+            return frame.f_globals.get("__name__") == "jax._src.export._export"
+        frame = frame.f_back
+    return False
 
 
 def jitted(function: Callable[..., Any], info: Any) -> Callable[..., Any]:
@@ -220,6 +265,8 @@ def call_host(
 #: Module -> functions, also as ``Class.method``, whose operators are none of the program's.
 QUIET_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "jax._src.array": ("ArrayImpl.__deepcopy__", "ArrayImpl.__copy__"),
+    # Traces the body of a scan for what does not depend on the iteration, and runs only that.
+    "flax.core.axes_scan": ("pe.trace_to_jaxpr_dynamic",),
     "flax.serialization": ("from_bytes", "from_state_dict"),
     "equinox._serialisation": ("tree_deserialise_leaves",),
     "keras.src.models.model": ("Model.load_weights",),
@@ -228,7 +275,6 @@ QUIET_FUNCTIONS: dict[str, tuple[str, ...]] = {
 _ORBAX = "orbax.checkpoint._src.checkpointers"
 #: Module -> such a function that writes the model for other programs -> what it is called there.
 WRITERS = {
-    "jax._src.export._export": {"_export_internal": "jax.export"},
     "flax.serialization": {
         "to_state_dict": "flax.serialization",
         "msgpack_serialize": "flax.serialization",

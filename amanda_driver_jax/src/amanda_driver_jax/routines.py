@@ -6,7 +6,8 @@ get lost in it, so it is deferred, and the values stay as they were.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,12 @@ import jax
 import numpy as np
 
 from amanda_core.driver_kit import OpContext, Plan, Run, Session, Step, deferring
-from amanda_core.interface import IPoint, RoutineResultError
+from amanda_core.interface import IPoint, RoutineResultError, UnsupportedError
 from amanda_driver_jax import arrays, jax_internals as internals
 from amanda_driver_jax.arrays import shown
+from amanda_driver_jax.identity.call_sites import is_transposed
 from amanda_driver_jax.trace_keys import PLAIN, evaluated
+from amanda_driver_jax.value_primitives import edited
 
 
 class Host:
@@ -44,26 +47,32 @@ class Host:
             action = step.action
             if not staging and not action.autodiff:
                 changes = evaluated(step, shown(new, staging))
-            elif not staging or action.staged:
-                changes = step(new if action.autodiff else _stopped(new))
-            else:
+                changes = [(n, arrays.straight_through(new[n], value)) for n, value in changes]
+            elif not action.staged and staging:
                 changes = self._on_host(step, new)
+            else:
+                changes = step(new) if action.autodiff else _inlined(step, new)
             for position, value in changes:
-                new[position] = _edited(new[position], value, action.autodiff)
+                with PLAIN:
+                    new[position] = arrays.cast_like(value, new[position])
         return new
 
-    def _on_host(self, step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
+    def _on_host(self, step: Step, values: Sequence[Any]) -> Sequence[tuple[int, Any]]:
         """Let the program call a routine; return the positions and values that it edits."""
         action = step.action
         given = _selected(step, values)
-        given = given if action.autodiff else _stopped(given)
         is_empty = all(value is None for value in given)
+        several = len(_present(given)) > 1
         if action.positions == () or (action.observe and not is_empty):
             self._observe(Plan((step,)), given)
+        elif several and not action.autodiff and is_transposed(sys._getframe(1)):
+            # There, edited values would depend on each other, and those of tangents are none.
+            self._observe(_looking(step), given)
         elif not is_empty:
             called = HostCall(self, step, Plan((step,)), arrays.shapes_of(given), keeps=True)
-            found = called.differentiated(given)
-            return [(place, value) for place, value in enumerate(found) if value is not None]
+            if not action.autodiff:
+                return _inlined(lambda given: _present(called.constant(given)), given)
+            return _present(called.differentiated(given))
         return []
 
     def _observe(self, run: Run, values: Sequence[Any]) -> None:
@@ -83,6 +92,22 @@ class Host:
             return None
         with PLAIN:
             return deferring(self.session, run)(values)
+
+
+def _looking(step: Step) -> Run:
+    """Return the routine of a step where it may look at values, but not edit them."""
+
+    def look(values: list[Any]) -> list[Any]:
+        if step(values):
+            raise UnsupportedError(
+                "A routine has edited values in a function that JAX transposes, such as the rule "
+                "of a jax.custom_jvp",
+                where=step.where,
+                fix="Mark the routine with amanda.staged, or let it edit one value",
+            )
+        return values
+
+    return look
 
 
 class Hosted:
@@ -169,18 +194,32 @@ class HostCall:
             return arrays.from_numbers(results, self.shapes)  # type: ignore[no-any-return]
 
 
-def _stopped(values: Sequence[Any]) -> list[Any]:
-    """Return values without their derivatives."""
-    with PLAIN:
-        return [None if value is None else jax.lax.stop_gradient(value) for value in values]
+def _present(values: Sequence[Any]) -> list[tuple[int, Any]]:
+    return [(place, value) for place, value in enumerate(values) if value is not None]
 
 
-def _edited(old: Any, new: Any, autodiff: bool) -> Any:
+def _inlined(
+    run: Callable[[list[Any]], Sequence[tuple[int, Any]]], values: Sequence[Any]
+) -> Sequence[tuple[int, Any]]:
+    """Make an edit a part of the program; return the positions of the new values, and these.
+
+    Args:
+        run: Gets the values, and returns the positions and values that it edits.
+        values: The values; None for one that does not exist.
+    """
+    present = _present(values)
+
+    def program(*given: Any) -> list[tuple[int, Any]]:
+        new = list(values)
+        for (place, _), value in zip(present, given, strict=True):
+            new[place] = value
+        found = run(new)
+        return [(places[place], arrays.cast_like(value, new[place])) for place, value in found]
+
+    places = {place: number for number, (place, _) in enumerate(present)}
     with PLAIN:
-        new = arrays.cast_like(new, old)
-        if autodiff or not isinstance(old, jax.core.Tracer) or not arrays.is_differentiable(old):
-            return new
-        return arrays.straight_through(old, new)
+        found = edited(program, [value for _, value in present])
+    return [(present[number][0], value) for number, value in found]
 
 
 def _selected(step: Step, values: Sequence[Any]) -> list[Any]:

@@ -51,6 +51,7 @@ class Declarations(Mapping[str, str]):
         oldest = "2.0"  # the oldest release that is supported, the newest one that was tried
         newest = "2.3.99"
         complete = "nn"  # what its module has once its import is done
+        self_test = "amanda_driver_mine.self_test"  # run once for a release that was not tried
         interception = "Operators pass through MyFramework.call"
 
         [types]  # common operator type = the framework's operators

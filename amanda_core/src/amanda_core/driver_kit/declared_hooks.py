@@ -21,6 +21,10 @@ from amanda_core.interface.hookspecs import hookimpl
 __all__ = ["DeclaredHooks"]
 
 
+#: The name of the interceptor, for messages and for the environment variable.
+_PYTHON = "python"
+
+
 def _no_problems() -> list[Finding]:
     return []
 
@@ -57,6 +61,8 @@ class DeclaredHooks:
             oldest=framework["oldest"],
             newest=framework["newest"],
             driver=declarations.package.replace("_", "-"),
+            variable=f"AMANDA_{self._info.name.upper()}_INTERCEPTOR",
+            self_test=framework.get("self_test", ""),
         )
 
     def is_loaded(self) -> bool:
@@ -71,24 +77,28 @@ class DeclaredHooks:
     @hookimpl
     def amanda_preflight(self) -> Sequence[Finding]:
         """Look for problems of this environment that would make results wrong."""
-        # Of an environment without the framework nothing else can be said.
-        return self.versions.describe() or self._problems()
+        return self._findings(self.versions.failure)
 
     @hookimpl
     def amanda_driver_status(self) -> DriverStatus:
-        """Report which version is installed, and whether tools can be applied."""
-        problem = self._error()
+        """Report which version is installed, and whether tools can be applied.
+
+        It does not run a self-test.
+        """
+        problem = _error(self._findings(self.versions.kept_failure))
         version = self.versions.installed()
         if problem is not None and version is not None:
             return DriverStatus(version, "", "", problem.message)
-        return self.versions.status("python", self._interception)
+        note = self.versions.note(_PYTHON) if self.versions.self_test else ""
+        why = f"{self._interception}. {note}" if note else self._interception
+        return self.versions.status(_PYTHON, why)
 
     @hookimpl
     def amanda_attach(self, session: Session) -> Attachment | None:
         """Start intercepting in the calling thread; return None if the framework is not loaded."""
         if not self.is_loaded():
             return None
-        problem = self._error()
+        problem = _error(self.amanda_preflight())
         if problem is not None:
             raise DriverError(problem.message, where=self.versions.driver, fix=problem.fix)
         with self.versions.refusing_unknown():
@@ -101,5 +111,13 @@ class DeclaredHooks:
         if context.namespace.startswith(f"{self._info.name}/"):
             self._describe(context)
 
-    def _error(self) -> Finding | None:
-        return next((one for one in self.amanda_preflight() if one.severity == "error"), None)
+    def _findings(self, outcome: Callable[[str], str | None]) -> list[Finding]:
+        """Return the findings of a preflight; `outcome` returns what the self-test said."""
+        tested = [(_PYTHON, outcome(_PYTHON))] if self.versions.self_test else []
+        found = self.versions.describe(tested)
+        # Of an environment without a usable framework nothing else can be said.
+        return found if _error(found) else [*found, *self._problems()]
+
+
+def _error(findings: Sequence[Finding]) -> Finding | None:
+    return next((one for one in findings if one.severity == "error"), None)

@@ -100,6 +100,16 @@ def is_user_call(frame: FrameType | None) -> bool:
     return False
 
 
+def is_transposed(frame: FrameType | None) -> bool:
+    """Return True in a function of which JAX transposes parts, such as a rule for tangents."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _NAMES["transposing_functions"] and code.co_filename.startswith(_JAX):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def call_marked(function: Callable[..., R], *args: Any) -> R:
     """Call `function`, and mark what it traces as a part of an operator that is analysed there."""
     before = LOCAL.trace
