@@ -33,7 +33,7 @@ class Planted:
     phase: str
     source: str | None
     step: int
-    rank: int
+    process: str
 
 
 class Planting(amanda.Tool):
@@ -58,13 +58,13 @@ class Planting(amanda.Tool):
     def analyse(self, context: amanda.OpContext) -> None:
         if context["type"] == "empty":
             return  # Nothing has written its result yet.
-        place = Planted(context.name, "forward", context.source, 0, self.rank)
+        place = Planted(context.name, "forward", context.source, 0, f"rank{self.rank}")
         context.insert_after_op(self.plant, observe=True, place=place)
 
     def analyse_backward(self, context: amanda.OpContext) -> None:
         forward = context.forward
         source = context.source or (forward.source if forward is not None else None)
-        place = Planted(context.name, "backward", source, 0, self.rank)
+        place = Planted(context.name, "backward", source, 0, f"rank{self.rank}")
         context.insert_after_backward_op(self.plant, observe=True, place=place)
 
     def plant(self, *values: Any, place: Planted) -> None:

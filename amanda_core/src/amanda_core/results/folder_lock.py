@@ -76,7 +76,7 @@ def is_locked(path: Path) -> bool:
     """Return True if a process has locked a lock file, or if that cannot be known."""
     try:
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return True

@@ -56,7 +56,7 @@ class Divergence:
     """One value that differs between the runs.
 
     Attributes:
-        rank: Number of the process; None if the run has one only.
+        process: Which process it is in, such as ``rank1``; None if the run has one only.
         op: Name of the operator.
         phase: ``forward`` or ``backward``.
         what: What it is of the operator, such as ``output 0``.
@@ -75,7 +75,7 @@ class Divergence:
             they may be the cause.
     """
 
-    rank: int | None
+    process: str | None
     op: str
     phase: str
     what: str
@@ -97,7 +97,7 @@ class Divergence:
         place += f", module {self.module!r}" if self.module else ""
         place += f", at {self.source}" if self.source else ""
         place += f", step {self.step}, execution {self.execution}"
-        place += "" if self.rank is None else f", rank {self.rank}"
+        place += "" if self.process is None else f", {self.process}"
         if self.types is not None:
             place += f": {self.types[0]} and {self.types[1]}"
         elif self.norms is not None:
@@ -133,13 +133,13 @@ class Missing:
     """What one run has and the other has not.
 
     Attributes:
-        rank: Number of the process; None if the run has one only.
+        process: Which process it is in, such as ``rank1``; None if the run has one only.
         run: ``A`` or ``B``: the run that has it.
         what: What it is, in a few words.
         count: Number of values.
     """
 
-    rank: int | None
+    process: str | None
     run: str
     what: str
     count: int
@@ -202,7 +202,7 @@ class FingerprintDiff:
             limit: Number of things that only one run has that are named; None for all.
         """
         texts = [
-            f"Only in {one.run}{'' if one.rank is None else f', rank {one.rank}'}: {one.what}"
+            f"Only in {one.run}{'' if one.process is None else f', {one.process}'}: {one.what}"
             for one in self.missing[:limit]
         ]
         more = len(self.missing) - len(self.missing[:limit])
@@ -225,13 +225,13 @@ class FingerprintDiff:
         Args:
             everything: Has no effect: equal values are not listed.
         """
-        columns = ("value", "step", "execution", "rank", "module", "source")
+        columns = ("value", "step", "execution", "process", "module", "source")
         rows = [
             (
                 one.what,
                 one.step,
                 one.execution,
-                "" if one.rank is None else one.rank,
+                one.process or "",
                 one.module,
                 one.source or "",
             )
@@ -271,17 +271,17 @@ def compare_fingerprints(a: Path | str, b: Path | str) -> FingerprintDiff:
         ResultError: A fingerprint cannot be read, or the runs have no value in common.
         ImportError: NumPy is not installed.
     """
-    first, second = _ranks_of(Path(a)), _ranks_of(Path(b))
+    first, second = _processes_of(Path(a)), _processes_of(Path(b))
     result = FingerprintDiff()
-    for rank in sorted({*first, *second}, key=lambda rank: -1 if rank is None else rank):
-        one, other = first.get(rank), second.get(rank)
+    for process in dict.fromkeys([*first, *second]):
+        one, other = first.get(process), second.get(process)
         if one is None or other is None:
             present = one or other
             assert present is not None
             run = "A" if one else "B"
-            result.missing.append(Missing(rank, run, "the whole process", len(present.rows)))
+            result.missing.append(Missing(process, run, "the whole process", len(present.rows)))
             continue
-        _Comparison(one, other, rank, result).run()
+        _Comparison(one, other, process, result).run()
     if not result.values:
         raise ResultError(
             "The fingerprints have no value in common",
@@ -296,22 +296,27 @@ def compare_fingerprints(a: Path | str, b: Path | str) -> FingerprintDiff:
     return result
 
 
-def _ranks_of(path: Path) -> dict[int | None, Fingerprinted]:
+def _processes_of(path: Path) -> dict[str | None, Fingerprinted]:
+    """Return the fingerprints of a run by processes; a process that was started again counts
+    once.
+    """
     parts = processes_in(path) if path.is_dir() else []
     if not parts:
         return {None: load_fingerprint(path)}
-    numbers = [int(part.name.removeprefix("rank").partition("-")[0]) for part in parts]
-    # Of a process that was started again, the last run counts.
-    return {number: load_fingerprint(part) for number, part in zip(numbers, parts, strict=True)}
+    return {part.name.partition("-restart")[0]: load_fingerprint(part) for part in parts}
 
 
 class _Comparison:
     """Compares the runs of one process."""
 
     def __init__(
-        self, one: Fingerprinted, other: Fingerprinted, rank: int | None, result: FingerprintDiff
+        self,
+        one: Fingerprinted,
+        other: Fingerprinted,
+        process: str | None,
+        result: FingerprintDiff,
     ) -> None:
-        self.one, self.other, self.rank, self.result = one, other, rank, result
+        self.one, self.other, self.process, self.result = one, other, process, result
 
     def run(self) -> None:
         """Add what differs and what is missing to the result."""
@@ -385,10 +390,10 @@ class _Comparison:
         for index in numpy.argsort(first).tolist():
             row = rows[first[index]]
             place = f"{recorded.place_of(row)}, step {row['step']}, execution {row['execution']}"
-            self.result.missing.append(Missing(self.rank, run, place, int(counts[index])))
+            self.result.missing.append(Missing(self.process, run, place, int(counts[index])))
 
     def _note_early_end(self, run: str, recorded: Fingerprinted) -> None:
-        where = "" if self.rank is None else f", rank {self.rank},"
+        where = "" if self.process is None else f", {self.process},"
         why = recorded.damage or "it broke off"
         last = ""
         if len(recorded.rows):
@@ -400,7 +405,7 @@ class _Comparison:
         op = self.one.ops[row["op"]]
         norms = float(row["norm"]), float(there["norm"])
         return Divergence(
-            self.rank,
+            self.process,
             op.name,
             op.phase,
             self.one.place_of(row),
