@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html.parser
 import json
 import re
+import shutil
+import subprocess
 from importlib import resources
 
 import pytest
@@ -97,3 +100,73 @@ def test_no_library_makes_code_of_text() -> None:
     for name in ("echarts", "dagre"):
         assert not code.search(library(name).replace(known, "")), name
     assert code.search(library("echarts"))
+
+
+def rows(count: int) -> list[dict[str, object]]:
+    return [{"name": f"layer.{n}/linear", "macs": n * n, "text": HOSTILE} for n in range(count)]
+
+
+def test_large_data_is_compressed_and_stays_data() -> None:
+    value = rows(20_000)
+    plain = json.dumps(value)
+    text = compose("x", "", Parts(), {"rows": value, "small": 1})
+    page = Elements(text)
+    packed = [
+        (attributes, content)
+        for attributes, content in page.of("script")
+        if attributes.get("data-encoding") == "gzip"
+    ]
+    [(attributes, content)] = packed
+    assert attributes["id"] == "data-rows"
+    assert json.loads(gzip.decompress(base64.b64decode(content))) == value
+    assert len(text) < len(plain) / 8
+    assert text == compose("x", "", Parts(), {"rows": value, "small": 1})
+    assert '<script type="application/json" id="data-small">1</script>' in text
+    assert "http" not in text.replace("http-equiv", "").lower()
+
+
+@pytest.mark.parametrize("count", [3, 20_000])
+def test_scripts_read_data_of_any_size(count: int) -> None:
+    """By the page's own script, in Node.js with the elements of the page."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("Node.js is not installed")
+    page = Elements(compose("x", "", Parts(), {"rows": rows(count), "other": [1]}))
+    elements = [
+        {"id": a["id"], "encoding": a.get("data-encoding"), "textContent": content}
+        for a, content in page.of("script")
+        if "type" in a
+    ]
+    program = f"""
+      const elements = JSON.parse(require("fs").readFileSync(0, "utf8"));
+      for (const one of elements) one.remove = () => {{ one.removed = true; }};
+      const node = {{style: {{}}, append() {{}}}};
+      globalThis.document = {{
+        getElementById: (id) => elements.find((one) => one.id === id),
+        querySelectorAll: (query) => {{
+          if (query !== "script[data-encoding=gzip]") throw new Error(query);
+          return elements.filter((one) => one.encoding === "gzip");
+        }},
+        createElement: () => ({{...node}}), body: node,
+      }};
+      globalThis.matchMedia = () => ({{addEventListener() {{}}}});
+      {part("amanda_tools.kit.page", "base.js").replace("const amanda", "globalThis.amanda")}
+      let order = "";
+      const done = amanda.ready(() => {{
+        order += "read ";
+        console.log(JSON.stringify([amanda.data("rows"), amanda.data("other"), order]));
+      }});
+      order += "loaded ";
+    """
+    done = subprocess.run(
+        [node, "-e", program],
+        input=json.dumps(elements),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    found, other, order = json.loads(done.stdout)
+    assert (found, other) == (rows(count), [1])
+    # What is not compressed is there at once, as scripts of a page run one after another.
+    assert order == ("read " if count == 3 else "loaded read ")

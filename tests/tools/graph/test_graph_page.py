@@ -69,6 +69,9 @@ def opened(browser: Any, result: GraphResult, folder: Path) -> Page:
     result.formats = ["html"]
     [file] = result.write(folder)
     browser.get(file.as_uri())
+    # Large data is decompressed after the page has loaded.
+    loaded = "return Boolean(globalThis.amandaGraph.page)"
+    support.WebDriverWait(browser, 60).until(lambda driver: driver.execute_script(loaded))
     return Page(browser)
 
 

@@ -86,6 +86,9 @@ class Page:
         file.write_text(report(results, *(more or ("train.py",))), encoding="utf-8")
         self.width()
         browser.get(file.as_uri())
+        # Large data is decompressed after the page has loaded.
+        packed = "return document.querySelectorAll('script[data-encoding]').length"
+        support.WebDriverWait(browser, 60).until(lambda it: it.execute_script(packed) == 0)
 
     def width(self, pixels: int = 1280, scheme: str = "light") -> None:
         metrics = {"width": pixels, "height": 900, "deviceScaleFactor": 1, "mobile": False}

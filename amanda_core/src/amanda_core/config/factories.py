@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import keyword
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +42,8 @@ class Option:
     """An option of a tool: a parameter of its factory.
 
     Attributes:
-        name: Its name.
+        name: Its name. A parameter such as ``from_``, whose name would be a word of Python, is the
+            option ``from``.
         annotation: The type that values are converted to.
         expected: The type in words; empty if it can be given in code only.
         required: Whether it has no default.
@@ -53,6 +55,11 @@ class Option:
     expected: str
     required: bool
     default: Any = None
+
+    @property
+    def parameter(self) -> str:
+        """Return the name of the parameter."""
+        return f"{self.name}_" if keyword.iskeyword(self.name) else self.name
 
 
 def factory(reference: str, where: str = "") -> Callable[..., Any]:
@@ -134,8 +141,10 @@ def _options(made: Callable[..., Any]) -> tuple[Option, ...]:
             if annotation is parameter.empty:
                 plain = type(default) in (bool, int, float, str)
                 annotation = type(default) if plain else Any if default is None else _CODE_ONLY
-            words = "" if parameter.name in RESERVED else expected(annotation)
-            found.append(Option(parameter.name, annotation, words, required, default))
+            plain_name = parameter.name.removesuffix("_")
+            name = plain_name if keyword.iskeyword(plain_name) else parameter.name
+            words = "" if name in RESERVED else expected(annotation)
+            found.append(Option(name, annotation, words, required, default))
     return tuple(found)
 
 
@@ -227,8 +236,8 @@ def _arguments(settings: ToolSettings, known: tuple[Option, ...]) -> dict[str, A
             )
         if option is None:
             raise _no_option(settings, name, by_name)
-        arguments[name] = _converted(settings, name, option.annotation)
-    missing = [option.name for option in known if option.required and option.name not in arguments]
+        arguments[option.parameter] = _converted(settings, name, option.annotation)
+    missing = [o.name for o in known if o.required and o.parameter not in arguments]
     if missing:
         raise OptionError(
             f"The tool {reference!r} needs the option {missing[0]!r}",

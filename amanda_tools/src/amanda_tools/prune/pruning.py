@@ -22,6 +22,7 @@ from amanda_tools.kit.tensors.types import size_of
 from amanda_tools.kit.tensors.values import facts_of
 from amanda_tools.kit.weights.copies import Copies
 from amanda_tools.kit.weights.coverage import UnreachedWeight, WeightCoverage
+from amanda_tools.kit.weights.ranking import Kept
 from amanda_tools.kit.weights.tool import Edit, WeightTool
 from amanda_tools.kit.weights.writes import Watch
 from amanda_tools.prune.macs import MacCount
@@ -79,6 +80,8 @@ class Pruning(WeightTool):
         self._skipped: dict[str, None] = {}
         self._notes: list[str] = []
         self._coverage = WeightCoverage(self)
+        #: The operators whose weights stay as they are.
+        self.kept = Kept()
         #: Keys of the weights that are masked where they are copied.
         self._masked_copies: set[str] = set()
         #: Owner, or operator, -> the weight that is pruned.
@@ -139,6 +142,7 @@ class Pruning(WeightTool):
         if not self.meets(context):
             return
         reads = context.weights
+        self.kept.has(context)
         self._coverage.add_parameters(reads, context.zone)
         if not reads.supported:
             self._prune_by_op(context)
@@ -150,6 +154,8 @@ class Pruning(WeightTool):
         chosen = {}
         for place, weight in reads.items():
             reason = reason_against(context, place, weight, self._copies, self.embeddings)
+            if weight.owner in self.kept.weights:
+                reason = self.kept.reason
             if reason := reason or self._refused(context, weight):
                 self._coverage.add_unreached(weight, reason)
             elif not is_saved(context, place, weight):
@@ -333,6 +339,9 @@ class Pruning(WeightTool):
         """Prune the weight of an operator that is not known to be a parameter, by this operator."""
         if context["type"] not in WEIGHTED:
             return
+        if self.kept.has(context):
+            self._note(f"{context.name}: {self.kept.reason}")
+            return
         position, layout = weight_of(context), context.get("weight_layout")
         if position in context.weights:
             return  # It is listed with the reason.
@@ -412,7 +421,7 @@ class Pruning(WeightTool):
             *coverage.figures(),
             read_otherwise=self.read_otherwise(),
             tool_seconds=self._clock.spent / 1e9,
-            notes=list(self._notes),
+            notes=[*self._notes, *self.kept.notes()],
             tool=self.name,
         )
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from amanda_core import OpContext
 from amanda_tools.kit.mapping import MappingTool
 from amanda_tools.kit.tensors.values import facts_of
+from amanda_tools.kit.weights.ranking import chosen
 from amanda_tools.prune.masks import numpy_mask, torch_mask
 from amanda_tools.prune.order import Order, array_of
 from amanda_tools.prune.scores import Score, ScoredPruning, check_choice
@@ -52,6 +53,9 @@ class Prune(ScoredPruning):
         every: After how many steps the masks are made again.
         score: What is compared: the `magnitude` of an element, or `taylor`, the square of its
             product with its gradient. The first execution is then not pruned, either.
+        from_: File of a result of `sensitivity`, whose ranking `keep` uses; the option ``from`` on
+            the command line.
+        keep: How many of the most sensitive operators keep their weights.
 
     Attributes:
         masks: The mask of each parameter.
@@ -75,6 +79,8 @@ class Prune(ScoredPruning):
         initial: float = 0.0,
         every: int = 1,
         score: Score = "magnitude",
+        from_: str | None = None,
+        keep: int | None = None,
     ) -> None:
         for name, value in (("sparsity", sparsity), ("initial", initial)):
             if not 0 <= value <= 1:
@@ -86,6 +92,7 @@ class Prune(ScoredPruning):
         self.initial, self.every = initial, every
         together = scope in ("layer", "global")
         super().__init__(sparsity, together, bool(steps), score, gradients, embeddings)
+        self.kept, _ = chosen(from_, keep)
         self.depends_on(
             MappingTool(
                 [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
+from amanda_core.weights.reads import Weight
 from amanda_tools.quantize.formats import Format, format_named
 from amanda_tools.quantize.learned import RULES_OF_STEPS
 from amanda_tools.quantize.observers import OBSERVERS
@@ -21,6 +23,7 @@ class Options:
     Attributes:
         weights: Number format of weights; None if they are not quantized.
         activations: Number format of the other operands; likewise.
+        mixed: Key of a parameter -> its number format, where that is another one.
     """
 
     method: str
@@ -33,6 +36,7 @@ class Options:
     symmetric: bool
     calibration: int
     ema: float
+    mixed: Mapping[str, Format] = field(default_factory=dict)
 
     @property
     def learns(self) -> bool:
@@ -43,15 +47,30 @@ class Options:
         """Return the number format of an operand."""
         return self.weights if is_weight else self.activations
 
+    def format_for(self, weight: Weight) -> Format | None:
+        """Return the number format of a weight."""
+        return self.mixed.get(weight.owner, self.weights)
+
     def to_json(self) -> dict[str, Any]:
         """Return what a resumed tool must have as well; a calibration may be continued."""
         found = asdict(self)
-        del found["calibration"], found["weights"], found["activations"]
+        del found["calibration"], found["weights"], found["activations"], found["mixed"]
+        if self.mixed:
+            found["mixed"] = {owner: form.name for owner, form in self.mixed.items()}
         return {**found, "formats": [f and f.name for f in (self.weights, self.activations)]}
 
 
-def checked(weights: str, activations: str, per: str | None, **rest: Any) -> Options:
+def checked(
+    weights: str, activations: str, per: str | None, bits: Mapping[str, int], **rest: Any
+) -> Options:
     """Return the options of a user.
+
+    Args:
+        weights: The option of this name.
+        activations: The option of this name.
+        per: The option of this name.
+        bits: Key of a parameter -> its bits, where these are chosen for each.
+        **rest: The other options.
 
     Raises:
         ValueError: An option has none of its values, or options do not go together.
@@ -75,4 +94,7 @@ def checked(weights: str, activations: str, per: str | None, **rest: Any) -> Opt
     if method in RULES_OF_STEPS and any(form is not None and form.float8 for form in formats):
         raise ValueError(f"{method} learns steps of integers, not of {weights}, {activations}")
     per = per or ("channel" if method == "static" else "tensor")
-    return Options(weights=formats[0], activations=formats[1], per=per, **rest)
+    if bits and formats[0] is None:
+        raise ValueError("bits chooses the formats of weights, which weights=none leaves out")
+    mixed = {owner: form for owner, n in bits.items() if (form := format_named(f"int{n}"))}
+    return Options(weights=formats[0], activations=formats[1], per=per, mixed=mixed, **rest)

@@ -67,6 +67,7 @@ def insert_present(
             if None not in (options.weights, options.activations) and not options.per_token:
                 plans += [Plan(operand, INT32, ())] * (rank == 1)
         elif operand.weight is not None:
+            form = options.format_for(operand.weight)
             if weights.prepare(context, facts, operand, operand.weight) and form is not None:
                 plans.append(Plan(operand, form, axes))
         elif form is not None and operand.copied:

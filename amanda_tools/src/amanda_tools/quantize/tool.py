@@ -15,11 +15,13 @@ from amanda_core.errors import ToolError
 from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_core.weights.reads import Weight
 from amanda_tools.kit.operators.clock import Clock
+from amanda_tools.kit.output.rendering import format_count
 from amanda_tools.kit.tensors.arithmetic import arithmetic_of
 from amanda_tools.kit.tensors.types import is_real
 from amanda_tools.kit.tensors.values import facts_of, need_numpy
 from amanda_tools.kit.weights.copies import COPYING, Copies
 from amanda_tools.kit.weights.coverage import UnreachedWeight, WeightCoverage
+from amanda_tools.kit.weights.ranking import chosen
 from amanda_tools.kit.weights.tool import Edit, WeightTool
 from amanda_tools.kit.weights.writes import Watch
 from amanda_tools.quantize.activations import Activations
@@ -76,6 +78,11 @@ class Quantize(WeightTool):
         ema: Of ``dynamic``: the decay of a running mean of the largest magnitudes that is used in
             place of the present one and no longer changes after `freeze`, such as 0.9999; 0 for
             none.
+        from_: File of a result of `sensitivity`, whose ranking `keep` and `bits` use; the option
+            ``from`` on the command line.
+        keep: How many of the most sensitive operators stay as they are.
+        bits: Mean number of bits of the ranked weights that are quantized: each gets from 2 to 8 of
+            them, more where that avoids more damage. It takes the place of `weights` there.
 
     Attributes:
         grids: The scales of weights.
@@ -101,13 +108,18 @@ class Quantize(WeightTool):
         symmetric: bool = False,
         calibration: int = 1,
         ema: float = 0.0,
+        from_: str | None = None,
+        keep: int | None = None,
+        bits: float | None = None,
     ) -> None:
         super().__init__()
         need_numpy()
+        self._kept, chosen_bits = chosen(from_, keep, bits)
         self._options = checked(
             weights,
             activations,
             per,
+            chosen_bits,
             method=method,
             per_token=per_token,
             observer=observer,
@@ -221,6 +233,11 @@ class Quantize(WeightTool):
         self._coverage.add_parameters(reads, context.zone)
         if context.zone != "model":
             return
+        if self._kept.has(context):
+            for weight in reads.values():
+                self._coverage.add_unreached(weight, self._kept.reason)
+            self._notes[f"{context.name}: {self._kept.reason}"] = None
+            return
         facts = facts_of(context)
         operands = self._operands(context, facts)
         if operands and self._options.learns and not can_learn(context.namespace):
@@ -273,6 +290,13 @@ class Quantize(WeightTool):
         ]
         if self.method == "static":
             named += self._activations.uncalibrated()
+        notes = [*self._notes, *self._kept.notes()]
+        unread = self._options.mixed.keys() - self._weights.rows.keys()
+        if unread:
+            notes.append(f"{format_count(len(unread), 'weight')} of the ranking not read here")
+        mean = self._weights.mean_bits()
+        if mean is not None:
+            notes.append(f"weights have {mean:.2f} bits in the mean, by from and bits")
         return QuantizeResult(
             self.method,
             self._weights.result(),
@@ -282,7 +306,7 @@ class Quantize(WeightTool):
             reached,
             unreached,
             self._clock.spent / 1e9,
-            list(self._notes),
+            notes,
         )
 
     def _operands(self, context: OpContext, facts: Facts) -> list[Operand]:

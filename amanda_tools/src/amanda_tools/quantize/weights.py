@@ -5,6 +5,7 @@ Owns the scales, which are those of whole parameters, so that all readers share 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -91,11 +92,12 @@ class Weights:
 
     def prepare(self, context: OpContext, facts: Facts, operand: Operand, weight: Weight) -> bool:
         """Make the scales of a weight; return False if it cannot be quantized, which is noted."""
-        if self._options.weights is None:
+        form = self._options.format_for(weight)
+        if form is None:
             self._coverage.add_unreached(weight, "weights are not to be quantized")
             return False
         try:
-            self._make(context, facts, operand, weight, self._options.weights)
+            self._make(context, facts, operand, weight, form)
         except NotReadableError as error:
             self._coverage.add_unreached(weight, str(error))
             return False
@@ -103,7 +105,7 @@ class Weights:
 
     def baked(self, weight: Weight) -> Callable[[Any], Any] | None:
         """Return the function that quantizes a whole parameter; None if it is not quantized."""
-        form, owner = self._options.weights, weight.owner
+        form, owner = self._options.format_for(weight), weight.owner
         if form is None or owner not in self.rows:
             return None
         step = self._steps.get(f"weight/{owner}")
@@ -124,6 +126,16 @@ class Weights:
             if step is not None:
                 row.scales = [float(one) for one in step.scale().ravel()]
         return list(self.rows.values())
+
+    def mean_bits(self) -> float | None:
+        """Return the mean number of bits of the weights whose formats are chosen one by one."""
+        found = [
+            (math.prod(row.shape), form.bits)
+            for owner, row in self.rows.items()
+            if (form := self._options.mixed.get(owner)) is not None
+        ]
+        elements = sum(size for size, _ in found)
+        return sum(size * bits for size, bits in found) / elements if elements else None
 
     def _quantized(
         self,
@@ -152,8 +164,9 @@ class Weights:
         return with_item(value, operand.item, new)
 
     def _part(self, weight: Weight) -> Grid:
-        assert self._options.weights is not None
-        return _grid(scale_part(self.grids.get(weight, _unknown), weight), self._options.weights)
+        form = self._options.format_for(weight)
+        assert form is not None
+        return _grid(scale_part(self.grids.get(weight, _unknown), weight), form)
 
     def _make(
         self, context: OpContext, facts: Facts, operand: Operand, weight: Weight, form: Format

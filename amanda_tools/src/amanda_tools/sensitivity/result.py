@@ -45,6 +45,7 @@ class SensitiveOp:
         passes: How many backward passes reached it.
         damage: Half the mean of the squared change of what the backward passes begin with, to first
             order; None where it was not measured.
+        weights: Key of each parameter among the operands -> number of its elements.
         unmeasured: Why the damage, or a part of it, was not measured, although that of other
             operators was; else empty.
     """
@@ -61,6 +62,7 @@ class SensitiveOp:
     passes: int = 0
     damage: float | None = None
     unmeasured: str = ""
+    weights: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -72,12 +74,14 @@ class SensitivityResult:
         ops: The operators. Without a backward pass their order is that of the noise.
         tool_seconds: Time that measuring took.
         notes: What was not measured, and why.
+        weights: Number format of the weights; empty if they are pruned instead.
     """
 
     change: str
     ops: list[SensitiveOp] = field(default_factory=list)
     tool_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    weights: str = ""
 
     def table(self) -> Table:
         """Return a table with a row for each operator."""

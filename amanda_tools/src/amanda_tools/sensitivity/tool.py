@@ -108,6 +108,7 @@ class Sensitivity(Tool):
         super().__init__()
         need_numpy()
         self._change = Change(weights, activations, sparsity)
+        self._format = "" if sparsity is not None else weights
         self._ops: dict[tuple[object, ...], _Op] = {}
         self._notes: dict[str, None] = {}
         self._clock = Clock()
@@ -135,6 +136,8 @@ class Sensitivity(Tool):
             self._notes[f"no gradients on {context.namespace}"] = None
         for operand, axes in chosen:
             op.roles.setdefault(operand.position, operand.role)
+            if operand.weight is not None:
+                op.row.weights[operand.weight.owner] = math.prod(operand.weight.shape)
             context.insert_before_op(
                 partial(self._measure, op=op, operand=operand, axes=axes, first=chosen[0][0]),
                 inputs=[operand.position],
@@ -264,7 +267,7 @@ class Sensitivity(Tool):
             )
         )
         return SensitivityResult(
-            str(self._change), rows, self._clock.spent / 1e9, list(self._notes)
+            str(self._change), rows, self._clock.spent / 1e9, list(self._notes), self._format
         )
 
 

@@ -512,5 +512,6 @@ amanda.charts.graph = (host, chart, context) => {
   };
 };
 const body = document.getElementById("graph-page");
-if (body) lib.page = lib.mount(body, amanda.data("graphs").map(lib.unpacked), true);
+if (body)
+  amanda.ready(() => { lib.page = lib.mount(body, amanda.data("graphs").map(lib.unpacked), true); });
 })();

@@ -2,7 +2,25 @@
 // What all scripts of a page share. Everything that comes from a program is put in as text, never
 // as markup.
 const amanda = (() => {
-  const data = (name) => JSON.parse(document.getElementById(`data-${name}`).textContent);
+  // Large data is compressed: scripts read it in what they give to `ready`, which calls it at once
+  // if there is none, or else when all of it is there.
+  const unpacked = new Map();
+  const data = (name) => unpacked.has(name) ? unpacked.get(name)
+    : JSON.parse(document.getElementById(`data-${name}`).textContent);
+  const unpack = async (element) => {
+    const bytes = Uint8Array.from(atob(element.textContent), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    unpacked.set(element.id.replace("data-", ""), await new Response(stream).json());
+    element.remove();
+  };
+  const ready = (call) => {
+    const packed = [...document.querySelectorAll("script[data-encoding=gzip]")];
+    if (!packed.length) { call(); return null; }
+    return Promise.all(packed.map(unpack)).then(call).catch((error) => {
+      document.body.prepend(`The data of this page cannot be read: ${error}`);
+      throw error;
+    });
+  };
 
   const make = (tag, name, ...children) => {
     const node = document.createElement(tag);
@@ -50,5 +68,5 @@ const amanda = (() => {
   // which a name is enough.
   const charts = {};
 
-  return {data, make, quantity, color, categories, scale, onColors, repaint, charts};
+  return {data, ready, make, quantity, color, categories, scale, onColors, repaint, charts};
 })();

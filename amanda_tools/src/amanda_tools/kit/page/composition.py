@@ -7,6 +7,7 @@ nothing else, and the embedding of data. Text from programs enters a page only a
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
 import json
@@ -18,6 +19,8 @@ from typing import Any
 
 __all__ = ["BASE", "Parts", "compose", "part"]
 
+#: From this many characters on, data is compressed. Smaller data can be read in the page's source.
+_LARGE = 1 << 19
 #: What would end a script's element, or begin a comment in it.
 _REFUSED = ("</script", "</style", "<!--")
 
@@ -45,7 +48,8 @@ def compose(title: str, body: str, parts: Parts, data: Mapping[str, Any]) -> str
         title: Its title, as plain text.
         body: Markup, which is never made of a program's text.
         parts: Its styles and scripts, after `BASE`.
-        data: Name -> what JSON can hold. Scripts get it by ``amanda.data(name)``.
+        data: Name -> what JSON can hold. Scripts get it by ``amanda.data(name)`` in the function
+            that they give to ``amanda.ready``.
 
     >>> page = compose("Calls", "<p id='calls'></p>", Parts(), {"calls": {"relu": 2}})
     >>> '<script type="application/json" id="data-calls">{"relu":2}</script>' in page
@@ -62,11 +66,7 @@ def compose(title: str, body: str, parts: Parts, data: Mapping[str, Any]) -> str
         script_hashes=_hashes(parts.scripts),
         styles="\n".join(f"<style>{text}</style>" for text in parts.styles),
         body=body,
-        data="\n".join(
-            f'<script type="application/json" id="data-{html.escape(name)}">{_embedded(value)}'
-            "</script>"
-            for name, value in data.items()
-        ),
+        data="\n".join(_data(name, value) for name, value in data.items()),
         scripts="\n".join(f"<script>{text}</script>" for text in parts.scripts),
     )
 
@@ -91,9 +91,18 @@ def _hashes(texts: Iterable[str]) -> str:
     return " ".join(found) or "'none'"
 
 
-def _embedded(data: Any) -> str:
+def _data(name: str, value: Any) -> str:
+    """Return an element with data; large data is compressed, which browsers undo."""
+    text, identity = json.dumps(value, separators=(",", ":")), f"data-{html.escape(name)}"
+    if len(text) < _LARGE:
+        return f'<script type="application/json" id="{identity}">{_escaped(text)}</script>'
+    # Without a time, so that the same data is the same page.
+    packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+    return f'<script type="text/plain" data-encoding="gzip" id="{identity}">{packed}</script>'
+
+
+def _escaped(text: str) -> str:
     """Return JSON that is safe inside a page: it cannot end its element or begin another."""
-    text = json.dumps(data, separators=(",", ":"))
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text

@@ -1,6 +1,6 @@
 "use strict";
 // The page as a whole: a section for each result, with its charts, notes and tables.
-(() => {
+amanda.ready(() => {
   const {make, rows} = amanda, byId = (id) => document.getElementById(id);
   const results = amanda.data("results"), facts = amanda.data("facts");
   const drawn = [];
@@ -134,4 +134,4 @@
     resize();
   });
   dress();
-})();
+});
