@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 from amanda_core.driver_kit.execution import OpRecord
@@ -48,6 +49,45 @@ def test_callers_of_a_module_do_not_matter() -> None:
     assert len(callers(around=False)) == 2
 
 
+def test_occurrences_are_counted_in_the_call_of_the_model_that_runs() -> None:
+    sites = PathSites(Rules(lambda code, namespace: USER, lambda: "model"), "toy/1/eager")
+    found: list[OpRecord] = []
+
+    def inner(frame: FrameType) -> None:
+        found.append(sites.locate("relu", frame, ModulePlace("Net", "a", frame, frame)))
+
+    def model(times: int, *others: Callable[[], Any]) -> None:
+        for _ in range(times):
+            inner(sys._getframe())
+            for other in others:
+                other()
+
+    model(3)
+    model(2)
+    assert found[:3] == [*found[3:], found[2]]
+    assert len(set(found)) == 3
+    found.clear()
+    # A model that another one calls counts for itself.
+    model(2, lambda: model(1))
+    assert [found.index(record) for record in found] == [0, 0, 2, 0]
+    held = Held()
+
+    def holding(held: Held) -> None:
+        model(1)
+        inner(sys._getframe())
+
+    alive = weakref.ref(held)
+    holding(held)
+    del held
+    assert alive() is not None
+    sites.leave_calls()
+    assert alive() is None
+
+
+class Held:
+    """An object to which there are weak references."""
+
+
 class Toy:
     """A module: it holds others, and a parameter."""
 
@@ -85,7 +125,7 @@ def test_where_modules_run_is_seen_by_their_methods() -> None:
     # One that is made again has the same label.
     assert Toy(3, a=Toy(4, b=Toy(5))).run(place, "a")[:2] == ("Toy", "a")
     outside = Toy(6)
-    assert model.run(lambda: outside.run(place)) == ("Toy", "<Toy>", None)
+    assert model.run(lambda: outside.run(place))[:3] == ("Toy", "<Toy>", None)
 
 
 def test_parameters_are_found_by_identity() -> None:

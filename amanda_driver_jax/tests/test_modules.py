@@ -114,6 +114,43 @@ def test_names_of_nnx(how: str) -> None:
     assert (path, weights) == ("conv", ["Net:conv.kernel"])
 
 
+class Wide(nnx.Module):
+    """Layers whose operators share lines: in loops, in comprehensions, behind wrappers of JAX."""
+
+    def __init__(self, rngs: Any) -> None:
+        self.norm = nnx.LayerNorm(4, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(2)])
+        self.attention = nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        x = jax.nn.gelu(self.norm(x), approximate=False)
+        for layer in self.layers:
+            x = sum([jnp.sin(layer(x)) for _ in range(2)])
+        return self.attention(x[None])
+
+
+@pytest.mark.parametrize("kind", ["module", "function"])
+def test_eager_ops_are_those_of_jit_one_for_each_equation(kind: str) -> None:
+    model, x = Wide(nnx.Rngs(0)), jnp.ones((3, 4))
+    values = jnp.ones((1, 3, 2, 2))
+
+    def function(x: Any) -> Any:
+        attended = jax.nn.dot_product_attention(values, values, values)
+        return jax.nn.gelu(x, approximate=False).sum() + attended.sum()
+
+    run = function if kind == "function" else lambda x: model(x)
+    found = []
+    for call in (run, jax.jit(run), run):
+        contexts: list[amanda.OpContext] = []
+        tool = amanda.Tool()
+        tool.add_inst_for_op(contexts.append)
+        with amanda.apply(tool):
+            call(x)
+        found.append([(context.name, context.op_type) for context in contexts])
+        assert len({context.get_op_id() for context in contexts}) == len(contexts) > 12
+    assert found[0] == found[1] == found[2]
+
+
 @pytest.mark.parametrize("how", ["eager", "jit", "grad", "jit(grad)"])
 def test_names_of_linen(how: str) -> None:
     model = LinenNet()

@@ -64,6 +64,7 @@ class JaxAttachment:
             return
         if self._state.host.is_used:
             jax.effects_barrier()
+        self._state.eager.leave_calls()
         LOCAL.hold = self._outer
         PATCHES.release(self)
         # Also if an exception kept a call from restoring it.

@@ -39,14 +39,26 @@ def contraction(context: OpContext) -> Contraction | None:
 
 
 def _of_program(program: Any) -> Contraction | None:
-    """Return the contraction of a program of products and transpositions; None for any other."""
+    """Return the contraction of a program of products and transpositions; None for any other.
+
+    The operands are in the order in which the program multiplies them.
+    """
     same = _Names()
     terms = [same.new(len(variable.aval.shape)) for variable in program.invars]
     results = _run(program, terms, same)
     if results is None or len(results) != 1 or same.count > len(string.ascii_letters):
         return None
     names = ["".join(string.ascii_letters[same.of(n)] for n in term) for term in (*terms, *results)]
-    return Contraction(tuple(range(len(terms))), tuple(names[:-1]), names[-1])
+    places = _order(program)
+    return Contraction(places, tuple(names[place] for place in places), names[-1])
+
+
+def _order(program: Any) -> tuple[int, ...]:
+    """Return the positions of a program's arguments in the order of their first use."""
+    used = [id(one) for equation in program.eqns for one in equation.invars]
+    given = [id(variable) for variable in program.invars]
+    known = [place for place in dict.fromkeys(used) if place in given]
+    return tuple(given.index(one) for one in dict.fromkeys((*known, *given)))
 
 
 class _Names:
@@ -77,7 +89,13 @@ class _Names:
 def _run(program: Any, given: Sequence[list[int]], same: _Names) -> list[list[int]] | None:
     """Return the axes of a program's results; None if it has operators that are not known."""
     known: dict[Any, list[int]] = dict(zip(program.invars, given, strict=True))
+    products: set[Any] = set()
     for equation in program.eqns:
+        earlier = [one for one in equation.invars if not hasattr(one, "val") and one in products]
+        if len(earlier) > 1:
+            return None  # No order of the operands tells what is multiplied with what.
+        if earlier or equation.primitive.name in ("dot_general", "mul"):
+            products.update(equation.outvars)
         operands = [
             same.new(len(one.aval.shape)) if hasattr(one, "val") else known.get(one)
             for one in equation.invars
@@ -96,6 +114,12 @@ def _step(equation: Any, operands: Sequence[Any], same: _Names) -> list[list[int
         return [operands[0]]
     if name == "transpose":
         return [[operands[0][axis] for axis in params["permutation"]]]
+    if name == "reduce_sum":
+        return [[n for axis, n in enumerate(operands[0]) if axis not in params["axes"]]]
+    if name == "mul" and len(operands[0]) == len(operands[1]):
+        for one, other in zip(*operands, strict=True):
+            same.join(one, other)
+        return [operands[0]]
     if name == "dot_general":
         (summed, batched), (left, right) = params["dimension_numbers"], operands
         for one, other in (*zip(*summed, strict=True), *zip(*batched, strict=True)):

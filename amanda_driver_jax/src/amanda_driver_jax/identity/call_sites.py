@@ -143,7 +143,7 @@ class OpTable(PathSites):
 
     def __init__(self, namespace: str) -> None:
         zones = functools.partial(zone_of, _ZONES)
-        super().__init__(Rules(kind_of=_kind_of, zone_of=zones), namespace)
+        super().__init__(Rules(kind_of=_kind_of, zone_of=zones, is_layered=True), namespace)
 
     def called(self, op_type: str, place: ModulePlace | None) -> OpRecord:
         """Return the op that is being called.

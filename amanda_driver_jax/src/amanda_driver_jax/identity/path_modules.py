@@ -26,11 +26,13 @@ class ModulePlace(NamedTuple):
         path: Its path there.
         around: The frame of its method, so that callers of it do not matter; None if the path does
             not tell which module it is.
+        call: The frame of the method of its model that is running; None outside of models.
     """
 
     root: str
     path: str
     around: FrameType | None = None
+    call: FrameType | None = None
 
 
 class PathModels(ABC):
@@ -84,14 +86,14 @@ class PathModels(ABC):
             return None
         inner, around, library = running[0]
         # A module of one library may be called by one of another.
-        root = [module for module, _, its_library in running if its_library == library][-1]
+        root, call = [(one, its) for one, its, owner in running if owner == library][-1]
         label, paths = self._models.get(root) or self._register(root)
         self._root = root
         path = self.path_of(inner)
         path = paths.get(id(inner)) if path is None else path
         if path is None:  # Which of several it is can be seen only by where it is called.
-            return ModulePlace(label, f"<{type(inner).__qualname__}>")
-        return ModulePlace(label, path, around)
+            return ModulePlace(label, f"<{type(inner).__qualname__}>", None, call)
+        return ModulePlace(label, path, around, call)
 
     def __call__(self, context: OpContext) -> Reads:
         """Return the parameters that an operator reads in this execution."""

@@ -38,6 +38,8 @@ class PathSites:
 
     def __init__(self, rules: Rules, namespace: str) -> None:
         self._scopes: dict[tuple[str, str, str], Scope] = {}
+        #: The calls of models that run, outermost first, each with the occurrences in it.
+        self._calls: list[tuple[FrameType, dict[Any, int]]] = []
         self._counts: weakref.WeakKeyDictionary[Any, dict[Any, int]] = weakref.WeakKeyDictionary()
         self._sites: Sites[OpRecord] = Sites(
             rules,
@@ -64,10 +66,10 @@ class PathSites:
             frame: The frame that calls it.
             place: Where the module that runs is.
             part: The part of the program that runs, in which occurrences are counted; it is held
-                weakly. None if each call is the first one.
+                weakly. None if they are counted in the call of the model that runs.
         """
-        root, path, around = place
-        counts = {} if part is None else self._counts.setdefault(part, {})
+        root, path, around, call = place
+        counts = self._counted(call) if part is None else self._counts.setdefault(part, {})
         scope = OUTSIDE
         zone = THREAD.zones[-1].name if THREAD.zones else ""
         if root or path or zone:
@@ -79,6 +81,31 @@ class PathSites:
             depth = _distance(frame, around)
             found = [one for one, level in zip(found, levels, strict=False) if level[0] <= depth]
         return self._sites.passed(Origin(op_type, scope, found), (), counts)[0]
+
+    def leave_calls(self) -> None:
+        """Let go of the calls of models: their frames hold what these computed."""
+        self._calls.clear()
+
+    def _counted(self, call: FrameType | None) -> dict[Any, int]:
+        """Return the occurrences in a call of a model that is running.
+
+        A frame cannot be held weakly. So the last ones are held until another operator is called.
+        """
+        calls = self._calls
+        while calls and calls[-1][0] is not call and not _is_around(calls[-1][0], call):
+            calls.pop()
+        if call is None:
+            return {}
+        if not calls or calls[-1][0] is not call:
+            calls.append((call, {}))
+        return calls[-1][1]
+
+
+def _is_around(outer: FrameType, frame: FrameType | None) -> bool:
+    """Return True if a frame is called inside another one, which is still running."""
+    while frame is not None and frame is not outer:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _distance(frame: FrameType, outer: FrameType) -> int:

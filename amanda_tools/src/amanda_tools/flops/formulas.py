@@ -241,31 +241,36 @@ def _convolution(context: OpContext, transposed: bool) -> Formula | str:
 
 def _einsum(context: OpContext) -> Formula | str:
     equation = context.attrs.get("equation")
-    position = 0
+    places: tuple[int, ...] = (0,)
     inputs = context.get_inputs() or ()
     if inputs and isinstance(inputs[0], (str, bytes)):
-        equation, position = inputs[0], 1
+        equation, places = inputs[0], (1,)
     if equation is None:
-        return "the equation is not known"
+        axes = None if context.facts is None else context.facts.contraction(context)
+        if axes is None or not all(isinstance(place, int) for place in axes.places):
+            return "the equation is not known"
+        places = tuple(place for place in axes.places if isinstance(place, int))
+        equation = f"{','.join(axes.terms)}->{axes.result}"
     text = equation.decode() if isinstance(equation, bytes) else str(equation)
 
     def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        return sum(contraction(text, _listed(inputs[0])))
+        return sum(contraction(text, _operands(inputs)))
 
     def backward(inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]) -> int:
-        wanted = [gradient is not None for gradient in _listed(gradients[0])]
+        wanted = [gradient is not None for gradient in _operands(gradients)]
         # A product has a gradient for each of its two operands, if it is needed.
         return sum(
             cost * (wanted[index] + any(wanted[:index]))
-            for index, cost in enumerate(contraction(text, _listed(inputs[0])), 1)
+            for index, cost in enumerate(contraction(text, _operands(inputs)), 1)
         )
 
-    return Formula("matmul", (position,), count, (position,), backward)
+    return Formula("matmul", places, count, places, backward)
 
 
-def _listed(value: Any) -> Sequence[Any]:
-    is_one = isinstance(value, Size) or not isinstance(value, (list, tuple))
-    return (value,) if is_one else value
+def _operands(values: Sequence[Any]) -> Sequence[Any]:
+    """Return the operands of a product, which may be inputs of their own or one list of them."""
+    is_list = len(values) == 1 and not isinstance(values[0], Size)
+    return values[0] if is_list and isinstance(values[0], (list, tuple)) else values
 
 
 def contraction(equation: str, sizes: Sequence[Size]) -> list[int]:
