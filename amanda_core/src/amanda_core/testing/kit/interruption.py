@@ -120,9 +120,7 @@ class _Lines:
 #: Instructions that raise nothing: the start of `try`, and the start and end of what handles an
 #: exception. After an exception at its end, Python would take the handled one for one that is still
 #: being handled, and set it as the context of each later one.
-_QUIET = {
-    dis.opmap[name] for name in ("NOP", "PUSH_EXC_INFO", "POP_EXCEPT") if name in dis.opmap
-}
+_QUIET = {dis.opmap[name] for name in ("NOP", "PUSH_EXC_INFO", "POP_EXCEPT") if name in dis.opmap}
 #: Instructions that keep a result on the stack, below the exit of a block that returns it.
 _SWAPS = {dis.opmap[name] for name in ("SWAP", "ROT_TWO") if name in dis.opmap}
 
