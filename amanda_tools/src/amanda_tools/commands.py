@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +18,10 @@ import click
 
 from amanda_core.cli.drawing import show, show_json
 from amanda_core.cli.progress import told_if_slow
+from amanda_core.cli.ranks import chosen, parse_ranks
 from amanda_core.errors import AmandaError, MissingExtraError, ResultError
 from amanda_core.results import printable
+from amanda_core.results.output import processes_in
 
 if TYPE_CHECKING:
     from amanda_tools.diff import DiffResult, FingerprintDiff
@@ -32,8 +36,9 @@ _ROWS = 20
 _DIFF = """Compare two runs, A and B, and name the operator at which they part.
 
 A and B are folders of results of the tools `fingerprint` or `dump`, or folders that these tools
-wrote themselves. Fingerprints are compared bit for bit, rank by rank. Dumps may be of different
-frameworks, and are compared within a tolerance.
+wrote themselves. Fingerprints are compared bit for bit. Dumps may be of different frameworks, and
+are compared within a tolerance. Of two runs of several processes, each rank of A is compared with
+that of B; what only one of them has is named first.
 
 \b
 Exit status:
@@ -69,6 +74,7 @@ class _Command(click.Command):
     default="auto",
     help="Which operators correspond; by default names, if most are in both, and else values.",
 )
+@click.option("--ranks", metavar="0,3", help="Of runs of several processes, only these ranks.")
 @click.option("--all", "everything", is_flag=True, help="Show what agrees as well, and all rows.")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 def diff(
@@ -77,51 +83,122 @@ def diff(
     rtol: float | None,
     atol: float | None,
     align: Align,
+    ranks: str | None,
     everything: bool,
     as_json: bool,
 ) -> int:
     """Compare two runs; `_DIFF` says the rest."""
+    from amanda_tools.diff import compare, compare_fingerprints
+
+    numbers = parse_ranks(ranks)
+    is_exact = _have_fingerprints(a, b)
+    pairs, alone = (None, []) if is_exact else _pairs(a, b, numbers)
+    if is_exact and (rtol or atol or align not in ("auto", "names")):
+        raise _WrongUse(
+            "Fingerprints are compared bit for bit and aligned by names: --rtol, --atol and "
+            "--align are for dumps"
+        )
+    if pairs is None:
+        if ranks is not None and not is_exact:
+            raise _WrongUse("--ranks is for two runs of several processes")
+        found: DiffResult | FingerprintDiff
+        with _errors():
+            if is_exact:
+                found = compare_fingerprints(a, b, numbers)
+            else:
+                found = compare(a, b, rtol, atol, align)
+        if as_json:
+            show_json(json.loads(found.to_json()))
+        else:
+            _show(found, everything)
+        return _status(found)
+    for text in alone:
+        click.echo(printable(text), err=as_json)
+    statuses, contents, is_shown = [2] if alone else [0], {}, False
+    for name, (mine, its) in pairs.items():
+        with _errors():
+            found = compare(mine, its, rtol, atol, align)
+        statuses.append(_status(found))
+        if as_json:
+            contents[name] = json.loads(found.to_json())
+        elif statuses[-1] == 1 and (everything or not is_shown):
+            click.echo(f"{name}:")
+            _show(found, everything)
+            is_shown = True
+        else:
+            for line in found.conclusion(_ROWS).splitlines():
+                click.echo(printable(f"{name}: {line}"))
+    if as_json:
+        show_json(contents)
+    return 1 if 1 in statuses else max(statuses)
+
+
+def _have_fingerprints(a: Path, b: Path) -> bool:
+    """Return True if both runs have fingerprints.
+
+    Raises:
+        ResultError: Only one has.
+    """
+    from amanda_tools.diff import is_fingerprint
+
+    kinds = [is_fingerprint(path) for path in (a, b)]
+    if any(kinds) and not all(kinds):
+        raise ResultError(
+            "One run has a fingerprint, the other has none",
+            where=str((a, b)[kinds.index(False)]),
+            fix="Record both with the same tool: amanda run -t fingerprint",
+        )
+    return all(kinds)
+
+
+def _pairs(
+    a: Path, b: Path, ranks: set[int] | None
+) -> tuple[dict[str, tuple[Path, Path]] | None, list[str]]:
+    """Return the processes that are in both runs, and sentences on those that are in one.
+
+    The former is None unless both are runs of several processes.
+    """
+    in_a, in_b = (
+        {one.name.partition("-restart")[0]: one for one in chosen(folder, ranks)}
+        if folder.is_dir() and processes_in(folder)
+        else {}
+        for folder in (a, b)
+    )
+    if not in_a or not in_b:
+        return None, []
+    alone = [
+        f"Only in {name}: {', '.join(left)}"
+        for name, left in (
+            ("A", [one for one in in_a if one not in in_b]),
+            ("B", [one for one in in_b if one not in in_a]),
+        )
+        if left
+    ]
+    return {name: (path, in_b[name]) for name, path in in_a.items() if name in in_b}, alone
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Say what happens if it is slow, and turn errors of a comparison into those of a program."""
     try:
         with told_if_slow(lambda what: click.echo(f"amanda: {what}", err=True), "comparing"):
-            found = _compared(a, b, rtol, atol, align)
+            yield
     except AmandaError:
         raise
     except ImportError as error:
         raise MissingExtraError(str(error)) from error
     except ValueError as error:
         raise _WrongUse(str(error)) from error
-    status = 1 if not found.same else 0 if found.complete else 2
-    if as_json:
-        show_json(json.loads(found.to_json()))
-        return status
+
+
+def _status(found: DiffResult | FingerprintDiff) -> int:
+    return 1 if not found.same else 0 if found.complete else 2
+
+
+def _show(found: DiffResult | FingerprintDiff, everything: bool) -> None:
     table = found.table(everything)
     show(table if everything else table.first(_ROWS), sys.stdout)
     if not everything and len(table.rows) > _ROWS:
         click.echo(f"{len(table.rows) - _ROWS} more; --all shows them")
     for line in found.conclusion(None if everything else _ROWS).splitlines():
         click.echo(printable(line))
-    return status
-
-
-def _compared(
-    a: Path, b: Path, rtol: float | None, atol: float | None, align: Align
-) -> DiffResult | FingerprintDiff:
-    """Compare the fingerprints of both runs if both have some, else their dumps."""
-    from amanda_tools.diff import compare, compare_fingerprints, is_fingerprint
-
-    kinds = [is_fingerprint(path) for path in (a, b)]
-    if not any(kinds):
-        return compare(a, b, rtol, atol, align)
-    if not all(kinds):
-        without = (a, b)[kinds.index(False)]
-        raise ResultError(
-            "One run has a fingerprint, the other has none",
-            where=str(without),
-            fix="Record both with the same tool: amanda run -t fingerprint",
-        )
-    if rtol or atol or align not in ("auto", "names"):
-        raise _WrongUse(
-            "Fingerprints are compared bit for bit and aligned by names: --rtol, --atol and "
-            "--align are for dumps"
-        )
-    return compare_fingerprints(a, b)

@@ -162,7 +162,10 @@ class Merged:
         found.parts[""] = _Rows.of([single], [""], kinds, process)
         total = content.get("total")
         totals = {f"total {n}": one for n, one in total.items()} if isinstance(total, dict) else {}
-        found.ranks.append({"name": process, **single, **totals})
+        told = {
+            n: v for n, v in single.items() if isinstance(v, str) or _kind(n, [v], kinds) != "same"
+        }
+        found.ranks.append({"name": process, **told, **totals})
         for note in content.get("notes") or ():
             found.notes[str(note)] = [process]
         return found
@@ -188,7 +191,10 @@ class Merged:
         content, parts = dict(self.content), dict(self.parts)
         charts = content.pop("charts", [])
         content |= next(parts.pop("").rows())
-        content |= {"ranks": self.ranks, **self.alike}
+        texts = {n for row in self.ranks for n, value in row.items() if isinstance(value, str)}
+        known = {n for n in texts if len({row.get(n) for row in self.ranks}) < 2}
+        ranks = [{n: value for n, value in row.items() if n not in known} for row in self.ranks]
+        content |= {"ranks": ranks, **self.alike}
         for name, rows in parts.items():
             merged = [*rows.rows()]
             if name in self.named:

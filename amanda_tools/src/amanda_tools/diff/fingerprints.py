@@ -7,7 +7,7 @@ in the order of execution, that wrote other values although it read the same one
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -260,12 +260,15 @@ def is_fingerprint(path: Path) -> bool:
     return any((folder / one / OPS).exists() for folder in folders for one in ("", "fingerprint"))
 
 
-def compare_fingerprints(a: Path | str, b: Path | str) -> FingerprintDiff:
+def compare_fingerprints(
+    a: Path | str, b: Path | str, ranks: Collection[int] | None = None
+) -> FingerprintDiff:
     """Compare two fingerprinted runs, of one process or of several.
 
     Args:
         a: Folder of the results of the first run, or of its fingerprint.
         b: The same of the second run.
+        ranks: Numbers of the processes to compare; None for all.
 
     Raises:
         ResultError: A fingerprint cannot be read, or the runs have no value in common.
@@ -273,7 +276,10 @@ def compare_fingerprints(a: Path | str, b: Path | str) -> FingerprintDiff:
     """
     first, second = _processes_of(Path(a)), _processes_of(Path(b))
     result = FingerprintDiff()
+    named = None if ranks is None else {f"rank{number}" for number in ranks}
     for process in dict.fromkeys([*first, *second]):
+        if named is not None and process not in named:
+            continue
         one, other = first.get(process), second.get(process)
         if one is None or other is None:
             present = one or other
