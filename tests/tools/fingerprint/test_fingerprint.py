@@ -247,7 +247,7 @@ def test_a_rank_that_is_missing_is_named(tmp_path: Path) -> None:
     found = compare_fingerprints(tmp_path / "a", tmp_path / "b")
     assert (found.same, found.complete) == (True, False)
     assert [(one.process, one.run, one.what) for one in found.missing] == [
-        (1, "A", "the whole process")
+        ("rank1", "A", "the whole process")
     ]
 
 
