@@ -6,12 +6,13 @@ Owns the answers. It reads no attribute that torch computes, rebuilds or refuses
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
+from amanda_core.driver_kit import WeakGroup
 from amanda_core.interface import (
     DENSE,
     Arithmetic,
@@ -36,7 +37,10 @@ from amanda_driver_torch.torch_internals.internals import (
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["FACTS"]
+__all__ = ["FACTS", "STEPPED"]
+
+#: The optimizers that made a step under tools.
+STEPPED: WeakGroup[torch.optim.Optimizer] = WeakGroup()
 
 #: The granularity of torch's CUDA allocator, in bytes.
 _CUDA_BLOCK = 512
@@ -243,6 +247,13 @@ class _TorchFacts(Facts):
                 if address or not size:  # Otherwise its memory was freed.
                     return _memory(address, size, _READ) if size else b""
         return self.values(tensor)
+
+    def optimizer_states(self) -> Iterable[tuple[Any, str, Any]]:
+        for optimizer in tuple(STEPPED):
+            # Copied at once, since another thread may make a step meanwhile.
+            for parameter, states in list(optimizer.state.items()):
+                for name, value in list(states.items()) if isinstance(states, dict) else ():
+                    yield parameter, name, value
 
     def random_states(self) -> Mapping[str, bytes]:
         states = {"cpu": torch.get_rng_state()}

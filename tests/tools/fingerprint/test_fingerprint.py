@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import random
 import subprocess
 import sys
@@ -305,6 +306,26 @@ def test_a_program_that_is_killed_leaves_its_rows(tmp_path: Path) -> None:
     found = load_fingerprint(tmp_path / "out")
     assert not found.ended
     assert sorted(set(found.rows["step"].tolist())) == [0, 1, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_writes_nothing(tmp_path: Path) -> None:
+    tool = Fingerprint(folder=tmp_path / "a")
+    with amanda.apply(tool):
+        torch.relu(torch.ones(2))
+        child = os.fork()
+        if not child:
+            for _ in range(3):
+                torch.sigmoid(torch.ones(2))
+                amanda.step()
+            os._exit(0)
+        os.waitpid(child, 0)
+        torch.relu(torch.ones(2))
+    tool.result()
+    found = load_fingerprint(tmp_path / "a")
+    assert found.ended
+    assert [op.word for op in found.ops if op.zone == "model"].count("relu") == 2
 
 
 def test_inputs_have_their_producers() -> None:

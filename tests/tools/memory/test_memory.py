@@ -363,11 +363,6 @@ def test_nothing_is_changed() -> None:
 
 def test_parameters_and_states_of_optimizers_have_their_names() -> None:
     """The names are those of `named_parameters` and of the optimizer's own state."""
-    from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
-
-    def foreign() -> list[str]:
-        return [hook.__module__ for hook in hooks.values() if "memory" in hook.__module__]
-
     tool = Memory()
     with amanda.apply(tool):
         model = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2, bias=False)))
@@ -375,8 +370,6 @@ def test_parameters_and_states_of_optimizers_have_their_names() -> None:
         for _ in range(2):
             model(torch.ones(5, 3)).sum().backward()
             optimizer.step()
-        assert foreign() == ["amanda_tools.memory.names"]
-    assert foreign() == []
     found = {op.holds: op for op in tool.result().ops if op.holds}
     expected = {}
     for name, parameter in model.named_parameters():

@@ -6,7 +6,7 @@ NumPy is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -308,6 +308,13 @@ class Facts:
         """
         array = self.view(tensor)
         return array if array.flags.c_contiguous else array.copy()
+
+    def optimizer_states(self) -> Iterable[tuple[Any, str, Any]]:
+        """Return what optimizers that made a step under tools keep of their parameters.
+
+        Each is a parameter, the name of a state, such as ``exp_avg``, and its value.
+        """
+        return ()
 
     def random_states(self) -> Mapping[str, bytes]:
         """Return the states of the framework's own random generators, by the device of each."""

@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
 )
 
 from amanda_core.driver_kit import Activation, Patches
+from amanda_driver_torch.facts import STEPPED
 from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.threads.state import STATE
 
@@ -121,6 +122,7 @@ def _opened(closure: Callable[..., Any], outside: list[Activation]) -> Callable[
 def _step_ended(optimizer: Any, args: Any, kwargs: Any) -> None:
     attachment = STATE.attachment
     if attachment is not None:
+        STEPPED.add(optimizer)
         attachment.attempt("the end of a step", None, attachment.session.end_step)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import struct
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -108,6 +109,8 @@ class Stream:
                 f"folder must have no fingerprint yet, but {str(folder)!r} has one"
             ) from None
         self._pending = bytearray()
+        #: A fork has the open files, too, and must not write to them.
+        self._process = os.getpid()
         self.count = 0
         self.lost = 0
         self.problem = ""
@@ -131,13 +134,12 @@ class Stream:
     def flush(self) -> None:
         """Write the rows that are pending. A full disk is a problem of the result, not an error."""
         block, self._pending = bytes(self._pending), bytearray()
-        if not block:
+        if not block or os.getpid() != self._process:
             return
         if self.problem:
             self.lost += len(block) // _ROW.size
             return
         try:
-            self._ops.flush()
             self._rows.write(_BLOCK.pack(len(block), digest_of(block)))
             self._rows.write(block)
             self._rows.flush()
@@ -149,10 +151,6 @@ class Stream:
         """Write what is pending, and that the run has ended so far."""
         self.flush()
         self._line({"end": self.count - self.lost, "notes": notes})
-        try:
-            self._ops.flush()
-        except OSError as error:
-            self.problem = self.problem or f"could not be written: {error.strerror or error}"
 
     def close(self) -> None:
         """Write what is pending, and close the files."""
@@ -162,8 +160,11 @@ class Stream:
                 file.close()
 
     def _line(self, content: dict[str, Any]) -> None:
+        if os.getpid() != self._process:
+            return
         try:
             self._ops.write(json.dumps(content, separators=(",", ":")) + "\n")
+            self._ops.flush()
         except OSError as error:
             self.problem = self.problem or f"could not be written: {error.strerror or error}"
 

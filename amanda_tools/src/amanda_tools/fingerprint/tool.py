@@ -42,6 +42,8 @@ __all__ = ["Fingerprint"]
 
 #: Types that write all of their first input, if they work in place.
 _WRITES = frozenset({"random", "full", "assign"})
+#: Dtypes of handles, which have no values.
+_HANDLES = frozenset({"resource", "variant"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,6 @@ class Fingerprint(OperatorTool["_Op"]):
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="amanda-fingerprint-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-            self._keeps = False
-        else:
-            self._keeps = True
         self._stream = Stream(Path(folder))
         weakref.finalize(self, self._stream.close)
         self._types: dict[tuple[object, ...], int] = {}
@@ -190,6 +189,11 @@ class Fingerprint(OperatorTool["_Op"]):
 
     def _op(self, context: OpContext) -> _Op:
         facts = facts_of(context)
+        if not context.supports("ordered"):
+            self._notes.setdefault(
+                f"on {context.namespace} routines run in any order: the first difference is the "
+                "first that was recorded, not the first of the program"
+            )
         self._facts.setdefault(context.namespace, facts)
         return self.account_of(context, lambda: self._new_op(context, facts))
 
@@ -210,12 +214,12 @@ class Fingerprint(OperatorTool["_Op"]):
     def _record(self, values: Sequence[Any], op: _Op, what: int, order: int, call: int) -> None:
         recorded = False
         for position, value in enumerate(values):
-            if op.facts.is_tensor(value):
+            if op.has_values(value):
                 self._one(value, op, what, order, call, position, NO_ITEM)
                 recorded = True
             elif isinstance(value, (list, tuple)):
                 for item, inner in enumerate(value):
-                    if op.facts.is_tensor(inner):
+                    if op.has_values(inner):
                         self._one(inner, op, what, order, call, position, min(item, NO_ITEM - 1))
                         recorded = True
         if what == OUTPUT:
@@ -362,6 +366,10 @@ class _Op:
         #: Whether the execution in progress reads memory that nothing has written.
         self.reads_unwritten = False
         self.entered = self.left = 0
+
+    def has_values(self, value: Any) -> bool:
+        """Return True for a tensor that is not a handle of something else, such as a variable."""
+        return self.facts.is_tensor(value) and self.facts.dtype(value) not in _HANDLES
 
 
 def _norms(tensor: Any, facts: Facts) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Names of what lives in buffers: parameters, and the state that optimizers keep of them.
 
 Owns which buffer has which name. A parameter is known once an operator reads it as a weight, the
-state of PyTorch's optimizers once a step has ended. No tensor is kept alive.
+state of an optimizer once a step has ended. No tensor is kept alive.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ class BufferNames:
         self._tell = tell
         #: Key of the buffer of a parameter -> its name.
         self._parameters: dict[Hashable, str] = {}
-        self._unhook: Callable[[], None] | None = None
+        #: Facts of the drivers that showed operators of optimizers.
+        self._with_optimizers: list[Facts] = []
 
     def read(self, context: OpContext) -> None:
-        """Note the parameters that an operator reads, or watch the optimizer that it is part of."""
+        """Note the parameters that an operator reads, or that there are optimizers."""
         facts = facts_of(context)
         if context.zone == "optimizer":
-            self._watch(context, facts)
+            if facts not in self._with_optimizers:
+                self._with_optimizers.append(facts)
             return
         if context.zone == "init":
             return  # Parameters have no names before the model has them.
@@ -46,28 +48,13 @@ class BufferNames:
                 self._parameters[key] = weight.name
                 self._tell(key, weight.name)
 
-    def end(self) -> None:
-        """Watch optimizers no longer."""
-        if self._unhook is not None:
-            self._unhook()
-            self._unhook = None
-
-    def _watch(self, context: OpContext, facts: Facts) -> None:
-        if self._unhook is not None or not context.namespace.startswith("pytorch/"):
-            return
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        def name(optimizer: Any, args: Any, kwargs: Any) -> None:
-            self._name_state(optimizer, facts)
-
-        self._unhook = register_optimizer_step_post_hook(name).remove
-
-    def _name_state(self, optimizer: Any, facts: Facts) -> None:
-        for parameter, state in optimizer.state.items():
-            owner = self._parameters.get(_key(facts, parameter), "a parameter")
-            for what, value in state.items() if isinstance(state, dict) else ():
+    def end_step(self) -> None:
+        """Name the states that optimizers keep of parameters."""
+        for facts in self._with_optimizers:
+            for parameter, what, value in facts.optimizer_states():
                 key = _key(facts, value)
                 if key is not None:
+                    owner = self._parameters.get(_key(facts, parameter), "a parameter")
                     self._tell(key, f"{what} of {owner}")
 
 

@@ -80,7 +80,6 @@ class Memory(OperatorTool["_Op"]):
             self.add_inst_for_op(self.analyse_backward, backward=True)
         self._names = BufferNames(self._name)
         self.add_inst_for_step(self.begin_step, self.end_step)
-        self.add_inst_for_end(self._names.end)
 
     def analyse(self, context: OpContext) -> None:
         """Insert routines that record what an operator allocates."""
@@ -157,6 +156,7 @@ class Memory(OperatorTool["_Op"]):
     def end_step(self, number: int) -> None:
         """Record the end of a step."""
         with self._lock:
+            self._names.end_step()
             self._ledger.settle()
             if self._steps:
                 self._steps[-1].live = self._ledger.live
