@@ -201,6 +201,25 @@ def test_the_warm_up_ends_when_steps_are_alike() -> None:
     assert (only(alone, "Sleep").self, alone.wall) == (500 * MS, 503 * MS)
 
 
+def test_steps_in_which_tools_analyse_again_are_left_out() -> None:
+    """The accounts of the others are theirs alone: each takes another time."""
+    times = [1000 if n in (0, 9, 24) else n + 1 for n in range(30)]
+    found = steps_of(FakeClock(), times, warmup=None)
+    without = {0, *range(5, 9), 9, *range(20, 24), 24}
+    counted = [n for n in range(30) if n not in without]
+    assert [step.number for step in found.counted] == counted
+    op = only(found, "Sleep")
+    expected = [times[n] * MS for n in counted]
+    assert (op.calls, op.self, op.total) == (len(counted), sum(expected), sum(expected))
+    assert (op.shortest, op.longest, op.first) == (2 * MS, 30 * MS, 1000 * MS)
+    assert op.median == statistics.median_low(expected)
+    assert (found.threads[0].calls, found.threads[0].self) == (2 * len(counted), sum(expected))
+    assert found.wall == sum(expected) + 3 * MS * len(counted)
+    assert sum(found.between.values()) == sum(step.rest + step.driver for step in found.counted)
+    everything = steps_of(FakeClock(), times, warmup=0)
+    assert only(everything, "Sleep").longest == 1000 * MS
+
+
 def test_rankings_are_by_medians() -> None:
     clock = FakeClock()
     tool = latency_by(clock)
@@ -276,7 +295,9 @@ def test_steps_without_the_profiler_say_what_it_takes() -> None:
     # 5 to 8 are such steps. The first two of them still have something of the profiler.
     found = steps_of(clock, [10, 10, 10, 10, 10, 90, 40, 10, 10, 10, 10], warmup=1)
     assert [step.number for step in found.steps] == [0, 1, 2, 3, 4, 9, 10]
-    assert only(found, "Sleep").calls == 6
+    # In step 9, tools analyse again.
+    assert [step.number for step in found.counted] == [1, 2, 3, 4, 10]
+    assert only(found, "Sleep").calls == 5
     assert found.plain == 14 * MS  # And one look at the clock.
     step = found.counted[0]
     assert (step.driver, step.wall) == (step.wall - step.tool - 14 * MS, step.wall)
@@ -293,7 +314,7 @@ def test_operators_take_no_longer_than_a_step_without_the_profiler() -> None:
     assert found.plain == 5 * MS + 1000
     inside = 5 * MS  # 10 ms and a tick, less the plain step
     steps = [(step.ops, step.driver >= inside, step.rest >= 0) for step in found.counted]
-    assert steps == [(5 * MS + 1000, True, True)] * 5 + [(7 * MS + 1000, True, True)]
+    assert steps == [(5 * MS + 1000, True, True)] * 4 + [(7 * MS + 1000, True, True)]
     assert only(found, "Sleep").self == sum(step.ops for step in found.counted)
     assert found.threads[0].self == sum(step.ops for step in found.counted)
     assert only(found, "Sleep").median == 10 * MS + 1000  # The intervals are as they were.
@@ -307,8 +328,9 @@ def test_noise_is_not_subtracted_from_operators() -> None:
     times = [10, 30, 30, 30, 30, 10, 10]
     found = steps_of(FakeClock(), [500, *times[:4], 0, 0, 2, 9, *times[4:]], warmup=1)
     assert found.plain == 8.5 * MS  # With the 3 ms of the program.
-    assert only(found, "Sleep").self == sum(times) * MS
-    assert [step.ops for step in found.counted] == [time * MS for time in times]
+    counted = [*times[:4], *times[5:]]  # Without the step in which tools analyse again.
+    assert only(found, "Sleep").self == sum(counted) * MS
+    assert [step.ops for step in found.counted] == [time * MS for time in counted]
 
 
 def test_percentiles_of_many_executions() -> None:

@@ -18,7 +18,7 @@ _FUSED = {"pytorch": ", `torch.compile`", "tensorflow": ", `tf.function`", "jax"
 def advise(
     wall: int, ops: int, rest: int, namespaces: Collection[str], longest: tuple[str, float]
 ) -> str:
-    """Return the sentence.
+    """Return the sentence; empty if timing itself takes most of a step.
 
     Args:
         wall: Time of the steps.
@@ -29,7 +29,11 @@ def advise(
 
     >>> advise(100, 30, 62, ["pytorch/2.13.0/eager"], ("linear", 0.5))
     '62% of a step is between operators: use larger batches, `torch.compile`'
+    >>> advise(100, 6, 10, ["tensorflow/2.21.0/function"], ("matmul", 0.25))
+    ''
     """
+    if 2 * (ops + rest) < wall:
+        return ""
     if rest > _MUCH * wall:
         eager = {name.partition("/")[0] for name in namespaces if is_eager(name)}
         fused = next((fix for framework, fix in _FUSED.items() if framework in eager), "")

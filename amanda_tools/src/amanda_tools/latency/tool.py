@@ -58,7 +58,8 @@ class Latency(OperatorTool["_Op"]):
         warmup: Number of first steps that are left out of all figures but those of the steps, as
             the framework initializes and tools analyse there. None for the first step and those
             after it, at most ten, that took over one and a half times the median of the later ones.
-            They count if no later step ends, and with `kernels`.
+            They count if no later step ends, and with `kernels`. Unless it is 0, each first step
+            after those without the profiler is left out as well, for the same reason.
 
     Raises:
         ValueError: `limit` or `warmup` is negative.
@@ -92,6 +93,8 @@ class Latency(OperatorTool["_Op"]):
         self.warmup = 0 if kernels else warmup
         #: The accounts of the first steps, of which some are the warm-up.
         self._first: list[_Account] = []
+        #: Those of the steps in which tools analyse again, and of what was between them.
+        self._later: list[_Account] = []
         #: The steps without the profiler.
         self._plain: list[StepTime] = []
         self.where(None)
@@ -236,6 +239,9 @@ class Latency(OperatorTool["_Op"]):
         """Record the start of a step."""
         with self._lock:
             self._settle()
+            if number in _AGAIN and self.warmup != 0 and self._is_past_first:
+                # The accounts so far stay apart from those of this step.
+                self._close(-number, self._later)
             self._step_begin = self.now()
             self._steps.append(StepTime(number))
             self._between.drop()
@@ -278,16 +284,19 @@ class Latency(OperatorTool["_Op"]):
             steps = [replace(step) for step in self._steps if step.calls]
             if steps and not steps[-1].ended:
                 steps[-1].wall = self._last - self._step_begin
-            left_out = self._warm_up(steps)
-            for place, step in enumerate(step for step in steps if step.ended):
-                step.warm_up = place < left_out
-            ops, kernels = self._timed_ops(left_out)
-            threads = [
-                thread.summary(left_out, len(self._first)) for thread in self._threads.values()
-            ]
+            again = _AGAIN if self.warmup != 0 else frozenset()
+            first = [step for step in steps if step.ended and step.number not in again]
+            left_out = {step.number for step in first[: self._warm_up(first)]}
+            for step in steps:
+                step.warm_up = step.number in left_out or (step.ended and step.number in again)
+            left_out |= again
+            accounts = [a for a in (*self._first, *self._later) if a.step not in left_out]
+            keys = [account.step for account in accounts]
+            ops, kernels = self._timed_ops(keys)
+            threads = [thread.summary(keys) for thread in self._threads.values()]
             threads = [thread for thread in threads if thread.calls]
             between, busy, total = dict(self._between.times), self._graph.busy, self._graph.total
-            for account in self._first[left_out:]:
+            for account in accounts:
                 between = _added(between, account.between)
                 busy, total = busy + account.busy, total + account.total
             # Of two, the mean: the smaller one is often too small.
@@ -319,17 +328,17 @@ class Latency(OperatorTool["_Op"]):
 
     def _warm_up(self, steps: Sequence[StepTime]) -> int:
         """Return how many of these steps are the warm-up."""
-        times = [step.wall for step in steps if step.ended]
+        times = [step.wall for step in steps]
         if len(times) <= (self.warmup or 0):
             return 0  # A warm-up alone is better than nothing.
         return warm_up(times) if self.warmup is None else self.warmup
 
-    def _timed_ops(self, left_out: int) -> tuple[list[TimedOp], list[Kernel]]:
+    def _timed_ops(self, keys: Sequence[int]) -> tuple[list[TimedOp], list[Kernel]]:
         """Return the operators that were timed, and the kernels with the places of these."""
         places: dict[int, int] = {}
         ops: list[TimedOp] = []
         for op in self._ops.values():
-            facts = op.summary([account.step for account in self._first[left_out:]])
+            facts = op.summary(keys)
             if facts.calls or facts.unfinished:
                 places[op.number] = len(ops)
                 ops.append(facts)
@@ -340,17 +349,24 @@ class Latency(OperatorTool["_Op"]):
                 ops[kernel.op].kernel_time += kernel.duration
         return ops, kernels
 
+    @property
+    def _is_past_first(self) -> bool:
+        return len(self._first) >= (MOST_WARM_UP if self.warmup is None else self.warmup)
+
     def _end_first(self, step: StepTime) -> None:
-        """Begin new accounts after one of the first steps, which may be part of the warm-up."""
-        if len(self._first) >= (MOST_WARM_UP if self.warmup is None else self.warmup):
-            return
+        """Begin new accounts after a step that may be left out."""
+        if not self._is_past_first:
+            self._close(step.number, self._first)
+        elif step.number in _AGAIN and self.warmup != 0:
+            self._close(step.number, self._later)
+
+    def _close(self, key: int, accounts: list[_Account]) -> None:
+        """Begin new accounts, and keep those so far by a key."""
         for op in self._ops.values():
-            op.close(step.number)
+            op.close(key)
         for thread in self._threads.values():
-            thread.close()
-        self._first.append(
-            _Account(step.number, self._between.times, self._graph.busy, self._graph.total)
-        )
+            thread.close(key)
+        accounts.append(_Account(key, self._between.times, self._graph.busy, self._graph.total))
         self._between.forget()
         self._graph.busy = self._graph.total = 0
 
@@ -509,7 +525,7 @@ class Latency(OperatorTool["_Op"]):
 
 
 class _Account(NamedTuple):
-    """The accounts of one of the first steps."""
+    """The accounts of a step, by its number, or of what came before one, by the negative number."""
 
     step: int
     between: dict[str, int]
@@ -576,25 +592,24 @@ class _Op:
         self.module = facts.module if facts.phase == "forward" or facts.forward else None
         self.device: str | None = None
         self.samples = Samples()
-        #: Number of one of the first steps -> its account and samples.
+        #: Key of an account that is kept -> the account and its samples.
         self.closed: dict[int, tuple[TimedOp, Samples]] = {}
 
-    def close(self, step: int) -> None:
+    def close(self, key: int) -> None:
         """Begin a new account."""
         if self.facts.calls or self.facts.unfinished:
-            self.closed[step], self.samples = (self.facts, self.samples), Samples()
+            self.closed[key], self.samples = (self.facts, self.samples), Samples()
             self.facts = replace(self.facts, **_EMPTY)
 
-    def summary(self, steps: Sequence[int]) -> TimedOp:
-        """Return a copy of the account, with those that were closed after these steps."""
+    def summary(self, keys: Sequence[int]) -> TimedOp:
+        """Return a copy of the account, with those that were closed under these keys."""
         found, samples = replace(self.facts), Samples()
-        for step in steps:
-            if step in self.closed:
-                samples.extend(self.closed[step][1])
+        closed = [self.closed[key] for key in keys if key in self.closed]
+        for _, earlier in closed:
+            samples.extend(earlier)
         samples.extend(self.samples)
-        for step in reversed(steps):
-            if step in self.closed:
-                found.merge(self.closed[step][0])
+        for account, _ in reversed(closed):
+            found.merge(account)
         found.median, found.p95, found.spread = samples.quantiles()
         return found
 
@@ -636,23 +651,17 @@ class _Thread:
     def __init__(self, name: str) -> None:
         self.stack: Stack[_Op] = Stack()
         self.time = ThreadTime(name)
-        #: The accounts of the first steps since it began.
-        self.closed: list[ThreadTime] = []
+        #: Key of an account that is kept -> the account.
+        self.closed: dict[int, ThreadTime] = {}
 
-    def close(self) -> None:
+    def close(self, key: int) -> None:
         """Begin a new account."""
-        self.closed.append(self.time)
-        self.time = ThreadTime(self.time.name)
+        self.closed[key], self.time = self.time, ThreadTime(self.time.name)
 
-    def summary(self, left_out: int, first: int) -> ThreadTime:
-        """Return a copy of the account, with those of the first steps but some.
-
-        Args:
-            left_out: How many of the first steps are left out.
-            first: How many there were. A thread may have begun later.
-        """
+    def summary(self, keys: Sequence[int]) -> ThreadTime:
+        """Return a copy of the account, with those that were closed under these keys."""
         found = replace(self.time)
-        for account in self.closed[max(0, left_out - first + len(self.closed)) :]:
+        for account in (self.closed[key] for key in keys if key in self.closed):
             found.calls += account.calls
             found.self += account.self
         return found
@@ -671,6 +680,8 @@ _NO_MARKS = _Marks(None, None)
 #: again, and in the second, gradients may still have something of the profiler, so the times of
 #: the others say what a step takes without it.
 _PLAIN = [first + place for first in (5, 20, 50, 200, 500, 2000, 5000) for place in range(4)]
+#: The steps after these, in which tools analyse operators again; left out like the warm-up.
+_AGAIN = frozenset(number + 1 for place, number in enumerate(_PLAIN) if place % 4 == 3)
 _MEASURED = frozenset(number for place, number in enumerate(_PLAIN) if place % 4 > 1)
 #: Figures of an account without executions, in which `first` stays.
 _EMPTY: dict[str, Any] = {
