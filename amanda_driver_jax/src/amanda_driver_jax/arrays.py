@@ -6,8 +6,10 @@ it is. Owns the edit whose gradient goes straight through to the old value.
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -88,6 +90,30 @@ def cast_like(new: Any, old: Any) -> Any:
 
 def _varying_axes(value: Any) -> frozenset[Any]:
     return frozenset(getattr(getattr(jax.typeof(value), "mat", None), "varying", ()))
+
+
+class _Mapped(threading.local):
+    """The mapped axes of the values that a routine of this thread gets, by their ids."""
+
+    axes: dict[int, tuple[int, ...]] = {}  # noqa: RUF012  It is replaced, and never written.
+
+
+_MAPPED = _Mapped()
+
+
+@contextmanager
+def mapped(values: Sequence[Any], axes: Sequence[tuple[int, ...]]) -> Iterator[None]:
+    """Let `mapped_axes` know, inside ``with``, which axes of values `jax.vmap` has mapped."""
+    _MAPPED.axes = {id(value): found for value, found in zip(values, axes, strict=True) if found}
+    try:
+        yield
+    finally:
+        _MAPPED.axes = {}
+
+
+def mapped_axes(value: Any) -> tuple[int, ...]:
+    """Return the axes of a value that a routine gets which `jax.vmap` has mapped."""
+    return _MAPPED.axes.get(id(value), ())
 
 
 def without_float0(gradients: Sequence[Any]) -> list[Any]:

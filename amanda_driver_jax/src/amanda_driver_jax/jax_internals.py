@@ -17,6 +17,7 @@ import jax
 from jax._src import (
     callback as callbacks,
     core,
+    debugging,
     dispatch,
     ffi,
     pjit,
@@ -260,6 +261,56 @@ def call_host(
     params = {"callback": function, "result_avals": avals, "sharding": None}
     found: Sequence[Any] = _callback.bind(*values, **params, vmap_method="sequential")
     return found
+
+
+# A call of the host that only looks at values. It is a `jax.debug.callback`, which is in no
+# derivative's way, but for `vmap`, under which there is one call with all examples.
+
+_look = Primitive("amanda_look")
+_look.multiple_results = True
+_DEBUG: dict[str, Any] = {"effect": debugging.debug_effect, "partitioned": False}
+
+
+def look_on_host(function: Callable[..., Any], values: Sequence[Any]) -> None:
+    """Call `function` on the host, with the mapped axes of each array, and the arrays."""
+    _look.bind(*values, function=function, axes=((),) * len(values))
+
+
+def _called(function: Callable[..., Any], axes: Any) -> dict[str, Any]:
+    return {"callback": functools.partial(function, axes), **_DEBUG}
+
+
+def _batch_look(
+    values: Sequence[Any], places: Sequence[Any], /, *, axes: Any, function: Any
+) -> Any:
+    def added(known: tuple[int, ...], place: int | None) -> tuple[int, ...]:
+        if place is None:
+            return known
+        return tuple(sorted((place, *(axis + (axis >= place) for axis in known))))
+
+    _look.bind(*values, function=function, axes=tuple(map(added, axes, places)))
+    return (), ()
+
+
+_look.def_effectful_abstract_eval(lambda *_, **__: ([], {debugging.debug_effect}))
+_look.def_impl(
+    lambda *values, function, axes: debugging.debug_callback_impl(
+        *values, **_called(function, axes)
+    )
+)
+ad.primitive_jvps[_look] = lambda primals, _, **params: (_look.bind(*primals, **params), [])
+ad.primitive_transposes[_look] = lambda _, *values, **params: [None] * len(values)
+batching.primitive_batchers[_look] = _batch_look
+pe.partial_eval_jaxpr_custom_rules[_look] = functools.partial(
+    debugging._debug_partial_eval_custom, primitive=_look
+)
+mlir.register_lowering(
+    _look,
+    lambda context, *values, function, axes: debugging.debug_callback_lowering(
+        context, *values, **_called(function, axes)
+    ),
+    cacheable=False,
+)
 
 
 #: Module -> functions, also as ``Class.method``, whose operators are none of the program's.

@@ -79,12 +79,14 @@ class Host:
         """Let the program call a function that only reads values."""
         shapes = arrays.shapes_of(values)
 
-        def call(*numbers: Any) -> None:
-            self.guarded(run, arrays.from_numbers(numbers, shapes))
+        def call(axes: Sequence[tuple[int, ...]], *numbers: Any) -> None:
+            found = arrays.from_numbers(numbers, shapes)
+            with arrays.mapped([value for value in found if value is not None], axes):
+                self.guarded(run, found)
 
         self.is_used = True
         with PLAIN:
-            jax.debug.callback(call, *arrays.as_numbers(values))
+            internals.look_on_host(call, arrays.as_numbers(values))
 
     def guarded(self, run: Run, values: list[Any]) -> Sequence[Any] | None:
         """Run a routine; return None if it fails or if no routine runs now."""

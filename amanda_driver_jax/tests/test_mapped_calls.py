@@ -1,0 +1,110 @@
+"""Under `vmap` an observer on the host is called once, with all examples, and knows their axes."""
+
+# mypy: allow-untyped-decorators
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import amanda
+from amanda_driver_jax.facts import FACTS
+
+W = jnp.arange(6.0).reshape(3, 2) - 2
+ROWS = jnp.linspace(-1, 1, 12).reshape(4, 3)
+
+Seen = list[tuple[np.ndarray[Any, Any], tuple[int, ...]]]
+
+
+def looking(seen: Seen, *, backward: bool = False) -> amanda.Tool:
+    def look(*values: Any) -> None:
+        seen.extend((np.asarray(value), FACTS.batch_axes(value)) for value in values)
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context["type"] == "matmul":
+            if backward:
+                context.insert_after_backward_op(look, observe=True)
+            else:
+                context.insert_before_op(look, observe=True)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    return tool
+
+
+def model(w: Any, x: Any) -> Any:
+    return jnp.tanh(x @ w)
+
+
+def observed(run: Callable[[], Any], **options: Any) -> Seen:
+    seen: Seen = []
+    with amanda.apply(looking(seen, **options)):
+        run()
+    for value, axes in seen:
+        assert FACTS.batch_axes(value) == ()
+        assert all(0 <= axis < value.ndim for axis in axes)
+    return seen
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_values_of_all_examples_come_in_one_call(jitted: bool) -> None:
+    run = jax.vmap(model, (None, 0))
+    run = jax.jit(run) if jitted else run
+    (x, x_axes), (w, w_axes) = observed(lambda: run(W, ROWS))
+    assert np.array_equal(x, ROWS)
+    assert np.array_equal(w, W)
+    assert (x_axes, w_axes) == ((0,), ())
+
+
+def test_the_axes_of_nested_maps() -> None:
+    values = jnp.stack([ROWS, ROWS + 1], axis=2)  # example, feature, group
+    run = jax.vmap(jax.vmap(model, (None, 0)), (None, 2))
+    (x, axes), _ = observed(lambda: run(W, values))
+    assert len(axes) == 2
+    groups, examples = axes if x.shape[axes[0]] == 2 else axes[::-1]
+    found = np.moveaxis(x, (examples, groups), (0, 2))
+    assert np.array_equal(found, values)
+
+
+@pytest.mark.parametrize("how", ["grad(vmap)", "jit(grad(vmap))", "vmap(grad)"])
+def test_gradients_of_weights_are_sums_over_the_examples(how: str) -> None:
+    def loss(w: Any) -> Any:
+        return jax.vmap(model, (None, 0))(w, ROWS).sum()
+
+    each = jax.vmap(jax.grad(lambda w, x: model(w, x).sum()), (None, 0))
+    run = {
+        "grad(vmap)": lambda: jax.grad(loss)(W),
+        "jit(grad(vmap))": lambda: jax.jit(jax.grad(loss))(W),
+        "vmap(grad)": lambda: each(W, ROWS),
+    }[how]
+    slopes = 1 - np.tanh(ROWS @ W) ** 2
+    by_hand = np.einsum("ni,no->nio", ROWS, slopes)
+    gradients = [(g, axes) for g, axes in observed(run, backward=True) if g.dtype != object]
+    ((gradient, axes),) = gradients
+    if how == "vmap(grad)":  # Here each example has gradients of its own.
+        assert axes == (0,)
+        assert np.allclose(gradient, by_hand, rtol=1e-5, atol=1e-6)
+    else:
+        assert axes == ()
+        assert np.allclose(gradient, by_hand.sum(0), rtol=1e-5, atol=1e-6)
+
+
+def test_an_edit_of_a_mapped_value_is_that_of_each_example() -> None:
+    def centred(x: Any) -> Any:
+        return x - x.mean()
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context["type"] == "matmul":
+            context.insert_before_op(centred, inputs=[0])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool):
+        found = jax.jit(jax.vmap(model, (None, 0)))(W, ROWS)
+    by_hand = np.tanh((ROWS - ROWS.mean(1, keepdims=True)) @ W)
+    assert np.allclose(found, by_hand, rtol=1e-5, atol=1e-6)
