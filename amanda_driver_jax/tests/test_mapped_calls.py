@@ -108,3 +108,29 @@ def test_an_edit_of_a_mapped_value_is_that_of_each_example() -> None:
         found = jax.jit(jax.vmap(model, (None, 0)))(W, ROWS)
     by_hand = np.tanh((ROWS - ROWS.mean(1, keepdims=True)) @ W)
     assert np.allclose(found, by_hand, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["host", "staged"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_gradients_pass_edits_of_mapped_and_other_values_together(staged: bool, axis: int) -> None:
+    def double(*values: Any) -> list[Any]:
+        return [value * 2 for value in values]
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context["type"] == "matmul":
+            context.insert_before_op(amanda.staged(double) if staged else double)
+
+    def loss(w: Any, x: Any) -> Any:
+        return jax.vmap(lambda x: (x @ w).sum(), axis)(x).sum()
+
+    rows = ROWS if axis == 0 else ROWS.T
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool):
+        value, gradients = jax.value_and_grad(loss, (0, 1))(W, rows)
+    # The gradient of a new value goes straight to the old one.
+    assert np.allclose(value, 4 * (ROWS @ W).sum(), rtol=1e-5, atol=1e-5)
+    by_w, by_x = gradients
+    assert np.allclose(by_w, 2 * np.outer(ROWS.sum(0), np.ones(2)), rtol=1e-5, atol=1e-5)
+    each = np.tile(2 * np.asarray(W).sum(1), (4, 1))
+    assert np.allclose(by_x, each if axis == 0 else each.T, rtol=1e-5)

@@ -323,6 +323,8 @@ QUIET_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "keras.src.models.model": ("Model.load_weights",),
     "keras.src.saving.saving_lib": ("load_model", "load_weights_only"),
 }
+#: Modules that call writers for themselves: Flax compares the attributes of modules so.
+NO_WRITERS = ("flax.linen.",)
 _ORBAX = "orbax.checkpoint._src.checkpointers"
 #: Module -> such a function that writes the model for other programs -> what it is called there.
 WRITERS = {
