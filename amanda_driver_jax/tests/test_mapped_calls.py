@@ -1,4 +1,4 @@
-"""Under `vmap` an observer on the host is called once, with all examples, and knows their axes."""
+"""Under `vmap` a marked observer on the host is called once, with all examples and their axes."""
 
 # mypy: allow-untyped-decorators
 
@@ -22,6 +22,7 @@ Seen = list[tuple[np.ndarray[Any, Any], tuple[int, ...]]]
 
 
 def looking(seen: Seen, *, backward: bool = False) -> amanda.Tool:
+    @amanda.mapped
     def look(*values: Any) -> None:
         seen.extend((np.asarray(value), FACTS.batch_axes(value)) for value in values)
 
@@ -59,6 +60,20 @@ def test_values_of_all_examples_come_in_one_call(jitted: bool) -> None:
     assert np.array_equal(x, ROWS)
     assert np.array_equal(w, W)
     assert (x_axes, w_axes) == ((0,), ())
+
+
+def test_other_observers_are_called_for_each_example() -> None:
+    seen: list[Any] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context["type"] == "matmul":
+            context.insert_before_op(seen.append, inputs=[0], observe=True)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool):
+        jax.jit(jax.vmap(model, (None, 0)))(W, ROWS)
+    assert sorted(np.asarray(x).tolist() for x in seen) == sorted(ROWS.tolist())
 
 
 def test_the_axes_of_nested_maps() -> None:

@@ -104,7 +104,7 @@ _MAPPED = _Mapped()
 @contextmanager
 def mapped(values: Sequence[Any], axes: Sequence[tuple[int, ...]]) -> Iterator[None]:
     """Let `mapped_axes` know, inside ``with``, which axes of values `jax.vmap` has mapped."""
-    _MAPPED.axes = {id(value): found for value, found in zip(values, axes, strict=True) if found}
+    _MAPPED.axes = {id(value): found for value, found in zip(values, axes, strict=False) if found}
     try:
         yield
     finally:

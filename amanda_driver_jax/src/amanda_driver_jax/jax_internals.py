@@ -264,16 +264,22 @@ def call_host(
 
 
 # A call of the host that only looks at values. It is a `jax.debug.callback`, which is in no
-# derivative's way, but for `vmap`, under which there is one call with all examples.
+# derivative's way, but under `vmap` there may be one call with all examples.
 
 _look = Primitive("amanda_look")
 _look.multiple_results = True
 _DEBUG: dict[str, Any] = {"effect": debugging.debug_effect, "partitioned": False}
 
 
-def look_on_host(function: Callable[..., Any], values: Sequence[Any]) -> None:
-    """Call `function` on the host, with the mapped axes of each array, and the arrays."""
-    _look.bind(*values, function=function, axes=((),) * len(values))
+def look_on_host(function: Callable[..., Any], values: Sequence[Any], together: bool) -> None:
+    """Call `function` on the host, with the mapped axes of each array, and the arrays.
+
+    Args:
+        function: The function.
+        values: The arrays.
+        together: Whether there is one call for all examples of a mapped function.
+    """
+    _look.bind(*values, function=function, axes=((),) * len(values) if together else None)
 
 
 def _called(function: Callable[..., Any], axes: Any) -> dict[str, Any]:
@@ -283,6 +289,10 @@ def _called(function: Callable[..., Any], axes: Any) -> dict[str, Any]:
 def _batch_look(
     values: Sequence[Any], places: Sequence[Any], /, *, axes: Any, function: Any
 ) -> Any:
+    if axes is None:
+        params = {"function": function, "axes": axes}
+        return debugging.debug_batching_rule(values, places, primitive=_look, **params)
+
     def added(known: tuple[int, ...], place: int | None) -> tuple[int, ...]:
         if place is None:
             return known

@@ -236,7 +236,7 @@ class Facts:
         """Return the axes of a value that the operator does not know of, during a routine.
 
         They are those over which the program maps a function of single examples, such as those of
-        `jax.vmap`: an observer is called once, with the values of all examples.
+        `jax.vmap`, for a routine that is marked with `amanda.mapped`.
         """
         return ()
 
