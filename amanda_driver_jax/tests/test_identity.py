@@ -100,7 +100,7 @@ class Toy:
 
 class ToyModels(PathModels):
     def __init__(self) -> None:
-        super().__init__(lambda value: value, lambda value: value, lambda code: True)
+        super().__init__(lambda value: (value, (0,)), lambda value: value, lambda code: True)
 
     def library_of(self, owner: Any, name: str) -> str:
         return "toys" if type(owner) is Toy and name == "run" else ""

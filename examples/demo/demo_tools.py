@@ -34,7 +34,7 @@ class ListOperators(amanda.Tool):
 
     def collect(self, context: amanda.OpContext) -> None:
         """Record the operator after its first execution (an analysis routine)."""
-        op_type = context.get_op().__name__
+        op_type = context.op_type
         outputs = [value for value in context.get_outputs() if isinstance(value, torch.Tensor)]
         self.operators.append(
             Operator(
@@ -63,7 +63,7 @@ class CountConvolutions(amanda.Tool):
 
     def select(self, context: amanda.OpContext) -> None:
         """Insert a counter before forward convolutions (an analysis routine)."""
-        if context.get_op().__name__ == "conv2d":
+        if context.op_type == "conv2d":
             context.insert_before_op(self.count)
 
     def select_backward(self, context: amanda.OpContext) -> None:
@@ -98,7 +98,7 @@ class PruneConvolutions(amanda.Tool):
 
     def analyse(self, context: amanda.OpContext) -> None:
         """Compute the mask once for each convolution (an analysis routine)."""
-        if context.get_op().__name__ != "conv2d":
+        if context.op_type != "conv2d":
             return
         weight = context.get_inputs()[1]
         self.weights += weight.numel()

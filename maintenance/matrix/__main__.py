@@ -29,16 +29,19 @@ PAGE = ROOT / "docs" / "support.md"
 RELEASES = {
     "torch": ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"),
     "tensorflow-cpu": ("2.16.2", "2.17.1", "2.18.1", "2.19.1", "2.20.0", "2.21.0"),
+    "jax": ("0.10.2", "0.11.2", "0.12.0.1"),
 }
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 #: Framework -> the environment variable that names an interceptor, and these.
 INTERCEPTORS = {
     "torch": ("AMANDA_TORCH_INTERCEPTOR", ("native", "function_mode")),
     "tensorflow-cpu": ("AMANDA_TF_INTERCEPTOR", ("native", "python")),
+    "jax": ("AMANDA_JAX_INTERCEPTOR", ("python",)),
 }
 MEMBERS = {
     "torch": ("amanda_core[cli]", "amanda_tools", "amanda_driver_torch"),
     "tensorflow-cpu": ("amanda_core[cli]", "amanda_tools", "amanda_driver_tf"),
+    "jax": ("amanda_core[cli]", "amanda_tools", "amanda_driver_jax"),
 }
 LEFT_BY_BUILDS = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so")
 #: Framework -> what its tests need beside it.
@@ -48,6 +51,7 @@ NEEDED = {
         *("transformers", "efficientnet-lite-pytorch", "safetensors", "jsonschema"),
     ),
     "tensorflow-cpu": ("pytest-xdist", "hypothesis", "numpy", "networkx"),
+    "jax": ("pytest-xdist", "flax", "optax", "equinox", "keras", "safetensors"),
 }
 #: Release -> what it does not work without, although its metadata do not say so.
 PINS = {
@@ -66,6 +70,10 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "conformance": ("tests/portable/test_conformance.py",),
         "paper": ("tests/portable/test_tensorflow_tutorial.py",),
         "driver": ("amanda_driver_tf/tests",),
+    },
+    "jax": {
+        "conformance": ("amanda_driver_jax/tests/test_conformance.py",),
+        "driver": ("amanda_driver_jax/tests",),
     },
 }
 FAST = "not slow and not exhaustive"
@@ -254,17 +262,18 @@ def page() -> str:
         "  the driver passed; [trust.md](trust.md) shows what else ran there.",
         "",
     ]
-    for framework, title in (("torch", "PyTorch"), ("tensorflow-cpu", "TensorFlow")):
+    titles = (("torch", "PyTorch"), ("tensorflow-cpu", "TensorFlow"), ("jax", "JAX"))
+    for framework, title in titles:
         lines += _table(framework, title, [r for r in found if r["framework"] == framework])
     lines += [
         "## Python",
         "",
         "The releases that were run with each Python. No other pair was tried. TensorFlow has no",
-        "build for Python 3.14. JAX 0.10 and MXNet 1.9 have no rows: `nox -s jax` and `nox -s",
-        "mxnet` test them with the Python that runs nox.",
+        "build for Python 3.14, and JAX 0.10 is the newest for Python 3.11. MXNet 1.9 has no row:",
+        "`nox -s mxnet` tests it with the Python that runs nox.",
         "",
-        "| Python | PyTorch | TensorFlow |",
-        "|---|---|---|",
+        "| Python | PyTorch | TensorFlow | JAX |",
+        "|---|---|---|---|",
     ]
     lines += [
         f"| {name} | {' | '.join(_run_with(name, framework, found) for framework in RELEASES)} |"

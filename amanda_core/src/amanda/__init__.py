@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from amanda import tool
 from amanda_core import __version__
-from amanda_core.engine.action import IPoint, staged
+from amanda_core.engine.action import IPoint, mapped, staged
 from amanda_core.engine.activation import (
     Handle,
     apply,
@@ -52,6 +52,7 @@ __all__ = [
     "edit",
     "enabled",
     "look",
+    "mapped",
     "on",
     "select",
     "staged",

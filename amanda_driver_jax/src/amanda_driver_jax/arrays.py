@@ -6,9 +6,11 @@ it is. Owns the edit whose gradient goes straight through to the old value.
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,7 @@ from jax.core import Tracer
 from jax.dtypes import float0
 
 from amanda_driver_jax import jax_internals as internals
-from amanda_driver_jax.trace_keys import LOCAL, PLAIN
+from amanda_driver_jax.trace_keys import LOCAL, PLAIN, evaluated
 
 
 def concrete(value: Any) -> Any:
@@ -90,6 +92,30 @@ def _varying_axes(value: Any) -> frozenset[Any]:
     return frozenset(getattr(getattr(jax.typeof(value), "mat", None), "varying", ()))
 
 
+class _Mapped(threading.local):
+    """The mapped axes of the values that a routine of this thread gets, by their ids."""
+
+    axes: dict[int, tuple[int, ...]] = {}  # noqa: RUF012  It is replaced, and never written.
+
+
+_MAPPED = _Mapped()
+
+
+@contextmanager
+def mapped(values: Sequence[Any], axes: Sequence[tuple[int, ...]]) -> Iterator[None]:
+    """Let `mapped_axes` know, inside ``with``, which axes of values `jax.vmap` has mapped."""
+    _MAPPED.axes = {id(value): found for value, found in zip(values, axes, strict=False) if found}
+    try:
+        yield
+    finally:
+        _MAPPED.axes = {}
+
+
+def mapped_axes(value: Any) -> tuple[int, ...]:
+    """Return the axes of a value that a routine gets which `jax.vmap` has mapped."""
+    return _MAPPED.axes.get(id(value), ())
+
+
 def without_float0(gradients: Sequence[Any]) -> list[Any]:
     """Return gradients with None for those of integers and keys, which JAX calls float0."""
     return [None if g is None or dtype_of(g) == float0 else g for g in gradients]
@@ -115,29 +141,93 @@ def shown(values: Sequence[Any], staging: bool) -> list[Any]:
     return [concrete(value) for value in values]
 
 
-#: Trace -> copies that were made in it of a value, with the same shape and dtype: the id of each,
-#: and the copy and its first original.
-_COPIES: weakref.WeakKeyDictionary[Any, dict[int, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
+class _Copy(NamedTuple):
+    """What a value is a copy of.
+
+    Attributes:
+        new: The copy, held weakly.
+        source: Returns the first value that it is a copy of; None if that has died.
+        axes: The source's axis that each axis of the copy is.
+        steps: What was done to it, in order: the axes of a transposition and the new dtype.
+    """
+
+    new: weakref.ref[Any]
+    source: Callable[[], Any]
+    axes: tuple[int, ...]
+    steps: tuple[tuple[Sequence[int] | None, Any], ...]
+
+    def made_of(self, value: Any) -> Any:
+        """Return the copy of a source."""
+        for axes, dtype in self.steps:
+            value = (value if axes is None else jnp.transpose(value, axes)).astype(dtype)
+        return value
 
 
-def note_copy(new: Any, old: Any) -> None:
-    """Note that an operator has copied a value, as JAX does to convert it to its own dtype."""
-    new, old = concrete(new), original(old)
+#: By the id of the copy.
+_COPIES: dict[int, _Copy] = {}
+
+
+def _copy_of(value: Any) -> _Copy | None:
+    copy = _COPIES.get(id(value))
+    return copy if copy is not None and copy.new() is value else None
+
+
+def note_copy(new: Any, old: Any, axes: Sequence[int] | None = None) -> None:
+    """Note that an operator has copied a value, in another dtype or order of axes.
+
+    Args:
+        new: The copy.
+        old: The value.
+        axes: The value's axis that each axis of the copy is; None if they are the same.
+    """
+    new, old = concrete(new), concrete(old)
     # JAX gives the value itself where there is nothing to convert.
-    if new is old or LOCAL.trace is None or shape_of(new) != shape_of(old):
+    if new is old or not isinstance(old, jax.Array):
         return
-    _COPIES.setdefault(LOCAL.trace, {})[id(new)] = new, old
+    is_equal = axes is None and shape_of(new) == shape_of(old)
+    is_real = is_differentiable(new) and is_differentiable(old)
+    if not is_equal and (not is_real or (axes is None and new.shape != old.shape)):
+        return
+    before, order = _copy_of(old), tuple(range(old.ndim)) if axes is None else tuple(axes)
+    steps = () if is_equal else ((axes, new.dtype),)
+    # An array that is not a parameter of anything need not live as long as its copies.
+    source: Callable[[], Any] = (lambda: old) if isinstance(old, Tracer) else weakref.ref(old)
+    if before is not None:
+        source, steps = before.source, (*before.steps, *steps)
+        order = tuple(before.axes[axis] for axis in order)
+    key = id(new)
+    found = weakref.ref(new, lambda _: _COPIES.pop(key, None))
+    _COPIES[key] = _Copy(found, source, order, steps)
 
 
 def original(value: Any) -> Any:
     """Return the value of which a value is a copy, or itself."""
     value = concrete(value)
-    copies = {} if LOCAL.trace is None else _COPIES.get(LOCAL.trace, {})
-    return copies[id(value)][1] if id(value) in copies else value
+    copy = _copy_of(value)
+    source = copy.source() if copy is not None and not copy.steps else None
+    return value if source is None else source
+
+
+def origin(value: Any) -> tuple[Any, tuple[int, ...]]:
+    """Return the value that a value shows in another dtype or order of axes, and its axes there."""
+    value = concrete(value)
+    copy = _copy_of(value)
+    source = None if copy is None else copy.source()
+    if copy is None or source is None:
+        return value, tuple(range(getattr(value, "ndim", 0)))
+    return source, copy.axes
 
 
 def known(value: Any) -> Any:
-    """Return the array that a value is, or that was passed for it to the traced function."""
+    """Return the array that a value is, or that was passed for it to the traced function.
+
+    Of a copy in another dtype or order of axes it is made of the array that was passed.
+    """
+    copy = _copy_of(concrete(value))
+    source = None if copy is None or is_concrete(value) else copy.source()
+    if copy is not None and copy.steps and source is not None:
+        array = known(source)
+        return None if array is None else evaluated(copy.made_of, array)
     value = original(value)
     for around, arguments in reversed(LOCAL.arguments):
         place = internals.argument_of(value, around)

@@ -13,7 +13,7 @@ from typing import Any
 from amanda_core.driver_kit import OpContext, contraction_of_axes
 from amanda_core.interface import Contraction
 
-__all__ = ["contraction"]
+__all__ = ["contraction", "permutation"]
 
 #: Primitives whose result has the axes of the operand.
 _SAME = frozenset({"convert_element_type", "copy", "copy_p", "stop_gradient", "neg"})
@@ -36,6 +36,19 @@ def contraction(context: OpContext) -> Contraction | None:
         ranks = [len(inputs[0].shape), len(inputs[1].shape)]
         return contraction_of_axes((0, 1), ranks, *numbers)
     return _of_program(attrs[_CALLS].jaxpr) if _CALLS in attrs else None
+
+
+def permutation(context: OpContext) -> tuple[int, ...] | None:
+    """Return the operand's axis that each axis of a transposition's result is, if it is known."""
+    attrs = context.attrs
+    if "permutation" in attrs or _CALLS not in attrs:
+        return attrs.get("permutation")
+    program, same = attrs[_CALLS].jaxpr, _Names()
+    terms = [same.new(len(variable.aval.shape)) for variable in program.invars]
+    results = _run(program, terms, same)
+    if results is None or len(terms) != 1 or len(results) != 1:
+        return None
+    return tuple(terms[0].index(number) for number in results[0])
 
 
 def _of_program(program: Any) -> Contraction | None:

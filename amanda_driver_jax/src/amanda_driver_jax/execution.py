@@ -22,6 +22,7 @@ from amanda_core.driver_kit import (
 )
 from amanda_driver_jax import arrays, jax_internals as internals
 from amanda_driver_jax.arrays import known, note_copy
+from amanda_driver_jax.contractions import permutation
 from amanda_driver_jax.gradients import Compute, replaceable, watched
 from amanda_driver_jax.identity.call_sites import call_marked, is_library_source
 from amanda_driver_jax.interception import plain_bind
@@ -83,8 +84,13 @@ class Execution(Hosted, ForwardProgram):
         compute = self._computation(context, replacement, values)
         with PLAIN:
             outputs = list(compute(*values))
-        if context["type"] in ("cast", "identity") and values:
+        kind = context["type"]
+        if kind in ("cast", "identity") and values:
             note_copy(outputs[0], values[0])
+        elif kind == "transpose":
+            axes = permutation(context)
+            if axes is not None:
+                note_copy(outputs[0], values[0], axes)
         return outputs
 
     def _computation(

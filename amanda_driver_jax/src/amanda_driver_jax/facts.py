@@ -18,7 +18,7 @@ from amanda_core.interface import (
     NotReadableError,
     Storage,
 )
-from amanda_driver_jax.arrays import concrete
+from amanda_driver_jax.arrays import concrete, mapped_axes
 from amanda_driver_jax.contractions import contraction
 
 __all__ = ["FACTS"]
@@ -56,6 +56,9 @@ class _JaxFacts(Facts):
 
     def contraction(self, context: Any) -> Contraction | None:
         return contraction(context)
+
+    def batch_axes(self, tensor: Any) -> tuple[int, ...]:
+        return mapped_axes(tensor)
 
     def layout(self, tensor: Any) -> str:
         return SYMBOLIC if isinstance(concrete(tensor), Tracer) else DENSE

@@ -17,6 +17,7 @@ import jax
 from jax._src import (
     callback as callbacks,
     core,
+    debugging,
     dispatch,
     ffi,
     pjit,
@@ -262,6 +263,66 @@ def call_host(
     return found
 
 
+# A call of the host that only looks at values. It is a `jax.debug.callback`, which is in no
+# derivative's way, but under `vmap` there may be one call with all examples.
+
+_look = Primitive("amanda_look")
+_look.multiple_results = True
+_DEBUG: dict[str, Any] = {"effect": debugging.debug_effect, "partitioned": False}
+
+
+def look_on_host(function: Callable[..., Any], values: Sequence[Any], together: bool) -> None:
+    """Call `function` on the host, with the mapped axes of each array, and the arrays.
+
+    Args:
+        function: The function.
+        values: The arrays.
+        together: Whether there is one call for all examples of a mapped function.
+    """
+    _look.bind(*values, function=function, axes=((),) * len(values) if together else None)
+
+
+def _called(function: Callable[..., Any], axes: Any) -> dict[str, Any]:
+    return {"callback": functools.partial(function, axes), **_DEBUG}
+
+
+def _batch_look(
+    values: Sequence[Any], places: Sequence[Any], /, *, axes: Any, function: Any
+) -> Any:
+    if axes is None:
+        params = {"function": function, "axes": axes}
+        return debugging.debug_batching_rule(values, places, primitive=_look, **params)
+
+    def added(known: tuple[int, ...], place: int | None) -> tuple[int, ...]:
+        if place is None:
+            return known
+        return tuple(sorted((place, *(axis + (axis >= place) for axis in known))))
+
+    _look.bind(*values, function=function, axes=tuple(map(added, axes, places)))
+    return (), ()
+
+
+_look.def_effectful_abstract_eval(lambda *_, **__: ([], {debugging.debug_effect}))
+_look.def_impl(
+    lambda *values, function, axes: debugging.debug_callback_impl(
+        *values, **_called(function, axes)
+    )
+)
+ad.primitive_jvps[_look] = lambda primals, _, **params: (_look.bind(*primals, **params), [])
+ad.primitive_transposes[_look] = lambda _, *values, **params: [None] * len(values)
+batching.primitive_batchers[_look] = _batch_look
+pe.partial_eval_jaxpr_custom_rules[_look] = functools.partial(
+    debugging._debug_partial_eval_custom, primitive=_look
+)
+mlir.register_lowering(
+    _look,
+    lambda context, *values, function, axes: debugging.debug_callback_lowering(
+        context, *values, **_called(function, axes)
+    ),
+    cacheable=False,
+)
+
+
 #: Module -> functions, also as ``Class.method``, whose operators are none of the program's.
 QUIET_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "jax._src.array": ("ArrayImpl.__deepcopy__", "ArrayImpl.__copy__"),
@@ -272,6 +333,8 @@ QUIET_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "keras.src.models.model": ("Model.load_weights",),
     "keras.src.saving.saving_lib": ("load_model", "load_weights_only"),
 }
+#: Modules that call writers for themselves: Flax compares the attributes of modules so.
+NO_WRITERS = ("flax.linen.",)
 _ORBAX = "orbax.checkpoint._src.checkpointers"
 #: Module -> such a function that writes the model for other programs -> what it is called there.
 WRITERS = {

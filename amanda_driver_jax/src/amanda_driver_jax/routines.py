@@ -64,7 +64,7 @@ class Host:
         is_empty = all(value is None for value in given)
         several = len(_present(given)) > 1
         if action.positions == () or (action.observe and not is_empty):
-            self._observe(Plan((step,)), given)
+            self._observe(Plan((step,)), given, action.mapped)
         elif several and not action.autodiff and is_transposed(sys._getframe(1)):
             # There, edited values would depend on each other, and those of tangents are none.
             self._observe(_looking(step), given)
@@ -75,16 +75,18 @@ class Host:
             return _present(called.differentiated(given))
         return []
 
-    def _observe(self, run: Run, values: Sequence[Any]) -> None:
+    def _observe(self, run: Run, values: Sequence[Any], together: bool = False) -> None:
         """Let the program call a function that only reads values."""
         shapes = arrays.shapes_of(values)
 
-        def call(*numbers: Any) -> None:
-            self.guarded(run, arrays.from_numbers(numbers, shapes))
+        def call(axes: Sequence[tuple[int, ...]] | None, *numbers: Any) -> None:
+            found = arrays.from_numbers(numbers, shapes)
+            with arrays.mapped([value for value in found if value is not None], axes or ()):
+                self.guarded(run, found)
 
         self.is_used = True
         with PLAIN:
-            jax.debug.callback(call, *arrays.as_numbers(values))
+            internals.look_on_host(call, arrays.as_numbers(values), together)
 
     def guarded(self, run: Run, values: list[Any]) -> Sequence[Any] | None:
         """Run a routine; return None if it fails or if no routine runs now."""

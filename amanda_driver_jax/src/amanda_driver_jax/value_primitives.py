@@ -73,10 +73,15 @@ def _edit_transpose(cotangents: Sequence[Any], *operands: Any, **params: Any) ->
 
 
 def _batch_edit(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
-    mapped = jax.vmap(lambda *given: _run_edit(*given, **params), tuple(axes))
-    traced, count = jax.make_jaxpr(mapped)(*operands), params["count"]
-    places = tuple(count + place for place in params["places"])
-    found = _bind(traced, operands, places)
+    places = tuple(params["count"] + place for place in params["places"])
+    pairs = list(zip(operands, axes, strict=True))
+    size = next(value.shape[axis] for value, axis in pairs if axis is not None)
+    # A new value has the shape of the old one, whose gradient it passes on.
+    for place in places:
+        pairs[place] = batching.bdim_at_front(*pairs[place], size), 0
+    operands = [value for value, _ in pairs]
+    mapped = jax.vmap(lambda *given: _run_edit(*given, **params), tuple(axis for _, axis in pairs))
+    found = _bind(jax.make_jaxpr(mapped)(*operands), operands, places)
     return found, [0] * len(found)
 
 

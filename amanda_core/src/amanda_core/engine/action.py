@@ -15,7 +15,7 @@ from amanda_core.interface.driver import POINTS, IPoint
 if TYPE_CHECKING:
     from amanda_core.engine.tool import Tool
 
-__all__ = ["POINTS", "Action", "ActionKind", "IPoint", "Positions", "Routine", "staged"]
+__all__ = ["POINTS", "Action", "ActionKind", "IPoint", "Positions", "Routine", "mapped", "staged"]
 
 #: An instrumentation routine. It gets the selected values and the keyword arguments of its action.
 Routine = Callable[..., Any]
@@ -72,6 +72,24 @@ def staged(routine: Routine) -> Routine:
     return routine
 
 
+_MAPPED = "__amanda_mapped__"
+
+
+def mapped(routine: Routine) -> Routine:
+    """Mark an observer that takes the values of all examples of a mapped function in one call.
+
+    Where a program maps a function of single examples, as `jax.vmap` does, other routines are
+    called once for each example. In a routine, `context.facts.batch_axes(value)` returns the axes
+    of the examples.
+
+    >>> @mapped
+    ... def look(value):
+    ...     print(value.shape)
+    """
+    setattr(routine, _MAPPED, True)
+    return routine
+
+
 # Not frozen: it is made for each op, and a frozen one takes ten times as long to make.
 @dataclass(slots=True, eq=False)
 class Action:
@@ -100,6 +118,11 @@ class Action:
     def staged(self) -> bool:
         """Whether the routine is marked with `staged`."""
         return bool(getattr(self.routine, _STAGED, False))
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the routine is marked with `mapped`."""
+        return bool(getattr(self.routine, _MAPPED, False))
 
     @property
     def routine_name(self) -> str:

@@ -232,6 +232,14 @@ class Facts:
         """Return `DENSE`, `SYMBOLIC`, or another layout in one or two words, such as ``sparse``."""
         return DENSE
 
+    def batch_axes(self, tensor: Any) -> tuple[int, ...]:
+        """Return the axes of a value that the operator does not know of, during a routine.
+
+        They are those over which the program maps a function of single examples, such as those of
+        `jax.vmap`, for a routine that is marked with `amanda.mapped`.
+        """
+        return ()
+
     def processes(self) -> int:
         """Return how many processes run the program together, each with data of its own."""
         return 1

@@ -22,12 +22,16 @@ class ImmutableParameters:
     """Finds the parameters that operators read.
 
     Args:
-        source: Returns the value of which an input is a copy, or itself.
+        source: Returns the value that an input shows, and for each of the input's axes its axis.
         known: Returns the array that a value is or stands for now; None if there is none.
     """
 
-    def __init__(self, source: Callable[[Any], Any], known: Callable[[Any], Any]) -> None:
-        self._uncopied, self._current = source, known
+    def __init__(
+        self,
+        source: Callable[[Any], tuple[Any, tuple[int, ...]]],
+        known: Callable[[Any], Any],
+    ) -> None:
+        self._origin_of, self._current = source, known
 
     def reads(
         self,
@@ -51,12 +55,12 @@ class ImmutableParameters:
         roles: tuple[str, ...] = context.get("input_roles", ())
         found: dict[int | tuple[int, int], Weight] = {}
         for position, value in enumerate(context.get_inputs() or ()):
-            source = self._uncopied(value)
+            source, axes = self._origin_of(value)
             name = names.get(id(source))
             if name is None:
                 continue
             shape = shapes[f"{root}:{name}"]
-            whole = Place((), True, tuple(range(len(shape))))
+            whole = Place((), True, axes)
             get = functools.partial(self._current, source)
             role = roles[position] if position < len(roles) else None
             part = Found(root, name, 0, shape, None, whole, get)

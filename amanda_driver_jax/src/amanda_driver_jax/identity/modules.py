@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from amanda_driver_jax.arrays import known, original
+from amanda_driver_jax.arrays import known, origin
 from amanda_driver_jax.identity.call_sites import is_users_code
 from amanda_driver_jax.identity.path_modules import ModulePlace, PathModels
 
@@ -25,7 +25,7 @@ class Models(PathModels):
     """The models whose modules run. It finds the parameters that an operator reads."""
 
     def __init__(self) -> None:
-        super().__init__(original, known, is_users_code)
+        super().__init__(origin, known, is_users_code)
 
     def place(self, frame: FrameType | None) -> ModulePlace | None:
         """Return where the module that runs is in its model; None if none runs."""

@@ -41,18 +41,18 @@ class PathModels(ABC):
     A subclass knows the libraries of modules; an instance is kept with the contexts.
 
     Args:
-        source: Returns the value of which an input is a copy, or itself.
+        source: Returns the value that an input shows, and for each of the input's axes its axis.
         known: Returns the array that a value is or stands for now; None if there is none.
         counts: Returns False for code that is not looked at, such as that of the framework.
     """
 
     def __init__(
         self,
-        source: Callable[[Any], Any],
+        source: Callable[[Any], tuple[Any, tuple[int, ...]]],
         known: Callable[[Any], Any],
         counts: Callable[[CodeType], bool],
     ) -> None:
-        self._original_of, self._counts = source, counts
+        self._origin_of, self._counts = source, counts
         self._finder = ImmutableParameters(source, known)
         #: Outermost module -> its label, and the paths of the modules inside it by their ids.
         self._models: Known[tuple[str, Mapping[int, str]]] = Known()
@@ -108,8 +108,13 @@ class PathModels(ABC):
             path = paths.get(id(module)) if own is None else own
             if path is not None:
                 classes[path] = type(module).__name__
-        values = {name: self._original_of(value) for name, value in parameters.items()}
+        values = {name: self._whole(value) for name, value in parameters.items()}
         return self._finder.reads(context, place.root, values, classes)
+
+    def _whole(self, parameter: Any) -> Any:
+        """Return the value of which a parameter is a copy in another dtype, or itself."""
+        found, axes = self._origin_of(parameter)
+        return found if axes == tuple(range(len(axes))) else parameter
 
     def _running(self, frame: FrameType | None) -> Iterator[tuple[Any, FrameType, str]]:
         for owner, around in methods_around(frame, self._counts):
