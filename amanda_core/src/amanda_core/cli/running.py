@@ -222,6 +222,8 @@ class Run:
             if not held:
                 return
             for name, tool in self.tools.items():
+                if getattr(tool, "result_is_final", False):
+                    continue
                 # What does not work in the middle of an iteration works at its end.
                 with suppress(Exception):
                     if isinstance(tool, HasResult) and callable(tool.result):
