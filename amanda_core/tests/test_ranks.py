@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from amanda_core.cli import app
+from amanda_core.processes.index import packed
 from amanda_core.processes.merging import merge
+from amanda_core.results.output import index_of
 from amanda_core.results.run_state import STATE, RunState
 
 RANKS = 5
@@ -117,6 +119,28 @@ def test_operators_that_only_some_processes_have() -> None:
     }
     assert (rows["op0"]["slowest"], rows["op4"]["slowest"]) == ("a", "b")
     assert rows["op4"]["skew"] == 1
+
+
+def test_an_index_gives_the_same_and_is_not_used_for_another_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = {rank: content(rank) for rank in range(RANKS)}
+    folder = written(tmp_path / "out", contents)
+    plain = show(capsys, str(folder), "--json")
+    for rank in range(RANKS):
+        path = folder / f"rank{rank}/profile.json"
+        size = len(json.dumps(contents[rank]))
+        (path.parent / index_of("profile")).write_text(packed(contents[rank], size))
+        path.write_text(" " * size if rank else json.dumps(contents[0]))  # Only the first is read.
+    assert show(capsys, str(folder), "--json") == plain
+    changed = content(2)
+    changed["by_module"][""]["calls"] = 1000
+    (folder / "rank2/profile.json").write_text(json.dumps(changed))
+    for text in ("", "[]", "{}\n{}\n{}", "\n\n"):
+        (folder / "rank3" / index_of("profile")).write_text(text)
+        (folder / "rank3/profile.json").write_text(json.dumps(contents[3]))
+        found = json.loads(show(capsys, str(folder), "--json"))
+        assert found[0]["by_module"][""]["calls"] == 0 + 1 + 1000 + 3 + 4
 
 
 def test_a_result_says_how_its_figures_are_merged() -> None:

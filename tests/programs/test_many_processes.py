@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,10 +86,17 @@ def test_torchrun(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os\nfrom ranks import train\ntrain(int(os.environ['RANK']))\n"
     )
-    with run(tmp_path, *TORCHRUN, "29631", "train.py") as process:
+    with run(tmp_path, "--html", "page.html", *TORCHRUN, "29631", "train.py") as process:
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert macs(tmp_path) == MACS
+    # The page has all ranks as one, and what each has.
+    page = (tmp_path / "page.html").read_text()
+    data = re.search(r'id="data-results">(.*?)</script>', page)
+    assert data is not None
+    found = json.loads(data[1])
+    assert found["flops"]["total"]["macs"] == sum(MACS.values())
+    assert [row["name"] for row in found["flops"]["ranks"]] == ["rank0", "rank1"]
 
 
 def test_processes_that_torch_spawns(tmp_path: Path) -> None:

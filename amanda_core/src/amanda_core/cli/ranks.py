@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
 from amanda_core.cli.reports import is_result
-from amanda_core.processes.merging import merge
+from amanda_core.processes.index import unpacked
+from amanda_core.processes.merging import Merged, merge
 from amanda_core.results import tables as results
-from amanda_core.results.output import processes_in
+from amanda_core.results.output import index_of, processes_in
 from amanda_core.results.run_state import RunState
 
 __all__ = ["chosen", "ends", "merged", "parse_ranks"]
@@ -105,10 +107,33 @@ def merged(parts: Sequence[Path]) -> dict[str, dict[str, Any]]:
     for name, folders in having.items():
         if not is_result(results.load(folders[0] / f"{name}.json")):
             continue
-        load = partial(_load, str(folders[0].parent), name)
+        load = _Load(folders[0].parent, name)
         found[name] = merge([folder.name for folder in folders], load)
     return found
 
 
-def _load(folder: str, name: str, process: str) -> Any:
-    return results.load(Path(folder, process, f"{name}.json"))
+@dataclass
+class _Load:
+    """Reads the result of a process, of a large one its index.
+
+    Attributes:
+        folder: The folder of the run.
+        name: The name of the tool.
+        known: What several indexes have in common.
+    """
+
+    folder: Path
+    name: str
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, process: str) -> Merged | Mapping[str, Any]:
+        path = self.folder / process / f"{self.name}.json"
+        index = path.with_name(index_of(self.name))
+        with suppress(OSError):
+            if index.is_file():
+                with index.open("rb") as file:
+                    found = unpacked(file, path.stat().st_size, process, self.known)
+                if found is not None:
+                    return found
+        content: Mapping[str, Any] = results.load(path)
+        return content

@@ -28,8 +28,9 @@ from amanda_core.cli.saving import Saving
 from amanda_core.cli.termination import Termination
 from amanda_core.engine.tool import Tool
 from amanda_core.errors import AmandaError
+from amanda_core.processes.index import packed
 from amanda_core.processes.launched import Process
-from amanda_core.results import ChangesWeights, HasResult, Result, Table, printable, share
+from amanda_core.results import ChangesWeights, HasResult, Result, Table, load, printable, share
 from amanda_core.results.output import Output, processes_in
 from amanda_core.results.run_state import RunState
 from amanda_core.runtime.containment import contain, described
@@ -42,6 +43,8 @@ _ROWS = 20
 _NAMED = 5
 #: Seconds to wait for routines that run while results are written.
 _PATIENCE = 2.0
+#: Bytes of a result from which on one of many processes has an index.
+_LARGE = 100_000
 
 
 @dataclass
@@ -219,6 +222,8 @@ class Run:
             if not held:
                 return
             for name, tool in self.tools.items():
+                if getattr(tool, "result_is_final", False):
+                    continue
                 # What does not work in the middle of an iteration works at its end.
                 with suppress(Exception):
                     if isinstance(tool, HasResult) and callable(tool.result):
@@ -373,6 +378,10 @@ class Run:
             self._files.append(files[0])
         if not files:
             return
+        size = files[0].stat().st_size
+        if self.output.part and size > _LARGE:
+            with self._reported(f"the index of {name!r} is not written"):
+                self.output.write_index(name, packed(load(files[0]), size))
         if not self.quiet:
             try:
                 self._summarise(name, result, [str(file) for file in files])

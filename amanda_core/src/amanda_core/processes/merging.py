@@ -20,7 +20,7 @@ from typing import Any
 
 from amanda_core.processes.columns import Column, Kind, kind_of
 
-__all__ = ["Merged", "merge"]
+__all__ = ["Merged", "Rows", "merge"]
 
 #: What distinguishes rows: the first of these that all rows of a part have.
 _KEYS = (("namespace", "id", "phase"), ("namespace", "id"), ("number",), ("name",))
@@ -34,13 +34,15 @@ _CHARTS = ("icicle", "bars", "roofline")
 _MANY = 64
 _NOTES = 20
 
-#: Reads the result of a process.
-Load = Callable[[str], Mapping[str, Any]]
-
 
 @dataclass
-class _Rows:
-    """The rows of one part, of some processes."""
+class Rows:
+    """The rows of one part, of some processes.
+
+    Attributes:
+        keys: What distinguishes the rows.
+        columns: The fields by their names.
+    """
 
     keys: list[Any]
     columns: dict[str, Column] = field(default_factory=dict)
@@ -52,7 +54,8 @@ class _Rows:
         keys: list[Any],
         kind: Callable[[str, float], Kind],
         process: str,
-    ) -> _Rows:
+    ) -> Rows:
+        """Return the rows of one process."""
         found = cls(keys)
         names, alike = list(rows[0]), len(rows) * len(rows[0]) == sum(map(len, rows))
         if not alike:  # Rows have fields of their own.
@@ -69,7 +72,8 @@ class _Rows:
             found.columns[name] = Column.of(of, values, process)
         return found
 
-    def absorb(self, other: _Rows) -> None:
+    def absorb(self, other: Rows) -> None:
+        """Merge the rows of other processes into these."""
         if self.keys != other.keys:  # They ran other operators, as stages of a pipeline do.
             known = {key: position for position, key in enumerate(other.keys)}
             mine = set(self.keys)
@@ -78,7 +82,7 @@ class _Rows:
             self.columns = {name: one.at(here) for name, one in self.columns.items()}
             there = [known.get(key) for key in keys]
             columns = {name: one.at(there) for name, one in other.columns.items()}
-            self.keys, other = keys, _Rows(keys, columns)
+            self.keys, other = keys, Rows(keys, columns)
         for name, column in other.columns.items():
             if name in self.columns:
                 self.columns[name].absorb(column)
@@ -133,7 +137,7 @@ class Merged:
     content: dict[str, Any]
     processes: list[str] = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
-    parts: dict[str, _Rows] = field(default_factory=dict)
+    parts: dict[str, Rows] = field(default_factory=dict)
     named: set[str] = field(default_factory=set)
     alike: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
@@ -148,18 +152,18 @@ class Merged:
             if name in _ASIDE:
                 continue
             if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-                found.parts[name] = _Rows.of(value, _keys(value), kinds, process)
+                found.parts[name] = Rows.of(value, _keys(value), kinds, process)
             elif isinstance(value, dict) and value and all(map(_is_row, value.values())):
-                rows = _Rows.of([*value.values()], [*value], kinds, process)
+                rows = Rows.of([*value.values()], [*value], kinds, process)
                 found.parts[name] = rows
                 found.named.add(name)
             elif isinstance(value, dict):
-                found.parts[name] = _Rows.of([value], [""], kinds.in_part(name), process)
+                found.parts[name] = Rows.of([value], [""], kinds.in_part(name), process)
             elif isinstance(value, list):
                 found.alike[name] = value
             else:
                 single[name] = value
-        found.parts[""] = _Rows.of([single], [""], kinds, process)
+        found.parts[""] = Rows.of([single], [""], kinds, process)
         total = content.get("total")
         totals = {f"total {n}": one for n, one in total.items()} if isinstance(total, dict) else {}
         told = {
@@ -213,6 +217,10 @@ class Merged:
         return {**content, "notes": notes[:_NOTES], "charts": kept}
 
 
+#: Reads the result of a process: its JSON, or what an index has of it.
+Load = Callable[[str], "Merged | Mapping[str, Any]"]
+
+
 def merge(processes: Sequence[str], load: Load) -> dict[str, Any]:
     """Return the results of processes as one.
 
@@ -235,10 +243,15 @@ def merge(processes: Sequence[str], load: Load) -> dict[str, Any]:
 def _merged(processes: Sequence[str], load: Load) -> Merged:
     with _without_collection():
         first, *others = processes
-        found = Merged.of(first, load(first))
+        found = _one(first, load)
         for process in others:
-            found.absorb(Merged.of(process, load(process)))
+            found.absorb(_one(process, load))
         return found
+
+
+def _one(process: str, load: Load) -> Merged:
+    found = load(process)
+    return found if isinstance(found, Merged) else Merged.of(process, found)
 
 
 @contextmanager

@@ -21,10 +21,15 @@ from amanda_core.results.run_state import LOCK, STATE, RunState
 from amanda_core.results.tables import Result
 from amanda_core.runtime.terminal import printable
 
-__all__ = ["LOCK", "Output", "processes_in"]
+__all__ = ["LOCK", "Output", "index_of", "processes_in"]
 
 #: Folders of single processes.
 _PART = re.compile(r"(rank|process-)(\d+)(-restart\d+)?")
+
+
+def index_of(name: str) -> str:
+    """Return the name of the file that has the index of a result; see `processes.index`."""
+    return f".{name}.index"
 
 
 def processes_in(folder: Path) -> list[Path]:
@@ -149,7 +154,7 @@ class Output:
                 if is_left and (state is None or state.run != run):
                     folders.add(path)
         names = "|".join(map(re.escape, self._names))
-        unfinished = re.compile(rf"\.({names})(\.json)?\.\d+")
+        unfinished = re.compile(rf"\.({names})((\.json)?\.\d+|\.index)")
         for folder in folders:
             left = [path.name for path in folder.glob(".*") if unfinished.fullmatch(path.name)]
             for name in [*self.taken(folder, self._names), *left]:
@@ -170,6 +175,14 @@ class Output:
             self._remove(self.folder / STATE)
         else:
             self._write_file(self.folder / STATE, state.to_json())
+
+    def write_index(self, name: str, text: str) -> None:
+        """Write the index of a result, which readers check against its file.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        self._write_file(self.folder / index_of(name), text)
 
     def save(self, name: str, text: str) -> None:
         """Write a result so far to ``<name>.json``, where `write` will replace it.

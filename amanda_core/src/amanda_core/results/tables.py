@@ -147,10 +147,15 @@ class ChangesWeights(Protocol):
 
 @runtime_checkable
 class HasResult(Protocol):
-    """A tool that has results. The method is optional; `amanda run` calls it when a run ends."""
+    """A tool that has results. The method is optional; `amanda run` calls it when a run ends.
+
+    It calls it now and then before, too, in another thread, while the tool's routines wait. A tool
+    whose `result` ends what it measures has an attribute ``result_is_final = True``: then it is
+    called at the end only, and nothing is left of a process that is killed.
+    """
 
     def result(self) -> Result:
-        """Return the result so far. It is called after tools are removed, also after Ctrl-C."""
+        """Return the result so far. The last call is after tools are removed, also after Ctrl-C."""
 
 
 class OpFigures(NamedTuple):

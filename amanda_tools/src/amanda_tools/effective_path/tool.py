@@ -91,6 +91,7 @@ class EffectivePath(OperatorTool["_Op"]):
     ) -> None:
         need_numpy()
         super().__init__()
+        self.result_is_final = True  # It ends the run that is being looked at.
         if until not in ("module", "step"):
             raise ValueError(f"until must be module or step, but is {until!r}")
         if limit < 0:

@@ -124,6 +124,7 @@ class Latency(OperatorTool["_Op"]):
         #: Device -> time at which its first event was recorded.
         self._origins: dict[str, int] = {}
         self._kernels = Kernels() if kernels else None
+        self.result_is_final = kernels  # It ends the profile.
         self._found: list[Kernel] = []
         self.add_inst_for_op(self.analyse)
         if backward:
@@ -278,7 +279,8 @@ class Latency(OperatorTool["_Op"]):
         """Return what has been timed so far."""
         with self._lock:
             self._settle()
-            self._clear()
+            if self._kernels is not None:  # Operators that run now are timed when they end.
+                self._clear()
             self._pairs.finish()
             self._end_kernels()
             steps = [replace(step) for step in self._steps if step.calls]

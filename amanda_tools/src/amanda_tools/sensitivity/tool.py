@@ -107,6 +107,7 @@ class Sensitivity(Tool):
     ) -> None:
         super().__init__()
         need_numpy()
+        self.result_is_final = True  # It ends the forward pass that is being measured.
         self._change = Change(weights, activations, sparsity)
         self._format = "" if sparsity is not None else weights
         self._ops: dict[tuple[object, ...], _Op] = {}
