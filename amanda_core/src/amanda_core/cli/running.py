@@ -24,7 +24,7 @@ from amanda_core.cli.program import Program, report
 from amanda_core.cli.progress import FIRST, Progress, interval_for, told_if_slow
 from amanda_core.cli.ranks import merged
 from amanda_core.cli.reports import ReportPage
-from amanda_core.cli.saving import Saving
+from amanda_core.cli.saving import Saving, results_so_far
 from amanda_core.cli.termination import Termination
 from amanda_core.engine.tool import Tool
 from amanda_core.errors import AmandaError
@@ -217,17 +217,7 @@ class Run:
         """Write the results so far; after an error, say it once and go on."""
         if not self._has_operators():
             return
-        found: dict[str, str] = {}
-        with turns.held(self.tools.values(), _PATIENCE) as held:
-            if not held:
-                return
-            for name, tool in self.tools.items():
-                if getattr(tool, "result_is_final", False):
-                    continue
-                # What does not work in the middle of an iteration works at its end.
-                with suppress(Exception):
-                    if isinstance(tool, HasResult) and callable(tool.result):
-                        found[name] = tool.result().to_json()
+        found = results_so_far(self.tools, _PATIENCE)
         with self._writing:
             if self._finished or not self._is_open():
                 return
@@ -237,7 +227,7 @@ class Run:
                     self._cleared = True
                 for name, text in found.items():
                     self.output.save(name, text)
-                self._state.saved = time.time()
+                    self._state.saved = time.time()
                 self.output.note(self._state)
             except Exception as error:
                 if not self._told:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
+from amanda_core.cli import turns
 from amanda_core.engine.activation import disabled
+from amanda_core.engine.tool import Tool
+from amanda_core.results import HasResult
 
-__all__ = ["Saving"]
+__all__ = ["Saving", "results_so_far"]
 
 #: Seconds before results are written first, and between two times at least.
 _FIRST = 1.0
@@ -57,3 +61,22 @@ class Saving:
                 began = time.perf_counter()
                 self._save()
                 pause = max(_INTERVAL, _SHARE * (time.perf_counter() - began))
+
+
+def results_so_far(tools: Mapping[str, Tool], patience: float) -> dict[str, str]:
+    """Return the results of tools that can be read while they run, as JSON, by their names.
+
+    Args:
+        tools: The tools, whose routines take turns.
+        patience: Seconds to wait for routines that run now. If they run longer, there are none.
+    """
+    found: dict[str, str] = {}
+    with turns.held(tools.values(), patience) as held:
+        for name, tool in tools.items() if held else ():
+            if getattr(tool, "result_is_final", False):
+                continue
+            # What does not work in the middle of an iteration works at its end.
+            with suppress(Exception):
+                if isinstance(tool, HasResult) and callable(tool.result):
+                    found[name] = tool.result().to_json()
+    return found
