@@ -14,7 +14,7 @@ TOOLS: list[tuple[str, ...]] = [
         *("capture", "diff", "effective_path", "faults", "gating", "prune", "rematerialize"),
         *("rewriting", "sensitivity", "sparsity", "steer", "summary", "trace"),
     ),
-    ("dump", "flops", "graph", "memory", "nonfinite", "quantize"),
+    ("dump", "fingerprint", "flops", "graph", "memory", "nonfinite", "quantize"),
     ("latency",),
 ]
 KIT: list[str | tuple[str, ...]] = [
@@ -27,6 +27,7 @@ KIT: list[str | tuple[str, ...]] = [
 BORROWED = {
     ("capture", "dump"): "the files",
     ("diff", "dump"): "what it compares",
+    ("diff", "fingerprint"): "what it compares",
     ("effective_path", "graph"): "the values between operators",
     ("graph", "latency"): "the times that it shows",
     ("prune", "flops"): "multiply-accumulates that are left",

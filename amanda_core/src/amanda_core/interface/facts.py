@@ -306,16 +306,14 @@ class Facts:
         return self.values(tensor)
 
     def buffer(self, tensor: Any) -> Any:
-        """Return the bytes of its elements in C order, as an object with Python's buffer protocol.
+        """Return the bytes of its elements in C order, as a `memoryview`, or the same as `view`.
 
-        It shares the memory where this is possible. It must not be written, nor kept for longer
-        than the routine runs.
+        A driver overrides it where an array costs more than its bytes, or cannot share the memory.
 
         Raises:
             NotReadableError: As for `values`.
         """
-        array = self.view(tensor)
-        return array if array.flags.c_contiguous else array.copy()
+        return self.view(tensor)
 
     def optimizer_states(self) -> Iterable[tuple[Any, str, Any]]:
         """Return what optimizers that made a step under tools keep of their parameters.

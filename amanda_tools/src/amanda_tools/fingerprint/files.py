@@ -41,6 +41,7 @@ __all__ = [
     "UNWRITTEN",
     "Fingerprinted",
     "Stream",
+    "contiguous",
     "digest_of",
     "load_fingerprint",
     "row_dtype",
@@ -87,6 +88,15 @@ def digest_of(data: Any) -> int:
     import xxhash
 
     return int(xxhash.xxh3_64_intdigest(data))
+
+
+def contiguous(values: Any) -> Any:
+    """Return what `Facts.buffer` returns as an object with the buffer protocol, in C order."""
+    if isinstance(values, (bytes, memoryview)):
+        return values
+    import numpy
+
+    return numpy.ascontiguousarray(values)
 
 
 class Stream:

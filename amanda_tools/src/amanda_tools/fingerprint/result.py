@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.fingerprint.files import (
@@ -31,9 +31,6 @@ from amanda_tools.kit.output.rendering import (
     render_html,
     render_json,
 )
-
-if TYPE_CHECKING:
-    from amanda_tools.fingerprint.tool import Fingerprint
 
 __all__ = ["FingerprintResult", "FingerprintedStep", "UnseenWrite"]
 
@@ -107,7 +104,7 @@ class FingerprintResult:
         notes: list[str],
         tool_seconds: float,
         wall_seconds: float,
-        owner: Fingerprint,
+        owner: object,
     ) -> FingerprintResult:
         """Return the result of what a stream has written."""
         import numpy

@@ -31,6 +31,7 @@ from amanda_tools.fingerprint.files import (
     UNSEEN_WRITER,
     UNWRITTEN,
     Stream,
+    contiguous,
     digest_of,
 )
 from amanda_tools.fingerprint.result import FingerprintResult
@@ -299,7 +300,7 @@ class Fingerprint(OperatorTool["_Op"]):
 
     def _digest(self, tensor: Any, facts: Facts) -> int | None:
         try:
-            return digest_of(facts.buffer(tensor))
+            return digest_of(contiguous(facts.buffer(tensor)))
         except NotReadableError as error:
             why = str(error)
             self._unreadable[why] = self._unreadable.get(why, 0) + 1
