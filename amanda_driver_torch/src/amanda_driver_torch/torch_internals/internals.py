@@ -158,7 +158,7 @@ DETACHED_VIEWS = (_AUTOGRAD.CreationMeta.NO_GRAD_MODE, _AUTOGRAD.CreationMeta.IN
 def address_of(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
     """Return the address of the memory of a tensor's storage."""
     if _C._is_cow_tensor(tensor):
-        return data_address(tensor) - tensor.storage_offset() * tensor.element_size()
+        return int(data_address(tensor) - tensor.storage_offset() * tensor.element_size())
     return int(storage.data_ptr())
 
 
