@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from amanda_core.cli import termination
 from amanda_core.results.run_state import STATE, RunState
 
 from .site import Site
 
 TOOL = """
 import json
+import os
 from toytools import Counter, Found
 
 
@@ -209,3 +212,26 @@ def test_a_state_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert state.sentence(tmp_path) == (
         "a (process 3) did not end: it was killed or has crashed; nothing was written until then"
     )
+
+
+def test_a_thread_that_waits_for_the_end_is_not_taken_for_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program handles the signal itself, and ends before the other thread has looked."""
+    said: list[str] = []
+
+    class Ending:
+        def finish(self, problem: str, *, unwound: bool) -> None:
+            said.append(problem)
+
+        def interrupted(self, place: str) -> None:
+            said.append(place)
+
+    monkeypatch.setattr(termination, "_position", lambda: (0, 0))  # As if nothing went on.
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with termination.Termination(Ending()).handled():
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert said == []

@@ -19,6 +19,7 @@ OWNERS = {
     "torch_internals/dynamo.py",
     "torch_internals/entry_points.py",
     "torch_internals/internals.py",
+    "torch_internals/wrapper_modules.py",
     "native/torch_symbols.h",
     "native/torch_symbols.cpp",
     # Tables of operators by name: one that a version lacks does no harm.

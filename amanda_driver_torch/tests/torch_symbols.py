@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from amanda_driver_torch.torch_internals.entry_points import QUIET_FUNCTIONS, WRITERS
+from amanda_driver_torch.torch_internals.wrapper_modules import WRAPPERS
 
 PAGE = Path(__file__).parents[2] / "docs/internals/torch-symbols.md"
 
@@ -430,7 +431,7 @@ COMPARED = (
     *("torch._subclasses", "torch._dynamo", "torch._functorch", "torch._library.autograd"),
     *("torch._dynamo.external_utils", "torch._dynamo.eval_frame", "torch._higher_order_ops"),
     *("torch._dynamo.compiled_autograd", "torch._C._functorch", "torch._tensor"),
-    "torch._dynamo.trace_rules",
+    *("torch._dynamo.trace_rules", *WRAPPERS),
     *("_checkpoint_impl", "_checkpoint_without_reentrant_generator_impl", "_init_weights"),
     *("_reduce_ex_internal", "_typed_storage", "_as_tensor_fullprec", "_is_param", "_call_impl"),
     *("_save_to_state_dict", "_load_from_state_dict"),

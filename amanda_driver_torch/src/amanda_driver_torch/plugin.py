@@ -20,6 +20,7 @@ from amanda_core.interface import (
 )
 from amanda_driver_torch.interception.interceptor_choice import INTERCEPTORS
 from amanda_driver_torch.torch_internals.versions import why_hooked_by_python
+from amanda_driver_torch.torch_internals.wrapper_modules import WRAPPERS
 from amanda_driver_torch.vocabulary import BACKWARD_TYPES, FUSED, OP_TYPES, describe
 
 if TYPE_CHECKING:
@@ -73,10 +74,7 @@ def amanda_driver_info() -> DriverInfo:
             "compiled": _CAPABILITIES | {"graph", "staged"},
         },
         vocabulary={**OP_TYPES, **BACKWARD_TYPES},
-        wrappers=(
-            *("torch.nn.modules.module", "torch.nn.modules.container", "torch._compile"),
-            *("torch.utils._contextlib", "torch._ops", "torch._dynamo", "torch.amp"),
-        ),
+        wrappers=WRAPPERS,
     )
 
 

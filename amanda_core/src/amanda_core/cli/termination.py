@@ -62,7 +62,7 @@ class Termination:
         self._finishing = False
         #: A signal that came while results were written.
         self._waiting: int | None = None
-        #: Set while a handler is running in the main thread.
+        #: Set once a handler has run in the main thread, or nothing is handled any more.
         self._handling = threading.Event()
         #: Where the main thread was waiting when a signal came, or an empty text.
         self._place = ""
@@ -123,6 +123,8 @@ class Termination:
         for number in self._ours():
             signal.signal(number, signal.SIG_DFL)
         os._exit = self._exit
+        # Below, the main thread waits for the other one, which must not take it for stuck.
+        self._handling.set()
         if self._wakeup is None:
             return
         (reading, writing), self._wakeup = self._wakeup, None

@@ -6,14 +6,11 @@ and before any has run by what their code asks for.
 
 from __future__ import annotations
 
-import dis
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from inspect import CO_VARARGS
-from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from inspect import getmembers, isfunction
+from typing import TYPE_CHECKING
 
 from amanda_core.engine.action import ActionKind
+from amanda_core.runtime.code_calls import Calls, functions_in
 
 if TYPE_CHECKING:
     from amanda_core.engine.store import Store
@@ -60,48 +57,12 @@ def _changes_values(tool: Tool, store: Store) -> bool:
     actions = [a for points in log.values() for some in points.values() for a in some]
     if actions:
         return any(action.kind.is_replacement for action in actions)
-    methods = _methods_of(tool)
-    routines = [one for some in tool._amanda.routines.values() for one in some]
-    called = [function for one in routines for function in _functions(one)]
-    codes = {one.__code__ for one in (*called, *methods.values())}
-    return any(_asks_to_change(code, methods) for code in codes)
-
-
-def _methods_of(tool: Tool) -> dict[str, FunctionType]:
-    """Return the methods of a tool's class, by their names."""
     from amanda_core.engine.tool import Tool
 
-    kinds = type(tool).__mro__[: type(tool).__mro__.index(Tool)]
-    found = {name: one for kind in reversed(kinds) for name, one in vars(kind).items()}
-    return {name: one for name, one in found.items() if isinstance(one, FunctionType)}
-
-
-def _functions(routine: Any) -> Iterator[FunctionType]:
-    """Yield the function of a routine, and the functions that it closes over."""
-    function = routine.__func__ if isinstance(routine, MethodType) else routine
-    if isinstance(function, FunctionType):
-        yield function
-        for cell in function.__closure__ or ():
-            with suppress(ValueError):  # The cell is empty.
-                yield from _functions(cell.cell_contents)
-
-
-def _asks_to_change(code: CodeType, methods: Mapping[str, FunctionType]) -> bool:
-    """Return True if code, or code in it, asks for routines that may change values."""
-    names, inner = set(code.co_names), [c for c in code.co_consts if type(c) is CodeType]
-    if names & _REPLACEMENTS:
-        return True
-    # The names of keyword arguments are constants of the code.
-    observes = any(type(one) is tuple and "observe" in one for one in code.co_consts)
-    if names & _INSERTIONS and not observes:
-        called = [(one, 0) for one in inner]
-        called += [(one.__code__, 1) for name, one in methods.items() if name in names]
-        return not called or any(_reads_arguments(one, skipped) for one, skipped in called)
-    return any(_asks_to_change(one, methods) for one in inner)
-
-
-def _reads_arguments(code: CodeType, skipped: int) -> bool:
-    """Return True if a routine reads the values that it gets: one that only counts does not."""
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)
-    arguments = set(code.co_varnames[skipped:count])
-    return any(one.argval in arguments for one in dis.get_instructions(code))
+    methods = {
+        name: one for name, one in getmembers(type(tool), isfunction) if not hasattr(Tool, name)
+    }
+    routines = [one for some in tool._amanda.routines.values() for one in some]
+    functions = [one for routine in routines for one in functions_in(routine)]
+    calls = Calls(_REPLACEMENTS, _INSERTIONS, "observe", methods)
+    return any(calls.may_edit(one.__code__) for one in (*functions, *methods.values()))

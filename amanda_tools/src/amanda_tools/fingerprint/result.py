@@ -168,8 +168,8 @@ class FingerprintResult:
                 charts.figure("values", sum(step.values for step in self.steps)),
             ),
         ]
-        hidden = ("folder", "_owner")
-        content = {name: value for name, value in fields_of(self).items() if name not in hidden}
+        # Not where the files were: they are beside this one.
+        content = {n: v for n, v in fields_of(self).items() if n != "folder" and n[0] != "_"}
         return render_json({"format": "amanda.fingerprint/1", **content, "charts": drawn})
 
     def to_dataframe(self) -> Any:
