@@ -256,7 +256,7 @@ class Run:
             return True
         if not self._has_operators():
             return False
-        process = Process.of_environment()
+        process = Process.of_environment(several=True)
         if process.part and process.part not in [path.name for path in parts]:
             output = Output(self.output.folder, [*self.tools], part=process.part, force=True)
             if output.reserve():

@@ -57,11 +57,13 @@ class Registered:
 
     Attributes:
         listeners: Functions for the begin and the end of a call.
+        needed: Whether the tool cannot do without any of these calls.
         shown: Patterns of modules, and the types of the operators that are shown for them.
     """
 
     def __init__(self) -> None:
         self.listeners: list[tuple[Listener, Listener]] = []
+        self.needed = False
         self.shown: list[tuple[tuple[Pattern, ...], frozenset[str]]] = []
 
     def show(self, module: Patterns, inputs: bool, outputs: bool) -> None:
@@ -176,6 +178,7 @@ class Calls:
         self._shown.clear()
         by_call = [tool for tool in session.tools if _is_by_call(tool)]
         session.watches_calls = bool(by_call or any(_asked(t).listeners for t in session.tools))
+        session.needs_calls = bool(by_call or any(_asked(t).needed for t in session.tools))
         session.watches_values = any(_asked(tool).shown for tool in session.tools)
         session.watches_scopes |= session.watches_values
         for tool in by_call:

@@ -57,6 +57,7 @@ class Session:
         watches_scopes: Whether an applied tool listens for module scopes or is shown values.
         watches_calls: Whether an applied tool listens for calls of outermost modules or selects by
             them.
+        needs_calls: Whether one of these tools cannot do without any of the calls.
         watches_values: Whether an applied tool is shown the inputs or outputs of modules.
         turn: Held by the analysis of tools that several threads share; None without such tools.
         host: The session of the thread that applied the tools to this one; None in that thread.
@@ -85,7 +86,7 @@ class Session:
         self._warned: set[str] = set()
         #: Called after each change of `epoch`.
         self.listener: Callable[[], None] | None = None
-        self.watches_calls = self.watches_values = self.contended = False
+        self.watches_calls = self.needs_calls = self.watches_values = self.contended = False
         self.call: int | None = None
         self.turn: AbstractContextManager[object] | None = None
         self.host: Session | None = None

@@ -218,16 +218,21 @@ class Tool:
         """
         self._amanda.ends.append(end)
 
-    def add_inst_for_call(self, begin: CallListener = None, end: CallListener = None) -> None:
+    def add_inst_for_call(
+        self, begin: CallListener = None, end: CallListener = None, *, needed: bool = True
+    ) -> None:
         """Register functions for the begin and end of each call of an outermost module.
 
         Each gets the `amanda_core.engine.calls.Call`. In a decoding loop, such as that of
         ``generate``, the first call of a step processes the prompt, and each further one the next
-        tokens.
+        tokens. If not all calls are `needed`, a compiled callable stays compiled although its graph
+        holds the call of a module, of which the functions do not learn.
         """
         from amanda_core.engine.calls import registered
 
-        registered(self).listeners.append((begin, end))
+        asked = registered(self)
+        asked.listeners.append((begin, end))
+        asked.needed |= needed
         self._amanda.changed()
 
     def show_modules(

@@ -41,13 +41,17 @@ class Process:
     processes: int = 1
 
     @classmethod
-    def of_environment(cls) -> Process:
+    def of_environment(cls, several: bool = False) -> Process:
         """Return this process, as the launcher's variables describe it.
+
+        Args:
+            several: Whether it is known that it is one of several. A library that started the
+                others may have removed the variable that says so.
 
         Raises:
             ConfigError: One of them is not a number.
         """
-        rank, processes = _launched()
+        rank, processes = _launched(several)
         restarts = [_number(name) or 0 for name in os.environ if name.endswith("_RESTART_COUNT")]
         if rank is None:
             return cls(None, "", 0)
@@ -57,7 +61,7 @@ class Process:
         return cls(rank, part, processes if part == "rank0" else None, processes)
 
 
-def _launched() -> tuple[int | None, int]:
+def _launched(several: bool) -> tuple[int | None, int]:
     """Return the number of this process among those of its launcher, and how many there are.
 
     Raises:
@@ -68,7 +72,7 @@ def _launched() -> tuple[int | None, int]:
         # A batch system numbers a single process, too. `torchrun` always does.
         if number == "LOCAL_RANK" and _number("NODE_RANK"):
             continue
-        if rank is None and (number == "RANK" or (_number(size) or 1) > 1):
+        if rank is None and (several or number == "RANK" or (_number(size) or 1) > 1):
             rank, processes = _number(number), _number(size) or 1
     return rank, processes
 

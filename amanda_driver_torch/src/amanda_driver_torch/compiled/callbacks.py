@@ -169,7 +169,7 @@ class CompiledCode:
         """Weave the applied tools into a graph; return the nodes at which they do anything."""
         assert self._tools is not None
         assert self._enter is not None
-        is_outermost = self.session.watches_calls and not STATE.activations
+        is_outermost = self.session.needs_calls and not STATE.activations
         if is_outermost and any(called_of(node).modules for node in gm.graph.nodes):
             raise CannotWeave("a tool counts calls of outermost modules, which the graph holds")
         # The same code may run in several modules, in which its operators are others.

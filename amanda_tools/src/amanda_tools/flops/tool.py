@@ -90,7 +90,7 @@ class Flops(OperatorTool["_Op"]):
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
-        self.add_inst_for_call(self._begin_call, self._end_call)
+        self.add_inst_for_call(self._begin_call, self._end_call, needed=False)
         self.add_inst_for_step(end=self._end_step)
 
     def analyse(self, context: OpContext) -> None:
