@@ -240,7 +240,8 @@ class _TorchFacts(Facts):
 
     def buffer(self, tensor: torch.Tensor) -> Any:
         # Not through NumPy, since torch refuses to resize a storage shared with it.
-        if type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided:
+        plain = type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided
+        if plain and has_storage(tensor):
             special = tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg()
             if not special and tensor.is_contiguous():
                 address, size = data_address(tensor), tensor.nbytes

@@ -380,7 +380,10 @@ def _norms(tensor: Any, facts: Facts) -> tuple[float, float]:
     dtype = facts.dtype(tensor)
     if "float" not in dtype and "complex" not in dtype:
         return 0.0, 0.0
-    values = numbers(facts.view(tensor), dtype).ravel()
+    try:
+        values = numbers(facts.view(tensor), dtype).ravel()
+    except NotReadableError:  # Its bytes are known, but it is no array of numbers.
+        return 0.0, 0.0
     if not values.size:
         return 0.0, 0.0
     with numpy.errstate(all="ignore"):
