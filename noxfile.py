@@ -25,6 +25,7 @@ from maintenance.sessions.shards import (
     EXHAUSTIVE,
     FAST,
     NATIVE,
+    NIGHTLY,
     PURE,
     PURE_DRIVER,
     REST,
@@ -75,7 +76,9 @@ def tests_all(session: nox.Session) -> None:
 
 @nox.session
 def tests_rest(session: nox.Session) -> None:
-    """Run what `tests` leaves out, but for the exhaustive tests; CI runs it after `tests`."""
+    """Run the slow tests without TensorFlow, and the fast ones of drivers with environments of
+    their own; CI runs it after `tests`.
+    """
     environment(session, "all-tests")
     test(session, REST, ALL)
     test_apart(session, [shard for shard in SHARDS.values() if shard.apart], FAST)
@@ -83,10 +86,13 @@ def tests_rest(session: nox.Session) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Run the exhaustive tests, which may take hours; pytest's arguments go after --."""
+    """Run the exhaustive tests, which may take hours, and the slow ones that CI leaves out;
+    pytest's arguments go after --, and select among the exhaustive ones.
+    """
     environment(session, "all-tests")
     test(session, [*NATIVE, PURE], EXHAUSTIVE, *session.posargs)
     if not session.posargs:
+        test(session, NIGHTLY, ALL)
         test_apart(session, [shard for shard in SHARDS.values() if shard.apart], EVERY)
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "EXHAUSTIVE",
     "FAST",
     "NATIVE",
+    "NIGHTLY",
     "PURE",
     "PURE_DRIVER",
     "REST",
@@ -60,9 +61,11 @@ class Shard(NamedTuple):
 NATIVE = [Shard([]), Shard([], tensorflow=True)]
 PURE_DRIVER = Shard(["amanda_driver_torch"], env=FUNCTION_MODE)
 PURE = Shard(["amanda_driver_torch", "tests"], env=FUNCTION_MODE)
-#: What the fast tests of `NATIVE` and `PURE_DRIVER` leave.
-REST = [
-    *(shard._replace(marks="slow") for shard in [*NATIVE, PURE_DRIVER]),
+#: What the fast tests of `NATIVE` and `PURE_DRIVER` leave: what CI runs, and what takes too long
+#: for it.
+REST = [NATIVE[0]._replace(marks="slow")]
+NIGHTLY = [
+    *(shard._replace(marks="slow") for shard in (NATIVE[1], PURE_DRIVER)),
     Shard(["tests"], env=FUNCTION_MODE),
 ]
 #: The same by name, for `nox -s tests_all -- NAME...`.
