@@ -99,6 +99,10 @@ PROGRAMS = {
         "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: print('handled'))\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
     ),
+    "own handler, then a wait": (
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, lambda *_: print('handled'))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(0.8)\n"
+    ),
     "term": "import os, signal\nprint('a', flush=True)\nos.kill(os.getpid(), signal.SIGTERM)\n",
     "forked term": (
         "import os, signal, time\npid = os.fork()\nif not pid: time.sleep(60); os._exit(9)\n"

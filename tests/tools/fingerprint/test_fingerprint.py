@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -239,6 +240,102 @@ def test_an_inserted_operator_shifts_nothing(tmp_path: Path) -> None:
     assert found.same
     assert {one.run for one in found.missing} == {"B"}
     assert all("sigmoid" in one.what for one in found.missing)
+
+
+class Meeting(amanda.Tool):
+    """Lets two threads be inside `relu` at the same time, each before the other ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier = threading.Barrier(2)
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context["type"] == "relu":
+            context.replace_op(self.meet)
+
+    def meet(self, value: torch.Tensor) -> torch.Tensor:
+        self.barrier.wait(timeout=30)
+        return torch.clamp(value, min=0)
+
+
+def test_threads_that_take_tasks_in_another_order_are_equal(tmp_path: Path) -> None:
+    tasks = [torch.tensor([-1.0, 2.0]), torch.tensor([3.0, -4.0])]
+
+    def in_turn(tasks: list[torch.Tensor]) -> None:
+        for task in tasks:
+            thread = threading.Thread(target=torch.relu, args=[task])
+            thread.start()
+            thread.join()
+
+    def at_once(tasks: list[torch.Tensor]) -> None:
+        threads = [threading.Thread(target=torch.relu, args=[task]) for task in tasks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    runs: dict[str, tuple[Callable[[list[torch.Tensor]], None], list[torch.Tensor]]] = {
+        "one": (in_turn, tasks),
+        "other": (in_turn, tasks[::-1]),
+        "together": (at_once, tasks),
+        "wrong": (in_turn, [tasks[0], tasks[1] + 1]),
+    }
+    for name, (run, given) in runs.items():
+        tool = Fingerprint(folder=tmp_path / name)
+        tools = [tool, Meeting()] if run is at_once else [tool]
+        with amanda.apply(*tools, threads="all"):
+            run(given)
+        rows = tool.result().open().rows
+        # Each output is that of the input beside it.
+        read, wrote = (
+            {int(row["execution"]): int(row["digest"]) for row in rows if row["what"] == what}
+            for what in (INPUT, OUTPUT)
+        )
+        expected = {
+            xxhash.xxh3_64_intdigest(x.numpy().tobytes()): xxhash.xxh3_64_intdigest(
+                x.clamp(min=0).numpy().tobytes()
+            )
+            for x in given
+        }
+        assert {read[number]: wrote[number] for number in read} == expected
+    for name in ("other", "together"):
+        found = compare_fingerprints(tmp_path / "one", tmp_path / name)
+        assert (found.same, found.complete) == (True, True), found.conclusion()
+    found = compare_fingerprints(tmp_path / "one", tmp_path / "wrong")
+    # Which task would have been which is not known.
+    assert (found.same, found.complete) == (True, False)
+
+
+def test_more_executions_in_a_step_shift_nothing_in_the_next(tmp_path: Path) -> None:
+    def program(times: int) -> None:
+        for step in range(3):
+            for number in range(times if step == 0 else 1):
+                torch.relu(torch.tensor([float(number), float(step)]))
+            amanda.step()
+
+    for name, times in (("a", 1), ("b", 3)):
+        recorded(partial(program, times), folder=tmp_path / name)
+    found = compare_fingerprints(tmp_path / "a", tmp_path / "b")
+    assert (found.same, found.complete) == (True, False)
+    assert {one.run for one in found.missing} == {"B"}
+    assert all("step 0" in one.what for one in found.missing)
+
+
+def test_what_was_not_compared_is_said_of_the_operator_that_differs(tmp_path: Path) -> None:
+    x = torch.ones(3, requires_grad=True)
+
+    def program(scale: float) -> None:
+        made = torch.exp(x)
+        made.detach().numpy()[...] *= scale  # What `exp` has saved, and no operator writes.
+        made.backward(torch.ones(3))  # type: ignore[no-untyped-call]
+
+    for name, scale in (("a", 1.0), ("b", 2.0)):
+        recorded(partial(program, scale), folder=tmp_path / name)
+    first = compare_fingerprints(tmp_path / "a", tmp_path / "b").first
+    assert first is not None
+    assert (first.phase, first.cause) == ("backward", "operator")
+    assert "Not compared is what its forward pass saved." in first.explanation
 
 
 def test_a_rank_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What makes the results of a run empty or wrong, in sentences."""
+"""Findings that make the results of a run empty or wrong, as sentences."""
 
 from __future__ import annotations
 

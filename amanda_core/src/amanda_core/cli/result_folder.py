@@ -64,8 +64,8 @@ class ResultFolder:
         if output is None or not output.reserve():
             raise OutputError(
                 f"{str(used)!r} is the output folder of a run that has not ended",
-                fix="Name another folder with -o. If there is no such run, as on file systems "
-                f"without locks after it was killed, remove {LOCK} there",
+                fix="Name another folder with -o. If the run was killed on a file system without "
+                f"locks, remove {LOCK} there",
             )
         return output
 

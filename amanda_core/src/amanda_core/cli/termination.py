@@ -36,7 +36,7 @@ _STOP = b"\0"
 
 
 class Ending(Protocol):
-    """What is done with the results of a process that ends."""
+    """Writes the results of a process that ends."""
 
     def finish(self, problem: str, *, unwound: bool) -> object:
         """Write them. Only the first call does.
@@ -191,8 +191,11 @@ class Termination:
         self._place = place = _place()
         if self._handling.wait(_GRACE) or _position() != before:
             return
-        if signal.getsignal(number) != self._handle:
+        handler = signal.getsignal(number)
+        if handler is signal.default_int_handler:
+            # It would have raised. Of a handler of the program nobody knows whether it has run.
             self._ending.interrupted(place)
+        if handler != self._handle:
             return
         # Results may need what the main thread holds, and the process must end all the same.
         writing = threading.Thread(target=self._finish, args=[f"{_by(number)}, {place}"])

@@ -1,4 +1,4 @@
-"""What drivers may inherit: sessions, execution, patching, identity, weights, versions.
+"""Building blocks of drivers: sessions, execution, patching, identity, weights, versions.
 
 All names that authors of drivers import beside those of `amanda_core.interface` are found here,
 from whichever room of the core they come. What two drivers need stands in the core; what one driver

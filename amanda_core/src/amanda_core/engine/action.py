@@ -121,7 +121,7 @@ class Action:
 
     @property
     def mapped(self) -> bool:
-        """Whether the routine is marked with `mapped`."""
+        """Return True if the routine is marked with `mapped`."""
         return bool(getattr(self.routine, _MAPPED, False))
 
     @property

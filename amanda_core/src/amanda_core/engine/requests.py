@@ -1,4 +1,4 @@
-"""What a request of an analysis routine must fulfil, and the errors and warnings if it does not.
+"""Requirements of the requests of analysis routines, with the errors and warnings of each.
 
 Owns the checks that few requests need: capabilities of the driver, positions that an op does not
 have, requests that come too late, and arguments that belong to one weight of several. `OpContext`

@@ -1,4 +1,4 @@
-"""What a driver is: the hooks that it implements, its data types, facts, words and namespaces.
+"""The contract of a driver: its hooks, data types, facts, vocabulary and namespaces.
 
 This is the contract of the core and a backend. All names of it are found here; drivers import them
 from here. `hookspecs` owns the hooks, `driver` the data types, `facts` what a driver tells tools

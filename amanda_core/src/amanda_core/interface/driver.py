@@ -55,7 +55,7 @@ class IPoint(Enum):
 
     @property
     def is_backward(self) -> bool:
-        """Whether the point belongs to the backward program."""
+        """Return True if the point belongs to the backward program."""
         return self in POINTS[2:]
 
     @property

@@ -17,6 +17,7 @@ from amanda_core.results import Table
 from amanda_core.results.output import processes_in
 from amanda_tools.diff.align import by_keys
 from amanda_tools.fingerprint.files import (
+    HANDLE,
     INPUT,
     NOBODY,
     NONE,
@@ -26,6 +27,7 @@ from amanda_tools.fingerprint.files import (
     UNREADABLE,
     UNWRITTEN,
     Fingerprinted,
+    digest_of,
     load_fingerprint,
 )
 from amanda_tools.kit.operators.entries import EitherWayOp
@@ -69,8 +71,7 @@ class Divergence:
         producer: The operator that wrote the value, or None.
         types: Dtype and shape in both runs, if they differ; else None.
         norms: Norms in both runs, if they were recorded; else None.
-        reused: Whether an input of the operator was not read again, since no write to it was
-            counted (`Fingerprint.check`).
+        doubts: What the operator may have read that was not compared.
         states: The random generators whose states differed at the beginning of the step, as far as
             they may be the cause.
     """
@@ -88,7 +89,7 @@ class Divergence:
     producer: str | None = None
     types: tuple[str, str] | None = None
     norms: tuple[float, float] | None = None
-    reused: bool = False
+    doubts: list[str] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -111,19 +112,16 @@ class Divergence:
         if self.states:
             states = f" The random generators differ in this step: {', '.join(self.states)}."
         made = f"op {self.producer!r}" if self.producer else "an operator"
-        unread = (
-            " Its inputs were not all read again: fingerprint:check=1 would show a write that "
-            "nobody counted."
-        )
+        doubts = f" Not compared is {'; '.join(self.doubts)}." if self.doubts else ""
         why = {
-            "operator": "All that it read is equal: this operator makes the difference."
-            f"{unread if self.reused else ''}",
-            "writer": f"It equals what {made} wrote in one run only: something that is not an "
-            "operator wrote it in between.",
+            "operator": "The tensors that it read are equal: this operator makes the difference."
+            f"{doubts}",
+            "writer": f"What {made} wrote is equal: something that is not an operator, or was not "
+            "recorded, wrote it since.",
             "outside": "No operator made it: it comes from outside, such as data, or from an "
             "operator that was not recorded.",
             "state": "It draws random numbers.",
-            "order": f"In one run {made} wrote it, in the other nothing that was recorded.",
+            "order": f"In one run {made} wrote it, in the other none or another one.",
         }.get(self.cause or "", "")
         return why + states
 
@@ -339,7 +337,8 @@ class _Comparison:
         unwritten = flags & UNWRITTEN != 0
         unreadable = (flags & UNREADABLE != 0) & ~unwritten
         states = rows["what"] == STATE
-        compared = ~(unwritten | unreadable | states) & (rows["what"] != NONE)
+        handles = flags & HANDLE != 0
+        compared = ~(unwritten | unreadable | states | handles) & (rows["what"] != NONE)
         reseeded = rows[states & (rows["digest"] != others["digest"])]
         types = numpy.asarray([*one.types, ""], object), numpy.asarray([*other.types, ""], object)
         numbers = [
@@ -371,7 +370,9 @@ class _Comparison:
         renumbered = numpy.full(max(len(self.other.ops), 1), NOBODY, numpy.uint32)
         for number, there in counterparts.items():
             renumbered[there] = number
-        keys = [_keys(one, one["op"]), _keys(other, renumbered[other["op"]])]
+        ops = one["op"], renumbered[other["op"]]
+        threaded = _in_threads(one, ops[0]) | _in_threads(other, ops[1])
+        keys = [_keys(one, ops[0], threaded), _keys(other, ops[1], threaded)]
         keep = numpy.flatnonzero(renumbered[other["op"]] != NOBODY)
         together = numpy.concatenate([keys[0], keys[1][keep]])
         _, numbers = numpy.unique(together, return_inverse=True)
@@ -385,6 +386,21 @@ class _Comparison:
         self._note_missing("B", self.other, numpy.flatnonzero(~used))
         found = numpy.flatnonzero(matched >= 0)
         return found, matched[found]
+
+    def _doubts(self, row: Any) -> list[str]:
+        """Return what the execution of a row may have read that was not compared."""
+        read = self.one.rows[self.one.rows["op"] == row["op"]]
+        read = read[(read["what"] == INPUT) & (read["execution"] == row["execution"])]
+        doubts = {
+            HANDLE: "what a variable held",
+            UNREADABLE: "an input without a digest",
+            UNWRITTEN: "an input that nothing had written",
+            REUSED: "an input that was not read again, which fingerprint:check=1 does",
+        }
+        found = [text for flag, text in doubts.items() if (read["flags"] & flag).any()]
+        if self.one.ops[row["op"]].phase == "backward":
+            found.append("what its forward pass saved")
+        return found
 
     def _note_missing(self, run: str, recorded: Fingerprinted, places: Any) -> None:
         """Add the rows that only one run has, by operator."""
@@ -439,13 +455,11 @@ class _Comparison:
             op = self.one.ops[row["op"]]
             found.states = [name for name in states if name.startswith(op.namespace.split("/")[0])]
             found.cause = "state" if found.states and op.word in _RANDOM else "operator"
-            read = self.one.rows[self.one.rows["op"] == row["op"]]
-            read = read[(read["what"] == INPUT) & (read["execution"] == row["execution"])]
-            found.reused = bool((read["flags"] & REUSED).any())
+            found.doubts = self._doubts(row)
         else:
             made = [_producer(run, r) for run, r in ((self.one, row), (self.other, there))]
             found.producer = next((name for name in made if name is not None), None)
-            if None not in made:
+            if None not in made and made[0] == made[1]:
                 found.cause = "writer"
             elif made == [None, None]:
                 found.cause, found.states = "outside", states
@@ -453,15 +467,70 @@ class _Comparison:
                 found.cause = "order"
 
 
-def _keys(rows: Any, ops: Any) -> Any:
-    """Return a key for each row that is the same in both runs."""
+def _keys(rows: Any, ops: Any, threaded: set[int]) -> Any:
+    """Return a key for each row that is the same in both runs: its operator, step, execution in
+    that step, and place.
+
+    Args:
+        rows: The rows.
+        ops: Number of the operator of each, as in the first run.
+        threaded: Operators and steps whose executions were in several threads.
+    """
     import numpy
 
-    keys = numpy.empty(len(rows), [("op", "<u8"), ("place", "<u8")])
-    keys["op"] = ops.astype(numpy.uint64) << numpy.uint64(32) | rows["execution"]
+    keys = numpy.empty(len(rows), [("op", "<u8"), ("execution", "<u8"), ("place", "<u8")])
+    keys["op"] = _ops_and_steps(rows, ops)
+    # More executions in one step shift nothing in the next one.
+    _, group = numpy.unique(keys["op"], return_inverse=True)
+    first = numpy.full(len(rows), NOBODY, numpy.uint32)
+    numpy.minimum.at(first, group, rows["execution"])
+    keys["execution"] = rows["execution"] - first[group]
+    for op in sorted(threaded):
+        _number_by_inputs(rows, numpy.flatnonzero(keys["op"] == op), keys)
     place = rows["position"].astype(numpy.uint64) << numpy.uint64(16) | rows["item"]
     keys["place"] = rows["what"].astype(numpy.uint64) << numpy.uint64(32) | place
     return keys
+
+
+def _ops_and_steps(rows: Any, ops: Any) -> Any:
+    import numpy
+
+    return ops.astype(numpy.uint64) << numpy.uint64(32) | rows["step"]
+
+
+def _in_threads(rows: Any, ops: Any) -> set[int]:
+    """Return the operators and steps whose executions were in more than one thread."""
+    import numpy
+
+    found, group = numpy.unique(_ops_and_steps(rows, ops), return_inverse=True)
+    several = numpy.ones(len(found), bool)
+    for name in ("thread", "execution"):
+        lowest = numpy.full(len(found), NOBODY, numpy.uint32)
+        highest = numpy.zeros(len(found), numpy.uint32)
+        numpy.minimum.at(lowest, group, rows[name])
+        numpy.maximum.at(highest, group, rows[name])
+        several &= lowest != highest
+    return {int(one) for one in found[several] if one >> numpy.uint64(32) != NOBODY}
+
+
+def _number_by_inputs(rows: Any, places: Any, keys: Any) -> None:
+    """Give the executions of an operator numbers by what they read.
+
+    Threads of a pool take their tasks in another order in each run.
+    """
+    inputs: dict[int, list[tuple[int, ...]]] = {}
+    for place in places.tolist():
+        row = rows[place]
+        read = inputs.setdefault(int(row["execution"]), [])
+        if row["what"] == INPUT and not row["flags"] & UNWRITTEN:
+            read.append((int(row["position"]), int(row["item"]), int(row["digest"])))
+    seen: dict[tuple[tuple[int, ...], ...], int] = {}
+    numbers = {}
+    for execution, read in inputs.items():
+        times = seen[tuple(read)] = seen.get(tuple(read), -1) + 1
+        numbers[execution] = digest_of(repr((read, times)).encode())
+    for place in places.tolist():
+        keys["execution"][place] = numbers[int(rows["execution"][place])]
 
 
 def _producer(run: Fingerprinted, row: Any) -> str | None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
+    "HANDLE",
     "INPUT",
     "NOBODY",
     "NONE",
@@ -50,13 +51,14 @@ __all__ = [
 FORMAT = "amanda.fingerprint/1"
 OPS, ROWS = "ops.jsonl", "rows.bin"
 
-#: What a row is of: an execution without tensors, a tensor that an operator read or wrote, or the
+#: What a row is of: the begin or end of an execution without tensors (its position says which of
+#: `INPUT` and `OUTPUT`), a tensor that an operator read or wrote, or the
 #: state of a random generator at the beginning of a step.
 NONE, INPUT, OUTPUT, STATE = range(4)
 #: Flags of a row: the memory has not been written yet; it has no digest; its digest differs from
 #: the one that was made when an operator wrote it, although no write was counted; it was not read
-#: again, since no write was counted.
-UNWRITTEN, UNREADABLE, UNSEEN_WRITER, REUSED = 1, 2, 4, 8
+#: again, since no write was counted; it is a handle, such as that of a variable, without values.
+UNWRITTEN, UNREADABLE, UNSEEN_WRITER, REUSED, HANDLE = 1, 2, 4, 8, 16
 #: No operator made the input, or the position has no items.
 NOBODY, NO_ITEM = 0xFFFFFFFF, 0xFFFF
 

@@ -20,6 +20,7 @@ from amanda_core import OpContext
 from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_core.runtime.weak import Known
 from amanda_tools.fingerprint.files import (
+    HANDLE,
     INPUT,
     NO_ITEM,
     NOBODY,
@@ -43,7 +44,9 @@ __all__ = ["Fingerprint"]
 
 #: Types that write all of their first input, if they work in place.
 _WRITES = frozenset({"random", "full", "assign"})
-#: Dtypes of handles, which have no values.
+#: Further threads share a number.
+_MOST_THREADS = 0xFFFF
+#: Dtypes of handles of variables and the like, which have no values of their own.
 _HANDLES = frozenset({"resource", "variant"})
 
 
@@ -110,7 +113,9 @@ class Fingerprint(OperatorTool["_Op"]):
         self._stream = Stream(Path(folder))
         weakref.finalize(self, self._stream.close)
         self._types: dict[tuple[object, ...], int] = {}
-        self._threads: dict[int, int] = {}
+        self._local = threading.local()
+        #: Number of threads so far.
+        self._threads = 0
         self._known: Known[_Made] = Known()
         #: The drivers' facts, by namespace.
         self._facts: dict[str, Facts] = {}
@@ -157,22 +162,20 @@ class Fingerprint(OperatorTool["_Op"]):
         """Record the inputs of one execution."""
         begin = perf_counter_ns()
         with self._lock:
-            op.entered += 1
+            execution = op.enter()
             if self._takes:
                 if self._states_due:
                     self._record_states()
-                order = self._next()
-                self._record(inputs, op, INPUT, order, op.entered - 1)
+                self._record(inputs, op, INPUT, execution)
                 self._clock.add(begin, perf_counter_ns())
 
     def leave(self, *outputs: Any, op: _Op) -> None:
         """Record the outputs of one execution."""
         begin = perf_counter_ns()
         with self._lock:
-            op.left += 1
+            execution = op.leave()
             if self._takes:
-                call = op.entered - 1 if op.in_order else op.left - 1
-                self._record(outputs, op, OUTPUT, self._next(), call)
+                self._record(outputs, op, OUTPUT, execution)
                 self._clock.add(begin, perf_counter_ns())
 
     def result(self) -> FingerprintResult:
@@ -210,30 +213,35 @@ class Fingerprint(OperatorTool["_Op"]):
         return self._order
 
     def _thread(self) -> int:
-        return self._threads.setdefault(threading.get_ident(), len(self._threads))
+        # The system gives the number of a thread that has ended to another one.
+        try:
+            number: int = self._local.number
+        except AttributeError:
+            number = self._local.number = min(self._threads, _MOST_THREADS)
+            self._threads += 1
+        return number
 
-    def _record(self, values: Sequence[Any], op: _Op, what: int, order: int, call: int) -> None:
-        recorded = False
+    def _record(self, values: Sequence[Any], op: _Op, what: int, execution: _Execution) -> None:
+        order, recorded = self._next(), False
         for position, value in enumerate(values):
-            if op.has_values(value):
-                self._one(value, op, what, order, call, position, NO_ITEM)
+            if op.facts.is_tensor(value):
+                self._one(value, op, what, order, execution, position, NO_ITEM)
                 recorded = True
             elif isinstance(value, (list, tuple)):
                 for item, inner in enumerate(value):
-                    if op.has_values(inner):
-                        self._one(inner, op, what, order, call, position, min(item, NO_ITEM - 1))
+                    if op.facts.is_tensor(inner):
+                        place = min(item, NO_ITEM - 1)
+                        self._one(inner, op, what, order, execution, position, place)
                         recorded = True
-        if what == OUTPUT:
-            op.reads_unwritten = False
         if not recorded:
             self._stream.add_row(
                 order,
                 op.number,
                 self._step,
-                call,
+                execution.number,
                 NOBODY,
                 0,
-                0,
+                what,
                 NO_ITEM,
                 NONE,
                 0,
@@ -244,29 +252,39 @@ class Fingerprint(OperatorTool["_Op"]):
             )
 
     def _one(
-        self, tensor: Any, op: _Op, what: int, order: int, call: int, position: int, item: int
+        self,
+        tensor: Any,
+        op: _Op,
+        what: int,
+        order: int,
+        execution: _Execution,
+        position: int,
+        item: int,
     ) -> None:
         facts = op.facts
+        dtype = facts.dtype(tensor)
         flags, producer, norm, largest = 0, NOBODY, 0.0, 0.0
         digest: int | None
         version = facts.version(tensor)
         made = self._known.get(tensor) if what == INPUT else None
         if made is not None and (version is None or version != made.version):
             made = None  # It has been written since, and the write was counted.
-        if made is not None and self._is_reused(made):
+        if dtype in _HANDLES:
+            digest, flags = None, HANDLE
+        elif made is not None and self._is_reused(made):
             digest, flags = made.digest, REUSED
         else:
             digest = self._digest(tensor, facts)
         if made is not None and digest is not None:
             producer = made.producer
             flags |= UNWRITTEN * made.unwritten | UNSEEN_WRITER * (digest != made.digest)
-        if digest is None:
-            flags |= UNREADABLE
+        if digest is None and not flags:
+            flags = UNREADABLE
         if what == INPUT and position == 0 and op.overwrites:
             flags |= UNWRITTEN
         elif what == INPUT and flags & UNWRITTEN:
-            op.reads_unwritten = True
-        elif what == OUTPUT and (op.is_empty or (op.rearranges and op.reads_unwritten)):
+            execution.reads_unwritten = True
+        elif what == OUTPUT and (op.is_empty or (op.rearranges and execution.reads_unwritten)):
             flags |= UNWRITTEN
         if self.norms and digest is not None and not flags & UNWRITTEN:
             norm, largest = _norms(tensor, facts)
@@ -277,9 +295,9 @@ class Fingerprint(OperatorTool["_Op"]):
             order,
             op.number,
             self._step,
-            call,
+            execution.number,
             producer,
-            self._type(tensor, facts),
+            self._type(tensor, dtype, facts),
             position,
             item,
             what,
@@ -306,8 +324,8 @@ class Fingerprint(OperatorTool["_Op"]):
             self._unreadable[why] = self._unreadable.get(why, 0) + 1
             return None
 
-    def _type(self, tensor: Any, facts: Facts) -> int:
-        key = facts.dtype(tensor), facts.shape(tensor), str(facts.placement(tensor) or "")
+    def _type(self, tensor: Any, dtype: str, facts: Facts) -> int:
+        key = dtype, facts.shape(tensor), str(facts.placement(tensor) or "")
         number = self._types.get(key)
         if number is None:
             number = self._types[key] = len(self._types)
@@ -353,24 +371,53 @@ class Fingerprint(OperatorTool["_Op"]):
             )
 
 
+@dataclass(slots=True)
+class _Execution:
+    """One execution of an operator.
+
+    Attributes:
+        number: Number of its earlier executions, in any thread.
+        reads_unwritten: Whether it reads memory that nothing has written.
+    """
+
+    number: int
+    reads_unwritten: bool = False
+
+
 class _Op:
     def __init__(
         self, context: OpContext, described: EitherWayOp, facts: Facts, number: int
     ) -> None:
         self.number = number
         self.facts = facts
-        self.in_order = runs_in_order(context.namespace)
+        self._in_order = runs_in_order(context.namespace)
         word, backward = described.word, described.phase == "backward"
         self.is_empty = not backward and word == "empty"
         self.rearranges = not backward and (word in REARRANGING or word == "cast")
         self.overwrites = not backward and word in _WRITES and described.type.endswith("_")
-        #: Whether the execution in progress reads memory that nothing has written.
-        self.reads_unwritten = False
-        self.entered = self.left = 0
+        self._entered = self._left = 0
+        #: Executions in progress by thread, where routines run with their operator.
+        self._running: dict[int, _Execution] = {}
 
-    def has_values(self, value: Any) -> bool:
-        """Return True for a tensor that is not a handle of something else, such as a variable."""
-        return self.facts.is_tensor(value) and self.facts.dtype(value) not in _HANDLES
+    def enter(self) -> _Execution:
+        """Return the execution that begins."""
+        self._entered += 1
+        execution = _Execution(self._entered - 1)
+        if self._in_order:
+            self._running[threading.get_ident()] = execution
+        return execution
+
+    def leave(self) -> _Execution:
+        """Return the execution that ends."""
+        self._left += 1
+        if not self._in_order:
+            return _Execution(self._left - 1)
+        # A framework's workers may begin a backward operator in one thread and end it in another.
+        running = self._running
+        thread = threading.get_ident()
+        if thread not in running and running:
+            thread = next(reversed(running))
+        return running.pop(thread, None) or _Execution(self._entered - 1)
 
 
 def _norms(tensor: Any, facts: Facts) -> tuple[float, float]:
