@@ -258,6 +258,7 @@ COMPILED = (
             *_in("torch._dynamo.exc", "FailOnRecompileLimitHit"),
             *_in("torch._dynamo.guards", "install_guard"),
             *_in("torch._dynamo.source", "GlobalStateSource SyntheticLocalSource"),
+            *_in("torch._dynamo.trace_rules", "check"),
             *_in("torch._dynamo.variables.nn_module", "UnspecializedNNModuleVariable"),
             *_in("torch._functorch._aot_autograd.runtime_wrappers", "_disable_saved_tensors_hooks"),
             *_in("torch._higher_order_ops.effects", "_EffectType"),

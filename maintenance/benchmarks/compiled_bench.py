@@ -34,18 +34,7 @@ WARM, COUNTED, REPEATED = 150, 4, 5
 
 PLAIN, IDLE, TOOL, BY_HAND = "plain", "nothing inserted", "pruned by a tool", "pruned by hand"
 AFTER = "plain, after `apply`"
-
-#: The ratios before calls of compiled callables ran without Python of the driver.
-BEFORE: dict[tuple[str, ...], tuple[float, float]] = {
-    ("MLP (2 layers, width 32)", "aot_eager", "inference"): (1.382, 1.353),
-    ("MLP (2 layers, width 32)", "aot_eager", "training"): (1.214, 1.237),
-    ("MLP (2 layers, width 32)", "inductor", "inference"): (1.323, 1.267),
-    ("MLP (2 layers, width 32)", "inductor", "training"): (1.136, 1.102),
-    ("narrow BERT (2 layers, width 64)", "aot_eager", "inference"): (1.173, 1.174),
-    ("narrow BERT (2 layers, width 64)", "aot_eager", "training"): (1.159, 1.167),
-    ("narrow BERT (2 layers, width 64)", "inductor", "inference"): (1.062, 1.041),
-    ("narrow BERT (2 layers, width 64)", "inductor", "training"): (1.031, 1.026),
-}
+FIRST, OPEN = "nothing inserted, applied before the first call", "plain, without `fullgraph`"
 
 INTRODUCTION = """\
 # What tools cost in compiled models
@@ -63,7 +52,9 @@ tools. `nox -s bench` writes this page.
 - "Pruned by a tool" is a staged routine that multiplies the weight of every `linear` with a mask:
   1 is a model whose layers do that themselves, by an `autograd.Function` that passes the gradient
   straight through, compiled likewise.
-- *Before* is the version whose calls of compiled callables ran Python of the driver.
+- In one column the tool is applied before the first call of a callable without `fullgraph`, as
+  under `amanda run`: 1 is the same callable after the tool has left. In the others plain code was
+  compiled first, with `fullgraph`.
 - The models are small, so that nearly all is overhead. A larger one has hardly more extra
   instructions, and more of its own.
 - Inductor generates code without AVX-512, which valgrind's processor lacks.
@@ -161,14 +152,16 @@ def bert() -> tuple[nn.Module, torch.Tensor]:
 MODELS = {"MLP (2 layers, width 32)": perceptron, "narrow BERT (2 layers, width 64)": bert}
 
 
-def program(model: nn.Module, x: torch.Tensor, backend: str, training: bool) -> Callable[[], None]:
+def program(
+    model: nn.Module, x: torch.Tensor, backend: str, training: bool, fullgraph: bool = True
+) -> Callable[[], None]:
     """Return a call of the compiled model, or a training step."""
 
     def forward(x: torch.Tensor) -> Any:
         output = model(x)
         return output if isinstance(output, torch.Tensor) else output.last_hidden_state
 
-    compiled = torch.compile(forward, backend=backend, fullgraph=True)
+    compiled = torch.compile(forward, backend=backend, fullgraph=fullgraph)
 
     def call() -> None:
         with torch.no_grad():
@@ -204,11 +197,16 @@ def run_inside(library: Path, names: list[str]) -> None:
     name, backend = names
     with torch._inductor.config.patch({"cpp.simdlen": 256, "cpp.march": "x86-64-v3"}):
         for training in (False, True):
+            torch._dynamo.reset()
             torch.manual_seed(0)
             model, x = MODELS[name]()
             plain = program(model, x, backend, training)
             written = program(by_hand(model), x, backend, training)
+            broken = program(copy.deepcopy(model), x, backend, training, fullgraph=False)
             ways: list[tuple[str, Callable[[], None], AbstractContextManager[object]]] = [
+                # First, since torch keeps what it has found about its own code.
+                (FIRST, broken, amanda.apply(Nothing())),
+                (OPEN, broken, nullcontext()),
                 (PLAIN, plain, nullcontext()),
                 (IDLE, plain, amanda.apply(Nothing())),
                 (TOOL, plain, amanda.apply(Prune())),
@@ -225,18 +223,17 @@ def report(counts: dict[tuple[str, ...], int]) -> str:
     rows = []
     for case in dict.fromkeys(key[:3] for key in counts):
         found = {way: n / COUNTED for (*key, way), n in counts.items() if tuple(key) == case}
-        idle, tool = found[IDLE] / found[PLAIN], found[TOOL] / found[BY_HAND]
-        before, after = BEFORE[case], found[AFTER] / found[PLAIN]
+        pairs = ((IDLE, PLAIN), (FIRST, OPEN), (TOOL, BY_HAND), (AFTER, PLAIN))
         rows.append(
             [*case, *(f"{found[way] / 1e3:,.0f}" for way in (PLAIN, BY_HAND))]
-            + [f"{ratio:.3f}" for ratio in (before[0], idle, before[1], tool, after)]
+            + [f"{found[way] / found[base]:.3f}" for way, base in pairs]
         )
     columns = ["model", "backend", "", "plain, thousand", "pruned by hand, thousand"]
     facts = {**machine(), **versions()}
     parts = [
         INTRODUCTION.format(warm=WARM, counted=COUNTED, repeated=REPEATED),
         table(["machine and versions", ""], [[k, str(v)] for k, v in facts.items()]),
-        table([*columns, f"{IDLE}, before", "now", f"{TOOL}, before", "now", AFTER], rows),
+        table([*columns, IDLE, FIRST, TOOL, AFTER], rows),
     ]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 

@@ -12,6 +12,7 @@ from stays_compiled import STAYS_COMPILED
 from torch import nn
 
 import amanda
+from amanda_driver_torch.compiled import callbacks
 from amanda_tools.dump import Dump
 from amanda_tools.faults import InjectFaults
 from amanda_tools.flops import Flops
@@ -243,6 +244,82 @@ def test_pruning_a_function_that_writes_a_tensor_outside_of_modules(
         results.append([*found, cache])
     for eager, compiled in zip(*results, strict=True):
         assert torch.equal(eager, compiled)
+
+
+class Broken(nn.Module):
+    """A network that is compiled in two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()  # type: ignore[no-untyped-call]
+        result: torch.Tensor = self.last(x)
+        return result
+
+
+@pytest.mark.one_interceptor
+@STAYS_COMPILED
+@pytest.mark.parametrize("before", [False, True], ids=["first-called-inside", "ran-before"])
+@pytest.mark.parametrize(
+    "make", [lambda: PruneTiles(0.5, tile=16), lambda: Prune(0.5, scope="global")]
+)
+def test_tools_change_their_edits_inside_a_call(
+    make: Callable[[], Any], before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These decide in the second step, which begins where the compiled function calls a model."""
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    model, x, results = Broken(), torch.randn(4, 32), []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = model(x) * 2
+        return result
+
+    for call in (function, torch.compile(function, backend="aot_eager")):
+        with torch.no_grad():
+            if before:
+                call(x)
+            with amanda.apply(make()):
+                results.append([call(x) for _ in range(3)])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager)
+    assert not torch.equal(results[0][1], function(x))
+
+
+@pytest.mark.one_interceptor
+@STAYS_COMPILED
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_a_warm_call_does_not_ask_dynamo_again(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    compiled, x = torch.compile(network(), backend="aot_eager"), torch.ones(2, 8)
+    asked: list[str] = []
+    # Profilers do not see what Dynamo calls.
+    answer = callbacks._Callback.__call__
+
+    def ask(callback: Any, frame: Any, *arguments: Any) -> Any:
+        asked.append(frame.f_code.co_qualname)
+        return answer(callback, frame, *arguments)
+
+    monkeypatch.setattr(callbacks._Callback, "__call__", ask)
+
+    def step() -> None:
+        output = compiled(x)
+        if training:
+            output.sum().backward()
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: None)
+    with amanda.apply(tool), torch.set_grad_enabled(training):
+        for _ in range(3):
+            step()
+        assert asked
+        asked.clear()
+        step()
+    assert asked == []
 
 
 @pytest.mark.one_interceptor

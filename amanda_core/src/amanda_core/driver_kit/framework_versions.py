@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from weakref import WeakKeyDictionary
 
 import importlib_metadata
 
@@ -22,6 +24,8 @@ from amanda_core.interface.driver import DriverStatus, Finding
 
 __all__ = ["FrameworkVersions", "cache_folder"]
 
+#: Framework that is imported -> its version. Reading it takes longer than all else of `apply`.
+_LOADED: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()
 _FORM = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(.*)")
 
 
@@ -52,13 +56,19 @@ class FrameworkVersions:
 
     def installed(self) -> str | None:
         """Return the installed version without importing it; None if there is none."""
+        module = sys.modules.get(self.module)
+        if isinstance(module, ModuleType) and module in _LOADED:
+            return _LOADED[module]
         for name in self.distributions:
             try:
-                return importlib_metadata.version(name)
+                version = importlib_metadata.version(name)
             except importlib_metadata.PackageNotFoundError:
                 continue
-        version = getattr(sys.modules.get(self.module), "__version__", None)
-        return None if version is None else str(version)
+            if isinstance(module, ModuleType):
+                _LOADED[module] = version
+            return version
+        found = getattr(module, "__version__", None)
+        return None if found is None else str(found)
 
     def refusal(self) -> DriverError | None:
         """Return the error that refuses the installed version as too old; None if it is not."""

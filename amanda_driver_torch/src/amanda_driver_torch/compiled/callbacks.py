@@ -44,6 +44,7 @@ from amanda_driver_torch.torch_internals.dynamo import (
     hits_limit,
     hits_total_limit,
     is_dynamos,
+    is_never_compiled,
     new_recompile_region,
     quiet_code,
     set_frame_count,
@@ -264,9 +265,11 @@ class _Callback:
             if hits_limit(result):
                 owner.note_eager(code, _LIMIT)
                 STATE.not_compiled[id(code)] = code
-            # Without tools the code may well be compiled.
-            result.apply_to_code = False
-            self._skipped[id(code)] = code, result
+            # Without tools the code may well be compiled. If not, as torch's own around the calls of
+            # graphs, Dynamo need not ask again at each call.
+            if not is_never_compiled(code):
+                result.apply_to_code = False
+                self._skipped[id(code)] = code, result
         return result
 
     def _run_eagerly(self, code: CodeType) -> ConvertFrameReturn:

@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 import torch._dynamo.output_graph
+import torch._dynamo.trace_rules
 import torch._dynamo.variables.nn_module
 from torch._C._dynamo.eval_frame import (
     _FrameAction as FrameAction,
@@ -225,6 +226,11 @@ def compile_apart(
         manager: Any = result.guarded_code.guard_manager
         manager.id_matched_objs["___amanda"] = bound
     return result
+
+
+def is_never_compiled(code: CodeType) -> bool:
+    """Return True if Dynamo skips code because of where it stands, with and without tools."""
+    return bool(torch._dynamo.trace_rules.check(code))
 
 
 def hits_limit(result: ConvertFrameReturn) -> bool:

@@ -49,8 +49,15 @@ PyObject* choose_callback(PyObject* self, PyObject* callback) {
     return before ? chosen.release() : nullptr;
 }
 
-PyObject* is_in_scope(PyObject* number, PyObject*) {
+// (number, epoch)
+PyObject* is_in_scope(PyObject* self, PyObject*) {
     Thread* thread = current;
+    PyObject* number = PyTuple_GET_ITEM(self, 0);
+    // Tools may change inside a call of a compiled callable, for example where a step begins.
+    if (thread != nullptr && thread->watch != nullptr &&
+        thread->watch->switches->epoch != PyLong_AsLongLong(PyTuple_GET_ITEM(self, 1))) {
+        Py_RETURN_FALSE;
+    }
     Py_ssize_t depth = thread != nullptr ? PyList_GET_SIZE(thread->activations) : 0;
     if (depth == 0) return PyBool_FromLong(PyLong_AsLong(number) == 0);
     PyObject* last = PyList_GET_ITEM(thread->activations, depth - 1);
@@ -74,7 +81,11 @@ PyObject* in_scope(PyObject*, PyObject* number) {
         PyErr_SetString(PyExc_TypeError, "in_scope(number)");
         return nullptr;
     }
-    return PyCFunction_New(&scope_method, number);
+    Thread* thread = current;
+    bool has_tools = thread != nullptr && thread->watch != nullptr;
+    long long epoch = has_tools ? static_cast<long long>(thread->watch->switches->epoch) : 0;
+    Owned self(Py_BuildValue("(OL)", number, epoch));
+    return self ? PyCFunction_New(&scope_method, self.get()) : nullptr;
 }
 
 PyMethodDef functions[] = {
@@ -84,7 +95,8 @@ PyMethodDef functions[] = {
      "for it, or the result of choose(callback), or without tools that of original(callback)."},
     {"in_scope", in_scope, METH_O,
      "in_scope(number, /)\n--\n\n"
-     "Return a function that returns True while the scope of this number runs; 0 is none."},
+     "Return a function that returns True while the scope of this number runs under the tools of "
+     "this moment; 0 is none."},
     {nullptr, nullptr, 0, nullptr},
 };
 
