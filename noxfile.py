@@ -1,6 +1,6 @@
 """Commands of the repository: `nox --list` names them, CONTRIBUTING.md says when to run which.
 
-Each needs only Python 3.10 or later and pip, and sets up everything itself. The sessions share one
+Each needs only Python 3.11 or later and pip, and sets up everything itself. The sessions share one
 environment, .nox/python3.X. `tests` has its own: a fast test that needs what only another session
 installs must fail, whatever ran before. They use the Python that runs nox:
 `python3.12 -m nox -s tests` tests on 3.12. What each installs is a group in pyproject.toml.
@@ -158,6 +158,13 @@ def bench(session: nox.Session) -> None:
     """Measure the cost of instrumentation and write docs/benchmarks; `-- --quick` is shorter."""
     environment(session, "bench")
     run(session, "python", "-m", "maintenance.benchmarks", *session.posargs)
+    benchmarks(session)
+
+
+@nox.session(venv_backend="none")
+def benchmarks(session: nox.Session) -> None:
+    """Record what benchmarks wrote and renew the figures on pages; `-- --stale` lists old ones."""
+    session.run(sys.executable, "-m", "maintenance.figures", *session.posargs, external=True)
 
 
 @nox.session
@@ -165,6 +172,16 @@ def packages(session: nox.Session) -> None:
     """Build the distributions and check each in a fresh environment; takes minutes."""
     environment(session, "build")
     run(session, "python", "-m", "maintenance.packages")
+
+
+@nox.session(venv_backend="venv")
+def release(session: nox.Session) -> None:
+    """Build the files of a release into dist/, and install and run them as strangers do.
+
+    `-- --python python3.13` adds an interpreter; `-- --tag v0.1.0` checks a tag. Uploads nothing.
+    """
+    session.install("-c", "constraints.txt", *group("release"))
+    session.run("python", "-m", "maintenance.packages.release", *session.posargs)
 
 
 @nox.session

@@ -18,7 +18,7 @@ from amanda_core.testing.toy.driver import ToyDriver
 
 from .conftest import Installed
 from .making import DISTRIBUTION, Point
-from .site import Site
+from .site import Site, distribution
 from .test_cli import Noting, call, point, site
 from .test_discovery import broken
 
@@ -133,6 +133,16 @@ def test_doctor_over_distributions_on_the_path(site: Site) -> None:
     done = site.amanda("tools", "count")
     assert done.returncode == 2
     assert "in several distributions: " in done.stderr
+
+
+def test_doctor_knows_the_other_project_of_this_name(site: Site) -> None:
+    said = site.amanda("doctor").stdout
+    assert "another project" not in said
+    distribution(site.path, "amanda", "0.2", "")
+    findings = json.loads(site.amanda("doctor", "--json").stdout)["findings"]
+    (found,) = [finding for finding in findings if "another project" in finding["message"]]
+    assert found["severity"] == "warning"
+    assert "pip uninstall amanda" in found["fix"]
 
 
 def test_doctor_looks_behind_what_is_imported_first(site: Site) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import amanda
 from amanda_core import IPoint, OpContext
-from amanda_core.errors import AmandaWarning, annotate
+from amanda_core.errors import AmandaWarning
 from amanda_core.testing.toy import framework as toy
 from amanda_core.testing.toy.driver import ToyDriver
 
@@ -134,16 +134,6 @@ def test_a_warning_is_given_once_in_a_session() -> None:
         session.warn_once("look")  # A second warning would be an error here.
         with pytest.warns(AmandaWarning, match="again"):
             session.warn_once("again")
-
-
-def test_notes_are_kept_where_python_has_no_add_note() -> None:
-    class Old:
-        """An exception like those of Python 3.10, without add_note."""
-
-    error: Any = Old()
-    annotate(error, "one")
-    annotate(error, "two")
-    assert error.__notes__ == ["one", "two"]
 
 
 def test_where_leaves_out_what_is_not_known() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 from pathlib import Path
 
 import pytest
 
 from amanda_core.driver_kit.framework_versions import FrameworkVersions
-from amanda_core.driver_kit.interceptors import NATIVE, Extension, Interceptors
+from amanda_core.driver_kit.interceptors import NATIVE, Extension, Interceptors, load_extension
 from amanda_core.errors import DriverError, UnsupportedError
 from amanda_core.interface.driver import DriverStatus
 
@@ -123,3 +125,15 @@ def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> N
     assert BUILT.status() == DriverStatus(None, "", "Pluggy is not installed")
     (finding,) = BUILT.findings()
     assert (finding.severity, finding.fix) == ("error", "pip install pluggy")
+
+
+def test_an_extension_is_imported_or_the_reason_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_extension("math") == (math, "")
+    module, missing = load_extension("amanda_core._not_there")
+    assert module is None
+    assert "was not built" in missing
+    # As such builds describe themselves: docs.python.org/3/howto/free-threading-python.html
+    monkeypatch.setattr(sys, "version", "3.14.0 free-threading build (main) [GCC 13.3.0]")
+    module, missing = load_extension("math")
+    assert module is None
+    assert "relies on the GIL" in missing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,11 +18,6 @@ from amanda_core.cli import app, new
 from amanda_core.errors import ConfigError
 
 from .site import OTHERS, Site, distribution
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 KINDS = ["tool", "driver"]
 

@@ -186,7 +186,7 @@ def test_every_way_to_start_a_program(site: Site, out: Path, how: str, safe: str
     by_program = site.python(program, *ours, f"{out}2", *arguments, "a", "-b", **variables)
     assert by_module.stdout == by_program.stdout == plain.stdout
     assert by_module.returncode == by_program.returncode == plain.returncode
-    # -m shows the frames of runpy too, with their sources on 3.10: not ours to imitate.
+    # -m shows the frames of runpy too; not ours to imitate.
     frames = re.sub(r'  File "[^"]*runpy[^"]*".*\n(    .*\n)?', "", plain.stderr)
     expected = frames.splitlines()
     assert by_module.stderr.splitlines() == by_program.stderr.splitlines() == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 import traceback
 from collections.abc import Callable
@@ -91,12 +90,11 @@ def test_causes_contexts_and_groups_are_folded_too() -> None:
     with folding.applied():
         assert names(error) == ["main", "first", "main"]
     assert folding.left_out == 2
-    if sys.version_info >= (3, 11):
-        group = vars(builtins)["ExceptionGroup"]("several", [caught(again)])
-        folding = Folding(group, MODULES)
-        with folding.applied():
-            assert "inner" not in "".join(traceback.format_exception(group))
-        assert folding.left_out == 2
+    group = ExceptionGroup("several", [caught(again)])
+    folding = Folding(group, MODULES)
+    with folding.applied():
+        assert "inner" not in "".join(traceback.format_exception(group))
+    assert folding.left_out == 2
 
 
 def test_the_variable_shows_all_frames(

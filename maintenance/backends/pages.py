@@ -1,4 +1,4 @@
-"""Write docs/backends.md, and its first table in the README, of the results of all environments.
+"""Write docs/backends.md of the results of all environments.
 
 Each environment has two files in `results`: NAME.json, which one_tool.py makes, and NAME.kit.json,
 a summary of the conformance kit's report, which `pages NAME REPORT...` makes.
@@ -18,9 +18,6 @@ from amanda_core.testing.checks.source_lines import lines_of_code, lines_of_pack
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results"
 PAGE = ROOT / "docs/backends.md"
-README = ROOT / "README.md"
-#: What stands before and behind the table in the README.
-BEGIN, END = "<!-- maintenance/backends/pages.py -->\n", "<!-- end -->\n"
 TOOLS = ("count", "prune", "edit gradients", "replace", "trace")
 #: Driver -> its folder.
 DRIVERS = {
@@ -255,6 +252,3 @@ if __name__ == "__main__":
         times=time_table(),
     )
     PAGE.write_text(text, encoding="utf-8")
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    README.write_text(f"{before}{BEGIN}{tool_table()}\n{END}{after}", encoding="utf-8")

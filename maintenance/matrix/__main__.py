@@ -31,7 +31,7 @@ RELEASES = {
     "tensorflow-cpu": ("2.16.2", "2.17.1", "2.18.1", "2.19.1", "2.20.0", "2.21.0"),
     "jax": ("0.10.2", "0.11.2", "0.12.0.1"),
 }
-PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 #: Framework -> the environment variable that names an interceptor, and these.
 INTERCEPTORS = {
     "torch": ("AMANDA_TORCH_INTERCEPTOR", ("native", "function_mode")),

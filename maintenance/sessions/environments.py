@@ -41,7 +41,7 @@ class Apart(NamedTuple):
     group: str
     #: The newest Python that these packages have wheels for.
     newest: tuple[int, int] = (99, 0)
-    oldest: tuple[int, int] = (3, 10)
+    oldest: tuple[int, int] = (3, 11)
 
     @property
     def fits(self) -> bool:
@@ -51,7 +51,7 @@ class Apart(NamedTuple):
 
 APART = {
     # Its environment is small, and that of the others large enough.
-    "amanda_driver_jax": Apart("jax", oldest=(3, 11)),
+    "amanda_driver_jax": Apart("jax"),
     "amanda_driver_mxnet": Apart("mxnet", newest=(3, 11)),
 }
 #: The environment of `tests`, beside those of `APART`.

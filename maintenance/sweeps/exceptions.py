@@ -21,7 +21,7 @@ class Excepted:
     Attributes:
         op: Pattern of the operator's name in torch's database.
         facts: Kinds of facts that may differ.
-        reason: The reason, as printed in docs/trust.md.
+        reason: The reason, as printed in trust.md.
         routines: Routines under which they may differ.
         forms: Forms of the call in which they may differ; empty for all.
         prefix: Prefix of the names of these facts.

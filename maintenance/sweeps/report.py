@@ -1,4 +1,4 @@
-"""Write docs/trust.md from the results that are available, and say what is missing."""
+"""Write trust.md beside this file, and its summary docs/trust.md, from the results."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from maintenance.figures.summaries import LOGS, trust
+
 from .model_list import MODELS
 from .results import Failure, Part, merged, read
 from .shipped import EDITING, LOOKING
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "trust.md"
+LOG, PAGE = LOGS["trust"]
 
 INTRODUCTION = """\
 # Evidence that tools leave programs unchanged
@@ -161,9 +163,10 @@ REFUSED = dict.fromkeys(
 def write(folder: Path) -> int:
     """Write the page from the JSON files in `folder`; return 1 if something is unexplained."""
     found = merged(read(path) for path in sorted(folder.rglob("*.json")))
-    before = PAGE.read_text() if PAGE.exists() else ""
-    PAGE.write_text("\n".join(_page(found, before)).rstrip() + "\n")
-    sys.stderr.write(f"Written to {PAGE}\n")
+    before = LOG.read_text() if LOG.exists() else ""
+    LOG.write_text("\n".join(_page(found, before)).rstrip() + "\n")
+    PAGE.write_text(trust(LOG.read_text()))
+    sys.stderr.write(f"Written to {LOG} and {PAGE}\n")
     return int(any(part.unexplained for part in found.values()))
 
 

@@ -9,6 +9,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,6 @@ def test_a_driver_writes_down_the_interface_that_it_is_made_for(driver: str) -> 
 )
 def test_so_does_one_with_a_table(driver: str) -> None:
     (table,) = (ROOT / driver / "src").rglob("driver.toml")
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
     assert isinstance(tomllib.loads(table.read_text())["driver"]["api"], int)
 
 

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,7 +83,6 @@ def test_shards_take_at_most_twelve_minutes(noxfile: Any) -> None:
 
 def test_what_only_further_packages_can_run_is_slow() -> None:
     """The fast tests run where those are not installed, and CI runs no fast test again."""
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     further = {package for package in groups["all-tests"] if isinstance(package, str)}
     files = [*ROOT.glob("amanda_*/tests/**/*.py"), *ROOT.glob("tests/**/*.py")]

@@ -47,6 +47,8 @@ def test_no_weak_set_of_python_is_used() -> None:
     assert [path.name for path in paths if "WeakSet" in path.read_text("utf-8")] == ["threads.py"]
 
 
-def test_the_readme_leads_to_each_page() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
-    assert [page for page in PAGES.values() if f"docs/internals/{page}.md" not in text] == []
+def test_the_index_leads_to_each_page() -> None:
+    text = (ROOT / "docs/README.md").read_text("utf-8")
+    pages = sorted(page.relative_to(ROOT / "docs").as_posix() for page in ROOT.glob("docs/**/*.md"))
+    assert [page for page in pages if f"]({page})" not in text and page != "README.md"] == []
+    assert "](docs/README.md)" in (ROOT / "README.md").read_text("utf-8")

@@ -194,11 +194,8 @@ def is_annotated(error: BaseException) -> bool:
 
 
 def annotate(error: BaseException, note: str) -> None:
-    """Add a note to an exception; Python 3.10 stores it without showing it."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:
-        error.__notes__ = [*getattr(error, "__notes__", []), note]
+    """Add a note to an exception, and mark it as one that came out of a routine."""
+    error.add_note(note)
     error.__amanda__ = True  # type: ignore[attr-defined]
 
 

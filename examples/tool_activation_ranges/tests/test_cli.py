@@ -21,9 +21,7 @@ PROGRAMS = {
 
 def amanda(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", "-m", "amanda", *arguments]
-        if sys.version_info >= (3, 11)
-        else [sys.executable, "-m", "amanda", *arguments],
+        [sys.executable, "-P", "-m", "amanda", *arguments],
         cwd=folder,
         check=True,
         capture_output=True,

@@ -20,7 +20,7 @@ class Excepted:
     Attributes:
         suite: Pattern of the suite.
         test: Pattern of the test's id.
-        reason: The reason, as printed in docs/others.md.
+        reason: The reason, as printed in others.md.
         tools: Tools under which the test may fail.
     """
 

@@ -1,4 +1,4 @@
-"""Write docs/others.md from the results."""
+"""Write others.md beside this file, and its summary docs/others.md, from the results."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from maintenance.figures.summaries import LOGS, others
 from maintenance.sweeps.results import versions
 from maintenance.sweeps.shipped import LOOKING, LOOKING_FORWARD
 
@@ -16,7 +17,7 @@ from .comparing import BAD, FORWARD, TOOLS, Failure, FileResult, read
 from .exceptions import DEFECT, EAGER, EAGER_FRAME, EXCEPTED, reason
 from .suites import SUITES
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "others.md"
+LOG, PAGE = LOGS["others"]
 SOURCES = "sources.json"
 SHOWN = (*TOOLS, *FORWARD)
 
@@ -108,8 +109,9 @@ def write(folder: Path) -> int:
         *_files(found),
         *_not_run(found),
     ]
-    PAGE.write_text("\n".join(lines).rstrip() + "\n")
-    print(f"{len(found)} files; {len(left)} failures without a reason; {PAGE}")
+    LOG.write_text("\n".join(lines).rstrip() + "\n")
+    PAGE.write_text(others(LOG.read_text()))
+    print(f"{len(found)} files; {len(left)} failures without a reason; {LOG}, {PAGE}")
     return 1 if left else 0
 
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
 
 BLOCK = 32
 TEXTS = [
-    Path(__file__).parents[3].joinpath("README.md").read_text(encoding="utf-8")[start:end]
+    Path(__file__).parents[3].joinpath("docs/overview.md").read_text(encoding="utf-8")[start:end]
     for start, end in ((0, 700), (700, 1000), (1500, 2600))
 ]
 

@@ -28,7 +28,7 @@ from amanda_core.plugins.installed import (
     unreadable,
 )
 from amanda_core.plugins.preflight import preflight
-from amanda_core.plugins.requirements import missing
+from amanda_core.plugins.requirements import is_installed, missing
 from amanda_core.results import Table
 from amanda_core.runtime.containment import contain, described
 
@@ -150,10 +150,18 @@ def _of_tools(tools: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
 
 
 def _of_distributions() -> list[tuple[str, Finding]]:
-    return [
+    found = [
         ("python", Finding("error", f"Entry points cannot be read: {named}", "Reinstall it"))
         for named in unreadable()
     ]
+    if is_installed("amanda"):
+        message = (
+            "The distribution 'amanda' is another project; its program `amanda` takes the place "
+            "of ours, or ours of its own"
+        )
+        fix = "pip uninstall amanda, then pip install --force-reinstall --no-deps amanda-core"
+        found.append(("amanda", Finding("warning", message, fix)))
+    return found
 
 
 def _of_requirements(plugins: list[dict[str, Any]]) -> list[tuple[str, Finding]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from amanda_core.results import Table
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["Quantity", "humanized", "quantity"]
 

@@ -5,7 +5,6 @@ Owns the limits of reading a file. It does not know the meaning of keys.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -129,19 +128,8 @@ def _read(path: Path) -> str:
 
 
 def _loads() -> Callable[[str], dict[str, Any]]:
-    # Late: a run without a configuration file needs no parser.
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib
-        except ModuleNotFoundError:
-            from amanda_core.errors import MissingExtraError
+    import tomllib  # Late: a run without a configuration file needs no parser.
 
-            raise MissingExtraError(
-                "Reading a configuration needs tomli on Python 3.10",
-                fix="Run: pip install tomli",
-            ) from None
     return tomllib.loads
 
 

@@ -65,7 +65,7 @@ NAMES = {
     ),
     "driver_kit.frame_locals": ("is_method", "local_of", "methods_around"),
     "driver_kit.framework_versions": ("FrameworkVersions",),
-    "driver_kit.interceptors": ("Choice", "Extension", "Interceptors", "NATIVE"),
+    "driver_kit.interceptors": ("Choice", "Extension", "Interceptors", "NATIVE", "load_extension"),
     "driver_kit.marks": ("Marks",),
     "driver_kit.model_writers": ("ModelWriters",),
     "driver_kit.patching": ("Patch", "Patches", "Routes"),

@@ -7,18 +7,13 @@ instrument, and lists of names. Drivers import it; the engine does not.
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from amanda_core.interface.driver import CoverageGap, DriverInfo
 from amanda_core.interface.vocabulary import OP_TYPES, backward_type_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 if TYPE_CHECKING:
     from amanda_core.engine.context import OpContext

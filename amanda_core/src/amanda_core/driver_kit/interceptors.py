@@ -7,16 +7,18 @@ two is used and why, when a version of the framework is refused, and the message
 from __future__ import annotations
 
 import functools
+import importlib
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from amanda_core.driver_kit.framework_versions import FrameworkVersions
 from amanda_core.errors import AmandaError, DriverError, UnsupportedError
 from amanda_core.interface.driver import DriverStatus, Finding
 
-__all__ = ["NATIVE", "Choice", "Extension", "Interceptors"]
+__all__ = ["NATIVE", "Choice", "Extension", "Interceptors", "load_extension"]
 
 #: Name of the native interceptor, which is used if it is built.
 NATIVE = "native"
@@ -44,6 +46,20 @@ class Extension(NamedTuple):
 
     missing: str | None
     built: str
+
+
+def load_extension(name: str) -> tuple[Any, str]:
+    """Import a driver's native extension; return it, or None and why it cannot be used.
+
+    A free-threaded Python gets none, whatever was built: the extensions change what threads share
+    under the interpreter's lock.
+    """
+    if "free-threading build" in sys.version:
+        return None, "the extension relies on the GIL, which this free-threaded Python lacks"
+    try:
+        return importlib.import_module(name), ""
+    except ImportError as error:
+        return None, f"the extension was not built, or does not fit this Python ({error})"
 
 
 class _Attachable(Protocol):

@@ -15,8 +15,8 @@ from types import CodeType
 
 __all__ = ["call_offset", "call_offsets", "stable_id"]
 
-# The opcode of inline caches in compiled code, which exist from Python 3.11 on.
-_CACHE = dis.opmap.get("CACHE", 0)
+# The opcode of inline caches in compiled code.
+_CACHE = dis.opmap["CACHE"]
 # In 3.11 some builtins are called from this instruction. CALL follows this many bytes later.
 _PRECALL = dis.opmap.get("PRECALL") if sys.version_info[:2] == (3, 11) else None
 _TO_CALL = 4
@@ -47,7 +47,7 @@ def call_offsets(code: CodeType) -> array[int]:
         Offsets in bytes, as C ints.
 
     >>> offsets = call_offsets((lambda a: a[0]).__code__)
-    >>> len(set(offsets)) < len(offsets) or sys.version_info < (3, 11)
+    >>> len(set(offsets)) < len(offsets)
     True
     """
     instructions = code.co_code

@@ -14,7 +14,7 @@ import importlib_metadata
 
 from amanda_core.runtime.containment import contain
 
-__all__ = ["Missing", "extra_command", "missing"]
+__all__ = ["Missing", "extra_command", "is_installed", "missing"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
@@ -41,7 +41,7 @@ def missing(distributions: Iterable[str]) -> list[Missing]:
     for of in dict.fromkeys(distributions):
         for requirement, extra in _requirements(of):
             name = _NAME.match(requirement)
-            if extra is None and name is not None and not _is_installed(name.group()):
+            if extra is None and name is not None and not is_installed(name.group()):
                 found.append(Missing(of, name.group(), requirement))
     return found
 
@@ -78,7 +78,8 @@ def _requirements(distribution: str) -> Iterator[tuple[str, str | None]]:
                 yield requirement.replace(" ", ""), extra and extra.group(1)
 
 
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
+    """Return True if there is a distribution of this name."""
     try:
         importlib_metadata.distribution(name)
     except BaseException as error:

@@ -8,15 +8,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from amanda_core.driver_kit import NATIVE
+from amanda_core.driver_kit import NATIVE, load_extension
 from amanda_driver_tf.tensorflow_internals.versions import VERSIONS
 
 __all__ = ["missing", "native"]
-
-#: The extension module, or None.
-native: Any = None
-#: Why there is none; empty if there is one.
-missing = ""
 
 
 def _knows_frames(module: Any) -> bool:
@@ -35,13 +30,9 @@ def _knows_frames(module: Any) -> bool:
     return pass_on()
 
 
-try:
-    import amanda_driver_tf._native as _native  # type: ignore[import-not-found,unused-ignore]
-except ImportError as error:
-    missing = f"the extension was not built, or does not fit this Python ({error})"
-else:
-    if _knows_frames(_native):
-        missing = VERSIONS.failure(NATIVE)
-        native = None if missing else _native
-    else:
-        missing = "the extension was built for a Python with other frames"
+#: The extension module or None, and why there is none.
+native, missing = load_extension("amanda_driver_tf._native")
+if native is not None:
+    other = "the extension was built for a Python with other frames"
+    missing = VERSIONS.failure(NATIVE) if _knows_frames(native) else other
+    native = None if missing else native

@@ -6,27 +6,19 @@ torch that were never tested.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from amanda_core.driver_kit import NATIVE
+from amanda_core.driver_kit import NATIVE, load_extension
 from amanda_driver_torch.torch_internals.versions import VERSIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: The extension module, or None.
-native: Any = None
-#: Why there is none; empty if there is one.
-missing = ""
-
-try:
-    _native = importlib.import_module("amanda_driver_torch._native")
-except ImportError as error:
-    missing = f"the extension was not built, or does not fit this Python ({error})"
-else:
+#: The extension module or None, and why there is none.
+native, missing = load_extension("amanda_driver_torch._native")
+if native is not None:
     missing = VERSIONS.failure(NATIVE)
-    native = None if missing else _native
+    native = None if missing else native
 
 
 def thread_fields() -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ from amanda_tools.latency.times import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["Latency"]
 

@@ -16,7 +16,7 @@ from amanda_tools.kit.output.named_tools import named_tools, results_of
 from amanda_tools.kit.output.scalars import ScalarLog, scalars_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["ClosingCallback", "TrainingRun"]
 

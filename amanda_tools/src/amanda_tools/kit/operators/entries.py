@@ -14,7 +14,7 @@ from amanda_core import OpContext
 from amanda_core.results import OpFigures
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = [
     "REARRANGING",

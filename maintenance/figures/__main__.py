@@ -1,0 +1,35 @@
+"""Record what benchmarks wrote, and renew the figures that other pages repeat.
+
+`--stale` only lists results that are older than 30 days, or than a change in what they measure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+
+from . import MEASURED, filled, pages, record, stale, summaries
+
+
+def main() -> int:
+    """Record and renew, or list what is stale and return 1 if anything is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--stale", action="store_true", help="list results that are too old")
+    if parser.parse_args().stale:
+        found = list(stale(datetime.datetime.now(tz=datetime.UTC).date()))
+        print("\n".join(found) or "No result is stale.")
+        return int(bool(found))
+    for name in MEASURED:
+        record(name)
+    summaries.renew()
+    for page in pages():
+        text = page.read_text("utf-8")
+        if (renewed := filled(text)) != text:
+            page.write_text(renewed, "utf-8")
+            print(f"Renewed {page.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
