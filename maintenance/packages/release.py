@@ -112,7 +112,7 @@ def minor_of(python: str) -> int:
     return int(run(python, "-c", "import sys; print(sys.version_info.minor)", quiet=True))
 
 
-def run(*command: str, quiet: bool = False, **variables: str) -> str:
+def run(*command: str, quiet: bool = False, **variables: Any) -> str:
     """Run a command and return its output; on failure print it and stop."""
     if not quiet:
         print("$", " ".join(command), flush=True)
@@ -143,8 +143,8 @@ def build(output: Path, pythons: Iterable[str]) -> None:
 def build_portable(member: str, output: Path, folder: Path) -> None:
     """Build the source distribution, and from it the wheel that fits every Python."""
     copy = shutil.copytree(ROOT / member, folder / member, ignore=LEFT_BY_BUILDS)
-    pure = {NATIVE[member]: "1"} if member in NATIVE else {}
-    run(sys.executable, "-m", "build", "--outdir", str(output), str(copy), **pure)
+    variable = NATIVE.get(member, "AMANDA_PURE")
+    run(sys.executable, "-m", "build", "--outdir", str(output), str(copy), **{variable: "1"})
 
 
 def build_native(member: str, output: Path, folder: Path, pythons: Iterable[str]) -> None:
