@@ -18,7 +18,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +112,14 @@ def minor_of(python: str) -> int:
     return int(run(python, "-c", "import sys; print(sys.version_info.minor)", quiet=True))
 
 
-def run(*command: str, quiet: bool = False, **variables: Any) -> str:
+def run(*command: str, quiet: bool = False, env: Mapping[str, str] | None = None) -> str:
     """Run a command and return its output; on failure print it and stop."""
     if not quiet:
         print("$", " ".join(command), flush=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         command,
-        env={**kept, **variables},
+        env={**kept, **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -144,7 +144,7 @@ def build_portable(member: str, output: Path, folder: Path) -> None:
     """Build the source distribution, and from it the wheel that fits every Python."""
     copy = shutil.copytree(ROOT / member, folder / member, ignore=LEFT_BY_BUILDS)
     variable = NATIVE.get(member, "AMANDA_PURE")
-    run(sys.executable, "-m", "build", "--outdir", str(output), str(copy), **{variable: "1"})
+    run(sys.executable, "-m", "build", "--outdir", str(output), str(copy), env={variable: "1"})
 
 
 def build_native(member: str, output: Path, folder: Path, pythons: Iterable[str]) -> None:
@@ -170,7 +170,7 @@ def build_native(member: str, output: Path, folder: Path, pythons: Iterable[str]
         if wheel.name.endswith("-none-any.whl"):
             raise SystemExit(f"The extension of {member} was not built with {python}")
         repair = ("auditwheel", "repair", "--strip", "-w", str(output), str(wheel))
-        run(sys.executable, "-m", *repair, PATH=path_with_programs())
+        run(sys.executable, "-m", *repair, env={"PATH": path_with_programs()})
 
 
 def path_with_programs() -> str:
@@ -218,7 +218,9 @@ class Stranger:
         programs = str(self.folder / "env/bin")
         os.chdir(self.folder)
         try:
-            return run(self.python, *arguments, PATH=programs, CC="false", CXX="false")
+            return run(
+                self.python, *arguments, env={"PATH": programs, "CC": "false", "CXX": "false"}
+            )
         finally:
             os.chdir(ROOT)
 
