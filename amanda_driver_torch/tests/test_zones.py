@@ -217,6 +217,31 @@ def test_schedulers_averages_scalers_and_clipping_are_the_optimizers() -> None:
     assert types_of(lambda: average(X)) == {"model": {"linear"}}
 
 
+def test_an_average_of_weights_is_no_part_of_the_model() -> None:
+    class Average:
+        """Has the methods of the averages of diffusers."""
+
+        def __init__(self, net: nn.Module) -> None:
+            self.shadow_params = [p.detach().clone() for p in net.parameters()]
+
+        @torch.no_grad()
+        def step(self, parameters: Any) -> None:
+            for shadow, parameter in zip(self.shadow_params, parameters, strict=True):
+                shadow.sub_(0.1 * (shadow - parameter))
+
+        def copy_to(self, parameters: Any) -> None: ...
+
+        def store(self, parameters: Any) -> None: ...
+
+        def restore(self, parameters: Any) -> None: ...
+
+    net = nn.Linear(4, 4)
+    average = Average(net)
+    found = types_of(lambda: (net(X), average.step(net.parameters())))
+    assert found["model"] == {"linear"}
+    assert found["optimizer"] >= {"sub", "mul", "sub_"}
+
+
 def test_loading_of_data_has_a_zone_although_it_runs_a_module() -> None:
     class Squares(data.Dataset[torch.Tensor]):
         features = nn.Linear(4, 4)

@@ -19,6 +19,7 @@ from amanda_driver_tf.facts import FACTS
 from amanda_driver_tf.identity.places import Forward
 from amanda_driver_tf.identity.rules import handle_of, new_scopes, variables_of
 from amanda_driver_tf.identity.variables import Variables
+from amanda_driver_tf.identity.zones import mark_nodes
 from amanda_driver_tf.interception import eager_operators, function_calls, session_runs
 from amanda_driver_tf.interception.replicas import refuse_in_replica
 from amanda_driver_tf.tensorflow_internals.tapes import restart_tapes, tapes_stopped
@@ -116,10 +117,16 @@ class TensorFlowAttachment:
         self._attached = False
 
     def enter_zone(self, zone: str) -> Callable[[], None]:
-        """Let operators that run eagerly belong to a zone; return a function that ends this."""
+        """Let operators that run here, or are traced, belong to a zone; return what ends this."""
         place = STATE.eager
         activations = place.activations if isinstance(place, Forward) else []
-        return enter_zone(zone, self._scopes, activations)
+        traced, leave = mark_nodes(zone), enter_zone(zone, self._scopes, activations)
+
+        def leave_both() -> None:
+            leave()
+            traced()
+
+        return leave_both
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what is not instrumented, and why."""

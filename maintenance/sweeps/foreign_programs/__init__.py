@@ -4,6 +4,7 @@ There is one module for each theme. Its programs register themselves in `catalog
 """
 
 from . import (
+    architectures,
     compilers,
     control,
     distributed,
@@ -11,6 +12,7 @@ from . import (
     layouts,
     libraries,
     loops,
+    optimizers,
     tensorflow_libraries,
     tensors,
     trainers,
@@ -20,6 +22,7 @@ from .catalog import PROGRAMS
 
 __all__ = [
     "PROGRAMS",
+    "architectures",
     "compilers",
     "control",
     "distributed",
@@ -27,6 +30,7 @@ __all__ = [
     "layouts",
     "libraries",
     "loops",
+    "optimizers",
     "tensorflow_libraries",
     "tensors",
     "trainers",

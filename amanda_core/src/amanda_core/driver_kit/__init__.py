@@ -69,7 +69,7 @@ NAMES = {
     "driver_kit.marks": ("Marks",),
     "driver_kit.model_writers": ("ModelWriters",),
     "driver_kit.patching": ("Patch", "Patches", "Routes"),
-    "driver_kit.zones": ("enter_zone", "zone_of"),
+    "driver_kit.zones": ("enter_zone", "named_zone", "zone_of"),
     "engine.action": ("Action", "ActionKind", "Positions", "Routine", "staged"),
     "engine.activation": ("apply", "attach"),
     "engine.calls": ("Call", "MODULE_INPUT", "MODULE_OUTPUT"),

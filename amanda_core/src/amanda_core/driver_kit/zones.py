@@ -1,6 +1,6 @@
 """The zone of a call: which part of a program runs that is not the model, such as an optimizer.
 
-Owns the search for frameworks whose parts are told apart by their modules, and how a thread enters
+Owns the search for frameworks whose parts are told apart by their names, and how a thread enters
 a zone. Drivers import it; the engine does not.
 """
 
@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 from amanda_core.modules.scopes import OUTSIDE, Activation, Scope, Scopes
 from amanda_core.runtime.threads import THREAD
 
-__all__ = ["enter_zone", "zone_of"]
+__all__ = ["enter_zone", "named_zone", "zone_of"]
 
 
 def enter_zone(
@@ -52,12 +52,26 @@ def enter_zone(
         raise
 
 
-def zone_of(zones: Mapping[str, str], boundary: CodeType | None = None) -> str:
-    """Return which part of a program runs: what the program has marked, or else by the modules of
-    the frames around its caller.
+def named_zone(zones: Mapping[str, str], module: str, function: str) -> str:
+    """Return the zone of a function of a library, or an empty string.
 
     Args:
-        zones: What the name of a module starts with -> the zone of all that it calls.
+        zones: What a dotted name starts with -> the zone of all that it calls. The longest counts.
+        module: The name of the module of the function.
+        function: Its name.
+    """
+    name = f"{module}.{function}"
+    if not name.startswith(tuple(zones)):
+        return ""
+    return zones[max((start for start in zones if name.startswith(start)), key=len)]
+
+
+def zone_of(zones: Mapping[str, str], boundary: CodeType | None = None) -> str:
+    """Return which part of a program runs: what the program has marked, or else by the functions
+    around its caller.
+
+    Args:
+        zones: What the dotted name of a function starts with -> the zone of all that it calls.
         boundary: Code at which the search ends, such as that of the call of a module.
     """
     if THREAD.zones:
@@ -65,8 +79,7 @@ def zone_of(zones: Mapping[str, str], boundary: CodeType | None = None) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not boundary:
         module = str(frame.f_globals.get("__name__", ""))
-        zone = next((zone for name, zone in zones.items() if module.startswith(name)), None)
-        if zone is not None:
+        if zone := named_zone(zones, module, frame.f_code.co_name):
             return zone
         frame = frame.f_back
     return "model"

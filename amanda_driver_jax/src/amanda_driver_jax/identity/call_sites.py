@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 import jax
 
-from amanda_core.driver_kit import FRAMEWORK, OWN, STOP, USER, OpRecord, Rules, zone_of
+from amanda_core.driver_kit import FRAMEWORK, OWN, STOP, USER, OpRecord, Rules
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.identity.path_modules import ModulePlace
 from amanda_driver_jax.identity.path_sites import PathSites
+from amanda_driver_jax.identity.zones import zone_of_call
 from amanda_driver_jax.trace_keys import LOCAL
 from amanda_driver_jax.vocabulary import DECLARATIONS
 
@@ -32,18 +33,6 @@ _OURS = (
     contextlib.__file__,
 )
 _NAMES = DECLARATIONS.names
-#: What the name of a module begins with -> the zone of all that it calls.
-_ZONES = {
-    "optax": "optimizer",
-    "keras.src.optimizers.": "optimizer",
-    "keras.src.initializers.": "init",
-    "keras.src.metrics.": "metrics",
-    "flax.nnx.training.metrics": "metrics",
-    "flax.nnx.training.optimizer": "optimizer",
-    "flax.nnx.training.ema": "optimizer",
-    "clu.metrics": "metrics",
-}
-
 #: The named scope of what was traced with tools. A program that evaluates its jaxpr is done.
 _MARK = "amanda:op"
 
@@ -142,8 +131,7 @@ class OpTable(PathSites):
     """
 
     def __init__(self, namespace: str) -> None:
-        zones = functools.partial(zone_of, _ZONES)
-        super().__init__(Rules(kind_of=_kind_of, zone_of=zones, is_layered=True), namespace)
+        super().__init__(Rules(kind_of=_kind_of, zone_of=zone_of_call, is_layered=True), namespace)
 
     def called(self, op_type: str, place: ModulePlace | None) -> OpRecord:
         """Return the op that is being called.

@@ -23,14 +23,10 @@ from amanda_core.interface import IPoint, Site
 from amanda_driver_tf.graphs.constants import Constants, SessionConstants
 from amanda_driver_tf.graphs.records import Record, Records
 from amanda_driver_tf.identity.variables import VARIABLE
+from amanda_driver_tf.identity.zones import zone_of_node
 from amanda_driver_tf.operators.signature import grouped, signature_of
 from amanda_driver_tf.tensorflow_internals.modules import dtypes, op_def_registry, ops, tensor_util
-from amanda_driver_tf.tensorflow_internals.names import (
-    INITIALIZES_VARIABLES,
-    MODULES_OF_GRADIENTS,
-    MODULES_OF_OPTIMIZERS,
-    SIGNATURE_OPS,
-)
+from amanda_driver_tf.tensorflow_internals.names import SIGNATURE_OPS
 
 __all__ = [
     "Analysis",
@@ -383,14 +379,8 @@ def _attributes(op: Any) -> Mapping[str, Any]:
     return found
 
 
-# Packages whose frames are not the user's program, and those of their modules that define a zone.
+# Packages whose frames are not the user's program.
 _PACKAGES = ("tensorflow", "keras", "tf_keras", "amanda", "amanda_core", "amanda_driver_tf")
-_OPTIMIZERS = (
-    "keras.src.optimizers.",
-    "tf_keras.src.optimizers.",
-    *MODULES_OF_OPTIMIZERS,
-)
-_UPDATES = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]|ResourceSparseApply")
 
 
 @functools.cache
@@ -417,16 +407,7 @@ def _module(file: str) -> str | None:
 
 def _origin(op: Any) -> tuple[str | None, str]:
     """Return ``file:line`` of the user's call that made an op, and the op's zone."""
-    zone = "optimizer" if _UPDATES.match(op.type) else "model"
-    differentiated = False
-    for frame in reversed(op.traceback or ()):
-        module = _module(frame.filename)
-        if frame.name == INITIALIZES_VARIABLES:
-            zone = "init"
-        if module is None:
-            return f"{os.path.basename(frame.filename)}:{frame.lineno}", zone
-        # Gradients belong to the model, even if an optimizer requests them.
-        differentiated = differentiated or module.startswith(MODULES_OF_GRADIENTS)
-        if module.startswith(_OPTIMIZERS) and not differentiated:
-            zone = "optimizer"
-    return None, zone
+    frames = [(_module(one.filename), one) for one in reversed(op.traceback or ())]
+    users = next((one for module, one in frames if module is None), None)
+    source = f"{os.path.basename(users.filename)}:{users.lineno}" if users is not None else None
+    return source, zone_of_node(op, ((module or "", one.name) for module, one in frames))

@@ -13,15 +13,13 @@ from types import CodeType, FrameType
 from typing import Any
 
 import amanda_core
-from amanda_core.driver_kit import FRAMEWORK, OWN, QUIET, STOP, USER, local_of
+from amanda_core.driver_kit import FRAMEWORK, OWN, QUIET, STOP, USER
 from amanda_driver_tf.tensorflow_internals.names import (
-    INITIALIZES_VARIABLES,
     MODULES_BESIDE_THE_MODEL,
-    MODULES_OF_INITIALIZERS,
     MODULES_PASSED_THROUGH,
 )
 
-__all__ = ["BETWEEN", "BOUNDARY", "is_swallowing", "kind_of", "zone_of"]
+__all__ = ["BETWEEN", "BOUNDARY", "LAYERS", "is_swallowing", "kind_of"]
 
 #: Codes at which a call site ends: calls of layers and of gradient functions.
 BOUNDARY: set[CodeType] = set()
@@ -48,18 +46,8 @@ _NOT_THE_MODEL = (
     "tf_keras.src.engine.data_adapter",
     "tf_keras.src.saving.",
 )
-_OPTIMIZERS = (
-    "keras.src.optimizers.",
-    "keras.src.backend.tensorflow.optimizer",
-    "tf_keras.src.optimizers.",
-)
-_INITIALIZERS = (
-    "keras.src.initializers.",
-    "tf_keras.src.initializers.",
-    *MODULES_OF_INITIALIZERS,
-)
-_METRICS = ("keras.src.metrics.", "tf_keras.src.metrics.")
-_LAYERS = ("keras.src.layers.layer", "tf_keras.src.engine.base_layer")
+#: Modules that define the base class of layers.
+LAYERS = ("keras.src.layers.layer", "tf_keras.src.engine.base_layer")
 
 
 def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
@@ -73,32 +61,10 @@ def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
         return USER
     if module.startswith(_NOT_THE_MODEL):
         return QUIET
-    if module in _LAYERS and code.co_name == "__call__":
+    if module in LAYERS and code.co_name == "__call__":
         return STOP  # The call of a layer, which `keras_calls` wraps.
     # Frames that occur in each call of an operator do not distinguish call sites.
     return OWN if module.startswith(_PASSAGES) else FRAMEWORK
-
-
-def zone_of() -> str:
-    """Return the zone that runs, by the frames from the call to the user's innermost one."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        kind = kind_of(frame.f_code, frame.f_globals)
-        if kind == STOP:
-            break
-        module = _module(frame)
-        if module.startswith(_OPTIMIZERS):
-            return "optimizer"
-        if module.startswith(_METRICS):
-            return "metrics"
-        if module.startswith(_INITIALIZERS) or frame.f_code.co_name == INITIALIZES_VARIABLES:
-            return "init"
-        if frame.f_code.co_name in ("build", "__init__") and _is_layer(_owner(frame)):
-            return "init"
-        if kind == USER:
-            break
-        frame = frame.f_back
-    return "model"
 
 
 def is_swallowing() -> bool:
@@ -111,18 +77,3 @@ def is_swallowing() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
-
-
-def _owner(frame: FrameType) -> Any:
-    """Return the first argument of a running function, or None."""
-    code = frame.f_code
-    return local_of(frame, code.co_varnames[0]) if code.co_argcount else None
-
-
-def _is_layer(value: object) -> bool:
-    loaded = [sys.modules[name] for name in _LAYERS if name in sys.modules]
-    return any(isinstance(value, module.Layer) for module in loaded)

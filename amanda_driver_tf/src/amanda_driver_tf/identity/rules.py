@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from amanda_core.driver_kit import Labels, Rules, Scope, Scopes, distinguishes
-from amanda_driver_tf.identity.frames import kind_of, zone_of
+from amanda_driver_tf.identity.frames import kind_of
 from amanda_driver_tf.identity.records import Operands
 from amanda_driver_tf.identity.tokens import TOKENS
+from amanda_driver_tf.identity.zones import zone_of
 from amanda_driver_tf.operators.op_types import OpType
 from amanda_driver_tf.tensorflow_internals.modules import ops
 from amanda_driver_tf.tensorflow_internals.objects import handle_in_layer, variable_handle

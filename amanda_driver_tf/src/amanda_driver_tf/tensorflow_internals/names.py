@@ -15,12 +15,11 @@ __all__ = [
     "LAST_MODULE",
     "MODULES_BESIDE_THE_MODEL",
     "MODULES_OF_GRADIENTS",
-    "MODULES_OF_INITIALIZERS",
-    "MODULES_OF_OPTIMIZERS",
     "MODULES_PASSED_THROUGH",
     "NOT_INLINED",
     "SETUP_OF_PARTIAL_RUN",
     "SIGNATURE_OPS",
+    "ZONES_OF_TENSORFLOW",
 ]
 
 # Attributes of nodes and functions that TensorFlow adds to those of the operator.
@@ -53,8 +52,25 @@ ENDS_OF_RECOMPUTATION = ("inner_recompute_grad", "grad_wrapper")
 LAST_MODULE = "tensorflow.python.eager.context"
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
 MODULES_OF_GRADIENTS = ("tensorflow.python.ops.gradients", "tensorflow.python.eager.backprop")
-MODULES_OF_OPTIMIZERS = ("tensorflow.python.training.",)
-MODULES_OF_INITIALIZERS = ("tensorflow.python.ops.init_ops",)
+#: What the dotted name of a function begins with -> the zone of all that it calls.
+ZONES_OF_TENSORFLOW = {
+    "tensorflow.python.ops.init_ops": "init",
+    "tensorflow.python.ops.clip_ops.clip_by_global_norm": "optimizer",
+    "tensorflow.python.ops.clip_ops.global_norm": "optimizer",
+    "tensorflow.python.data.": "data",
+    "tensorflow.python.training.": "optimizer",
+    "tensorflow.python.training.saver.": "data",
+    # They run or read a program that may be a model.
+    "tensorflow.python.training.saver.import_meta_graph": "model",
+    "tensorflow.python.training.monitored_session.": "model",
+    "tensorflow.python.training.basic_session_run_hooks.": "model",
+    # It calls the loss that was passed as a function.
+    "tensorflow.python.training.optimizer.compute_gradients": "model",
+    "tensorflow.python.keras.optimizer": "optimizer",
+    "tensorflow.python.keras.metrics": "metrics",
+    "tensorflow.python.keras.initializers": "init",
+    "tensorflow.python.ops.metrics_impl.": "metrics",
+}
 #: Of a function, before its first call: look for variables without a value, and set them.
 INITIALIZES_VARIABLES = "_initialize_uninitialized_variables"
 #: Skipped when a call site is determined: their frames differ between an op's fast path and its

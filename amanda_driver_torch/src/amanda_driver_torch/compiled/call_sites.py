@@ -27,9 +27,10 @@ from amanda_core.driver_kit import (
     Origin,
     Sites,
     call_offset,
+    named_zone,
 )
 from amanda_driver_torch.identity.frames import is_own, is_torchs
-from amanda_driver_torch.identity.zones import zone_of_module
+from amanda_driver_torch.identity.zones import ZONES
 from amanda_driver_torch.torch_internals.dynamo import (
     CREATE_PROXY,
     MODULE_CALL,
@@ -245,8 +246,10 @@ class Places:
 
 def _zone_of(called: Called) -> str:
     """Return the zone that the frames of a node decide, or an empty string."""
-    zones = (zone_of_module(frame.names) for frame in called.frames)
-    return next(filter(None, zones), "")
+    for frame in called.frames:
+        if zone := named_zone(ZONES, str(frame.names.get("__name__", "")), frame.code.co_name):
+            return zone
+    return ""
 
 
 def called_of(node: torch.fx.Node) -> Called:

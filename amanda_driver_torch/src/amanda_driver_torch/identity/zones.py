@@ -15,25 +15,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda_core.driver_kit import local_of
+from amanda_core.driver_kit import local_of, named_zone
 from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.torch_internals.internals import BUILDING_METHODS, MODULE_CALLS
 
-__all__ = ["may_decide_zone", "zone_of", "zone_of_module"]
+__all__ = ["ZONES", "may_decide_zone", "zone_of"]
 
-#: What the name of a module begins with -> the zone of everything that its functions call.
+#: What the dotted name of a function begins with -> the zone of everything that it calls.
 ZONES = {
-    "torch.nn.init": "init",
+    "torch.nn.init.": "init",
     "torch.optim.": "optimizer",
     "torch.distributed.optim.": "optimizer",
-    "torch.amp.grad_scaler": "optimizer",
-    "torch.cuda.amp.grad_scaler": "optimizer",
-    "torch.distributed.fsdp.sharded_grad_scaler": "optimizer",
-    "torch.nn.utils.clip_grad": "optimizer",
+    "torch.amp.grad_scaler.": "optimizer",
+    "torch.cuda.amp.grad_scaler.": "optimizer",
+    "torch.distributed.fsdp.sharded_grad_scaler.": "optimizer",
+    "torch.nn.utils.clip_grad.": "optimizer",
     "torch.utils.data.": "data",
-    "timm.utils.model_ema": "optimizer",
-    "timm.utils.clip_grad": "optimizer",
-    "timm.utils.agc": "optimizer",
+    "timm.utils.model_ema.": "optimizer",
+    "timm.utils.clip_grad.": "optimizer",
+    "timm.utils.agc.": "optimizer",
     "torch_ema.": "optimizer",
     "ema_pytorch.": "optimizer",
     "torchmetrics.": "metrics",
@@ -43,9 +43,13 @@ ZONES = {
     "keras.src.backend.torch.optimizers.": "optimizer",
     "keras.src.initializers.": "init",
     "keras.src.metrics.": "metrics",
+    "keras.src.trainers.compile_utils.update_state": "metrics",
+    "keras.src.trainers.compile_utils.result": "metrics",
+    "keras.src.trainers.trainer.compute_metrics": "metrics",
     "keras.src.trainers.data_adapters.": "data",
 }
-_PREFIXES = tuple(ZONES)
+#: What the classes have that keep an average of weights, in diffusers and elsewhere.
+_AVERAGE = ("copy_to", "store", "restore")
 
 
 def zone_of() -> str:
@@ -65,18 +69,12 @@ def zone_of() -> str:
     return "model"
 
 
-def zone_of_module(namespace: Mapping[str, Any]) -> str:
-    """Return the zone of all that the functions of a module call, or an empty string."""
-    module = f"{namespace.get('__name__', '')}."
-    if not module.startswith(_PREFIXES):
-        return ""
-    return next(zone for prefix, zone in ZONES.items() if module.startswith(prefix))
-
-
 def _zone_of_method(frame: FrameType, role: _Role, passed: list[CodeType]) -> str:
     """Return the zone that a running method decides by the object or class that it belongs to."""
     owner = local_of(frame, role.owner)
     kind = owner if isinstance(owner, type) else type(owner)
+    if role.steps and all(hasattr(kind, name) for name in _AVERAGE):
+        return "optimizer"
     if issubclass(kind, nn.Module):
         # A constructor may run the model.
         return "init" if role.builds else "model" if role.runs else ""
@@ -136,7 +134,8 @@ def may_decide_zone(code: CodeType, namespace: Mapping[str, Any]) -> bool:
 
 
 def _role_of(code: CodeType, namespace: Mapping[str, Any]) -> _Role:
-    name, zone = code.co_name, zone_of_module(namespace)
+    name = code.co_name
+    zone = named_zone(ZONES, str(namespace.get("__name__", "")), name)
     builds, runs, steps = name in BUILDING_METHODS, name == "forward", name == "step"
     ends = id(code) in BOUNDARY or (namespace.get("__name__"), name) == MODULE_CALLS
     owner = code.co_varnames[0] if code.co_argcount and (builds or runs or steps) else ""
