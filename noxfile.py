@@ -161,6 +161,17 @@ def bench(session: nox.Session) -> None:
     benchmarks(session)
 
 
+@nox.session(venv_backend="venv")
+def docs(session: nox.Session) -> None:
+    """Build the documentation's site into build/site; `-- --serve` shows it while you write.
+
+    It needs no network once it is built, and any host of static files serves it.
+    """
+    session.install("-c", "constraints.txt", *group("docs"))
+    session.install("--no-deps", "./amanda_core", "./amanda_tools")
+    session.run("python", "-m", "maintenance.site", *session.posargs)
+
+
 @nox.session(venv_backend="none")
 def benchmarks(session: nox.Session) -> None:
     """Record what benchmarks wrote and renew the figures on pages; `-- --stale` lists old ones."""

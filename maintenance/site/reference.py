@@ -1,0 +1,167 @@
+"""The pages of `docs/reference` that are made of the sources: public names, and the command line.
+
+`python -m maintenance.site.reference` writes them; a test compares. mkdocstrings fills in
+signatures and docstrings when the site is built.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from amanda_core.cli import app
+from amanda_core.errors import AmandaError
+
+__all__ = ["PAGES", "pages"]
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs/reference"
+#: Page -> the module whose public names it has, its title and an introduction.
+PAGES = {
+    "kit": (
+        "amanda_tools.kit",
+        "For authors of tools",
+        "What tools inherit and use: `from amanda_tools.kit import OperatorTool`. "
+        "[Writing a tool](../guides/writing-a-tool.md) shows how.",
+    ),
+    "interface": (
+        "amanda_core.interface",
+        "The interface of drivers",
+        "What a driver is. [What a driver may call](../guides/driver-reference.md) has the same "
+        "names in short, [the hooks](../guides/hooks.md) and [the errors](../errors.md) have "
+        "pages of their own.",
+    ),
+    "driver-kit": (
+        "amanda_core.driver_kit",
+        "For authors of drivers",
+        "What a driver may inherit and call. [Writing a driver](../guides/writing-a-driver.md) "
+        "shows how.",
+    ),
+}
+
+
+def entry(module: str, name: str) -> str:
+    """Return the entry of a public name: a directive for mkdocstrings, or what it cannot find."""
+    found = getattr(importlib.import_module(module), name)
+    place = getattr(found, "__module__", "")
+    qualified = getattr(found, "__qualname__", "")
+    if isinstance(found, type) or callable(found):
+        place = place if isinstance(place, str) and place.startswith("amanda") else ""
+        name = qualified if place and "." not in str(qualified) else name
+    else:
+        place = ""
+    place = place or _imports(module).get(name, module)
+    while name not in _defined(place) and name in _imports(place):
+        place = _imports(place)[name]
+    if name in _defined(place):
+        directive = f"::: {place}.{name}"
+        if directive in (FOLDER / "amanda.md").read_text("utf-8").splitlines():
+            return f"## `{name}`\n\nThe same as [`amanda.{name}`](amanda.md#{place}.{name})."
+        return directive
+    # Such as `A, B = range(2)`, which nothing that reads sources documents.
+    return f"## `{name}`\n\nA constant of `{place}`: `{found!r}`."
+
+
+def _defined(module: str) -> set[str]:
+    """Return the names that a module's source defines one by one, and its modules."""
+    file = importlib.import_module(module).__file__
+    assert file is not None
+    tree = ast.parse(Path(file).read_text("utf-8"))
+    names = {path.stem for path in Path(file).parent.glob("*") if Path(file).stem == "__init__"}
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
+
+
+def _imports(module: str) -> dict[str, str]:
+    """Return the names that a module imports from others, directly or all names of them."""
+    file = importlib.import_module(module).__file__
+    assert file is not None
+    found = {}
+    for node in ast.walk(ast.parse(Path(file).read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("amanda"):
+            assert node.module is not None
+            for alias in node.names:
+                names = [alias.name]
+                if alias.name == "*":
+                    names = list(importlib.import_module(node.module).__all__)
+                found.update(dict.fromkeys(names, node.module))
+    return found
+
+
+def public(module: str) -> list[str]:
+    """Return the public names of a module that are no errors: these have a page."""
+    loaded = importlib.import_module(module)
+    names = [name for name in loaded.__all__ if not name.startswith("__")]
+    return [name for name in sorted(names, key=str.lower) if not _is_error(getattr(loaded, name))]
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, (AmandaError, Warning))
+
+
+def names_page(module: str, title: str, introduction: str) -> str:
+    """Return a page with all public names of a module."""
+    parts = [f"# {title}\n\n{introduction}\n\nThis page is made by `nox -s docs`; do not edit it."]
+    parts += [entry(module, name) for name in public(module)]
+    return "\n\n".join(parts) + "\n"
+
+
+def command_line() -> str:
+    """Return the page of the commands, with their help as a terminal of 96 columns shows it."""
+    lines = [
+        "# The command line",
+        "",
+        "The program `amanda` comes with the extra `cli` of `amanda-core`; `python -m amanda` is",
+        "the same. [Running programs under tools](../guides/running.md) explains what is listed "
+        "here.",
+        "",
+        "| exit status | meaning |",
+        "|---|---|",
+        "| 0 | done |",
+        "| 1 | `run`: the program ended well, and a result could not be written; `diff`: a value "
+        "differs; `doctor`: an error was found |",
+        "| 2 | wrong use, a wrong option or configuration, or a program that could not be "
+        "started; `diff`: one run has more than the other |",
+        "| 3 | `diff`: wrong use |",
+        "| 4 | `run`: a condition of `--fail-if` holds |",
+        "| any other | `run`: that of the program |",
+        "",
+        "This page is made by `nox -s docs`; do not edit it.",
+        "",
+    ]
+    for path, command in sorted(commands(app.amanda, "amanda")):
+        context = click.Context(command, info_name=path, max_content_width=96, terminal_width=96)
+        lines += [f"## `{path}`", "", "```text", command.get_help(context).rstrip(), "```", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command and those below it."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            if found is not None:
+                yield from commands(found, f"{path} {name}")
+
+
+def pages() -> dict[Path, str]:
+    """Return all pages that are made of the sources."""
+    made = {FOLDER / f"{name}.md": names_page(*page) for name, page in PAGES.items()}
+    return {**made, FOLDER / "command-line.md": command_line()}
+
+
+if __name__ == "__main__":
+    for place, text in pages().items():
+        place.write_text(text, "utf-8")

@@ -1,0 +1,67 @@
+"""The site has every page and every public name, and those made of the sources are current."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import amanda
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))  # `maintenance` lies in the root, which `-P` hides.
+
+from maintenance.site import hooks, reference  # noqa: E402
+
+pytestmark = pytest.mark.one_interceptor
+
+
+def test_pages_made_of_the_sources_are_current() -> None:
+    for place, text in reference.pages().items():
+        assert place.read_text("utf-8") == text, "python -m maintenance.site.reference writes it"
+
+
+def test_every_public_name_has_an_entry_and_amandas_an_example() -> None:
+    for name, (module, *_) in reference.PAGES.items():
+        text = (reference.FOLDER / f"{name}.md").read_text("utf-8")
+        entries = re.findall(r"^(?:::: \S+\.|## `)(\w+)`?$", text, re.MULTILINE)
+        assert set(reference.public(module)) == set(entries)
+    text = (reference.FOLDER / "amanda.md").read_text("utf-8")
+    code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    indirect = {"OpContext", "Selection"}  # Examples get them from a function.
+    missing = [name for name in amanda.__all__ if not re.search(rf"amanda\.{name}\b", code)]
+    assert set(missing) == indirect
+    methods = {
+        name
+        for name in dir(amanda.OpContext)
+        if not name.startswith("_") and not hasattr(dict, name)
+    }
+    shown = {name for name in methods if re.search(rf"\bop\.{name}\b", code)}
+    assert len(shown) >= 30
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = set(
+        re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    )
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    assert navigation == pages
+
+
+def test_links_out_of_the_pages_lead_to_the_repository() -> None:
+    class File:
+        src_uri = "guides/a.md"
+
+    class Page:
+        file = File
+
+    class Config:
+        repo_url = "https://example.org/r"
+
+    text = "[a](../tools/b.md) [c](../../tests/d.py) [e](https://x.org) [f](g.md#h)"
+    assert hooks.on_page_markdown(text, page=Page, config=Config) == (
+        "[a](../tools/b.md) [c](https://example.org/r/blob/main/tests/d.py) "
+        "[e](https://x.org) [f](g.md#h)"
+    )
