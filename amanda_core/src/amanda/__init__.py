@@ -51,6 +51,7 @@ __all__ = [
     "disabled",
     "edit",
     "enabled",
+    "exported",
     "look",
     "mapped",
     "on",
@@ -67,6 +68,7 @@ announce()
 if TYPE_CHECKING:
     from amanda import tools as tools
     from amanda_core.engine.selection import Selection, select
+    from amanda_core.shorthands.exporting import exported
     from amanda_core.shorthands.function_tools import edit, look, on
     from amanda_core.shorthands.training_callbacks import callback
     from amanda_core.weights.state import WeightState
@@ -81,6 +83,10 @@ else:
             from amanda_core.shorthands import function_tools
 
             return getattr(function_tools, name)
+        if name == "exported":
+            from amanda_core.shorthands import exporting
+
+            return exporting.exported
         if name in ("Selection", "select"):
             from amanda_core.engine import selection
 

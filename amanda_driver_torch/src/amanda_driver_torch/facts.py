@@ -77,10 +77,21 @@ class _TorchArithmetic(Arithmetic):
     def astype(self, x: Any, dtype: str) -> Any:
         if not hasattr(torch, dtype):
             raise NotReadableError(f"no {dtype} in this framework")
-        return x.to(getattr(torch, dtype))
+        wanted = getattr(torch, dtype)
+        return x if x.dtype is wanted else x.to(wanted)
 
     def clip(self, x: Any, low: float | None = None, high: float | None = None) -> Any:
         return x.clamp(low, high)
+
+    def quantized(
+        self, x: Any, scale: Any, inverse: Any, zero: Any, limits: tuple[float, float]
+    ) -> Any:
+        new = None
+        if torch.compiler.is_exporting():
+            from amanda_driver_torch.exported_numbers import quantized
+
+            new = quantized(x, scale, zero, limits)
+        return super().quantized(x, scale, inverse, zero, limits) if new is None else new
 
     def sum(self, x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
         return x.sum() if axis is None else x.sum(axis, keepdim=keepdims)

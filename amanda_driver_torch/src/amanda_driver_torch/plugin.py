@@ -24,7 +24,7 @@ from amanda_driver_torch.torch_internals.wrapper_modules import WRAPPERS
 from amanda_driver_torch.vocabulary import BACKWARD_TYPES, FUSED, OP_TYPES, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from amanda_core.driver_kit import Session
     from amanda_driver_torch.attachment.attachment import TorchAttachment
@@ -33,6 +33,7 @@ __all__ = [
     "amanda_attach",
     "amanda_driver_info",
     "amanda_driver_status",
+    "amanda_exported",
     "amanda_preflight",
     "amanda_prepare_context",
 ]
@@ -71,7 +72,7 @@ def amanda_driver_info() -> DriverInfo:
         # What a graph cannot have runs eagerly, with all capabilities of that.
         capabilities={
             "eager": _CAPABILITIES | {"eager"},
-            "compiled": _CAPABILITIES | {"graph", "staged"},
+            "compiled": _CAPABILITIES | {"graph", "staged", "export"},
         },
         vocabulary={**OP_TYPES, **BACKWARD_TYPES},
         wrappers=WRAPPERS,
@@ -120,6 +121,20 @@ def _attachment(session: Session) -> TorchAttachment:
     from amanda_driver_torch.attachment.attachment import TorchAttachment
 
     return TorchAttachment(session)
+
+
+@hookimpl
+def amanda_exported(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Export a module, or a function of tensors; return None for what is not PyTorch's."""
+    torch = sys.modules.get("torch")
+    if torch is None or not callable(model):
+        return None
+    if not isinstance(model, torch.nn.Module):
+        from amanda_driver_torch.torch_internals.dynamo import tree_leaves
+
+        if not any(isinstance(one, torch.Tensor) for one in tree_leaves((args, kwargs))):
+            return None
+    return _state()[0].attachment.exported(model, args, kwargs)
 
 
 @hookimpl

@@ -111,6 +111,8 @@ class Tool:
     #: The figures that ``figures()`` of its results returns, for limits such as those of `amanda
     #: run`: name -> unit, which is ``s``, ``B``, ``%`` (a share of 1) or empty.
     figures: ClassVar[Mapping[str, str]] = {}
+    #: Whether analysis is for `amanda.exported`, where only staged routines may edit.
+    is_exported = False
     _amanda: _Registrations
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Tool:  # noqa: D102  Not for calling.
@@ -310,6 +312,9 @@ class Tool:
         for store in tuple(self._amanda.stores_with_actions):
             store.log_of(self).clear()
         self._amanda.changed()
+
+    def before_export(self) -> None:
+        """Prepare for `amanda.exported`: end a calibration, or raise an error if it has not begun."""
 
     @property
     def analyses_backward(self) -> bool:

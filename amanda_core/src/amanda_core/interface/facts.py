@@ -134,6 +134,25 @@ class Arithmetic:
         """Return the elements limited to an interval; a NaN stays one."""
         return self.call("clip", x, low, high)
 
+    def quantized(
+        self, x: Any, scale: Any, inverse: Any, zero: Any, limits: tuple[float, float]
+    ) -> Any:
+        """Return the values of the integers that stand for the elements: ``(n - zero) * scale``.
+
+        A driver may use the operators for this of its framework in programs that it exports.
+
+        Args:
+            x: Floating-point numbers.
+            scale: The scale, a number or a tensor that broadcasts to them.
+            inverse: 1 / scale.
+            zero: The number of the value 0; None if it is 0.
+            limits: The smallest and the largest number.
+        """
+        numbers = self.round(x * inverse)
+        if zero is None:
+            return self.clip(numbers, *limits) * scale
+        return (self.clip(numbers + zero, *limits) - zero) * scale
+
     def where(self, condition: Any, x: Any, y: Any) -> Any:
         """Return the very bits of `x` where the condition holds, and of `y` elsewhere.
 

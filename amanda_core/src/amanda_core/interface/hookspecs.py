@@ -8,7 +8,8 @@ call hooks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pluggy
 
@@ -77,6 +78,24 @@ def amanda_attach(session: WatchedSession) -> Attachment | None:
     Returns:
         The attachment, whose `detach` is called when the session closes; None to decline, because
         the framework is not loaded.
+    """
+
+
+@hookspec(firstresult=True)
+def amanda_exported(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return a model with the staged edits of the applied tools, as a program of its framework.
+
+    This is called by `amanda.exported` while the tools are applied, for each driver with the
+    capability ``export`` until one returns a program. The driver leaves out routines that only look
+    and raises `UnsupportedError` for others that would have to run on the host.
+
+    Args:
+        model: A model or a function.
+        args: Example inputs.
+        kwargs: Others that are given by name.
+
+    Returns:
+        The program; None if the model is another framework's.
     """
 
 

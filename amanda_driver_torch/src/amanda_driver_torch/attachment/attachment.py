@@ -8,7 +8,7 @@ little over 400 lines: one class.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -230,6 +230,15 @@ class TorchAttachment(ModuleCalls):
         """Return what Dynamo must call for a compiled callable; None to run it eagerly."""
         what = "compiled callables"
         return self.attempt(what, None, lambda: self._compiled_code().callback(original))
+
+    def exported(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return a model with the edits of the tools as a `torch.export.ExportedProgram`."""
+        from amanda_driver_torch.compiled.exported_program import exported_program
+        from amanda_driver_torch.compiled.refusals import not_exported
+
+        if why := why_eager(self._interceptor.name):
+            raise not_exported(why)
+        return exported_program(model, args, kwargs, self._compiled_code())
 
     def _compiled_code(self) -> CompiledCode:
         if self._compiled is None:

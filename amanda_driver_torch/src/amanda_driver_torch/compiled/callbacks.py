@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, MethodType
 from typing import Any
 
@@ -29,7 +29,7 @@ from amanda_driver_torch.compiled.choice import BACKWARD, misses_backward
 from amanda_driver_torch.compiled.graph import AnalysisFailed, GraphTools, Leaves, weave
 from amanda_driver_torch.compiled.host import Host
 from amanda_driver_torch.compiled.operators import Woven
-from amanda_driver_torch.compiled.refusals import CannotWeave
+from amanda_driver_torch.compiled.refusals import CannotWeave, not_exported
 from amanda_driver_torch.identity.frames import BOUNDARY, FORWARDS, is_own
 from amanda_driver_torch.threads.state import STATE, call_quietly
 from amanda_driver_torch.torch_internals.dynamo import (
@@ -88,6 +88,16 @@ class CompiledCode:
         )
         # Compiled code refers to its backend.
         self._backends: WeakGroup[_Backend] = WeakGroup()
+
+    @contextlib.contextmanager
+    def exporting(self) -> Iterator[None]:
+        """Weave for programs that run without Amanda: what needs the host is an error."""
+        assert self._tools is not None
+        self._tools.exports = True
+        try:
+            yield
+        finally:
+            self._tools.exports = False
 
     def begin(
         self,
@@ -170,7 +180,9 @@ class CompiledCode:
         """Weave the applied tools into a graph; return the nodes at which they do anything."""
         assert self._tools is not None
         assert self._enter is not None
-        is_outermost = self.session.needs_calls and not STATE.activations
+        # A program that is exported has no calls that a tool could count.
+        counts = self.session.needs_calls and not self._tools.exports
+        is_outermost = counts and not STATE.activations
         if is_outermost and any(called_of(node).modules for node in gm.graph.nodes):
             raise CannotWeave("a tool counts calls of outermost modules, which the graph holds")
         # The same code may run in several modules, in which its operators are others.
@@ -182,7 +194,13 @@ class CompiledCode:
         return weave(gm, self._tools, places, leaves, is_broken)
 
     def note_eager(self, code: CodeType, reason: str) -> None:
-        """Report that frames with this code run eagerly."""
+        """Report that frames with this code run eagerly.
+
+        Raises:
+            UnsupportedError: They cannot, since a program is exported.
+        """
+        if self._tools is not None and self._tools.exports:
+            raise not_exported(reason) from None
         name = getattr(code, "co_qualname", code.co_name)
         self.gaps.setdefault(f"compiled callable {name}", f"it runs eagerly: {reason}")
         self.session.warn_once(

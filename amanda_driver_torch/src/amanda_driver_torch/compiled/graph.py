@@ -97,6 +97,7 @@ class GraphTools:
         constant: Returns a value that is the same in every execution of its op, else None.
         gaps: For the coverage: what is not as without tools, and why.
         woven: Contexts of operators of graphs that run -> True.
+        exports: Whether the graph becomes a program that runs without Amanda.
     """
 
     session: Session
@@ -105,6 +106,7 @@ class GraphTools:
     constant: Callable[[Any], Any]
     gaps: dict[str, str]
     woven: Known[bool]
+    exports: bool = False
 
 
 def weave(
@@ -340,9 +342,14 @@ class _Weaving:
                 not arriving.replacement and does_nothing(operator, func, bound, outputs)
             ):
                 arriving = leaving = Plan()  # In eager mode it has no node, and so no gradients.
-            plan = OpPlan(self.tools.host, before, after, arriving, leaving, likes(outputs))
+            plans = (before, after, arriving, leaving)
+            if self.tools.exports:
+                plans = tuple(map(_edits_only, plans))
+            plan = OpPlan(self.tools.host, *plans, likes(outputs))
             self.aliases.operator(plan, bound, outputs)
             if plan:
+                if self.tools.exports and (steps := plan.steps_on_host):
+                    raise CannotWeave(f"{steps[0].where}, is not marked with amanda.staged")
                 check(context, plan, bound, outputs)
                 varies = any(weight.varies for weight in context.weights.values())
                 left = {"closed": _CLOSED, "weights": None if varies else context.weights}
@@ -385,6 +392,11 @@ class _Weaving:
         return torch.is_grad_enabled() and any(
             tensor.requires_grad for tensor in tensors_in(bound.values)
         )
+
+
+def _edits_only(plan: Plan) -> Plan:
+    """Return a plan without the steps that only look."""
+    return Plan([one for one in plan.steps if not one.action.observe], plan.replacement)
 
 
 class _Analysing(OperatorMode):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from amanda_core.driver_kit import OpContext, Step
+from amanda_core.interface import UnsupportedError
 from amanda_driver_torch.compiled.execution import OpPlan
 from amanda_driver_torch.compiled.host import like_of
 from amanda_driver_torch.execution.native_plans import refusals
@@ -21,11 +22,21 @@ from amanda_driver_torch.operators.operator import Operator
 from amanda_driver_torch.operators.signature import BoundCall, outputs_of
 from amanda_driver_torch.torch_internals.dynamo import tree_leaves
 
-__all__ = ["REFUSALS", "CannotWeave", "check", "does_nothing", "likes"]
+__all__ = ["REFUSALS", "CannotWeave", "check", "does_nothing", "likes", "not_exported"]
 
 
 class CannotWeave(Exception):
     """A reason why a graph cannot be instrumented, so that its frame must run eagerly."""
+
+
+def not_exported(why: str) -> UnsupportedError:
+    """Return the error of a model that cannot be exported with the edits of tools."""
+    return UnsupportedError(
+        f"The model cannot be exported with the edits of the tools: {why}",
+        where="amanda.exported",
+        fix="Export tools whose edits are marked with amanda.staged, and a model that "
+        "torch.compile(fullgraph=True) compiles",
+    )
 
 
 def does_nothing(operator: Operator, func: Any, bound: BoundCall, outputs: Sequence[Any]) -> bool:

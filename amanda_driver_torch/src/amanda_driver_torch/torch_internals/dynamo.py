@@ -38,7 +38,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensor as FakeTensor,
     unset_fake_temporarily as unset_fake_temporarily,
 )
-from torch.utils._pytree import tree_leaves as tree_leaves, tree_map as tree_map
+from torch.utils._pytree import (
+    tree_flatten as tree_flatten,
+    tree_leaves as tree_leaves,
+    tree_map as tree_map,
+    tree_unflatten as tree_unflatten,
+)
 
 from amanda_driver_torch.torch_internals.entry_points import COMPILED_FRAMES
 from amanda_driver_torch.torch_internals.extension import native

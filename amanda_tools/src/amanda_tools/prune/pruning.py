@@ -226,9 +226,10 @@ class Pruning(WeightTool):
         weights: Mapping[int | None, Weight],
         varies: bool,
     ) -> None:
-        if PART not in context:
-            # All of each parameter is read, so the masks are constants and may be in a graph.
-            masks = {index: self.masks.get(one, _unknown) for index, one in weights.items()}
+        if PART not in context or (self.is_exported and not varies):
+            # The masks are constants and may be in a graph.
+            part = context.get(PART, lambda mask, weight: mask)
+            masks = {i: part(self.masks.get(one, _unknown), one) for i, one in weights.items()}
             routine, mask = (multiply, masks[None]) if None in masks else (multiply_items, masks)
             context.insert_before_op(routine, inputs=[position], mask=mask)
             return

@@ -44,19 +44,13 @@ def fake_quantize(
     if not is_real(facts, value):
         return value
     arithmetic, dtype = arithmetic_of(facts, value), facts.dtype(value)
-    numbers = widened(facts, value) * inverse
-    if float8:
-        wide = facts.dtype(numbers)
-        numbers = arithmetic.astype(arithmetic.clip(numbers, *limits), float8)
-        numbers = arithmetic.astype(numbers, wide)
-    else:
-        numbers = arithmetic.round(numbers)
-        if zero is not None:
-            numbers = numbers + zero
-        numbers = arithmetic.clip(numbers, *limits)
-        if zero is not None:
-            numbers = numbers - zero
-    return arithmetic.astype(numbers * scale, dtype)
+    numbers = widened(facts, value)
+    if not float8:
+        new = arithmetic.quantized(numbers, scale, inverse, zero, limits)
+        return arithmetic.astype(new, dtype)
+    wide = facts.dtype(numbers)
+    numbers = arithmetic.astype(arithmetic.clip(numbers * inverse, *limits), float8)
+    return arithmetic.astype(arithmetic.astype(numbers, wide) * scale, dtype)
 
 
 def quantize_now(

@@ -205,6 +205,21 @@ class Quantize(WeightTool):
         self._activations.freeze()
         self.invalidate()
 
+    def before_export(self) -> None:
+        """End the calibration; refuse a tool that has seen no activation, or that still learns.
+
+        Raises:
+            ToolError: It has.
+        """
+        if self.method == "static" and not self.frozen:
+            self.freeze()
+        if self.method == "static" and self._options.activations and not self._met:
+            raise ToolError(
+                "There are no ranges of activations to be exported",
+                where=f"{self.tool_name}.before_export",
+                fix="Run the model under the tool before, with inputs to calibrate by",
+            )
+
     def parameters(self) -> list[Any]:
         """Return the learned tensors, for an optimizer; they exist after the model ran once.
 

@@ -38,6 +38,7 @@ CAPABILITIES: Mapping[str, str] = {
     "replace_backward": "replace_backward_op runs a routine instead of an op's backward program",
     "autodiff": "routines inserted under autodiff_enabled are differentiated",
     "staged": "routines marked as staged may be embedded into a graph",
+    "export": "amanda.exported returns a program with the edits, which needs no Amanda",
     "observers": "a routine that only looks is added as a reader and changes nothing else",
     "steps": "tools are notified when a training step of the framework ends",
     "scopes": "an op knows the path of the framework's module in which it runs",
