@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax import export
 from jax.extend.core.primitives import jit_p
 
 from amanda_core.driver_kit import Session
@@ -95,6 +97,23 @@ class JaxAttachment:
         self.finish(result)
         self.session.end_step()
         return result
+
+    def exported(self, model: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        """Return a program with the staged edits, as `jax.export` makes it."""
+
+        @functools.wraps(model, updated=())
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return model(*args, **kwargs)
+
+        # What was traced to run may call the host.
+        set_key(("export", next(self._executions)))
+        try:
+            LOCAL.exports = True
+            with JITTED_CALL:
+                return export.export(jax.jit(function))(*args, **kwargs)
+        finally:
+            LOCAL.exports = False
+            self.changed()
 
     def finish(self, result: Any) -> None:
         """Raise errors of the routines that a program has called, once it has run."""

@@ -110,7 +110,7 @@ def _infer(*parts: Any) -> tuple[Any, Any]:
         return PATCHES.infer(*parts)  # type: ignore[no-any-return]
     call, caller = JittedCall(*parts), sys._getframe(1)
     called = internals.is_top_level() and internals.is_call(caller.f_code.co_name)
-    if not called and internals.is_export(caller):
+    if not called and not LOCAL.exports and internals.is_export(caller):
         hold.session.warn_of_writer("jax.export")
         with PLAIN:
             return PATCHES.infer(*call)  # type: ignore[no-any-return]

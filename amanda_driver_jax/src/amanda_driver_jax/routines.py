@@ -19,7 +19,7 @@ from amanda_core.interface import IPoint, RoutineResultError, UnsupportedError
 from amanda_driver_jax import arrays, jax_internals as internals
 from amanda_driver_jax.arrays import shown
 from amanda_driver_jax.identity.call_sites import is_transposed
-from amanda_driver_jax.trace_keys import PLAIN, evaluated
+from amanda_driver_jax.trace_keys import LOCAL, PLAIN, evaluated
 from amanda_driver_jax.value_primitives import edited
 
 
@@ -49,7 +49,7 @@ class Host:
                 changes = evaluated(step, shown(new, staging))
                 changes = [(n, arrays.straight_through(new[n], value)) for n, value in changes]
             elif not action.staged and staging:
-                changes = self._on_host(step, new)
+                changes = [] if _left_out(step) else self._on_host(step, new)
             else:
                 changes = step(new) if action.autodiff else _inlined(step, new)
             for position, value in changes:
@@ -94,6 +94,21 @@ class Host:
             return None
         with PLAIN:
             return deferring(self.session, run)(values)
+
+
+def _left_out(step: Step) -> bool:
+    """Return True if a step is no part of a program that is exported.
+
+    Raises:
+        UnsupportedError: It edits, which the program cannot do without the host.
+    """
+    if LOCAL.exports and not step.action.observe:
+        raise UnsupportedError(
+            "A routine on the host cannot be exported",
+            where=step.where,
+            fix="Mark the routine with amanda.staged",
+        )
+    return LOCAL.exports
 
 
 def _looking(step: Step) -> Run:

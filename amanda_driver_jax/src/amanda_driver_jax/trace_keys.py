@@ -29,6 +29,7 @@ class _Local(threading.local):
         context: Sets the key that is used where operators are instrumented.
         plain: Depth of code in which no operator is instrumented.
         trace: The transformation in which an operator is analysed; None outside of all.
+        exports: Whether a program is traced that runs without Amanda.
         arguments: For each function that is being traced: the transformation around it, and its
             arguments.
     """
@@ -39,6 +40,7 @@ class _Local(threading.local):
     context = _PLAIN_KEY
     plain = 0
     trace: Any = None
+    exports = False
     arguments: tuple[tuple[Any, Sequence[Any]], ...] = ()
 
 

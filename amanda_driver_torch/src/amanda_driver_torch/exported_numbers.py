@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from amanda_driver_torch.torch_internals.dynamo import quantized_operators
+
 __all__ = ["quantized"]
 
 #: Dtype -> its smallest and largest number.
@@ -28,10 +30,7 @@ def quantized(
     dtype = next((d for d, (a, b) in _TYPES.items() if a <= low and high <= b), None)
     if dtype is None or x.dtype is not torch.float32 or isinstance(zero, torch.Tensor):
         return None
-    # Importing it registers the operators.
-    from torch.ao.quantization.fx import _decomposed  # noqa: F401
-
-    ops, number = torch.ops.quantized_decomposed, int(zero or 0)
+    ops, number = quantized_operators(), int(zero or 0)
     if not isinstance(scale, torch.Tensor):
         if (low, high) != _TYPES[dtype]:  # Other runtimes know only all numbers of a type.
             x = x.clamp((low - number) * scale, (high - number) * scale)

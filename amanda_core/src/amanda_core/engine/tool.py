@@ -314,7 +314,7 @@ class Tool:
         self._amanda.changed()
 
     def before_export(self) -> None:
-        """Prepare for `amanda.exported`: end a calibration, or raise an error if it has not begun."""
+        """Prepare for `amanda.exported`: end a calibration, or raise an error."""
 
     @property
     def analyses_backward(self) -> bool:

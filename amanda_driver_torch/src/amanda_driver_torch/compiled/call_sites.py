@@ -6,6 +6,7 @@ Owns what is noted, and the scopes and call sites that it means: the same as in 
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import os
 import threading
@@ -44,6 +45,8 @@ R = TypeVar("R")
 
 _CALLED = "amanda_called"
 _NOTING = "__amanda_noting__"
+#: id -> code, since some that Dynamo makes cannot be hashed, and the result of `_offsets`.
+_OFFSETS: dict[int, tuple[CodeType, dict[tuple[str, Any], list[int]]]] = {}
 
 
 class Frame(NamedTuple):
@@ -137,13 +140,33 @@ def _called(tx: Any, calls: dict[str, tuple[nn.Module, Any]]) -> Called:
     while tx is not None:
         whole = whole or tx is caller
         if not whole:
-            frames.append(Frame(tx.f_code, tx.f_globals, tx.current_instruction.offset or 0))
+            frames.append(
+                Frame(tx.f_code, tx.f_globals, _offset(tx.f_code, tx.current_instruction))
+            )
         if source is None and not (is_torchs(tx.f_globals) or is_own(tx.f_code)):
             source = f"{os.path.basename(tx.f_code.co_filename)}:{tx.lineno}"
         # Beyond a module's `forward` another module's call begins.
         whole = whole or (tx.f_code.co_name == "forward" and _is_method_of_module(tx))
         tx = getattr(tx, "parent", None)
     return Called(modules, tuple(frames), whole, source)
+
+
+def _offset(code: CodeType, instruction: Any) -> int:
+    """Return the offset of an instruction in the code itself, which Dynamo has rewritten."""
+    place = getattr(instruction, "positions", None)
+    found = _offsets(code).get((instruction.opname, place), ()) if place is not None else ()
+    return found[0] if len(found) == 1 else instruction.offset or 0
+
+
+def _offsets(code: CodeType) -> dict[tuple[str, Any], list[int]]:
+    """Return the offsets of code by the name and the place in the source of an instruction."""
+    if id(code) not in _OFFSETS:
+        table: dict[tuple[str, Any], list[int]] = {}
+        for one in dis.get_instructions(code):
+            key = one.opname, getattr(one, "positions", None)
+            table.setdefault(key, []).append(one.offset)
+        _OFFSETS[id(code)] = code, table
+    return _OFFSETS[id(code)][1]
 
 
 def _guarding_module(original: Callable[..., Any]) -> Callable[..., Any]:

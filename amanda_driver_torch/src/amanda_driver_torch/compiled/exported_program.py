@@ -17,7 +17,12 @@ from torch import fx, nn
 from amanda_driver_torch.compiled.callbacks import CompiledCode
 from amanda_driver_torch.compiled.refusals import not_exported
 from amanda_driver_torch.threads.state import call_quietly
-from amanda_driver_torch.torch_internals.dynamo import tree_flatten, tree_leaves, tree_unflatten
+from amanda_driver_torch.torch_internals.dynamo import (
+    NotTraced,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 
 __all__ = ["exported_program"]
 
@@ -44,7 +49,10 @@ def exported_program(
         if why := code.why_not(model):
             raise not_exported(why)
         compiled = torch.compile(_CALL, backend=capture, fullgraph=True, dynamic=False)
-        returned = compiled(model, tuple(args), dict(kwargs))
+        try:
+            returned = compiled(model, tuple(args), dict(kwargs))
+        except NotTraced as error:
+            raise not_exported(str(error).partition("\n")[0]) from error
         if capture.graph is None:
             raise not_exported("it runs no operators")
         module = _Program(model, capture, (tuple(args), dict(kwargs)), returned)
@@ -136,4 +144,3 @@ class _Program(nn.Module):
         if place.among == "values":
             return place.at
         return (arguments if place.among == "arguments" else results)[place.at]
-

@@ -27,7 +27,10 @@ from torch._C._dynamo.eval_frame import (
 )
 from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.eval_frame import innermost_fn
-from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.exc import (
+    FailOnRecompileLimitHit,
+    TorchDynamoException as NotTraced,  # noqa: F401
+)
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import ConstantSource, GlobalStateSource, SyntheticLocalSource
 from torch._dynamo.types import ConvertFrameReturn as ConvertFrameReturn
@@ -87,6 +90,14 @@ _ENTER_AND_LEAVE = (
 )
 #: Higher-order operators that are one operator each, as where they are called eagerly.
 HIGHER_ORDER = frozenset({"cond", "flex_attention", "map_impl", "scan", "while_loop"})
+
+
+def quantized_operators() -> Any:
+    """Return the operators for quantized numbers that runtimes of exported programs know."""
+    # It registers them. Imported late, since it imports all of torch.ao.
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401
+
+    return torch.ops.quantized_decomposed
 
 
 def effectful(library: torch.library.Library, name: str) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 from amanda_core import OpContext
 from amanda_core.engine.activation import autodiff_enabled
+from amanda_core.errors import ToolError
 from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_tools.kit.operators.clock import Clock
 from amanda_tools.kit.operators.tool import runs_in_order
 from amanda_tools.kit.tensors.types import is_real
 from amanda_tools.kit.tensors.values import host, numbers
-from amanda_tools.quantize.fake import constants, fake_quantize
+from amanda_tools.quantize.fake import constants, fake_quantize, quantize_item
 from amanda_tools.quantize.formats import EPSILON, Format, Grid
 from amanda_tools.quantize.observers import Histogram
 from amanda_tools.quantize.operands import Operand, value_at, with_item
@@ -102,13 +103,24 @@ class Activations:
         one.source, one.copied = context.source, operand.copied
         return one
 
-    def insert(self, context: OpContext, facts: Facts, operand: Operand) -> None:
-        """Insert the observation of an operand, and its quantization by a grid or a step."""
+    def insert(
+        self, context: OpContext, facts: Facts, operand: Operand, exported: bool = False
+    ) -> None:
+        """Insert the observation of an operand, and its quantization by a grid or a step.
+
+        Args:
+            context: The operator's context.
+            facts: The driver's facts about tensors.
+            operand: The operand.
+            exported: Whether for a program, in which nothing is observed or learned.
+        """
         form = self._options.format_of(operand.copied)
         if form is None:
             return
         one, positions = self.get(context, operand), [operand.position]
-        if self._options.learns:
+        if exported:
+            self._insert_final(context, facts, operand, one)
+        elif self._options.learns:
             with autodiff_enabled():
                 learn = partial(self._learn, facts=facts, operand=operand, one=one, form=form)
                 context.insert_before_op(learn, inputs=positions)
@@ -127,6 +139,29 @@ class Activations:
                 ),
                 inputs=positions,
             )
+
+    def _insert_final(
+        self, context: OpContext, facts: Facts, operand: Operand, one: Activation
+    ) -> None:
+        """Insert the quantization of an operand by what is known of it now."""
+        step, offset, grid = self._steps.get(one.key), None, one.grid
+        if step is not None:
+            grid, offset = step.grid()
+        if grid is None:
+            if one.op in self._masks:
+                return
+            raise ToolError(
+                f"The range of the {one.role} of {one.op} is not known",
+                where=context.where,
+                fix="Run the model as it is exported under the tool before",
+            )
+        like = value_at(context, operand)
+        made = constants(facts, grid, like)
+        if offset is not None:
+            made["offset"] = facts.tensor(offset, like)
+        context.insert_before_op(
+            quantize_item, inputs=[operand.position], item=operand.item, facts=facts, **made
+        )
 
     def freeze(self) -> None:
         """End the calibration."""

@@ -1,6 +1,6 @@
 """Fake quantization: the values that quantized numbers have, by the driver's arithmetic.
 
-Owns the two functions that routines call. They have no side effects, so that graphs may contain
+Owns the functions that routines call. They have no side effects, so that graphs may contain
 them.
 """
 
@@ -13,8 +13,9 @@ from amanda_core.interface.facts import Facts
 from amanda_tools.kit.tensors.arithmetic import arithmetic_of, widened
 from amanda_tools.kit.tensors.types import is_real
 from amanda_tools.quantize.formats import EPSILON, Format, Grid
+from amanda_tools.quantize.operands import with_item
 
-__all__ = ["constants", "fake_quantize", "quantize_now"]
+__all__ = ["constants", "fake_quantize", "quantize_item", "quantize_now"]
 
 
 @staged
@@ -27,6 +28,7 @@ def fake_quantize(
     zero: Any,
     limits: tuple[float, float],
     float8: str,
+    offset: Any = None,
 ) -> Any:
     """Return the value that a quantized number in place of each element would have.
 
@@ -40,17 +42,27 @@ def fake_quantize(
         zero: The number of the value 0; None if it is 0.
         limits: The smallest and the largest number.
         float8: The type of the numbers if they are not integers.
+        offset: What is subtracted from a value before, and added again; None for nothing.
     """
     if not is_real(facts, value):
         return value
     arithmetic, dtype = arithmetic_of(facts, value), facts.dtype(value)
     numbers = widened(facts, value)
+    if offset is not None:
+        new = arithmetic.quantized(numbers - offset, scale, inverse, zero, limits) + offset
+        return arithmetic.astype(new, dtype)
     if not float8:
         new = arithmetic.quantized(numbers, scale, inverse, zero, limits)
         return arithmetic.astype(new, dtype)
     wide = facts.dtype(numbers)
     numbers = arithmetic.astype(arithmetic.clip(numbers * inverse, *limits), float8)
     return arithmetic.astype(arithmetic.astype(numbers, wide) * scale, dtype)
+
+
+@staged
+def quantize_item(value: Any, *, item: int | None, **made: Any) -> Any:
+    """Do so to an item of a list, or to a value that is none if `item` is None."""
+    return with_item(value, item, fake_quantize(value if item is None else value[item], **made))
 
 
 def quantize_now(

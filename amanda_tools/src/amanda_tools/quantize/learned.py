@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, get_args
 
-from amanda_tools.quantize.formats import EPSILON, Format
+from amanda_tools.quantize.formats import EPSILON, Format, Grid
 
 __all__ = ["RULES_OF_STEPS", "Step", "StepRule", "can_learn"]
 
@@ -138,6 +138,12 @@ class Step:
             if name in arrays
         ]
         return step
+
+    def grid(self) -> tuple[Grid, Any]:
+        """Return the present grid, and the offset that values have before it: an array, or None."""
+        scale = self.scale()
+        offset = self.parameters[1].detach().cpu().numpy().copy() if self.parameters[1:] else None
+        return Grid(scale, 0 * scale, self.lowest, self.highest), offset
 
     def scale(self) -> Any:
         """Return the distance of neighbouring values, an array."""

@@ -46,6 +46,7 @@ def insert_present(
     options: Options,
     weights: Weights,
     activations: Activations,
+    exported: bool = False,
 ) -> None:
     """Insert the quantization of an operator's operands by their present values.
 
@@ -56,6 +57,7 @@ def insert_present(
         options: The user's options.
         weights: The weights of the tool.
         activations: Its other operands.
+        exported: Whether for a program, in which a running mean is the last one.
     """
     plans: list[Plan] = []
     for operand in operands:
@@ -85,7 +87,8 @@ def insert_present(
     given: dict[str, Any] = {"plans": plans, "facts": facts, "positions": positions}
     if options.ema:
         given["mean"] = partial(activations.running, facts=facts)
-    context.insert_before_op(at_once if options.ema else at_present, inputs=positions, **given)
+    routine = at_once if options.ema and not exported else at_present
+    context.insert_before_op(routine, inputs=positions, **given)
 
 
 def at_once(
@@ -113,5 +116,5 @@ def at_once(
 
 @staged
 def at_present(*values: Any, **given: Any) -> Any:
-    """Do so without a running mean, and so without side effects."""
+    """Do so without side effects: without a running mean, or with one that does not change."""
     return at_once(*values, **given)

@@ -206,19 +206,20 @@ class Quantize(WeightTool):
         self.invalidate()
 
     def before_export(self) -> None:
-        """End the calibration; refuse a tool that has seen no activation, or that still learns.
+        """End the calibration, as `freeze` does.
 
         Raises:
-            ToolError: It has.
+            ToolError: No model ran, so that no ranges are known.
         """
-        if self.method == "static" and not self.frozen:
-            self.freeze()
-        if self.method == "static" and self._options.activations and not self._met:
+        needs = self._options.activations and (self.method != "dynamic" or self._options.ema)
+        if needs and not self._met:
             raise ToolError(
                 "There are no ranges of activations to be exported",
                 where=f"{self.tool_name}.before_export",
                 fix="Run the model under the tool before, with inputs to calibrate by",
             )
+        if needs and not self.frozen:
+            self.freeze()
 
     def parameters(self) -> list[Any]:
         """Return the learned tensors, for an optimizer; they exist after the model ran once.
@@ -283,12 +284,12 @@ class Quantize(WeightTool):
             factors = [one for one in factors if not one.copied]
         for operand in factors:
             if operand.weight is not None:
-                self._weights.insert(context, facts, operand, operand.weight)
+                self._weights.insert(context, facts, operand, operand.weight, self.is_exported)
                 if context["type"] == "grouped_matmul" and self.method == "static":
                     rows = self._activations.get(context, factors[0])
                     self._experts.insert(context, facts, operand.weight, rows)
             else:
-                self._activations.insert(context, facts, operand)
+                self._activations.insert(context, facts, operand, self.is_exported)
 
     def result(self) -> QuantizeResult:
         """Return what is quantized so far."""
@@ -349,7 +350,15 @@ class Quantize(WeightTool):
         return True
 
     def _insert_present(self, context: OpContext, facts: Facts, operands: list[Operand]) -> None:
-        insert_present(context, facts, operands, self._options, self._weights, self._activations)
+        insert_present(
+            context,
+            facts,
+            operands,
+            self._options,
+            self._weights,
+            self._activations,
+            self.is_exported,
+        )
 
     def _note_unreached(self, context: OpContext, facts: Facts, operands: list[Operand]) -> None:
         """Note which of the weights that the op reads it does not get quantized, and why."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from amanda_core.weights.state import WeightState
 from amanda_tools.kit.operators.clock import Clock
 from amanda_tools.kit.tensors.values import host, numbers
 from amanda_tools.kit.weights.coverage import WeightCoverage
-from amanda_tools.quantize.fake import constants, fake_quantize, quantize_now
+from amanda_tools.quantize.fake import constants, fake_quantize, quantize_item, quantize_now
 from amanda_tools.quantize.formats import Format, Grid
 from amanda_tools.quantize.learned import can_learn
 from amanda_tools.quantize.observers import weight_grid
@@ -68,8 +69,23 @@ class Weights:
         #: Owner -> the facts of its framework.
         self._facts: dict[str, Facts] = {}
 
-    def insert(self, context: OpContext, facts: Facts, operand: Operand, weight: Weight) -> None:
-        """Insert the quantization of a weight with scales that do not depend on the execution."""
+    def insert(
+        self,
+        context: OpContext,
+        facts: Facts,
+        operand: Operand,
+        weight: Weight,
+        exported: bool = False,
+    ) -> None:
+        """Insert the quantization of a weight with scales that do not depend on the execution.
+
+        Args:
+            context: The operator's context.
+            facts: The driver's facts about tensors.
+            operand: The operand.
+            weight: The weight that it is.
+            exported: Whether for a program, in which nothing is learned or kept.
+        """
         if not self.prepare(context, facts, operand, weight):
             return
         routine = partial(
@@ -78,6 +94,12 @@ class Weights:
             operand=operand,
             context=context if weight.varies else None,
         )
+        if exported and not weight.varies:
+            made = constants(facts, self._part(weight), value_at(context, operand))
+            context.insert_before_op(
+                quantize_item, inputs=[operand.position], item=operand.item, facts=facts, **made
+            )
+            return
         if self._options.learns:
             with autodiff_enabled():
                 context.insert_before_op(routine, inputs=[operand.position])
@@ -164,8 +186,12 @@ class Weights:
         return with_item(value, operand.item, new)
 
     def _part(self, weight: Weight) -> Grid:
-        form = self._options.format_for(weight)
+        form, step = self._options.format_for(weight), self._steps.get(f"weight/{weight.owner}")
         assert form is not None
+        if step is not None:
+            grid, _ = step.grid()
+            scale = scale_part(grid.scale, weight)
+            return replace(grid, scale=scale, zero=0 * scale)
         return _grid(scale_part(self.grids.get(weight, _unknown), weight), form)
 
     def _make(
