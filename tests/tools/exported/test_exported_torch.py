@@ -21,6 +21,7 @@ from amanda_tools.quantize import Quantize
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.one_interceptor,
     pytest.mark.filterwarnings("ignore:The fused inference path:amanda.AmandaWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # Of torch.onnx itself.
 ]

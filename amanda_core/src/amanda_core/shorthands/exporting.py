@@ -35,7 +35,7 @@ def exported(model: Any, tool: Tool | Sequence[Tool], /, *args: Any, **kwargs: A
         UnsupportedError: No installed driver exports such a model, or a tool has a routine that
             cannot become a part of it: one that is not marked with `amanda.staged`.
     """
-    tools = list(tool) if isinstance(tool, (list, tuple)) else [tool]
+    tools: list[Any] = list(tool) if isinstance(tool, (list, tuple)) else [tool]
     for one in tools:
         check_tool(one, "exported")
     with _exporting(in_dependency_order(tools)), apply(*tools):

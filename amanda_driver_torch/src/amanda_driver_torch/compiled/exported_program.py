@@ -48,16 +48,17 @@ def exported_program(
     with torch.no_grad(), code.exporting():
         if why := code.why_not(model):
             raise not_exported(why)
-        compiled = torch.compile(_CALL, backend=capture, fullgraph=True, dynamic=False)
+        compiled: Any = torch.compile(_CALL, backend=capture, fullgraph=True, dynamic=False)
         try:
             returned = compiled(model, tuple(args), dict(kwargs))
         except NotTraced as error:
             raise not_exported(str(error).partition("\n")[0]) from error
         if capture.graph is None:
             raise not_exported("it runs no operators")
-        module = _Program(model, capture, (tuple(args), dict(kwargs)), returned)
+        given = tuple(args), dict(kwargs)
+        module = _Program(model, capture, given, returned)
         found: torch.export.ExportedProgram = call_quietly(
-            torch.export.export, module, tuple(args), dict(kwargs), strict=False
+            torch.export.export, module, *given, strict=False
         )
     return found
 

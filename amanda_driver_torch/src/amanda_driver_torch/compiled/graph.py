@@ -342,10 +342,10 @@ class _Weaving:
                 not arriving.replacement and does_nothing(operator, func, bound, outputs)
             ):
                 arriving = leaving = Plan()  # In eager mode it has no node, and so no gradients.
-            plans = (before, after, arriving, leaving)
             if self.tools.exports:
-                plans = tuple(map(_edits_only, plans))
-            plan = OpPlan(self.tools.host, *plans, likes(outputs))
+                before, after = _edits_only(before), _edits_only(after)
+                arriving = leaving = Plan()  # The program computes no gradients.
+            plan = OpPlan(self.tools.host, before, after, arriving, leaving, likes(outputs))
             self.aliases.operator(plan, bound, outputs)
             if plan:
                 if self.tools.exports and (steps := plan.steps_on_host):

@@ -27,10 +27,7 @@ from torch._C._dynamo.eval_frame import (
 )
 from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.eval_frame import innermost_fn
-from torch._dynamo.exc import (
-    FailOnRecompileLimitHit,
-    TorchDynamoException as NotTraced,  # noqa: F401
-)
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import ConstantSource, GlobalStateSource, SyntheticLocalSource
 from torch._dynamo.types import ConvertFrameReturn as ConvertFrameReturn
@@ -51,6 +48,8 @@ from torch.utils._pytree import (
 from amanda_driver_torch.torch_internals.entry_points import COMPILED_FRAMES
 from amanda_driver_torch.torch_internals.extension import native
 
+#: What Dynamo raises for a program that it cannot trace.
+NotTraced = TorchDynamoException
 _FRAMES: Any = torch._C._dynamo.eval_frame
 without_saved_tensors_hooks: Callable[[], contextlib.AbstractContextManager[None]] = (
     runtime_wrappers._disable_saved_tensors_hooks
