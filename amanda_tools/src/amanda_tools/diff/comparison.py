@@ -24,6 +24,7 @@ from amanda_tools.diff.align import (
     is_uninitialized,
     ways,
 )
+from amanda_tools.diff.created import LIMIT, CreatedError, created_errors, precisions
 from amanda_tools.diff.numbers import Difference, Tolerance, compare_statistics, compare_tensors
 from amanda_tools.dump.files import Dumped, load_dump
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
@@ -55,6 +56,7 @@ class Compared:
         execution: Execution in the first dump.
         difference: How far the tensors are apart; None if their shapes do not fit.
         shapes: Both shapes.
+        dtypes: Both dtypes.
         inputs_agree: For an output, whether the inputs and weights of its execution that are in
             both dumps were within the tolerance; None if none of them is.
         weight: The parameter, or the part of it, that the tensor is or the gradient of which it is,
@@ -69,6 +71,7 @@ class Compared:
     execution: int
     difference: Difference | None
     shapes: list[list[int]]
+    dtypes: list[str]
     inputs_agree: bool | None = None
     weight: str | None = None
 
@@ -107,7 +110,7 @@ class DiffResult:
     Attributes:
         compared: The tensors that are in both dumps, in the order of the first.
         unmatched_a: Operators of the first dump without a counterpart. Across frameworks this
-            leaves out operators that only move or create values.
+            leaves out operators that only move or create values, and across precisions casts.
         unmatched_b: Operators of the second dump without a counterpart.
         alone: Number of tensors of matched operators that only one dump has.
         first_alone: The first of them in each dump, described; None if it has none.
@@ -115,6 +118,10 @@ class DiffResult:
         complete: Whether each dump has all that the other has. Always true then, since two
             frameworks or implementations divide a network into other operators.
         uninitialized: Number of tensors that were not compared, because they have no values yet.
+        precisions: Dtypes of the runs, such as ``float32 and bfloat16``, if they differ and the
+            operators are therefore judged by the error that they make; else empty.
+        created: The error that each execution makes, then, from the largest to the smallest.
+        not_judged: Number of executions whose created error is not known, then.
     """
 
     compared: list[Compared] = field(default_factory=list)
@@ -125,6 +132,9 @@ class DiffResult:
     across: bool = False
     complete: bool = True
     uninitialized: int = 0
+    precisions: list[str] = field(default_factory=list)
+    created: list[CreatedError] = field(default_factory=list)
+    not_judged: int = 0
 
     @property
     def first(self) -> Compared | None:
@@ -133,10 +143,13 @@ class DiffResult:
 
     @property
     def same(self) -> bool:
-        """Return True if all tensors that are in both dumps are within the tolerance.
+        """Return True if all tensors that are in both dumps are within the tolerance; if precisions
+        differ, if no operator makes more error than they explain.
 
         `complete` says whether they are all tensors.
         """
+        if self.created:
+            return not self.created[0].is_beyond and all(one.difference for one in self.compared)
         return self.first is None
 
     def conclusion(self, limit: int | None = None) -> str:
@@ -151,17 +164,28 @@ class DiffResult:
                 named = ", ".join(op.name for op in ops[:limit])
                 more = len(ops) - len(ops[:limit])
                 texts.append(f"Only in {name}: {named}{f' and {more} more' if more else ''}")
+        alone = [
+            f"; first in {name}: {one}"
+            for name, one in zip("AB", self.first_alone, strict=True)
+            if one
+        ]
+        if self.created:
+            if self.alone:
+                count = format_count(self.alone, "tensor")
+                texts.append(f"{count} that only one dump has were not compared{''.join(alone)}.")
+            return "\n".join([*texts, *self._conclusion_on_precision()])
+        if self.precisions:
+            texts.append(
+                f"The runs have different precisions ({'; '.join(self.precisions)}). Record what "
+                "operators read, too, to see which one makes the error: "
+                "dump:values=[inputs,weights,outputs]"
+            )
         count = format_count(len(self.compared), "tensor")
         exact = all(one.difference is not None and one.difference.equal for one in self.compared)
         how = "equal bit for bit" if exact else "within the tolerance"
         if self.first is not None:
             texts.append(f"First: {self.first}")
         elif not self.complete:
-            alone = [
-                f"; first in {name}: {one}"
-                for name, one in zip("AB", self.first_alone, strict=True)
-                if one
-            ]
             texts.append(
                 f"The {count} that both dumps have are {how}. One dump has more, which was not "
                 f"compared{''.join(alone)}."
@@ -175,9 +199,38 @@ class DiffResult:
             texts.append(f"No difference in {count}: all are {how}.")
         return "\n".join(texts)
 
+    def _conclusion_on_precision(self) -> list[str]:
+        texts = [
+            f"The runs have different precisions ({'; '.join(self.precisions)}), so operators are "
+            "judged by the error that they make."
+        ]
+        if self.not_judged:
+            count = format_count(self.not_judged, "execution")
+            texts.append(f"Not judged: {count}, whose inputs were not recorded or may jump.")
+        misshapen = next((one for one in self.compared if one.difference is None), None)
+        if misshapen is not None:
+            texts.append(f"First: {misshapen}")
+        largest = self.created[0]
+        if largest.is_beyond:
+            said = "" if largest.outside else ": this operator makes the error"
+            where = "Outside" if largest.outside else "Largest"
+            texts.append(f"{where}: {largest}{said}.")
+            if largest.op.word in ("dropout", "random"):
+                texts.append("It draws random numbers, which are others in another dtype.")
+        elif misshapen is None:
+            texts.append(
+                "No operator makes more error than its inputs and rounding explain. "
+                f"Largest: {largest}."
+            )
+        return texts
+
     @property
     def title(self) -> str:
         """Return a summary in one line."""
+        if self.created:
+            beyond = sum(one.is_beyond for one in self.created)
+            executions = format_count(len(self.created), "execution")
+            return f"{beyond} of {executions} make more error than precision explains"
         beyond = sum(not one.same for one in self.compared)
         equal = sum(one.difference is not None and one.difference.equal for one in self.compared)
         text = f"{beyond} of {len(self.compared)} tensors differ, {equal} are equal bit for bit"
@@ -196,6 +249,19 @@ class DiffResult:
         Args:
             everything: Include the tensors that agree.
         """
+        if self.created:
+            columns = ("op", "value", "step", "error", "error of inputs", "ratio")
+            judged = [
+                (one.op.name, f"{one.phase} {one.what}", one.step, one.error, one.error_in)
+                for one in self.created
+            ]
+            ratios = [one.ratio for one in self.created]
+            found = [
+                (*row[:3], *(float(f"{number:.3g}") for number in (*row[3:], ratio)))
+                for row, ratio in zip(judged, ratios, strict=True)
+                if everything or ratio > LIMIT
+            ]
+            return Table(self.title, columns, found)
         columns = ("op", "tensor", "step", "max abs", "max rel", "cosine", "ulp", "beyond")
         rows = [
             (
@@ -267,7 +333,9 @@ def compare(
         a: The first dump, or its path.
         b: The second dump, or its path.
         rtol: Relative tolerance. By default 0 for two runs of one release of a framework, and
-            otherwise that of PyTorch's tests for the coarser of the two dtypes.
+            otherwise that of PyTorch's tests for the coarser of the two dtypes. Two runs of
+            different precision are judged by the error that each operator makes instead, if the
+            dumps have what it read.
         atol: Absolute tolerance, with the same default.
         align: Which operators correspond: those with the same ``names``, those whose ``values``
             agree up to the first error, or those at the same place in the ``order`` of types. By
@@ -289,13 +357,20 @@ def compare(
     result = DiffResult(across=comparison.across)
     result.compared = list(comparison.tensors())
     result.uninitialized = comparison.uninitialized
+    if rtol is None and atol is None and not comparison.across:
+        result.precisions = precisions(result.compared)
+    if result.precisions and any(one.what == "input" for one in result.compared):
+        result.created, result.not_judged = created_errors(result.compared)
     if not result.compared:
         raise ResultError(
             "The dumps have no tensor in common",
             where=f"{first.folder} and {second.folder}",
             fix="Dump outputs of both, of the same model",
         )
-    mine, theirs = comparison.alone
+    mine, theirs = (
+        [one for one in tensors if not (result.precisions and _is_cast(dumped, one))]
+        for dumped, tensors in zip((first, second), comparison.alone, strict=True)
+    )
     result.alone = len(mine) + len(theirs)
     result.first_alone = _described(first, mine), _described(second, theirs)
     with_tensors = [{tensor.op for tensor in d.index.tensors} for d in (first, second)]
@@ -304,13 +379,21 @@ def compare(
         [
             _facts(op)
             for n, op in enumerate(d.index.ops)
-            if n in present and n not in taken and not (comparison.across and is_movement(op))
+            if n in present
+            and n not in taken
+            and not (comparison.across and is_movement(op))
+            and not (result.precisions and op.word == "cast")
         ]
         for d, present, taken in zip((first, second), with_tensors, matched, strict=True)
     )
     more = result.unmatched_a or result.unmatched_b or result.alone
     result.complete = comparison.across or not more
     return result
+
+
+def _is_cast(dumped: Dumped, tensor: DumpedTensor) -> bool:
+    """Return True for a gradient of a cast, which has none if it changes nothing."""
+    return dumped.index.ops[tensor.op].word == "cast"
 
 
 def _described(dumped: Dumped, tensors: Sequence[DumpedTensor]) -> str | None:
@@ -429,6 +512,7 @@ class _Comparison:
             tensor.execution,
             difference,
             [tensor.shape, other.shape],
+            [tensor.dtype, other.dtype],
             weight=tensor.weight,
         )
 

@@ -123,7 +123,16 @@ class Divergence:
             "state": "It draws random numbers.",
             "order": f"In one run {made} wrote it, in the other none or another one.",
         }.get(self.cause or "", "")
+        if self.types is not None and _dtype(self.types[0]) != _dtype(self.types[1]):
+            why = (
+                "The runs have different precisions, so that no values are equal: compare dumps, "
+                "with dump:values=[inputs,weights,outputs]."
+            )
         return why + states
+
+
+def _dtype(text: str) -> str:
+    return text.partition("[")[0]
 
 
 @dataclass

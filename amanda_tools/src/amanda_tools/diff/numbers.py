@@ -10,7 +10,14 @@ from amanda_tools.diff.align import is_reshaped
 from amanda_tools.kit.tensors.statistics import Statistics
 from amanda_tools.kit.tensors.values import HostTensor, numbers
 
-__all__ = ["Difference", "Tolerance", "compare_statistics", "compare_tensors", "orders"]
+__all__ = [
+    "Difference",
+    "Tolerance",
+    "compare_statistics",
+    "compare_tensors",
+    "epsilon",
+    "orders",
+]
 
 #: Floating-point dtype -> number of mantissa bits, exponent of the smallest normal number, and the
 #: relative and absolute tolerance that PyTorch's own tests use for it.
@@ -25,6 +32,16 @@ _DTYPES = {
     "float8_e5m2fnuz": (2, -15, 0.25, 1e-2),
 }
 _PARTS = {"complex64": "float32", "complex128": "float64"}
+
+
+def epsilon(dtype: str) -> float | None:
+    """Return the distance of 1 and the next larger number; None for a dtype that is not rounded.
+
+    >>> epsilon("float16")
+    0.0009765625
+    """
+    facts = _DTYPES.get(_PARTS.get(dtype, dtype))
+    return None if facts is None else 2.0 ** -facts[0]
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,9 @@ class Difference:
             differ.
         order: Permutation that brought the second tensor's axes into the first's order, such as
             ``(0, 3, 1, 2)``; None if they were not permuted.
+        apart: 2-norm of the difference; None if an element is not finite, or only statistics were
+            compared.
+        norm: The larger one of the tensors' 2-norms, likewise.
     """
 
     within: bool
@@ -83,6 +103,8 @@ class Difference:
     first: list[int] | None = None
     values: list[str] | None = None
     order: list[int] | None = None
+    apart: float | None = None
+    norm: float | None = None
 
     def __str__(self) -> str:
         """Describe the difference."""
@@ -220,6 +242,7 @@ def _compare(first: HostTensor, second: HostTensor, tolerance: Tolerance) -> Dif
         known = apart[finite]
         ratios = known[known > 0] / size[finite][known > 0]
         ratios = ratios[numpy.isfinite(ratios)]
+        norms = [float(numpy.linalg.norm(values)) for values in (apart, x, y) if finite.all()]
     difference = Difference(
         bool(near.all()),
         False,
@@ -230,6 +253,8 @@ def _compare(first: HostTensor, second: HostTensor, tolerance: Tolerance) -> Dif
         int((~near).sum()),
         int(x.size),
     )
+    if norms:
+        difference.apart, difference.norm = norms[0], max(norms[1:])
     if not difference.within:
         index = numpy.unravel_index(int(numpy.argmin(near)), x.shape)
         difference.first = [int(number) for number in index]

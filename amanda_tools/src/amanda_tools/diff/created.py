@@ -1,0 +1,214 @@
+"""Created errors: the operator that adds more error than precision explains.
+
+Two runs of different precision differ at every operator, so the first difference says nothing. Here
+each execution is judged by the error of what it wrote against the error of what it read and the
+rounding of its dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from amanda_tools.diff.numbers import epsilon
+from amanda_tools.kit.operators.entries import OpFacts
+
+if TYPE_CHECKING:
+    from amanda_tools.diff.comparison import Compared
+
+__all__ = ["LIMIT", "CreatedError", "created_errors", "precisions"]
+
+#: Ratio of the error that an operator wrote and what explains it, beyond which it makes an error.
+#: Correct operators of networks stay below 2.5 in bfloat16 and float16.
+LIMIT = 4.0
+_FORWARD, _BACKWARD = ("input", "weight", "output"), ("grad_output", "grad_input")
+#: Types whose derivative jumps: a tiny change of an input may change a gradient altogether.
+_JUMPS = frozenset(
+    {
+        *("relu", "relu6", "leaky_relu", "prelu", "elu", "hardtanh", "hardswish", "hardsigmoid"),
+        *("clip", "abs", "sign", "maximum", "minimum", "max", "min", "max_pool1d", "max_pool2d"),
+        *("max_pool3d", "adaptive_max_pool2d", "where", "topk", "sort", "floor", "ceil", "round"),
+    }
+)
+#: Types that sum products. Rounding grows with the square root of the number of terms.
+_PRODUCTS = frozenset({"linear", "matmul", "einsum", "attention", "conv1d", "conv2d", "conv3d"})
+
+
+@dataclass
+class CreatedError:
+    """How much error one execution of an operator adds, forward or backward.
+
+    Errors are 2-norms of the difference, relative to the 2-norm of the values.
+
+    Attributes:
+        op: The operator, in the first run.
+        what: What has the largest error of what it wrote, such as ``output 0``.
+        phase: ``forward`` or ``backward``.
+        step: The step.
+        execution: The execution.
+        error: Error of what it wrote.
+        error_in: Largest error of what it read.
+        ratio: ``error`` divided by what ``error_in`` and rounding explain; infinite if it wrote
+            something else although what it read was equal and rounding plays no part.
+        outside: Whether the error is in what the operator read, and no operator before it has such
+            an error: it comes from outside, such as data or a weight.
+    """
+
+    op: OpFacts
+    what: str
+    phase: str
+    step: int
+    execution: int
+    error: float
+    error_in: float
+    ratio: float
+    outside: bool = False
+
+    @property
+    def is_beyond(self) -> bool:
+        """Return True if it is more than precision explains."""
+        return self.ratio > LIMIT
+
+    def __str__(self) -> str:
+        """Describe the operator and its error."""
+        place = f"{self.what} of op {self.op.name!r}"
+        place += f", module {self.op.module!r}" if self.op.module else ""
+        place += f", at {self.op.source}" if self.op.source else ""
+        place += f", step {self.step}, execution {self.execution}"
+        if self.outside:
+            explained = "while no value before it has an error as large"
+        else:
+            explained = f"{self.ratio:.3g} times what its inputs ({self.error_in:.2g}) and rounding"
+            explained += " explain"
+        return f"{place}: error {self.error:.2g} of its norm, {explained}"
+
+
+def precisions(compared: Sequence[Compared]) -> list[str]:
+    """Return the floating-point dtypes of tensors whose dtypes differ, such as ``float32 and
+    bfloat16``.
+    """
+    pairs = (one.dtypes for one in compared if one.dtypes[0] != one.dtypes[1])
+    floats = [pair for pair in pairs if all(epsilon(dtype) is not None for dtype in pair)]
+    return [f"{a} and {b}" for a, b in dict.fromkeys(tuple(pair) for pair in floats)]
+
+
+def created_errors(compared: Sequence[Compared]) -> tuple[list[CreatedError], int]:
+    """Judge the executions of two runs, in the order of the first.
+
+    Args:
+        compared: The tensors of both runs, those that an execution read before those that it wrote.
+
+    Returns:
+        What the executions add, from the largest ratio to the smallest, and how many were not
+        judged because the dumps lack what they read or their result jumps.
+    """
+    found, left_out = [], 0
+    #: Largest error of a value so far.
+    largest = 0.0
+    forward: dict[tuple[object, ...], float] = {}
+    for (key, phase), parts in _executions(compared):
+        read = [one for one in parts if one.what in ("input", "weight", "grad_output")]
+        wrote = [one for one in parts if one.what in ("output", "grad_input")]
+        op, step, execution = parts[0].a, parts[0].step, parts[0].execution
+        error_in = max((_error(one) for one in read), default=0.0)
+        worst = max(read, key=_error, default=None)
+        if worst is not None and _is_unexplained(worst, largest):
+            what = f"{worst.what} {worst.position}"
+            if worst.weight is not None:
+                what += f" ({worst.weight})"
+            ratio = _error(worst) / (largest + _rounding(worst))
+            case = what, phase, step, execution, _error(worst), largest, ratio, True
+            found.append(CreatedError(op, *case))
+        largest = max(largest, error_in)
+        if phase == "forward":
+            forward[key] = error_in
+        else:  # Backward operators read what the forward pass saved.
+            error_in = max(error_in, forward.get(key, 0.0))
+        jumps = phase == "backward" and op.word in _JUMPS
+        if not wrote or not read or jumps or math.isinf(error_in):
+            left_out += bool(wrote)
+            largest = max([largest, *(e for e in map(_error, wrote) if math.isfinite(e))])
+            continue
+        ratios = [
+            _error(one, _reference(one, read, phase)) / (error_in + _rounding(one, read) or 1e-300)
+            for one in wrote
+        ]
+        most = max(range(len(wrote)), key=lambda number: ratios[number])
+        case = (phase, step, execution, _error(wrote[most]), error_in, ratios[most])
+        found.append(CreatedError(op, f"{wrote[most].what} {wrote[most].position}", *case))
+        largest = max([largest, *(e for e in map(_error, wrote) if math.isfinite(e))])
+        if phase == "forward":
+            forward[key] = max([error_in, *map(_error, wrote)])
+    return sorted(found, key=lambda one: -one.ratio), left_out
+
+
+def _executions(
+    compared: Sequence[Compared],
+) -> Iterator[tuple[tuple[tuple[object, ...], str], list[Compared]]]:
+    """Yield the tensors of each execution, forward and backward apart, by their key."""
+
+    def key(one: Compared) -> tuple[tuple[object, ...], str]:
+        phase = "forward" if one.what in _FORWARD else "backward"
+        return (one.a.id, one.a.type, one.a.name, one.step, one.execution), phase
+
+    together: dict[tuple[tuple[object, ...], str], list[Compared]] = {}
+    for one in compared:
+        together.setdefault(key(one), []).append(one)
+    yield from together.items()
+
+
+def _error(one: Compared, norm: float | None = None) -> float:
+    """Return the error of a tensor relative to its norm, or to another one."""
+    difference = one.difference
+    if difference is None:
+        return math.inf
+    if difference.equal or difference.apart == 0:
+        return 0.0
+    if difference.apart is None or any(epsilon(dtype) is None for dtype in one.dtypes):
+        return math.inf  # Numbers that are not rounded, NaNs, or infinities.
+    scale = max(difference.norm or 0.0, norm or 0.0)
+    return difference.apart / scale if scale else math.inf
+
+
+def _is_unexplained(one: Compared, largest: float) -> bool:
+    """Return True if a value that is read has an error that no operator before it has."""
+    error = _error(one)
+    return math.isfinite(error) and error > LIMIT * (largest + _rounding(one))
+
+
+def _rounding(one: Compared, read: Sequence[Compared] = ()) -> float:
+    """Return the relative error that rounding the results of an operator explains."""
+    dtypes = [dtype for tensor in (one, *read) for dtype in tensor.dtypes]
+    coarsest = max((found for dtype in dtypes if (found := epsilon(dtype))), default=0.0)
+    # Sums of products are rounded to a coarser dtype at the end only.
+    if one.a.word not in _PRODUCTS or coarsest > 1e-6 or len(read) < 2:
+        return coarsest
+    counts = sorted((math.prod(tensor.shapes[0]) for tensor in read), reverse=True)
+    terms = math.sqrt(counts[0] * counts[1] / max(math.prod(one.shapes[0]), 1))
+    return coarsest * math.sqrt(max(terms, 1.0))
+
+
+def _reference(one: Compared, read: Sequence[Compared], phase: str) -> float:
+    """Return the norm that a result would have if its terms did not cancel."""
+    count = math.prod(one.shapes[0])
+    norms = [
+        (tensor.difference.norm or 0.0, math.prod(tensor.shapes[0]))
+        for tensor in read
+        if tensor.difference is not None and tensor.what != "weight"
+    ]
+    if phase == "backward":
+        # The gradient of what is added to each row is the sum over rows.
+        summed = [norm for norm, size in norms if count < size and _is_row(one, read)]
+        return max(summed, default=0.0)
+    if one.a.word == "sum":
+        return max((norm for norm, _ in norms), default=0.0)
+    if one.a.word in ("add", "sub", "mean"):
+        return max((norm * math.sqrt(count / max(size, 1)) for norm, size in norms), default=0.0)
+    return 0.0
+
+
+def _is_row(one: Compared, read: Sequence[Compared]) -> bool:
+    shape = one.shapes[0]
+    return any(tensor.shapes[0][len(tensor.shapes[0]) - len(shape) :] == shape for tensor in read)

@@ -1,0 +1,132 @@
+"""Runs of different precision: the operator that makes an error, beneath what rounding explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import amanda
+from amanda_tools.diff import compare
+from amanda_tools.dump import Dump, Dumped
+
+PRECISIONS = [torch.bfloat16, torch.float16]
+
+
+class Block(nn.Module):
+    """A block of a transformer, whose second layer can be wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(32), nn.LayerNorm(32)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.scale, self.slope = 1.0, 1.0
+        # Values like those of a trained model, so that no error is lost in zeros.
+        for name, parameter in self.named_parameters():
+            is_matrix = parameter.dim() > 1
+            size = parameter[0].numel() ** -0.5 if is_matrix else 0.2
+            offset = 1.0 if "norm.weight" in name or "last.weight" in name else 0.0
+            parameter.data = offset + size * torch.randn_like(parameter)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, scale=self.scale * 8**-0.5)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        hidden = F.silu(self.up(self.last(x)) * self.slope)
+        result: torch.Tensor = x + self.down(hidden)
+        return result
+
+
+def dumped(dtype: torch.dtype, plant: Callable[[Block], object] | None = None) -> Dumped:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block(), Block())
+    x = torch.randn(2, 6, 32)
+    if plant is not None:
+        plant(model[1])
+    model.to(dtype)
+    tool = Dump(values=["inputs", "weights", "outputs", "gradients"])
+    with amanda.apply(tool):
+        model(x.to(dtype)).float().square().mean().backward()
+    return tool.result().open()
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+def test_rounding_is_no_difference(dtype: torch.dtype) -> None:
+    found = compare(dumped(torch.float32), dumped(dtype))
+    assert (found.same, found.complete) == (True, True), found.conclusion()
+    assert found.created
+    assert found.created[0].ratio < 3
+    assert found.precisions == [f"float32 and {str(dtype).removeprefix('torch.')}"]
+    assert "No operator makes more error than its inputs and rounding explain" in found.conclusion()
+    # Tensor by tensor everything differs, which says nothing.
+    assert found.first is not None
+
+
+PLANTS: dict[str, tuple[Callable[[Block], object], str, str]] = {
+    "epsilon": (lambda block: setattr(block.last, "eps", 1.0), "1.last/layer_norm", "output 0"),
+    "scale": (lambda block: setattr(block, "scale", 3.0), "scaled_dot", "output 0"),
+    "factor": (lambda block: setattr(block, "slope", 1.3), "1/mul", "output 0"),
+    "weight": (lambda block: block.up.weight.data.mul_(1.3), "1.up/linear", "up.weight"),
+    "bias": (lambda block: block.out.bias.data.add_(0.5), "1.out/linear", "out.bias"),
+}
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("name", PLANTS)
+def test_the_operator_that_makes_an_error_is_named(name: str, dtype: torch.dtype) -> None:
+    plant, where, what = PLANTS[name]
+    found = compare(dumped(torch.float32), dumped(dtype, plant))
+    assert not found.same
+    worst = found.created[0]
+    assert where in worst.op.name, found.conclusion()
+    assert what in worst.what
+    assert worst.op.module.startswith("1")
+    assert worst.outside == (name in ("weight", "bias"))
+    assert sum(one.is_beyond for one in found.created) == 1, found.table().rows
+
+
+def test_a_wrong_gradient_is_named() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0] * (2 if gradients[0].dtype == torch.bfloat16 else 1)
+
+    def network(dtype: torch.dtype) -> Dumped:
+        torch.manual_seed(0)
+        first, last = nn.Linear(16, 16), nn.Linear(16, 16)
+        x = torch.randn(4, 16)
+        tool = Dump(values=["inputs", "weights", "outputs", "gradients"])
+        with amanda.apply(tool):
+            hidden = Doubled.apply(first.to(dtype)(x.to(dtype)))
+            last.to(dtype)(hidden).square().sum().backward()
+        return tool.result().open()
+
+    found = compare(network(torch.float32), network(torch.bfloat16))
+    assert not found.same
+    assert (found.created[0].op.type, found.created[0].phase) == ("Doubled", "backward")
+
+
+def test_without_inputs_the_conclusion_says_what_to_record() -> None:
+    dumps = []
+    for dtype in (torch.float32, torch.bfloat16):
+        tool = Dump()
+        with amanda.apply(tool):
+            nn.functional.silu(torch.linspace(-1, 1, 9, dtype=dtype))
+        dumps.append(tool.result().open())
+    found = compare(*dumps)
+    assert "values=[inputs,weights,outputs]" in found.conclusion()
+    assert not found.created
+
+
+def test_tolerances_of_the_caller_decide() -> None:
+    found = compare(dumped(torch.float32), dumped(torch.bfloat16), rtol=1e-6, atol=1e-6)
+    assert not found.same
+    assert not found.created
