@@ -20,7 +20,7 @@ from amanda_core.driver_kit import ModelWriters, Patches, is_started_by_python, 
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.identity.call_sites import is_library_code
 from amanda_driver_jax.jax_internals import JittedCall
-from amanda_driver_jax.trace_keys import LOCAL, PLAIN
+from amanda_driver_jax.trace_keys import LOCAL, PLAIN, hide_other_threads, show_other_threads
 
 #: Second callables of jitted functions, which share their compiled programs.
 _callable_of = functools.lru_cache(256)(internals.jitted)
@@ -36,6 +36,8 @@ class _Interception(Patches):
             self.replace(owner, name, _uninstrumented(getattr(owner, name)))
         self.afterwards(_callable_of.cache_clear)
         _WRITING.replace(self)
+        self.afterwards(hide_other_threads)
+        show_other_threads()
 
 
 PATCHES = _Interception()
@@ -58,11 +60,16 @@ def _hold() -> Any:
     return None if hold is None or LOCAL.plain or not hold.session.enabled else hold
 
 
+def _note_thread(op: str) -> None:
+    """Let results say that this thread was not seen, if it has no tools."""
+    if LOCAL.hold is None and is_started_by_python():
+        join("jax", op)
+
+
 def _bind(primitive: Any, *values: Any, **params: Any) -> Any:
     hold = _hold()
     if hold is None:
-        if LOCAL.hold is None and is_started_by_python():
-            join("jax", primitive.name)  # Results must say that it was not seen.
+        _note_thread(primitive.name)
         return _BIND(primitive, *values, **params)
     return hold.bind(primitive, values, params)
 
@@ -107,7 +114,9 @@ _NO_PROGRAM = jax.make_jaxpr(tuple)()
 def _infer(*parts: Any) -> tuple[Any, Any]:
     hold = _hold()
     if hold is None:
-        return PATCHES.infer(*parts)  # type: ignore[no-any-return]
+        _note_thread(getattr(parts[0], "__name__", "jit"))
+        with PLAIN:
+            return PATCHES.infer(*parts)  # type: ignore[no-any-return]
     call, caller = JittedCall(*parts), sys._getframe(1)
     called = internals.is_top_level() and internals.is_call(caller.f_code.co_name)
     if not called and not LOCAL.exports and internals.is_export(caller):
@@ -138,6 +147,9 @@ def _run(p: Any, *others: Any) -> tuple[Any, ...]:
     """Stand in the place of `_run_python_pjit`. Without a program C++ asks again at each call."""
     if type(p) is _Done:
         return (p.result, (), None, (), _NO_PROGRAM, None, None, ())
+    if LOCAL.hold is None:
+        with PLAIN:
+            return PATCHES.run(p, *others)  # type: ignore[no-any-return]
     return PATCHES.run(p, *others)  # type: ignore[no-any-return]
 
 

@@ -323,6 +323,12 @@ mlir.register_lowering(
 )
 
 
+#: What the dotted name of a function begins with -> the zone of all that it calls.
+ZONES = {
+    "jax._src.nn.initializers.": "init",
+    "haiku._src.moving_averages.": "optimizer",
+}
+
 #: Module -> functions, also as ``Class.method``, whose operators are none of the program's.
 QUIET_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "jax._src.array": ("ArrayImpl.__deepcopy__", "ArrayImpl.__copy__"),

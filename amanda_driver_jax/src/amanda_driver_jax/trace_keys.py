@@ -7,6 +7,7 @@ this module is imported with JAX.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -17,6 +18,20 @@ from amanda_driver_jax import jax_internals as internals
 
 _KEY: Any = jax.make_user_context(None)
 _PLAIN_KEY: Any = _KEY(None)
+#: Its exit lets a thread have the key of all threads again, as when this module is imported.
+_FIRST: Any = _KEY(None)
+_FIRST.__enter__()
+_FIRST.__exit__(None, None, None)
+_TOOLS = itertools.count(1)
+
+
+class _Unset:
+    def __enter__(self) -> None:
+        _FIRST.__exit__(None, None, None)
+
+
+#: The context of threads without tools.
+_UNSET = _Unset()
 
 
 class _Local(threading.local):
@@ -37,7 +52,7 @@ class _Local(threading.local):
     hold: Any = None
     key: Hashable = None
     jitted: Hashable = None
-    context = _PLAIN_KEY
+    context: Any = _UNSET
     plain = 0
     trace: Any = None
     exports = False
@@ -67,8 +82,22 @@ def restore(calls: tuple[Any, ...]) -> None:
     set_key(None)
 
 
+def show_other_threads() -> None:
+    """Let calls in threads without tools come by Python once, although C++ has their programs.
+
+    Otherwise nobody would know that such a thread ran.
+    """
+    _KEY.set_global(("amanda", "threads", next(_TOOLS)))
+
+
+def hide_other_threads() -> None:
+    """Undo `show_other_threads`."""
+    _KEY.set_global(None)
+
+
 def _refresh() -> None:
-    LOCAL.context = _KEY(LOCAL.key if LOCAL.jitted is None else LOCAL.jitted)
+    key = LOCAL.key if LOCAL.jitted is None else LOCAL.jitted
+    LOCAL.context = _UNSET if key is None and LOCAL.hold is None else _KEY(key)
     if not LOCAL.plain:
         LOCAL.context.__enter__()
 

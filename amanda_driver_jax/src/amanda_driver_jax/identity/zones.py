@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from amanda_core.driver_kit import THREAD, local_of, named_zone, zone_of
+from amanda_driver_jax import jax_internals as internals
 
 __all__ = ["zone_of_call"]
 
@@ -20,12 +21,10 @@ _ZONES = {
     "optax.": "optimizer",
     # These compute a loss, or call a function that does.
     "optax.losses.": "model",
-    "optax._src.loss.": "model",
     "optax.microbatching.": "model",
     "optax.perturbations.": "model",
     "optax.second_order.": "model",
     "jax.example_libraries.optimizers.": "optimizer",
-    "jax._src.nn.initializers.": "init",
     "keras.src.optimizers.": "optimizer",
     "keras.src.backend.jax.optimizer.": "optimizer",
     "keras.src.callbacks.swap_ema_weights.": "optimizer",
@@ -38,8 +37,8 @@ _ZONES = {
     "flax.nnx.training.optimizer.": "optimizer",
     "flax.nnx.training.ema.": "optimizer",
     "flax.training.dynamic_scale.": "optimizer",
-    "haiku._src.moving_averages.": "optimizer",
     "clu.metrics.": "metrics",
+    **internals.ZONES,
 }
 #: Parameters of the optimizers' functions that take a function which runs the model.
 _RUN_THE_MODEL = frozenset({"value_fn", "grad_fn", "fun"})
