@@ -187,7 +187,7 @@ def liquid(note: Note) -> None:
     from ncps.torch import LTC, CfC
     from ncps.wirings import AutoNCP
 
-    x = torch.randn(2, 5, 3)
+    x = torch.randn(2, 2, 3)
     for model in (CfC(3, 8), LTC(3, AutoNCP(8, 2), ode_unfolds=2)):
         steps(note, model, lambda model=model: model(x)[0].square().mean(), 2)
 
