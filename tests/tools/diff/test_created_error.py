@@ -43,11 +43,11 @@ class Block(nn.Module):
 
 def dumped(dtype: torch.dtype, plant: Callable[[Block], object] | None = None) -> Dumped:
     torch.manual_seed(0)
-    model = nn.Sequential(Block(), Block(), Block())
+    blocks = [Block(), Block(), Block()]
     x = torch.randn(2, 6, 32)
     if plant is not None:
-        plant(model[1])
-    model.to(dtype)
+        plant(blocks[1])
+    model = nn.Sequential(*blocks).to(dtype)
     tool = Dump(values=["inputs", "weights", "outputs", "gradients"])
     with amanda.apply(tool):
         model(x.to(dtype)).float().square().mean().backward()
@@ -105,7 +105,7 @@ def test_a_wrong_gradient_is_named() -> None:
         x = torch.randn(4, 16)
         tool = Dump(values=["inputs", "weights", "outputs", "gradients"])
         with amanda.apply(tool):
-            hidden = Doubled.apply(first.to(dtype)(x.to(dtype)))
+            hidden = Doubled.apply(first.to(dtype)(x.to(dtype)))  # type: ignore[no-untyped-call]
             last.to(dtype)(hidden).square().sum().backward()
         return tool.result().open()
 
@@ -115,13 +115,13 @@ def test_a_wrong_gradient_is_named() -> None:
 
 
 def test_without_inputs_the_conclusion_says_what_to_record() -> None:
-    dumps = []
-    for dtype in (torch.float32, torch.bfloat16):
+    def outputs(dtype: torch.dtype) -> Dumped:
         tool = Dump()
         with amanda.apply(tool):
-            nn.functional.silu(torch.linspace(-1, 1, 9, dtype=dtype))
-        dumps.append(tool.result().open())
-    found = compare(*dumps)
+            F.silu(torch.linspace(-1, 1, 9, dtype=dtype))
+        return tool.result().open()
+
+    found = compare(outputs(torch.float32), outputs(torch.bfloat16))
     assert "values=[inputs,weights,outputs]" in found.conclusion()
     assert not found.created
 

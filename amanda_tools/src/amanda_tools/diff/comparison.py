@@ -24,7 +24,7 @@ from amanda_tools.diff.align import (
     is_uninitialized,
     ways,
 )
-from amanda_tools.diff.created import LIMIT, CreatedError, created_errors, precisions
+from amanda_tools.diff.created import CreatedError, created_errors, created_table, precisions
 from amanda_tools.diff.numbers import Difference, Tolerance, compare_statistics, compare_tensors
 from amanda_tools.dump.files import Dumped, load_dump
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
@@ -250,18 +250,8 @@ class DiffResult:
             everything: Include the tensors that agree.
         """
         if self.created:
-            columns = ("op", "value", "step", "error", "error of inputs", "ratio")
-            judged = [
-                (one.op.name, f"{one.phase} {one.what}", one.step, one.error, one.error_in)
-                for one in self.created
-            ]
-            ratios = [one.ratio for one in self.created]
-            found = [
-                (*row[:3], *(float(f"{number:.3g}") for number in (*row[3:], ratio)))
-                for row, ratio in zip(judged, ratios, strict=True)
-                if everything or ratio > LIMIT
-            ]
-            return Table(self.title, columns, found)
+            judged = self.created if everything else [c for c in self.created if c.is_beyond]
+            return created_table(self.title, judged)
         columns = ("op", "tensor", "step", "max abs", "max rel", "cosine", "ulp", "beyond")
         rows = [
             (

@@ -8,22 +8,24 @@ rounding of its dtype.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from amanda_core.results import Table
 from amanda_tools.diff.numbers import epsilon
 from amanda_tools.kit.operators.entries import OpFacts
 
 if TYPE_CHECKING:
     from amanda_tools.diff.comparison import Compared
 
-__all__ = ["LIMIT", "CreatedError", "created_errors", "precisions"]
+__all__ = ["LIMIT", "CreatedError", "created_errors", "created_table", "precisions"]
 
 #: Ratio of the error that an operator wrote and what explains it, beyond which it makes an error.
 #: Correct operators of networks stay below 2.5 in bfloat16 and float16.
 LIMIT = 4.0
-_FORWARD, _BACKWARD = ("input", "weight", "output"), ("grad_output", "grad_input")
+_FORWARD = ("input", "weight", "output")
 #: Types whose derivative jumps: a tiny change of an input may change a gradient altogether.
 _JUMPS = frozenset(
     {
@@ -104,44 +106,62 @@ def created_errors(compared: Sequence[Compared]) -> tuple[list[CreatedError], in
         What the executions add, from the largest ratio to the smallest, and how many were not
         judged because the dumps lack what they read or their result jumps.
     """
-    found, left_out = [], 0
+    found: list[CreatedError] = []
+    left_out = 0
     #: Largest error of a value so far.
     largest = 0.0
+    #: Execution -> largest error of what its forward pass read and wrote.
     forward: dict[tuple[object, ...], float] = {}
     for (key, phase), parts in _executions(compared):
         read = [one for one in parts if one.what in ("input", "weight", "grad_output")]
         wrote = [one for one in parts if one.what in ("output", "grad_input")]
-        op, step, execution = parts[0].a, parts[0].step, parts[0].execution
-        error_in = max((_error(one) for one in read), default=0.0)
         worst = max(read, key=_error, default=None)
         if worst is not None and _is_unexplained(worst, largest):
-            what = f"{worst.what} {worst.position}"
-            if worst.weight is not None:
-                what += f" ({worst.weight})"
             ratio = _error(worst) / (largest + _rounding(worst))
-            case = what, phase, step, execution, _error(worst), largest, ratio, True
-            found.append(CreatedError(op, *case))
-        largest = max(largest, error_in)
-        if phase == "forward":
-            forward[key] = error_in
-        else:  # Backward operators read what the forward pass saved.
+            found.append(_created(worst, phase, largest, ratio, outside=True))
+        error_in = 0.0 if worst is None else _error(worst)
+        largest = max(largest, error_in if math.isfinite(error_in) else 0.0)
+        if phase == "backward":  # Backward operators read what the forward pass saved.
             error_in = max(error_in, forward.get(key, 0.0))
-        jumps = phase == "backward" and op.word in _JUMPS
-        if not wrote or not read or jumps or math.isinf(error_in):
+        jumps = phase == "backward" and parts[0].a.word in _JUMPS
+        if wrote and read and not jumps and math.isfinite(error_in):
+            ratios = [
+                _error(one, _reference(one, read, phase))
+                / (error_in + _rounding(one, read) or sys.float_info.min)
+                for one in wrote
+            ]
+            ratio = max(ratios)
+            found.append(_created(wrote[ratios.index(ratio)], phase, error_in, ratio))
+        else:
             left_out += bool(wrote)
-            largest = max([largest, *(e for e in map(_error, wrote) if math.isfinite(e))])
-            continue
-        ratios = [
-            _error(one, _reference(one, read, phase)) / (error_in + _rounding(one, read) or 1e-300)
-            for one in wrote
-        ]
-        most = max(range(len(wrote)), key=lambda number: ratios[number])
-        case = (phase, step, execution, _error(wrote[most]), error_in, ratios[most])
-        found.append(CreatedError(op, f"{wrote[most].what} {wrote[most].position}", *case))
-        largest = max([largest, *(e for e in map(_error, wrote) if math.isfinite(e))])
+        errors = [error for error in map(_error, wrote) if math.isfinite(error)]
+        largest = max([largest, *errors])
         if phase == "forward":
-            forward[key] = max([error_in, *map(_error, wrote)])
+            forward[key] = max([error_in, *errors])
     return sorted(found, key=lambda one: -one.ratio), left_out
+
+
+def created_table(title: str, judged: Sequence[CreatedError]) -> Table:
+    """Return a table with a row for each execution."""
+    columns = ("op", "value", "step", "error", "error of inputs", "ratio")
+    rows = [
+        (
+            *(one.op.name, f"{one.phase} {one.what}", one.step),
+            *(float(f"{number:.3g}") for number in (one.error, one.error_in, one.ratio)),
+        )
+        for one in judged
+    ]
+    return Table(title, columns, rows)
+
+
+def _created(
+    one: Compared, phase: str, error_in: float, ratio: float, outside: bool = False
+) -> CreatedError:
+    what = f"{one.what} {one.position}" + (f" ({one.weight})" if one.weight is not None else "")
+    error = _error(one)
+    return CreatedError(
+        one.a, what, phase, one.step, one.execution, error, error_in, ratio, outside
+    )
 
 
 def _executions(
