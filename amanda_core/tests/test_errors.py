@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from amanda_core import errors
+from amanda_core.cli.explain import explanations
 from amanda_core.errors import AmandaError, PositionError
+
+from .test_cli import call
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "errors.md"
 
@@ -27,6 +31,26 @@ def documented() -> dict[str, str]:
     slugs = parts[1::2]
     assert len(slugs) == len(set(slugs))
     return dict(zip(slugs, parts[2::2], strict=True))
+
+
+def test_the_command_line_has_the_document() -> None:
+    assert {slug: text.strip() for slug, text in documented().items()} == explanations()
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in ("bad-position", "[bad-position]"):
+        assert call("explain", given) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("bad-position\n\n`PositionError`")
+        assert "**What to do.**" in said
+    assert call("explain", "bad-positio") == 2
+    assert "Did you mean 'bad-position'?" in capsys.readouterr().err
+    assert call("explain") == 0
+    assert capsys.readouterr().out.split() == [*documented()]
+    assert call("explain", "bad-tool", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["slug"] == "bad-tool"
+    assert "ToolError" in found["explanation"]
 
 
 def test_every_slug_is_explained_and_nothing_else() -> None:

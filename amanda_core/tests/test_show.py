@@ -88,6 +88,19 @@ MEASURED = {
 }
 
 
+def test_json_is_bounded_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ops = [{"name": str(number), "shape": [1, 2, 3]} for number in range(5)]
+    content = {"format": "x/1", "ops": ops, "calls": {str(n): n for n in range(50)}}
+    file = write(tmp_path / "x.json", content)
+    assert app.parse(["show", file, "--json", "--limit", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [op["name"] for op in found["ops"]] == ["0", "1"]
+    assert len(found["calls"]) == 20
+    assert found["left_out"] == {"ops": 3, "calls": 30, "ops.0.shape": 1, "ops.1.shape": 1}
+    assert app.parse(["show", file, "--json", "--limit", "50"]) == 0
+    assert json.loads(capsys.readouterr().out) == content
+
+
 def test_units_are_human_and_rows_that_matter_come_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,8 +9,14 @@ from __future__ import annotations
 import posixpath
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
+
+# mkdocs loads this file by its path.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from maintenance.site import agents
 
 __all__ = ["on_page_markdown", "on_post_build", "on_post_page"]
 
@@ -39,7 +45,12 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:
-    """Copy that script to where pages look for it, of which 404.html is none to mkdocs."""
+    """Write the files for agents, and copy that script to where pages look for it.
+
+    To mkdocs, 404.html is no page.
+    """
+    for name, text in {"llms.txt": agents.index(), "llms-full.txt": agents.everything()}.items():
+        Path(config.site_dir, name).write_text(text, "utf-8")
     missing = Path(config.site_dir, "404.html")
     text = missing.read_text("utf-8").replace(_SHIM, "/assets/iframe-worker.js")
     missing.write_text(text, "utf-8")

@@ -15,6 +15,7 @@ import click
 
 from amanda_core.cli import app
 from amanda_core.errors import AmandaError
+from maintenance.site import agents
 
 __all__ = ["PAGES", "pages"]
 
@@ -159,7 +160,10 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
 def pages() -> dict[Path, str]:
     """Return all pages that are made of the sources."""
     made = {FOLDER / f"{name}.md": names_page(*page) for name, page in PAGES.items()}
-    return {**made, FOLDER / "command-line.md": command_line()}
+    # What `amanda explain` reads.
+    explained = ROOT / "amanda_core/src/amanda_core/cli/errors.md"
+    errors = (ROOT / "docs/errors.md").read_text("utf-8")
+    return {**made, FOLDER / "command-line.md": command_line(), explained: errors, **agents.files()}
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ GUIDES = sorted(
     [
         *(page for part in ("guides", "tools") for page in (ROOT / "docs" / part).glob("*.md")),
         *(ROOT / "docs" / name for name in ("tutorial.md", "gallery.md", "reference/amanda.md")),
+        *(ROOT / "skills").glob("*/SKILL.md"),
     ]
 )
 _BLOCK = re.compile(
@@ -123,7 +124,21 @@ def run(block: Block, where: str, programs: str) -> None:
             assert any(pattern.match(given) for given in rest), f"{where}: {line}\n{done.stdout}"
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+#: Skills of few further commands.
+RARELY = ("count-flops", "profile", "sensitivity")
+
+
+def marked(page: Path) -> Any:
+    """Return a page, marked as exhaustive if others run most of its commands."""
+    rare = page.parent.name in RARELY
+    return pytest.param(page, marks=pytest.mark.exhaustive) if rare else page
+
+
+@pytest.mark.parametrize(
+    "page",
+    map(marked, GUIDES),
+    ids=lambda page: page.parent.name if page.stem == "SKILL" else page.stem,
+)
 def test_what_a_guide_shows_works(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +163,7 @@ def test_what_a_guide_shows_works(
 
 def test_every_block_has_a_language() -> None:
     for page in GUIDES:
+        assert page.stem != "SKILL" or len(page.read_text("utf-8").splitlines()) <= 200
         assert page.read_text().count("```") == 2 * len(list(blocks(page)))
         assert all(block.language for block in blocks(page))
 

@@ -77,6 +77,9 @@ class _Command(click.Command):
 @click.option("--ranks", metavar="0,3", help="Of runs of several processes, only these ranks.")
 @click.option("--all", "everything", is_flag=True, help="Show what agrees as well, and all rows.")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help="Of each list in --json, this many entries."
+)
 def diff(
     a: Path,
     b: Path,
@@ -86,6 +89,7 @@ def diff(
     ranks: str | None,
     everything: bool,
     as_json: bool,
+    limit: int | None,
 ) -> int:
     """Compare two runs; `_DIFF` says the rest."""
     from amanda_tools.diff import compare, compare_fingerprints
@@ -108,7 +112,7 @@ def diff(
             else:
                 found = compare(a, b, rtol, atol, align)
         if as_json:
-            show_json(json.loads(found.to_json()))
+            show_json(json.loads(found.to_json()), limit)
         else:
             _show(found, everything)
         return _status(found)
@@ -129,7 +133,7 @@ def diff(
             for line in found.conclusion(_ROWS).splitlines():
                 click.echo(printable(f"{name}: {line}"))
     if as_json:
-        show_json(contents)
+        show_json(contents, limit)
     return 1 if 1 in statuses else max(statuses)
 
 

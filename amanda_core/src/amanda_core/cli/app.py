@@ -17,6 +17,7 @@ from amanda_core import __version__
 from amanda_core.cli.commands import Commands
 from amanda_core.cli.doctor import doctor
 from amanda_core.cli.drivers import drivers
+from amanda_core.cli.explain import explain
 from amanda_core.cli.new import new
 from amanda_core.cli.run import run
 from amanda_core.cli.show import show
@@ -33,7 +34,7 @@ def amanda() -> None:
     """Instrumentation of neural networks: look at and change every operator of any model."""
 
 
-for _command in (run, show, tools, drivers, doctor, new):
+for _command in (run, show, tools, drivers, doctor, explain, new):
     amanda.add_command(_command)
 
 

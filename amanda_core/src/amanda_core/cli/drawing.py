@@ -50,9 +50,36 @@ def show(
     click.echo(str(table), file=stream)
 
 
-def show_json(value: Any) -> None:
-    """Write JSON for programs to stdout; characters beyond ASCII are escaped."""
+def show_json(value: Any, limit: int | None = None) -> None:
+    """Write JSON for programs to stdout; characters beyond ASCII are escaped.
+
+    Args:
+        value: What is written.
+        limit: The largest number of elements of each list, and of each object with more entries
+            than a record has; the key ``left_out`` says of which how many more there are.
+    """
+    if limit is not None:
+        left_out: dict[str, int] = {}
+        value = _limited(value, limit, "", left_out)
+        if left_out:
+            value = {**(value if isinstance(value, dict) else {"": value}), "left_out": left_out}
     click.echo(json.dumps(value, indent=2))
+
+
+#: An object with at most as many entries is a record, of which none is left out.
+_FIELDS = 20
+
+
+def _limited(value: Any, limit: int, path: str, left_out: dict[str, int]) -> Any:
+    if not isinstance(value, (list, dict)):
+        return value
+    pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+    most = limit if isinstance(value, list) else max(limit, _FIELDS)
+    if len(pairs) > most and path:
+        left_out[path] = len(pairs) - most
+        del pairs[most:]
+    found = {k: _limited(v, limit, f"{path}.{k}".lstrip("."), left_out) for k, v in pairs}
+    return found if isinstance(value, dict) else list(found.values())
 
 
 def _shortened(table: Table) -> Table:

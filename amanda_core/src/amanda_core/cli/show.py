@@ -51,6 +51,9 @@ _LAST = ("id", "namespace")
 @click.option("--all", "everything", is_flag=True, help="All rows, and not the first 20 of a part.")
 @click.option("--csv", "as_csv", is_flag=True, help="All rows of one part, as plain numbers.")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help="Of each list in --json, this many entries."
+)
 @click.option("--open", "as_page", is_flag=True, help="As a page with charts, in the browser.")
 def show(
     file: Path,
@@ -63,6 +66,7 @@ def show(
     everything: bool,
     as_csv: bool,
     as_json: bool,
+    limit: int | None,
     as_page: bool,
 ) -> None:
     """Show a file of results, FILE, that `amanda run -o` wrote; of a folder, all that are in it.
@@ -89,7 +93,7 @@ def show(
         files = [one for one in files if part in one.content] or files
     if as_json:
         values = [one.value(part) for one in files]
-        show_json(values if file.is_dir() else values[0])
+        show_json(values if file.is_dir() else values[0], limit)
         return
     tables = [[_chosen(table, depth, sort) for table in one.tables(part)] for one in files]
     every = list(chain.from_iterable(tables))
