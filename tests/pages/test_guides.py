@@ -136,7 +136,7 @@ def marked(page: Path) -> Any:
 
 @pytest.mark.parametrize(
     "page",
-    map(marked, GUIDES),
+    [*map(marked, GUIDES)],
     ids=lambda page: page.parent.name if page.stem == "SKILL" else page.stem,
 )
 def test_what_a_guide_shows_works(
