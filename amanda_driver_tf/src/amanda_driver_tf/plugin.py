@@ -6,7 +6,7 @@ Owns the driver's description and its hooks. Uses TensorFlow only if it is impor
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from amanda_core.driver_kit import OpContext
 from amanda_core.interface import Attachment, DriverInfo, DriverStatus, Finding, hookimpl
@@ -16,7 +16,7 @@ from amanda_driver_tf.tensorflow_internals.versions import VERSIONS
 from amanda_driver_tf.vocabulary import BACKWARD_TYPES, OP_TYPES, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from amanda_core.driver_kit import Session
     from amanda_driver_tf.attachment import TensorFlowAttachment
@@ -25,6 +25,7 @@ __all__ = [
     "amanda_attach",
     "amanda_driver_info",
     "amanda_driver_status",
+    "amanda_exported",
     "amanda_framework_imported",
     "amanda_preflight",
     "amanda_prepare_context",
@@ -62,7 +63,7 @@ def amanda_driver_info() -> DriverInfo:
         capabilities={
             # In graphs, layers are called while the graph is built and not when it runs.
             "eager": _CAPABILITIES | {"calls", "eager", "scope_events"},
-            "function": _CAPABILITIES | {"graph"},
+            "function": _CAPABILITIES | {"graph", "export"},
             "graph": _CAPABILITIES | {"graph"},
         },
         vocabulary={**OP_TYPES, **BACKWARD_TYPES},
@@ -137,6 +138,20 @@ def _attachment(session: Session) -> TensorFlowAttachment:
     from amanda_driver_tf.attachment import TensorFlowAttachment
 
     return TensorFlowAttachment(session)
+
+
+@hookimpl
+def amanda_exported(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Export a model or a function of tensors; return None for what is not TensorFlow's."""
+    if LAST_MODULE not in sys.modules or not callable(model):
+        return None
+    import tensorflow as tf
+
+    from amanda_driver_tf.threads import STATE
+
+    if not any(tf.is_tensor(one) for one in tf.nest.flatten((args, kwargs))):
+        return None
+    return STATE.functions.exported(model, args, kwargs)
 
 
 @hookimpl

@@ -10,12 +10,16 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from amanda_core.driver_kit import Patches, Session
 from amanda_core.interface import CoverageGap, UnsupportedError
+from amanda_driver_tf.execution.functions.exported_function import (
+    ExportedPlans,
+    exported_function,
+)
 from amanda_driver_tf.execution.functions.saved_results import (
     ForwardPlans,
     SavedPlans,
@@ -226,6 +230,17 @@ class FunctionMode(Mode):
             self._twins.put(function, (session.epoch, *key[1:]), twin)
         return twin
 
+    def exported(
+        self, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return a model with the staged edits of the tools as a concrete function."""
+
+        def rewrite(function: str, inputs: Sequence[Any]) -> Twin | None:
+            with _BUILDING, _quiet_graph():
+                return self._build(function, inputs, None, silent=False, exports=True)
+
+        return exported_function(model, args, kwargs, rewrite)
+
     def _build(
         self,
         function: str,
@@ -233,6 +248,7 @@ class FunctionMode(Mode):
         saved: SavedResults | None,
         silent: bool,
         refused: UnsupportedError | None = None,
+        exports: bool = False,
     ) -> Twin | None:
         definition = context.context().get_function_def(function)
         graph = GRAPHS.get(function)
@@ -257,7 +273,8 @@ class FunctionMode(Mode):
             if saved is not None:
                 forward = self._forward(rewriter, saved)
             rewriter.refused = refused
-            bare = ForwardPlans(self._analysis, False) if silent else None
+            bare: Analysis | None = ForwardPlans(self._analysis, False) if silent else None
+            bare = ExportedPlans(self._analysis) if exports else bare
             rewritten = rewriter.rewrite(function, Call(forward=forward, analysis=bare))
             if rewritten is None:
                 return None
