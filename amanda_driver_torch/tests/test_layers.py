@@ -23,6 +23,7 @@ LAYERS: list[str | tuple[str, ...]] = [
     "threads",
     "operators",
     "facts",
+    "exported_numbers",
     "torch_internals",
     ("extensions", "vocabulary", "contractions", "placements"),
 ]

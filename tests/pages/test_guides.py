@@ -134,6 +134,7 @@ def marked(page: Path) -> Any:
     return pytest.param(page, marks=pytest.mark.exhaustive) if rare else page
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Of torch.onnx itself.
 @pytest.mark.parametrize(
     "page",
     [*map(marked, GUIDES)],

@@ -56,7 +56,7 @@ def exported_program(
         if capture.graph is None:
             raise not_exported("it runs no operators")
         given = tuple(args), dict(kwargs)
-        module = _Program(model, capture, given, returned)
+        module = call_quietly(_Program, model, capture, given, returned)
         found: torch.export.ExportedProgram = call_quietly(
             torch.export.export, module, *given, strict=False
         )
@@ -103,8 +103,13 @@ class _Program(nn.Module):
     def __init__(self, model: Any, capture: _Capture, given: Any, returned: Any) -> None:
         super().__init__()
         if isinstance(model, nn.Module):
-            for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-                setattr(self, name, getattr(model, name))
+            kept = model.state_dict(keep_vars=True)
+            for name, child in model.named_children():
+                self.add_module(name, child)
+            for name, parameter in model.named_parameters(recurse=False, remove_duplicate=False):
+                self.register_parameter(name, parameter)
+            for name, buffer in model.named_buffers(recurse=False, remove_duplicate=False):
+                self.register_buffer(name, buffer, persistent=name in kept)
             self.training = model.training
         places: dict[int, _Place] = {}
         named = (*self.named_parameters(remove_duplicate=False), *self.named_buffers())
