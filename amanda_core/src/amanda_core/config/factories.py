@@ -23,6 +23,7 @@ from amanda_core.config.convert import MismatchError, convert, expected
 from amanda_core.config.schema import RESERVED, nearest
 from amanda_core.config.settings import Selecting, ToolSettings
 from amanda_core.config.text import short
+from amanda_core.engine import selection
 from amanda_core.engine.tool import Tool
 from amanda_core.errors import AmandaError, BrokenToolError, OptionError, UnknownToolError
 from amanda_core.plugins import tool_names
@@ -250,7 +251,6 @@ def _arguments(settings: ToolSettings, known: tuple[Option, ...]) -> dict[str, A
 def _restricted(tool: Tool, select: Selecting) -> Tool:
     if not select:
         return tool
-    from amanda_core.engine import selection
 
     try:
         chosen = selection.select(

@@ -16,6 +16,7 @@ from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.engine import stacks
+from amanda_core.engine.driver_failures import OnDriverError, check_policy
 from amanda_core.engine.session import Session
 from amanda_core.engine.stacks import ThreadsOption
 from amanda_core.engine.tool import Tool, check_tool, in_dependency_order
@@ -23,10 +24,8 @@ from amanda_core.errors import ReentryError, ThreadError, ToolError, annotate
 from amanda_core.interface.driver import CoverageGap
 from amanda_core.runtime.threads import THREAD, Control, MarkedZone
 
-# The rest is imported where it is needed: most applications of tools need none of it.
 if TYPE_CHECKING:
     from amanda_core.engine.conflicts import Conflict
-    from amanda_core.engine.driver_failures import OnDriverError
 
 __all__ = [
     "Applied",
@@ -132,6 +131,7 @@ class Handle:
         """
         session = self.session
         if session is not None and session.contended:
+            # Late, as it costs a hundredth of `import amanda`, and few programs ask.
             from amanda_core.engine.conflicts import conflicts
 
             self._conflicts = conflicts(session)
@@ -321,8 +321,6 @@ def _check(tools: Sequence[Tool], on_driver_error: str, threads: str, where: str
         check_tool(tool, where)
     stacks.check_threads(threads)
     if on_driver_error != "raise":
-        from amanda_core.engine.driver_failures import check_policy
-
         check_policy(on_driver_error)
 
 

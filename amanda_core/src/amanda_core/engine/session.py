@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.engine.action import POINTS, Action, IPoint
 from amanda_core.engine.context import OpContext
+from amanda_core.engine.driver_failures import DriverFailures, OnDriverError
 from amanda_core.engine.store import Stage, Store
 from amanda_core.errors import annotate, take
 from amanda_core.interface.hookspecs import hookimpl
@@ -23,12 +24,12 @@ from amanda_core.plugins import discovery
 from amanda_core.runtime.containment import without_exit
 from amanda_core.runtime.switches import CACHING, ENABLED, EPOCH, ROUTINE_DEPTH
 from amanda_core.runtime.threads import THREAD, Control, WeakGroup
+from amanda_core.runtime.warning_locations import warn
 
 if TYPE_CHECKING:
     import pluggy
 
     from amanda_core.engine.calls import Calls
-    from amanda_core.engine.driver_failures import DriverFailures, OnDriverError
     from amanda_core.engine.tool import Analysis, Tool
     from amanda_core.interface.driver import DriverInfo, Site
     from amanda_core.interface.facts import Facts
@@ -95,20 +96,17 @@ class Session:
         store.session = self
         self.tools_changed()
 
-    # Few sessions need these, so they are imported late.
-
     @cached_property
     def failures(self) -> DriverFailures:
         """The operators at which drivers themselves failed."""
         if self.host is not None:
             return self.host.failures
-        from amanda_core.engine.driver_failures import DriverFailures
-
         return DriverFailures(self._policy, self.note_call)
 
     @cached_property
     def calls(self) -> Calls:
         """The calls and values of modules, if an applied tool requests them."""
+        # Late, as it costs a hundredth of `import amanda`, and few sessions need it.
         from amanda_core.engine.calls import Calls
 
         return Calls(self)
@@ -116,6 +114,7 @@ class Session:
     @cached_property
     def _weak(self) -> Any:
         """How contexts remember values for backward routines."""
+        # It loads what is known of weights, and few sessions remember values.
         from amanda_core.runtime import weak
 
         return weak
@@ -534,8 +533,6 @@ class Session:
             importing: Whether an import is running, which must not fail if warnings are errors.
         """
         if message not in self._warned:
-            from amanda_core.runtime.warning_locations import warn
-
             self._warned.add(message)
             warn(message, between, importing=importing)
 
@@ -545,12 +542,13 @@ class Session:
         Args:
             writer: What the program calls it.
         """
-        if "writers" not in self._warned and self.enabled:
-            from amanda_core.engine.writers import sentence_of_writer
+        if "writers" in self._warned or not self.enabled:
+            return
+        from amanda_core.engine.writers import sentence_of_writer  # Late, as for calls.
 
-            if sentence := sentence_of_writer(writer, self.tools, self._store):
-                self._warned.add("writers")
-                self.warn_once(sentence)
+        if sentence := sentence_of_writer(writer, self.tools, self._store):
+            self._warned.add("writers")
+            self.warn_once(sentence)
 
     def note_thread(self, op: str, why: str) -> None:
         """Note that operators of the calling thread run without tools."""

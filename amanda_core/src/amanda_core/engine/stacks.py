@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from amanda_core.engine.declined_drivers import DeclinedDrivers
 from amanda_core.engine.session import Session
 from amanda_core.engine.store import Store
 from amanda_core.engine.tool import Tool, in_dependency_order
@@ -32,7 +33,6 @@ from amanda_core.runtime.switches import ROUTINE_DEPTH
 from amanda_core.runtime.threads import THREAD, MarkedZone
 
 if TYPE_CHECKING:
-    from amanda_core.engine.declined_drivers import DeclinedDrivers
     from amanda_core.engine.driver_failures import OnDriverError
 
 __all__ = [
@@ -119,8 +119,6 @@ class Stack:
         self.session.listener = self.session.control.listener = self.changed
         declined = [driver for driver in discovery.drivers() if not self.attach(driver)]
         if declined and self.session.host is None:
-            from amanda_core.engine.declined_drivers import DeclinedDrivers
-
             self._declined = DeclinedDrivers(self.session, self.attach)
             self._declined.start(declined)
         self._opened = True

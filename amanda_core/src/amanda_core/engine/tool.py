@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from amanda_core.engine.action import IPoint
+from amanda_core.engine.selection import Patterns, Selection
 from amanda_core.engine.unseen import Unseen, saying_what_was_not_seen
 from amanda_core.errors import DependencyCycleError, SelectionError, ToolError
 from amanda_core.runtime.threads import WeakGroup
 
 if TYPE_CHECKING:
-    from amanda_core.engine.calls import Call
+    from amanda_core.engine.calls import Call, Registered
     from amanda_core.engine.context import OpContext
-    from amanda_core.engine.selection import Patterns, Selection
 
 __all__ = ["Tool", "in_dependency_order"]
 
@@ -230,9 +230,7 @@ class Tool:
         tokens. If not all calls are `needed`, a compiled callable stays compiled although its graph
         holds the call of a module, of which the functions do not learn.
         """
-        from amanda_core.engine.calls import registered
-
-        asked = registered(self)
+        asked = _registered(self)
         asked.listeners.append((begin, end))
         asked.needed |= needed
         self._amanda.changed()
@@ -254,9 +252,7 @@ class Tool:
         Raises:
             SelectionError: `module` is not a pattern or a list of patterns.
         """
-        from amanda_core.engine.calls import registered
-
-        registered(self).show(module, inputs, outputs)
+        _registered(self).show(module, inputs, outputs)
         self._amanda.changed()
 
     def depends_on(self, *tools: Tool) -> None:
@@ -292,8 +288,6 @@ class Tool:
         Raises:
             SelectionError: Something else was given.
         """
-        from amanda_core.engine.selection import Selection
-
         if selection is not None and not isinstance(selection, Selection):
             raise SelectionError(
                 f"{selection!r} is not a selection",
@@ -336,6 +330,13 @@ class Tool:
                 where=f"{type(self).__qualname__}.{method}",
                 fix="Pass a function or method that takes an OpContext",
             )
+
+
+def _registered(tool: Tool) -> Registered:
+    # Late, as it costs a hundredth of `import amanda`, and few tools need it.
+    from amanda_core.engine.calls import registered
+
+    return registered(tool)
 
 
 def check_tool(tool: object, where: str) -> None:

@@ -10,11 +10,11 @@ from inspect import getmembers, isfunction
 from typing import TYPE_CHECKING
 
 from amanda_core.engine.action import ActionKind
+from amanda_core.engine.tool import Tool
 from amanda_core.runtime.code_calls import Calls, functions_in
 
 if TYPE_CHECKING:
     from amanda_core.engine.store import Store
-    from amanda_core.engine.tool import Tool
 
 __all__ = ["sentence_of_writer"]
 
@@ -57,8 +57,6 @@ def _changes_values(tool: Tool, store: Store) -> bool:
     actions = [a for points in log.values() for some in points.values() for a in some]
     if actions:
         return any(action.kind.is_replacement for action in actions)
-    from amanda_core.engine.tool import Tool
-
     methods = {
         name: one for name, one in getmembers(type(tool), isfunction) if not hasattr(Tool, name)
     }

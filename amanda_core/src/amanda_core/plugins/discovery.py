@@ -20,6 +20,7 @@ import pluggy
 from amanda_core.errors import DriverError, MissingDriverError
 from amanda_core.interface import hookspecs
 from amanda_core.interface.driver import DRIVER_API, DriverInfo
+from amanda_core.plugins import tool_names
 from amanda_core.plugins.installed import (
     DRIVER_GROUP,
     PLUGIN_GROUP,
@@ -320,8 +321,6 @@ def tools() -> dict[str, importlib_metadata.EntryPoint]:
     The reference is the tool's name, or ``DISTRIBUTION/TOOL`` if several tools have that name.
     ``load()`` of an entry point returns the factory.
     """
-    from amanda_core.plugins import tool_names
-
     named = tool_names.references()
     return {name: found.point for name, found in named if name and not found.blocked}
 
