@@ -235,16 +235,6 @@ def features(note: Note) -> None:
     steps(note, model, lambda: model(tokens).square().mean(), 2)
 
 
-@program("titans-pytorch: a memory that learns while it is read", needs=("titans_pytorch",))
-def memory(note: Note) -> None:
-    """Store and retrieve by gradients inside the forward program."""
-    from titans_pytorch import NeuralMemory
-
-    model, x = NeuralMemory(dim=8, chunk_size=4), torch.randn(1, 8, 8)
-    found, _ = model(x)
-    note("retrieved", found)
-
-
 @program(
     "segmentation-models-pytorch: a U-Net on an encoder",
     needs=(_VISION, "segmentation_models_pytorch"),
