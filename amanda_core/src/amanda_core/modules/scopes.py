@@ -98,6 +98,9 @@ class Scopes:
             endless paths.
         holder_of: Returns the module that holds a module and whose method is running, or None. It
             is asked when an outermost module is called for the first time.
+        wraps: Returns the name of the module that a module only wraps, or an empty string. A
+            wrapper is no scope, and names no part of a path: a driver does not `enter` it.
+        class_of: Returns the name of a module's class.
 
     Attributes:
         held_by: Label of a root -> that of the root whose method called it first, and holds it.
@@ -111,9 +114,12 @@ class Scopes:
         weights_of: Callable[[Any], Iterable[tuple[str, Any, Any]]],
         name_of: Callable[[Any], str] | None = None,
         holder_of: Callable[[Any], Any] = lambda module: None,
+        wraps: Callable[[Any], str] = lambda module: "",
+        class_of: Callable[[Any], str] = lambda module: type(module).__qualname__,
     ) -> None:
         self._children_of, self._weights_of, self._name_of = children_of, weights_of, name_of
         self._holder_of = holder_of
+        self._wraps, self._class_of = wraps, class_of
         #: Held while modules are found, since threads share the scopes of a tool.
         self._lock = threading.RLock()
         self._forget = partial(_forget, weakref.ref(self))
@@ -171,7 +177,7 @@ class Scopes:
         while known is not None and known.owner is not None:
             if (owner := known.owner()) is None:
                 break
-            found.append((owner, known.name))
+            found += self._way(owner, known.name, known()) or [(owner, known.name)]
             known = known.owner
             if parent is not None and known.scope.path == parent.path:
                 break
@@ -192,7 +198,7 @@ class Scopes:
         chosen = [self._by_label.get(root) for root in roots or list(self._by_label)]
         known = [one for root in chosen if root is not None for one in root.modules.copy().values()]
         named = [(one.scope.path, one()) for one in known]
-        return {path: type(module).__name__ for path, module in named if module is not None}
+        return {path: self._class_of(one) for path, one in named if one is not None}
 
     def weight_name(self, scope: Scope, weight: Any) -> str | None:
         """Return the qualified name of a weight in the root that `scope` belongs to, or None."""
@@ -247,7 +253,7 @@ class Scopes:
         return root
 
     def _new_root(self, module: Any) -> _Root:
-        name = type(module).__qualname__ if self._name_of is None else self._name_of(module)
+        name = self._class_of(module) if self._name_of is None else self._name_of(module)
         label = _unused(name, self._labels)
         self._labels.add(label)
         root = self._by_label[label] = _Root(module, label)
@@ -288,7 +294,7 @@ class Scopes:
                 return known.scope
             # The module is not registered under its root: it is in a plain list, or was made in the
             # call. It is numbered by first call. The number is free again when it has died.
-            path = f"{above.path}." * bool(above.path) + f"<{type(module).__qualname__}>"
+            path = f"{above.path}." * bool(above.path) + f"<{self._class_of(module)}>"
         else:
             path = f"{above.path}/{self._name_of(module)}" if above.root else root.label
         taken = {known.scope.path for known in list(root.modules.values())}
@@ -300,10 +306,23 @@ class Scopes:
         """
         while known.owner is not None and known.scope is not above:
             owner = known.owner()
-            if owner is None or self._children_of(owner).get(known.name) is not known():
+            if owner is None or self._way(owner, known.name, known()) is None:
                 return False
             known = known.owner
         return True
+
+    def _way(self, owner: Any, name: str, module: Any) -> list[tuple[Any, str]] | None:
+        """Return the owner and name of a module, and before it those of its wrappers, from it
+        outwards; None if it is not there.
+        """
+        way, child = [(owner, name)], self._children_of(owner).get(name)
+        while child is not module:
+            wrapped = "" if child is None else self._wraps(child)
+            if not wrapped:
+                return None
+            way.insert(0, (child, wrapped))
+            child = self._children_of(child).get(wrapped)
+        return way
 
     def _register(self, root: _Root) -> None:
         """Find the paths of all modules that the root holds now."""
@@ -315,7 +334,10 @@ class Scopes:
         waiting, seen = [(top, self._add(root, id(top), top, "", None, ""))], {id(top)}
         while waiting:
             module, owner = waiting.pop()
-            for name, child in self._children_of(module).items():
+            for name, held in self._children_of(module).items():
+                child = held
+                while child is not None and (wrapped := self._wraps(child)):
+                    child = self._children_of(child).get(wrapped)
                 if child is None or id(child) in seen:
                     continue
                 seen.add(id(child))

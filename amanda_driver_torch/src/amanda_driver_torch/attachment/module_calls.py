@@ -32,7 +32,7 @@ from amanda_driver_torch.interception.interceptor import Interceptor
 from amanda_driver_torch.operators.operator import Operator
 from amanda_driver_torch.threads.modes import call_without_modes
 from amanda_driver_torch.threads.state import STATE, Watcher, call_quietly
-from amanda_driver_torch.torch_internals.internals import RELEASE
+from amanda_driver_torch.torch_internals.internals import RELEASE, wraps
 
 __all__ = ["NAMESPACE", "ModuleCalls"]
 
@@ -105,7 +105,9 @@ class ModuleCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Call a module inside its scope."""
+        """Call a module inside its scope, or one that wraps another as if it was not there."""
+        if wraps(module):
+            return original(module, *args, **kwargs)
         activations = STATE.activations
         try:
             scope = self.enter_module(module, activations[-1] if activations else None)
@@ -171,6 +173,8 @@ class ModuleCalls:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run the `forward` of a module, which the program calls instead of the module."""
+        if wraps(module):
+            return original(module, *args, **kwargs)
         top = STATE.activations[-1] if STATE.activations else None
         what = f"calls of {type(module).__name__}"
         if top is not None and self.attempt(what, top.scope, self.enter_module, module, top) is (
@@ -231,6 +235,8 @@ class ModuleCalls:
     ) -> Scope | None:
         """Return the scope of the innermost module whose `forward` runs inside `outer`."""
         for module, _ in reversed(running):
+            if wraps(module):
+                continue
             if outer is None:
                 self.forward_calls.foresee(module)
             outer = self.scopes.enter(module, outer, STATE.backward > 0)
@@ -242,8 +248,14 @@ class ModuleCalls:
 
     def trace_module(
         self, module: nn.Module, parent: Activation | None
-    ) -> tuple[Scope, list[tuple[nn.Module, str]]]:
-        """Return the scope of a module and what it depends on, for the native interceptor."""
+    ) -> tuple[Scope, list[tuple[nn.Module, str]]] | None:
+        """Return the scope of a module and what it depends on, for the native interceptor.
+
+        Returns:
+            The scope; None for a module that wraps another.
+        """
+        if wraps(module):
+            return None
         scope = self.enter_module(module, parent)
         outer = parent.scope if parent is not None else None
         return scope, self.scopes.holders(module, scope, outer)

@@ -38,6 +38,7 @@ from amanda_driver_torch.torch_internals.dynamo import (
     MODULE_NOTE,
     guard_identity,
 )
+from amanda_driver_torch.torch_internals.internals import wraps
 
 __all__ = ["Called", "Places", "call_recording", "called_of", "forget_calls", "watch_tracing"]
 
@@ -229,7 +230,9 @@ class Places:
         keys: tuple[str, ...] = ()
         for key, module in called.modules.items():
             outer, keys = self._activations[keys], (*keys, key)
-            if keys not in self._activations:
+            if wraps(module):
+                self._activations[keys] = outer
+            elif keys not in self._activations:
                 parent = outer if outer.scope.root or outer.scope.zone else None
                 self._activations[keys] = Activation(self._enter(module, parent))
         return self._activations[keys]

@@ -30,11 +30,17 @@ from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.identity.frames import BOUNDARY, is_own, is_torchs, looks_away
 from amanda_driver_torch.identity.zones import zone_of
 from amanda_driver_torch.torch_internals.internals import (
+    FLATTENED,
+    FLAT_PARAMETER,
+    HIDDEN_NAMES,
     PARAMETER_MARK,
     children_of,
+    class_of,
     modules_in,
     parameter_of,
     parameters_of,
+    read_base,
+    wraps,
 )
 from amanda_driver_torch.torch_internals.tensor_attributes import (
     is_weight,
@@ -68,7 +74,9 @@ RULES = Rules(
 
 def new_scopes() -> Scopes:
     """Return a new table of the scopes of PyTorch's modules."""
-    return Scopes(children_of, _weights_of, holder_of=_holder_of)
+    return Scopes(
+        children_of, _weights_of, holder_of=_holder_of, wraps=wraps, class_of=class_of
+    )
 
 
 def _holder_of(module: nn.Module) -> nn.Module | None:
@@ -77,7 +85,7 @@ def _holder_of(module: nn.Module) -> nn.Module | None:
     holds: dict[int, bool] = {}
     for owner, _ in methods_around(sys._getframe(1)):
         # Its type alone is read: the object may be anything.
-        if issubclass(type(owner), nn.Module) and owner is not module:
+        if issubclass(type(owner), nn.Module) and owner is not module and not wraps(owner):
             if id(owner) not in holds:
                 holds[id(owner)] = any(part is module for _, part in modules_in(owner))
             found = owner if holds[id(owner)] else found
@@ -97,8 +105,21 @@ def new_parameters(scopes: Scopes, labels: Labels) -> Parameters:
 def _is_parameter(tensor: torch.Tensor) -> bool:
     # For a plain tensor, as the class of `nn.Parameter` does, which takes four times as long.
     if type(tensor) is torch.Tensor:
-        return bool(getattr(tensor, PARAMETER_MARK, False))
+        return bool(getattr(tensor, PARAMETER_MARK, False)) or _is_flattened(tensor)
     return isinstance(tensor, nn.Parameter)
+
+
+def _is_flattened(tensor: torch.Tensor) -> bool:
+    """Return True for what FSDP1 shows in place of a parameter: a view of a flat one."""
+    flat = read_base(tensor)
+    if flat is None or FLATTENED not in flat.__dict__:
+        return False
+    infos = flat.__dict__[FLATTENED]
+    return any(parameter_of(owner, name) is tensor for name, owner, _ in infos)
+
+
+def _base_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if _is_flattened(tensor) else FACTS.base(tensor)
 
 
 def _shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
@@ -110,7 +131,7 @@ _LAYOUTS = Layouts(
     layout_of,
     _shape_of,
     storage_of,
-    FACTS.base,
+    _base_of,
     _is_parameter,
     is_weight,
     FACTS.version,
@@ -121,11 +142,22 @@ _LAYOUTS = Layouts(
 
 def _weights_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
     seen: set[int] = set()
-    for path, owner in modules_in(module):
+    for path, owner in modules_in(module, wrappers=False):
         if not (parameters := parameters_of(owner)):
             continue
         prefix = f"{path}." if path else ""
         for name, parameter in parameters.items():
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
-                yield prefix + name, owner, parameter
+                if name == FLAT_PARAMETER:
+                    yield from _flattened(prefix, parameter)
+                else:
+                    yield prefix + name, owner, parameter
+
+
+def _flattened(prefix: str, flat: Any) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+    """Yield the parameters that one of FSDP1 holds, where they are whole now."""
+    for name, owner, path in getattr(flat, FLATTENED, ()):
+        if isinstance(value := parameter_of(owner, name), torch.Tensor):
+            parts = [part for part in path.split(".") if part and part not in HIDDEN_NAMES]
+            yield prefix + ".".join([*parts, name]), owner, value

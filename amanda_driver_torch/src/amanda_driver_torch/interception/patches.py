@@ -22,6 +22,7 @@ from amanda_driver_torch.execution.pending_hooks import hook_at_once
 from amanda_driver_torch.gradients import function_apply
 from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.interception import (
+    collectives,
     device_graphs,
     fused_inference,
     swap_tensors,
@@ -111,6 +112,7 @@ class _Patches(Patches):
         function_apply.replace(self)
         swap_tensors.replace(self.afterwards)
         device_graphs.replace(self)
+        collectives.replace(self)
         self.replace(*ENGINE, _Engine(getattr(*ENGINE)))
         if hasattr(*FUSED_PATH):
             self.replace(*FUSED_PATH, fused_inference.replacement(getattr(*FUSED_PATH)))

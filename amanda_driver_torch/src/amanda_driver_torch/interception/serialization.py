@@ -33,6 +33,8 @@ def quietly_called(original: Callable[..., Any], writer: str = "") -> Callable[.
             return original(*args, **kwargs)
         if writer and not STATE.quiet and (attachment := STATE.attachment) is not None:
             attachment.session.warn_of_writer(writer)
+        if "_frames_up" in kwargs:  # torch.jit looks up names in the caller, beyond two of ours.
+            kwargs["_frames_up"] += 2
         return call_quietly(original, *args, **kwargs)
 
     return call

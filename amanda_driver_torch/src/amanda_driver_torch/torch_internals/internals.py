@@ -377,15 +377,57 @@ def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | Non
     return parameters if type(parameters) is dict else _registry(module, "_parameters")
 
 
-def parameter_of(module: torch.nn.Module, name: str) -> torch.nn.Parameter | None:
+def parameter_of(module: torch.nn.Module, name: str) -> Any:
     """Return a module's own parameter of this name, or None."""
-    return parameters_of(module).get(name)
+    found = parameters_of(module).get(name)
+    if found is None:
+        # FSDP1 may keep a view of its flat parameter as a plain attribute.
+        value = module.__dict__.get(name)
+        flat = read_base(value) if isinstance(value, torch.Tensor) else None
+        return value if hasattr(flat, FLATTENED) else None
+    return found
 
 
-def modules_in(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+#: Names of torch's classes whose modules only wrap another one -> its name there.
+_WRAPPERS = {
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
+#: Those that no module of a program has.
+HIDDEN_NAMES = frozenset(_WRAPPERS.values()) - {"module"}
+#: FSDP1's parameter that holds those of a module, and its attribute with their names.
+FLAT_PARAMETER, FLATTENED = "_flat_param", "_param_infos"
+
+
+def wraps(module: torch.nn.Module) -> str:
+    """Return the name of the module that a module of torch only wraps, or an empty string."""
+    for kind in type(module).__mro__:
+        if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
+            return _WRAPPERS[kind.__name__]
+    return ""
+
+
+def class_of(module: torch.nn.Module) -> str:
+    """Return the name of a module's class, before `fully_shard` or `replicate` changed it."""
+    kind = type(module)
+    first, *others = kind.__bases__
+    changed = others and first.__module__.startswith("torch.distributed.")
+    return (others[0] if changed else kind).__qualname__
+
+
+def modules_in(
+    module: torch.nn.Module, wrappers: bool = True
+) -> Iterator[tuple[str, torch.nn.Module]]:
     """Yield a module and those under it, each once, with its qualified name.
 
     The module may be half built, and its class may override `named_modules`.
+
+    Args:
+        module: The module.
+        wrappers: Whether those count that only wrap another module.
     """
     seen: set[int] = set()
     pending = [("", module)]
@@ -395,6 +437,9 @@ def modules_in(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]
         if number in seen:
             continue
         seen.add(number)
+        if not wrappers and (wrapped := wraps(found)):
+            pending += [(name, one) for one in [children_of(found).get(wrapped)] if one is not None]
+            continue
         yield name, found
         if children := children_of(found):
             prefix = f"{name}." if name else ""

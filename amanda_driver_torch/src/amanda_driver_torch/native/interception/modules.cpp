@@ -91,6 +91,7 @@ INLINE void leave(PyObject* list, Activation* activation) {
     }
 }
 
+// Null without an exception is a module that only wraps another one.
 COLD ScopeInfo* find_child(Watch* watch, Table<ScopeInfo::Child>* children, Activation* parent,
                       PyObject* module) {
     ScopeInfo::Child* known = children->find(key_of(module));
@@ -100,7 +101,7 @@ COLD ScopeInfo* find_child(Watch* watch, Table<ScopeInfo::Child>* children, Acti
     Owned entered(PyObject_CallFunctionObjArgs(
         watch->enter_module, module,
         parent != nullptr ? reinterpret_cast<PyObject*>(parent) : Py_None, nullptr));
-    if (!entered) return nullptr;
+    if (!entered || entered.get() == Py_None) return nullptr;
     PyObject *scope, *holders;
     if (!PyArg_ParseTuple(entered.get(), "OO!", &scope, &PyList_Type, &holders)) return nullptr;
     ScopeInfo* info = watch->identity->info_of(scope);
@@ -127,6 +128,7 @@ COLD ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
     size_t place = progress->child++;
     Table<ScopeInfo::Child>* children = &progress->info->children;
     ScopeInfo* info = find_child(watch, children, parent, module);
+    if (info == nullptr) --progress->child;
     if (info == nullptr || place >= MANY) return info;
     if (place >= order.size()) order.resize(place + 1);
     order[place] = *children->find(key_of(module));
@@ -235,7 +237,8 @@ HOT PyObject* call_module(PyObject* function, PyObject* const* args, size_t coun
     }
     Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
     if (info == nullptr && (info = child_of(watch, parent, args[0])) == nullptr) {
-        return skip_module(watch, args, count, names);
+        if (PyErr_Occurred()) return skip_module(watch, args, count, names);
+        return PyObject_Vectorcall(module_original, args, count, names);
     }
     const void* caller = amanda_innermost_frame(thread->state);
     Activation* activation = new_activation(info->scope.get(), info, caller);
