@@ -342,11 +342,7 @@ def test_a_routine_finds_the_weights_in_its_context(monkeypatch: pytest.MonkeyPa
         with warnings.catch_warnings(), amanda.apply(tool):
             warnings.simplefilter("ignore", amanda.AmandaWarning)
             called(X), called(X)
-    assert (
-        found["graph"]
-        == found["eager"]
-        == [[(1, "_orig_mod.0.weight"), (2, "_orig_mod.0.bias")]] * 2
-    )
+    assert found["graph"] == found["eager"] == [[(1, "0.weight"), (2, "0.bias")]] * 2
 
 
 def test_a_routine_finds_no_other_values_in_its_context() -> None:

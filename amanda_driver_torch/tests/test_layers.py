@@ -23,7 +23,7 @@ LAYERS: list[str | tuple[str, ...]] = [
     "threads",
     "operators",
     "facts",
-    "exported_numbers",
+    ("exported_numbers", "groups"),
     "torch_internals",
     ("extensions", "vocabulary", "contractions", "placements"),
 ]

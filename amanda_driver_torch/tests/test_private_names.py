@@ -17,6 +17,7 @@ pytestmark = pytest.mark.one_interceptor
 
 OWNERS = {
     "torch_internals/dynamo.py",
+    "torch_internals/distributed.py",
     "torch_internals/entry_points.py",
     "torch_internals/internals.py",
     "torch_internals/wrapper_modules.py",

@@ -18,11 +18,13 @@ from amanda_core.interface import (
     Arithmetic,
     Contraction,
     Facts,
+    Group,
     NotReadableError,
     Placement,
     Storage,
 )
 from amanda_driver_torch.contractions import contraction
+from amanda_driver_torch.groups import group_of, master_of, processes
 from amanda_driver_torch.placements import distributed, like, local, placement_of
 from amanda_driver_torch.torch_internals.internals import (
     address_of,
@@ -167,9 +169,13 @@ class _TorchFacts(Facts):
         return "without data" if is_freed else DENSE
 
     def processes(self) -> int:
-        distributed = torch.distributed
-        known = distributed.is_available() and distributed.is_initialized()
-        return int(distributed.get_world_size()) if known else 1
+        return processes()
+
+    def group(self, model: Any) -> Group:
+        return group_of(model)
+
+    def master(self, parameter: torch.Tensor, model: Any) -> Any:
+        return self.whole(master_of(parameter, model))
 
     def placement(self, tensor: torch.Tensor) -> Placement | None:
         return placement_of(tensor) if _is_distributed(tensor) else None

@@ -1,7 +1,7 @@
 """Values of modules of a model compiled with `fullgraph=True`.
 
 Report: https://github.com/pytorch/pytorch/issues/173452
-Command: amanda run -t capture:modules=_orig_mod.1 compiled_fullgraph.py
+Command: amanda run -t capture:modules=1 compiled_fullgraph.py
 Right: len(values("capture")) == 1
 """
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from amanda_core.interface.groups import Group
+
 __all__ = [
     "DENSE",
     "SYMBOLIC",
@@ -282,6 +284,31 @@ class Facts:
         the same operator. Tools use it where they decide something once for a weight.
         """
         return tensor
+
+    def master(self, parameter: Any, model: Any) -> Any:
+        """Return the values of a parameter that its optimizer updates, where operators read a copy.
+
+        Like `whole` it may communicate, at the same operator of each process.
+
+        Args:
+            parameter: What the operators of the model read.
+            model: The outermost module.
+
+        Raises:
+            NotReadableError: They cannot be told from the copy, whose dtype has fewer digits.
+        """
+        return parameter
+
+    def group(self, model: Any) -> Group:
+        """Return the processes that train a model together, each with data of its own.
+
+        Args:
+            model: The outermost module, or None for operators outside of modules.
+
+        Raises:
+            UnsupportedError: There are several processes, and it is not known which of them do.
+        """
+        return Group()
 
     def stored(self, tensor: Any) -> int | None:
         """Return how many elements a sparse tensor stores; None if it stores all of its shape."""

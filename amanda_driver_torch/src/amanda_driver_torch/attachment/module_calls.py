@@ -25,6 +25,7 @@ from amanda_core.driver_kit import (
     enter_zone,
 )
 from amanda_driver_torch.gradients.records import OpRecord
+from amanda_driver_torch.groups import WRAPPERS
 from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.interception.checkpoint import is_foreign_rerun
 from amanda_driver_torch.interception.forward_calls import ForwardCalls, running_forwards
@@ -107,6 +108,7 @@ class ModuleCalls:
     ) -> Any:
         """Call a module inside its scope, or one that wraps another as if it was not there."""
         if wraps(module):
+            WRAPPERS.add(module)
             return original(module, *args, **kwargs)
         activations = STATE.activations
         try:
@@ -255,6 +257,7 @@ class ModuleCalls:
             The scope; None for a module that wraps another.
         """
         if wraps(module):
+            WRAPPERS.add(module)
             return None
         scope = self.enter_module(module, parent)
         outer = parent.scope if parent is not None else None

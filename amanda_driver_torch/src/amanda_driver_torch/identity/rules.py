@@ -29,17 +29,17 @@ from amanda_core.driver_kit import (
 from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.identity.frames import BOUNDARY, is_own, is_torchs, looks_away
 from amanda_driver_torch.identity.zones import zone_of
+from amanda_driver_torch.torch_internals.distributed import class_of
 from amanda_driver_torch.torch_internals.internals import (
-    FLATTENED,
     FLAT_PARAMETER,
+    FLATTENED,
     HIDDEN_NAMES,
     PARAMETER_MARK,
     children_of,
-    class_of,
+    flat_parameter_of,
     modules_in,
     parameter_of,
     parameters_of,
-    read_base,
     wraps,
 )
 from amanda_driver_torch.torch_internals.tensor_attributes import (
@@ -74,9 +74,7 @@ RULES = Rules(
 
 def new_scopes() -> Scopes:
     """Return a new table of the scopes of PyTorch's modules."""
-    return Scopes(
-        children_of, _weights_of, holder_of=_holder_of, wraps=wraps, class_of=class_of
-    )
+    return Scopes(children_of, _weights_of, holder_of=_holder_of, wraps=wraps, class_of=class_of)
 
 
 def _holder_of(module: nn.Module) -> nn.Module | None:
@@ -111,10 +109,8 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
 
 def _is_flattened(tensor: torch.Tensor) -> bool:
     """Return True for what FSDP1 shows in place of a parameter: a view of a flat one."""
-    flat = read_base(tensor)
-    if flat is None or FLATTENED not in flat.__dict__:
-        return False
-    infos = flat.__dict__[FLATTENED]
+    flat = flat_parameter_of(tensor)
+    infos = () if flat is None else flat.__dict__[FLATTENED]
     return any(parameter_of(owner, name) is tensor for name, owner, _ in infos)
 
 

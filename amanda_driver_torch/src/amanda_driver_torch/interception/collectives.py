@@ -13,18 +13,9 @@ from typing import Any
 import torch
 
 from amanda_core.driver_kit import Patches, forget_all_edited
+from amanda_driver_torch.torch_internals.distributed import COMMUNICATORS
 
 __all__ = ["replace"]
-
-#: Methods of a process group that write tensors of this process.
-_WRITING = (
-    *("_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_to_all_single"),
-    *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce"),
-    *("allreduce_coalesced", "all_gather_single_coalesced", "alltoall", "alltoall_base"),
-    *("broadcast", "gather", "recv", "recv_anysource", "reduce", "reduce_scatter"),
-    *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
-    *("reduce_scatter_tensor_coalesced", "scatter"),
-)
 
 
 def replace(patches: Patches) -> None:
@@ -33,7 +24,7 @@ def replace(patches: Patches) -> None:
         return
     from torch.distributed import ProcessGroup, Work
 
-    for owner, names in ((ProcessGroup, _WRITING), (Work, ("wait", "synchronize"))):
+    for owner, names in ((ProcessGroup, COMMUNICATORS), (Work, ("wait", "synchronize"))):
         for name in names:
             if name in vars(owner):
                 patches.replace(owner, name, _forgetting(getattr(owner, name)))

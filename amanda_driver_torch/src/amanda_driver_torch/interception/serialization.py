@@ -14,7 +14,12 @@ import torch
 
 from amanda_core.driver_kit import ModelWriters
 from amanda_driver_torch.threads.state import STATE, call_quietly
-from amanda_driver_torch.torch_internals.entry_points import QUIET_ALWAYS, QUIET_FUNCTIONS, WRITERS
+from amanda_driver_torch.torch_internals.entry_points import (
+    FRAMES_UP,
+    QUIET_ALWAYS,
+    QUIET_FUNCTIONS,
+    WRITERS,
+)
 
 __all__ = ["WRITING", "quiet_export", "quietly_called"]
 
@@ -33,8 +38,8 @@ def quietly_called(original: Callable[..., Any], writer: str = "") -> Callable[.
             return original(*args, **kwargs)
         if writer and not STATE.quiet and (attachment := STATE.attachment) is not None:
             attachment.session.warn_of_writer(writer)
-        if "_frames_up" in kwargs:  # torch.jit looks up names in the caller, beyond two of ours.
-            kwargs["_frames_up"] += 2
+        if FRAMES_UP in kwargs:  # torch.jit looks up names in the caller, beyond two of ours.
+            kwargs[FRAMES_UP] += 2
         return call_quietly(original, *args, **kwargs)
 
     return call

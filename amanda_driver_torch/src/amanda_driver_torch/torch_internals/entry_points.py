@@ -30,6 +30,8 @@ class Named(NamedTuple):
     names: tuple[str, ...]
 
 
+#: Argument of the functions that script a class: how many frames away its names are looked up.
+FRAMES_UP = "_frames_up"
 #: The function that adds a hook to those of a node: its owner and attribute name.
 HOOK_REGISTRATION = (Function, "_register_hook")
 #: The object whose `run_backward` runs a backward pass: its owner and attribute name.

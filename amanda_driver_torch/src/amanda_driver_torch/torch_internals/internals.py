@@ -383,8 +383,8 @@ def parameter_of(module: torch.nn.Module, name: str) -> Any:
     if found is None:
         # FSDP1 may keep a view of its flat parameter as a plain attribute.
         value = module.__dict__.get(name)
-        flat = read_base(value) if isinstance(value, torch.Tensor) else None
-        return value if hasattr(flat, FLATTENED) else None
+        held = isinstance(value, torch.Tensor) and flat_parameter_of(value) is not None
+        return value if held else None
     return found
 
 
@@ -410,12 +410,10 @@ def wraps(module: torch.nn.Module) -> str:
     return ""
 
 
-def class_of(module: torch.nn.Module) -> str:
-    """Return the name of a module's class, before `fully_shard` or `replicate` changed it."""
-    kind = type(module)
-    first, *others = kind.__bases__
-    changed = others and first.__module__.startswith("torch.distributed.")
-    return (others[0] if changed else kind).__qualname__
+def flat_parameter_of(tensor: torch.Tensor) -> Any:
+    """Return the parameter of FSDP1 of which a tensor is a view, or None."""
+    flat = read_base(tensor)
+    return flat if flat is not None and FLATTENED in flat.__dict__ else None
 
 
 def modules_in(

@@ -9,12 +9,13 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from amanda_core import OpContext
-from amanda_core.errors import ResultError
-from amanda_core.interface.facts import Facts
+from amanda_core.errors import ResultError, UnsupportedError
+from amanda_core.interface.facts import Facts, Placement
 from amanda_tools.faults.models import Bits, Model, apply_model, bits_of, fields_of
 from amanda_tools.faults.result import Fault, FaultSite, FaultsResult
 from amanda_tools.kit.operators.tool import OperatorTool
@@ -198,15 +199,24 @@ class InjectFaults(OperatorTool["_Op"]):
         import numpy as np
 
         facts = op.facts
-        shape = [int(length or 0) for length in facts.shape(value) or ()]
+        placement = facts.placement(value)
+        if placement is not None and (placement.partial or placement.parts is None):
+            raise NotReadableError("processes hold it as parts that are no blocks")
+        known = facts.shape(value) if placement is None else placement.shape
+        shape = [int(length or 0) for length in known or ()]
         size = int(np.prod(shape))
         op.site.calls, op.site.elements = op.site.calls + 1, op.site.elements + size
         op.site.dtype = facts.dtype(value)
         when = -1 if self.site == "weight" else call
         if self._replay is not None:
             return self._replayed(value, op, position, when)
-        random = np.random.default_rng([self.seed, self.run, op.id, when + 1])
+        # Processes that have other samples are hit elsewhere, and those that have the same are not.
+        samples = [op.rank] if op.rank and self.site != "weight" else []
+        random = np.random.default_rng([self.seed, self.run, op.id, when + 1, *samples])
         places = self._places(random, op, call, when, shape, size)
+        own = None
+        if placement is not None and len(places):
+            places, own = _here(np.asarray(places), placement)
         if not len(places):
             return None
         tensor = host(facts, value)
@@ -215,6 +225,8 @@ class InjectFaults(OperatorTool["_Op"]):
         if self.model in _OF_BITS:
             fields = fields_of(tensor.dtype, flat.dtype.itemsize, self.bits)
         bits = np.asarray(fields)[random.integers(0, len(fields), len(places))]
+        if own is not None:
+            places, bits = places[own], bits[own]
         before = bits_of(flat)[places]
         apply_model(self.model, flat, tensor.dtype, places, bits, self.amount, random)
         if when >= 0 or not op.noted:  # A fault of a weight is the same in each execution.
@@ -296,10 +308,30 @@ class _Op:
     def __init__(self, context: OpContext, value: str) -> None:
         self.facts: Facts = facts_of(context)
         self.id = context.get_op_id()
+        self.rank = 0
+        if self.facts.processes() > 1:
+            with suppress(UnsupportedError):
+                self.rank = self.facts.group(context.weights.model(context.weights.root)).rank
         self.site = FaultSite(context.name, context.source, value)
         self.call = 0
         #: Whether the faults of its weight in this run were noted.
         self.noted = False
+
+
+def _here(places: Any, placement: Placement) -> tuple[Any, Any]:
+    """Return numbers of elements of a value as they are in this process, and which of them are."""
+    import numpy as np
+
+    index = np.unravel_index(places, placement.shape)
+    parts = placement.parts or ()
+    begin, end = ([getattr(one, name) for one in parts] for name in ("start", "stop"))
+    ends = list(zip(index, begin, end, strict=True))
+    own = np.logical_and.reduce([(first <= at) & (at < last) for at, first, last in ends])
+    lengths = [last - first for _, first, last in ends]
+    moved = [np.clip(at - first, 0, max(last - first - 1, 0)) for at, first, last in ends]
+    if 0 in lengths:
+        return places, np.zeros(len(places), bool)
+    return np.ravel_multi_index(moved, lengths), own
 
 
 def _read(path: Path) -> list[Fault]:

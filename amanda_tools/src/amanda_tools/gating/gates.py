@@ -13,6 +13,7 @@ from typing import Any
 from amanda_core import OpContext
 from amanda_core.errors import ToolError
 from amanda_tools.gating.result import GatedOp, GatingResult
+from amanda_tools.kit.tensors.values import facts_of
 from amanda_tools.kit.weights.learned_parameters import OptimizerJoin
 from amanda_tools.kit.weights.tool import WeightTool
 
@@ -45,6 +46,8 @@ class Gating(WeightTool):
         #: Parts of the loss, by gate, since the last step.
         self.terms: dict[str, Any] = {}
         self.step = 0
+        #: How many processes run the program together.
+        self._processes = 1
         self._arrays: dict[str, Any] = {}
         self.arrays["gate"] = self._arrays
         self._optimizers = OptimizerJoin(self, self._learned, self._weights)
@@ -66,6 +69,7 @@ class Gating(WeightTool):
             ToolError: The framework is not PyTorch, and the op would get a gate.
         """
         if context.namespace.startswith("pytorch/"):
+            self._processes = facts_of(context).processes()
             return super().meets(context)
         if context["type"] in ("conv2d", "attention") and self.chosen(context):
             raise ToolError(
@@ -96,6 +100,12 @@ class Gating(WeightTool):
         import torch
 
         if key not in self.gates:
+            if self._processes > 1 and self.is_training():
+                raise ToolError(
+                    f"Each of {self._processes} processes would train gates of its own",
+                    where=self.tool_name,
+                    fix="Train them in one process, and give the others their `state`",
+                )
             with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
                 torch.manual_seed(self.seed + len(self.gates))
                 module = make().to(like.device, like.dtype)

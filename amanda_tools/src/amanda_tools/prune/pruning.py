@@ -322,19 +322,15 @@ class Pruning(WeightTool):
                 row.pruned = int(loaded.size - (loaded != 0).sum())
                 return facts_of(context).cast(loaded, parameter)
             with self._clock:
-                new, row.pruned = self._decided(
-                    context, parameter, order_of(context, weight), weight.owner
-                )
-            return new
+                facts = facts_of(context)
+                if parameter is weight.parameter:
+                    whole = facts.master(parameter, context.weights.model(weight.root))
+                else:
+                    whole = facts.whole(parameter)
+                new, row.pruned = self.mask(context, whole, order_of(context, weight), weight.owner)
+            return new if whole is parameter else facts.cast(new, parameter)
 
         return mask
-
-    def _decided(self, context: OpContext, weight: Any, order: Order, key: str) -> tuple[Any, int]:
-        """Return the mask of a weight, which is decided once where processes hold parts of it."""
-        facts = facts_of(context)
-        whole = facts.whole(weight)
-        mask, pruned = self.mask(context, whole, order, key)
-        return (mask if whole is weight else facts.cast(mask, weight)), pruned
 
     def _prune_by_op(self, context: OpContext) -> None:
         """Prune the weight of an operator that is not known to be a parameter, by this operator."""
@@ -374,7 +370,8 @@ class Pruning(WeightTool):
                     row.pruned = int(loaded.size - (loaded != 0).sum())
                     mask = facts.cast(loaded, weight)
                 else:
-                    mask, row.pruned = self._decided(context, weight, order, key)
+                    mask, row.pruned = self.mask(context, facts.whole(weight), order, key)
+                    mask = facts.cast(mask, weight)
                     self.by_op[key] = array_of(context, mask) != 0
         except NotReadableError as error:
             self._note(f"{context.name} is not pruned: {error}")

@@ -11,12 +11,14 @@ from typing import Any, Literal, get_args
 
 from amanda_core import OpContext
 from amanda_core.engine.calls import Call
-from amanda_core.errors import ToolError
+from amanda_core.errors import UnsupportedError
 from amanda_core.interface.facts import Facts
+from amanda_core.interface.groups import Group
 from amanda_core.weights.reads import Weight
 from amanda_tools.kit.tensors.values import facts_of, need_numpy
 from amanda_tools.prune.order import Order, array_of, axes_of, inverse_of, numbers_of
 from amanda_tools.prune.pruning import Pruning
+from amanda_tools.prune.reads import value_at
 
 __all__ = ["Score", "ScoredPruning", "check_choice"]
 
@@ -71,6 +73,8 @@ class ScoredPruning(Pruning):
         self._gradients: dict[str, Any] = {}
         self._ready: dict[str, Any] = {}
         self._unsettled = False
+        #: Root -> the processes whose gradients decide.
+        self._groups: dict[str, Group] = {}
         #: The outermost modules that were called.
         self._called: set[tuple[str, str]] = set()
         if self.waits:
@@ -136,25 +140,34 @@ class ScoredPruning(Pruning):
         """Look at the gradient of a weight, if scores depend on it."""
         if self.score == "magnitude":
             return False
-        if (processes := facts_of(context).processes()) > 1:
-            raise ToolError(
-                f"Each of {processes} processes would choose masks by gradients of its own data",
-                where=context.where,
-                fix="Make and save the masks in one process, or use score='magnitude'",
-            )
         weight, axes = weights.get(None), [None]  # type: Weight | None, list[int | None]
-        if weight is not None and weight.exact and not weight.varies:
+        # An op is known by the weights that it reads, unless other processes hold parts of them.
+        facts, value = facts_of(context), value_at(context, position)
+        placed = facts.is_tensor(value) and facts.placement(value) is not None
+        if weight is not None and weight.exact and (placed or not weight.varies):
             whole = all(index == slice(None) for index in weight.region)
             axes = axes_of(weight) if whole else axes
         if weight is None or None in axes:
             for each in weights.values():
                 self.unreach(each, "read in parts, so its gradient as a whole is not known")
             return True
+        if weight.root not in self._groups:
+            model = context.weights.model(weight.root)
+            self._groups[weight.root] = facts.group(model)
+        if placed and weight.varies:
+            context.insert_before_op(
+                self._check_weight,
+                inputs=[position],
+                observe=True,
+                context=context,
+                position=position,
+                owner=weight.owner,
+            )
         context.insert_after_backward_op(
             self.add_gradient,
             grad_inputs=[position],
             observe=True,
-            facts=facts_of(context),
+            facts=facts,
             key=weight.owner,
             axes=axes,
         )
@@ -165,6 +178,16 @@ class ScoredPruning(Pruning):
         if gradient is not None and (self._unsettled or self._changes(self._step + 1)):
             array = numbers_of(facts, facts.whole(gradient)).transpose(inverse_of(axes))
             self._gradients[key] = self._gradients.get(key, 0) + array
+
+    def _check_weight(self, value: Any, context: OpContext, position: int, owner: str) -> None:
+        weight = context.weights.get(position)
+        if weight is None or weight.owner != owner:
+            raise UnsupportedError(
+                "One operator reads several weights of which processes hold parts, so their "
+                "gradients cannot be told apart",
+                where=context.where,
+                fix="Give each a module of its own, or use score='magnitude'",
+            )
 
     def progress(self) -> dict[str, Any]:
         """Return the number of steps."""
@@ -181,7 +204,8 @@ class ScoredPruning(Pruning):
     def _begin_call(self, call: Call) -> None:
         # Another module may be the next part of the same execution.
         module = (call.namespace, call.module)
-        if module in self._called:
+        # Processes may call a model in different numbers, but make the same steps.
+        if module in self._called and all(group.size == 1 for group in self._groups.values()):
             self._settle()
         self._called.add(module)
 
@@ -204,12 +228,29 @@ class ScoredPruning(Pruning):
         for owner in [key for key, one in self._weights.items() if one.parameter is None]:
             self.forget(owner)
         with self._clock:
+            self._agree()
             orders = {key: order for key, (_, order, _) in self._seen.items()}
             scores = {key: self._scores(key) for key in self._seen}
             known = {key: values for key, values in scores.items() if values is not None}
             for key, kept in self.decide(known, orders).items():
                 self._ready[key] = orders[key].restore(kept, self._seen[key][2]).copy()
         self.renew()
+
+    def _agree(self) -> None:
+        """Add up the gradients of the processes that train a model together."""
+        import numpy as np
+
+        for root, group in self._groups.items():
+            keys = sorted(key for key in self._seen if key.partition(":")[0] == root)
+            if group.size == 1 or not keys:
+                continue
+            own = self._gradients
+            none = {key: np.zeros(self._seen[key][2], np.float32) for key in keys}
+            known = np.array([key in own for key in keys], np.int32)
+            what = f"masks of {self.tool_name} in step {self._step}"
+            sums = group.agree(what, {key: own.get(key, none[key]) for key in keys}, "sum")
+            some = group.agree(what, {"known": known}, "max")["known"]
+            own.update({key: sums[key] for key, one in zip(keys, some, strict=True) if one})
 
     def _scores(self, key: str) -> Any:
         magnitudes, order, shape = self._seen[key]

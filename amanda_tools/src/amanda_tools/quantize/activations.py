@@ -14,6 +14,7 @@ from amanda_core import OpContext
 from amanda_core.engine.activation import autodiff_enabled
 from amanda_core.errors import ToolError
 from amanda_core.interface.facts import Facts, NotReadableError
+from amanda_core.interface.groups import Group
 from amanda_tools.kit.operators.clock import Clock
 from amanda_tools.kit.operators.tool import runs_in_order
 from amanda_tools.kit.tensors.types import is_real
@@ -31,6 +32,7 @@ __all__ = ["Activation", "Activations"]
 
 #: No activation is as large. What a program adds that is lower hides elements from a softmax.
 _HIDDEN = -1e30
+ALONE = Group()
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Activation:
         mean: Running mean of the largest magnitudes; None if there is none.
         made: The arguments of `fake_quantize`, made from the grid when first needed.
         copied: Whether it is a copy of a weight.
+        group: The processes whose values decide.
     """
 
     op: str
@@ -58,6 +61,7 @@ class Activation:
     mean: float | None = None
     made: dict[str, Any] | None = None
     copied: bool = False
+    group: Group = ALONE
 
     @property
     def key(self) -> str:
@@ -77,6 +81,7 @@ class Activations:
 
     Attributes:
         frozen: Whether the calibration has ended.
+        groups: Label of a model -> the processes that train it together.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class Activations:
         self._known: dict[str, Activation] = {}
         #: Names of additions that hide elements.
         self._masks: set[str] = set()
+        self.groups: dict[str, Group] = {}
         self.frozen = False
 
     def get(self, context: OpContext, operand: Operand) -> Activation:
@@ -101,6 +107,7 @@ class Activations:
         if one is None:
             one = self._known[key] = Activation(context.name, operand.role, context.source)
         one.source, one.copied = context.source, operand.copied
+        one.group = self.groups.get(context.weights.root, ALONE)
         return one
 
     def insert(
@@ -168,7 +175,7 @@ class Activations:
         self.frozen = True
         for one in self._known.values():
             if one.grid is None and one.histogram.seen and one.op not in self._masks:
-                one.grid = self._grid_of(one)
+                self._decide(one)
 
     def clear(self) -> None:
         """Forget all ranges."""
@@ -188,7 +195,7 @@ class Activations:
         return {
             "frozen": self.frozen,
             "activations": {
-                key: {**one.histogram.to_json(), "ready": self._ready(one), "mean": one.mean}
+                key: {**one.histogram.to_json(), "ready": self._decided(one), "mean": one.mean}
                 for key, one in self._known.items()
             },
         }
@@ -241,7 +248,7 @@ class Activations:
                 return None
             run = self._rounds.present(alone)
             if self._ready(one) and run != one.run:
-                one.grid = self._grid_of(one)
+                self._decide(one)
         if one.grid is None:
             with self._clock:
                 self._note_range(facts, part, one, run, adds)
@@ -287,13 +294,24 @@ class Activations:
             return False
         return one.grid is not None or bool(needed and one.histogram.seen >= needed)
 
+    def _decided(self, one: Activation) -> bool:
+        """Return True if the range is final, which other processes have a part in."""
+        return self._ready(one) and (one.grid is not None or one.group.size == 1)
+
+    def _decide(self, one: Activation) -> None:
+        """Make the grid of the values that all processes have seen."""
+        if one.group.size > 1:
+            counting = self._options.observer != "minmax"
+            one.histogram.share(one.group, f"range of {one.key}", counting)
+        one.grid = self._grid_of(one)
+
     def _grid_of(self, one: Activation) -> Grid:
         form, options = self._options.format_of(one.copied), self._options
         assert form is not None
         return one.histogram.grid(form, options.observer, options.percentile, options.symmetric)
 
     def _shown(self, one: Activation, form: Format) -> QuantizedActivation:
-        grid = self._grid_of(one) if self._ready(one) else None
+        grid = self._grid_of(one) if self._decided(one) else None
         step = self._steps.get(one.key)
         scale = None if grid is None else float(grid.scale.reshape(()))
         zero = 0.0 if grid is None else float(grid.zero.reshape(()))

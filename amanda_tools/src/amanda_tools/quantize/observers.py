@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from amanda_core.interface.groups import Group
 from amanda_tools.quantize.formats import Format, Grid, affine, symmetric
 
 __all__ = ["OBSERVERS", "Histogram", "Observer", "quantized", "weight_grid"]
@@ -101,6 +102,26 @@ class Histogram:
             self._count(values)
         return bool(values.any())
 
+    def share(self, group: Group, what: str, counting: bool) -> None:
+        """Add the values that the other processes of a group have seen.
+
+        Args:
+            group: The processes.
+            what: Whose values they are.
+            counting: Whether the distribution is needed as well.
+
+        Raises:
+            UnsupportedError: A process has not come here.
+        """
+        import numpy
+
+        ends = numpy.array([-self.low, self.high, self._limit])
+        ends = group.agree(f"{what}, seen {self.seen} times", {"ends": ends}, "max")["ends"]
+        self.low, self.high = -float(ends[0]), float(ends[1])
+        if counting:
+            self._widen(float(ends[2]))
+            self._histogram = group.agree(what, {"counts": self._histogram}, "sum")["counts"]
+
     def grid(self, form: Format, observer: str, percentile: float, around_zero: bool) -> Grid:
         """Return the grid of the values so far.
 
@@ -128,15 +149,20 @@ class Histogram:
         import numpy
 
         reach = max(abs(self.low), abs(self.high))
+        self._widen(2.0 ** math.frexp(reach)[1] if reach else 1.0)
+        span = (-self._limit, self._limit)
+        self._histogram += numpy.histogram(values.astype(numpy.float64), _BINS, span)[0]
+
+    def _widen(self, limit: float) -> None:
+        """Let the bins reach as far as a power of two."""
+        import numpy
+
         if self._histogram is None:
-            self._limit = 2.0 ** math.frexp(reach)[1] if reach else 1.0
-            self._histogram = numpy.zeros(_BINS, numpy.int64)
-        while self._limit < reach:
+            self._limit, self._histogram = limit, numpy.zeros(_BINS, numpy.int64)
+        while self._limit < limit:
             inner = self._histogram.reshape(-1, 2).sum(1)
             self._histogram = numpy.pad(inner, _BINS // 4)
             self._limit *= 2
-        span = (-self._limit, self._limit)
-        self._histogram += numpy.histogram(values.astype(numpy.float64), _BINS, span)[0]
 
     def _central(self, percentile: float) -> tuple[float, float]:
         """Return the range without the same share of values at each end."""

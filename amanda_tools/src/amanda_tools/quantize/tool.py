@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from amanda_core import OpContext
-from amanda_core.errors import ToolError
+from amanda_core.errors import ToolError, UnsupportedError
 from amanda_core.interface.facts import Facts, NotReadableError
+from amanda_core.interface.groups import Group
 from amanda_core.weights.reads import Weight
 from amanda_tools.kit.operators.clock import Clock
 from amanda_tools.kit.output.rendering import format_count
@@ -265,10 +266,8 @@ class Quantize(WeightTool):
         if operands and not self._can_compute(context, facts, operands[0]):
             return
         self._note_unreached(context, facts, operands)
-        if operands and self._options.activations and (processes := facts.processes()) > 1:
-            self._notes[
-                f"ranges of activations are of the data of this process, one of {processes}"
-            ] = None
+        if operands and facts.processes() > 1:
+            self._meet_processes(context, facts)
         if context["type"] in PRODUCTS and not all(
             is_quantizable(facts, one) for one in context.get_inputs() or () if is_real(facts, one)
         ):
@@ -348,6 +347,28 @@ class Quantize(WeightTool):
             self._notes[f"not supported on {context.namespace}: {error}"] = None
             return False
         return True
+
+    def _meet_processes(self, context: OpContext, facts: Facts) -> None:
+        """Find out which processes decide with this one, or note that none does."""
+        if self._options.learns:
+            raise ToolError(
+                f"{self.method} would learn other steps in each of {facts.processes()} processes",
+                where=context.where,
+                fix="Use the method static or dynamic here",
+            )
+        root = context.weights.root
+        if self._options.activations is None or root in self._activations.groups:
+            return
+        alone = self.method == "dynamic"
+        try:
+            group = Group() if alone else facts.group(context.weights.model(root))
+        except UnsupportedError:
+            alone, group = True, Group()
+        self._activations.groups[root] = group
+        if alone:
+            self._notes[
+                f"ranges of activations are of the data of this process, one of {facts.processes()}"
+            ] = None
 
     def _insert_present(self, context: OpContext, facts: Facts, operands: list[Operand]) -> None:
         insert_present(

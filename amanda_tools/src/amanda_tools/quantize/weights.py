@@ -208,7 +208,10 @@ class Weights:
                     whole = value_at(context, operand)
                 if whole is None or facts.shape(whole) != tuple(weight.shape):
                     raise NotReadableError(f"read by {context.op_type} in another shape")
-                tensor = host(facts, whole)
+                master = whole
+                if whole is weight.parameter:  # Its optimizer may update one with more digits.
+                    master = facts.master(whole, context.weights.model(weight.root))
+                tensor = host(facts, master)
                 values = numbers(tensor.array, tensor.dtype)
                 axes = self._axes(context, operand, weight)
                 options = self._options

@@ -132,6 +132,9 @@ class Sensitivity(Tool):
             )
             self._ops[key] = _Op(row, facts)
         op = self._ops[key]
+        if (processes := facts.processes()) > 1:
+            note = f"figures are of the data of this process, one of {processes}"
+            self._notes[note] = None
         backward = context.supports("aligned_gradients")
         if not backward:
             self._notes[f"no gradients on {context.namespace}"] = None

@@ -1,0 +1,158 @@
+"""The processes that train a model together, and the parameters that they update.
+
+Owns how they meet, which is what torch's wrappers say: `DistributedDataParallel`, FSDP1 and
+`fully_shard`. Tools communicate here only where they decide: see `amanda_core.interface.groups`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import nn
+
+from amanda_core.driver_kit import WeakGroup
+from amanda_core.interface import Group, How, NotReadableError, UnsupportedError
+from amanda_driver_torch.placements import distributed
+from amanda_driver_torch.torch_internals.distributed import (
+    groups_of,
+    is_low_precision,
+    lets_join,
+    sharded_groups,
+    sharded_of,
+)
+from amanda_driver_torch.torch_internals.internals import (
+    children_of,
+    modules_in,
+    parameters_of,
+    wraps,
+)
+
+__all__ = ["WRAPPERS", "group_of", "master_of", "processes"]
+
+#: The modules that only wrap others and were called under tools.
+WRAPPERS: WeakGroup[nn.Module] = WeakGroup()
+#: How long a process waits for the others to come to a decision.
+_PATIENCE = timedelta(minutes=5)
+#: Name of a group -> how often its processes have met.
+_MEETINGS: Counter[str] = Counter()
+
+
+def processes() -> int:
+    """Return how many processes run the program together."""
+    known = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return int(torch.distributed.get_world_size()) if known else 1
+
+
+class _Processes(Group):
+    """Processes that average their gradients: those of each group, then across the groups."""
+
+    def __init__(self, groups: list[Any]) -> None:
+        self.groups = groups
+        for group in groups:
+            self.rank = self.rank + self.size * group.rank()
+            self.size *= group.size()
+
+    def exchange(self, text: str) -> list[str]:
+        for group in self.groups:
+            text = "|".join(found := _meet(group, text))
+        return text.split("|") if len(self.groups) > 1 else found
+
+    def reduce(self, values: Any, how: How) -> Any:
+        tensor = torch.from_numpy(values.copy())
+        operator = getattr(torch.distributed.ReduceOp, how.upper())
+        for group in self.groups:
+            gpu = "nccl" in torch.distributed.get_backend(group)
+            tensor = tensor.cuda() if gpu else tensor
+            torch.distributed.all_reduce(tensor, operator, group=group)
+        return tensor.cpu().numpy()
+
+
+def _meet(group: Any, text: str) -> list[str]:
+    """Return the text of each process of a group, in the store with which it was set up.
+
+    A collective would hang, or take part in another one, if a process does not come.
+    """
+    _MEETINGS[group.group_name] += 1
+    store, own = group.get_group_store(), group.rank()
+    keys = [
+        f"amanda/{group.group_name}/{_MEETINGS[group.group_name]}/{rank}"
+        for rank in range(group.size())
+    ]
+    store.set(keys[own], text)
+    try:
+        store.wait(keys, _PATIENCE)
+    except RuntimeError as error:
+        here = [store.check([key]) for key in keys]
+        away = [str(rank) for rank, came in enumerate(here) if not came]
+        raise UnsupportedError(
+            f"Processes {', '.join(away)} of {len(keys)} did not come to decide with this one",
+            where=text,
+            fix="Let all of them run the same operators and steps under the same tools",
+        ) from error
+    return [store.get(key).decode() for key in keys]
+
+
+def group_of(model: Any) -> Group:
+    """Return the processes that train a model with data of their own.
+
+    Raises:
+        UnsupportedError: It is not known which do.
+    """
+    if (count := processes()) == 1:
+        return Group()
+    if model is not None and (groups := _groups_of(model)) is not None:
+        return _Processes(groups) if groups else Group()
+    raise UnsupportedError(
+        f"It is not known which of {count} processes train the model together",
+        fix="Wrap it in DistributedDataParallel or call fully_shard; or decide in one process, "
+        "save what was decided and load that in all",
+    )
+
+
+def _groups_of(model: nn.Module) -> list[Any] | None:
+    """Return the groups over which gradients of a model are reduced; None if they are unknown."""
+    parts = [part for _, part in modules_in(model)]
+    around = [one for one in WRAPPERS if any(part is _inner(one) for part in parts)]
+    for module in (*around, *parts):
+        if lets_join(module):
+            raise UnsupportedError(
+                "Processes that join early cannot decide with the others",
+                fix="Decide in a run in which all of them have the same number of batches",
+            )
+        if groups := groups_of(module):
+            return groups
+    meshes = [
+        one.device_mesh
+        for part in parts
+        for one in parameters_of(part).values()
+        if one is not None and distributed(type(one))
+    ]
+    # Each process has a part of the layers, and all have the same data.
+    return [] if any(mesh.size() == processes() for mesh in meshes) else None
+
+
+def _inner(wrapper: nn.Module) -> nn.Module | None:
+    found: nn.Module | None = wrapper
+    while found is not None and (name := wraps(found)):
+        found = children_of(found).get(name)
+    return found
+
+
+def master_of(parameter: Any, model: Any) -> Any:
+    """Return the parameter that the optimizer updates, as a whole.
+
+    Raises:
+        NotReadableError: Operators read a copy in another dtype.
+    """
+    for _, module in modules_in(model) if isinstance(model, nn.Module) else ():
+        for group in sharded_groups(module):
+            own = sharded_of(group, parameter)
+            if own is not None and own.dtype != parameter.dtype:
+                with torch.no_grad():
+                    return own.full_tensor()
+    if is_low_precision(parameter):
+        raise NotReadableError("read as a copy of another dtype that FSDP1 makes")
+    return parameter
