@@ -57,17 +57,10 @@ class Group:
         Raises:
             UnsupportedError: The processes do not take part alike.
         """
-        if self.size == 1:
-            return dict(values)
-        names = [(name, tuple(one.shape), str(one.dtype)) for name, one in values.items()]
-        digest = hashlib.sha256(repr((names, how)).encode()).hexdigest()[:16]
-        found = self.exchange(f"{what}, {len(names)} arrays, {digest}")
+        kinds = repr([(how, name, one.shape, str(one.dtype)) for name, one in values.items()])
+        digest = hashlib.sha256(kinds.encode()).hexdigest()[:16]
+        found = self.exchange(f"{what}, {len(values)} arrays, {digest}")
         if len({*found}) > 1:
             others = "; ".join(f"process {n}: {text}" for n, text in enumerate(found))
-            raise UnsupportedError(
-                f"The {self.size} processes of the model do not decide the same: {others}",
-                where=what,
-                fix="Let all of them run the same operators and steps, or decide in one process, "
-                "save what it has decided and load that in all",
-            )
+            raise UnsupportedError(f"Processes of one model decide differently: {others}")
         return {name: self.reduce(one, how) for name, one in values.items()}
