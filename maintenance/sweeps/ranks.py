@@ -319,8 +319,8 @@ def _page(found: list[dict[Any, Any]], ranks: int) -> str:
         f"{torch.__version__}. Tools that only look leave losses as they are without tools, to "
         "the bit, in training and in evaluation after each step. Tools that decide have the masks "
         "and scales of one process with the whole batch, in all ranks; in bfloat16 they are the "
-        "same in all ranks. `ids` are op ids and names of weights: those of one process, but for layers "
-        "that are tensor parallel, where they are the same in all ranks.",
+        "same in all ranks. `ids` are op ids and names of weights: those of one process, but for "
+        "layers that are tensor parallel, where they are the same in all ranks.",
         "",
         "| tool | " + " | ".join(programs) + " |",
         "|---" * (len(programs) + 1) + "|",
