@@ -19,7 +19,7 @@ __all__ = [
     "sharded_of",
 ]
 
-#: What the dotted names of the functions begin with that move parameters and gradients between processes.
+#: What the dotted names of functions begin with that move parameters between processes.
 COMMUNICATING = (
     "torch.distributed.fsdp._flat_param.",
     "torch.distributed.fsdp._fully_shard.",
