@@ -48,7 +48,7 @@ def peers(program: Program) -> tuple[list[Way], dict[str, str]]:
     missing: dict[str, str] = {}
     makers: dict[str, Callable[[Program], Way]] = {"nnsight": _nnsight}
     if program.training:
-        missing["TorchLens"] = "captures one forward call, not a step"
+        missing["TorchLens"] = "only its record of a forward call was measured"
     else:
         makers["TorchLens"] = _torchlens
     for name, make in makers.items():

@@ -37,8 +37,9 @@ Five kinds of tools are applied with each interceptor:
 - one that is called forward, and backward with the gradients of all inputs of each of them;
 - one that calls an empty routine before every operator, forward and backward.
 
-The peers look and do nothing, except FlopCounterMode, which counts, and TorchLens, which makes its
-trace.
+The peers look and do nothing, except FlopCounterMode, which counts, and TorchLens, which records a
+whole forward call with its values: its row is no ratio to the others, which record nothing. What
+does as much here is `dump`, in [what each tool costs](tools.md).
 """
 
 QUICK = """\
