@@ -168,7 +168,9 @@ def docs(session: nox.Session) -> None:
     It needs no network once it is built, and any host of static files serves it.
     """
     session.install("-c", "constraints.txt", *group("docs"))
-    session.install("--no-deps", "./amanda_core", "./amanda_tools")
+    with tempfile.TemporaryDirectory() as temporary:
+        members = (copy_of(member, temporary) for member in ("amanda_core", "amanda_tools"))
+        session.install("--no-deps", *map(str, members))
     session.run("python", "-m", "maintenance.site", *session.posargs)
 
 

@@ -20,6 +20,12 @@ def main() -> int:
         found = list(stale(datetime.datetime.now(tz=datetime.UTC).date()))
         print("\n".join(found) or "No result is stale.")
         return int(bool(found))
+    renew()
+    return 0
+
+
+def renew() -> None:
+    """Record what was measured, and renew the pages that repeat it."""
     for name in MEASURED:
         record(name)
     summaries.renew()
@@ -28,7 +34,6 @@ def main() -> int:
         if (renewed := filled(text)) != text:
             page.write_text(renewed, "utf-8")
             print(f"Renewed {page.name}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from maintenance.figures.__main__ import renew
+
 from . import Outcome, Report, reports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +35,7 @@ def main(names: list[str]) -> int:
         print(f"{'right' if outcome.right else 'WRONG'}  {report.path.stem}: {outcome.shown}")
     if not names:
         PAGE.write_text(page(outcomes), "utf-8")
+        renew()
     return sum(not outcome.right for _, outcome in outcomes)
 
 
