@@ -222,6 +222,23 @@ def test_a_selection_may_change_while_the_tool_is_applied() -> None:
     assert [name.rpartition("/")[2] for name in seen] == ["relu", "linear", "relu", "add"]
 
 
+def test_a_selection_that_chose_nothing_is_said() -> None:
+    for selection, says in (
+        (select(module="encoder.frist"), True),
+        (select(module="encoder*", steps=range(7, 9)), True),
+        (select(module="encoder*"), False),
+    ):
+        watching = tool(lambda context: None).where(selection)
+        with amanda.apply(watching):
+            model()
+        (said,) = watching.not_seen() or ["nothing"]
+        assert said.startswith(f"{selection} chose nothing that ran") == says
+    idle = tool(lambda context: None).where(select(module="encoder.frist"))
+    with amanda.apply(idle):
+        pass  # Nothing ran that it could have chosen.
+    assert idle.not_seen() == []
+
+
 def test_a_copied_tool_keeps_its_selection() -> None:
     restricted = Tool().where(select(op="relu"))
     again = copy.deepcopy(restricted)

@@ -206,7 +206,11 @@ class Session:
         if "calls" in self.__dict__ and not self.calls.may_select(tool, context):
             return False
         selection = tool._amanda.selection
-        return selection is None or selection(context, self._step, self.call)
+        if selection is None:
+            return True
+        chosen = selection(context, self._step, self.call)
+        tool._amanda.unseen.add_choice(str(selection), chosen)
+        return chosen
 
     def close(self) -> None:
         """End the session. Contexts stay in the store, and routines no longer run."""

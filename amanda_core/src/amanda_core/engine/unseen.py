@@ -31,6 +31,8 @@ class Unseen:
         self._threads: dict[str, str] = {}
         #: Operator that contains others -> why those are not shown.
         self._inside: dict[str, str] = {}
+        #: Selection of the tool -> whether it chose an operator.
+        self._chose: dict[str, bool] = {}
         self.weights: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def add_call(self, op: str, why: str, weights: Mapping[str, tuple[int, ...]]) -> None:
@@ -42,6 +44,10 @@ class Unseen:
     def add_thread(self, thread: str, op: str, why: str) -> None:
         """Add a thread by the first operator that it ran."""
         self._threads.setdefault(thread, f"first {op}{why}")
+
+    def add_choice(self, selection: str, chosen: bool) -> None:
+        """Add whether a selection of the tool chose an operator."""
+        self._chose[selection] = self._chose.get(selection, False) or chosen
 
     def add_inside(self, op: str, why: str) -> None:
         """Add an operator of which the parts are not shown."""
@@ -60,6 +66,12 @@ class Unseen:
             total = shown + len(calls)
             some = f"{len(calls)} of {total} operator{'s' * (total != 1)}"
             yield f"{some} not seen {why}: {_some(names)}"
+        for selection, chose in self._chose.items():
+            if not chose:
+                yield (
+                    f"{selection} chose nothing that ran: no operator has such a name or module, or "
+                    "its module was not called, or a fused operator computes it"
+                )
         if self._threads:
             names = [f"{name} ({first})" for name, first in self._threads.items()]
             yield f"operators not seen of {_some(names)}"
