@@ -18,7 +18,8 @@ from pathlib import Path
 
 #: Parts of the run after which memory is read. Before the first one, caches fill.
 PARTS = (0.05, 0.25, 0.5, 0.75, 1.0)
-#: Tools that need no arguments.
+#: Arguments of tools that need some.
+ARGUMENTS = {"prune": {"sparsity": 0.5}}
 TOOLS = (
     *("plain", "flops", "latency", "memory", "nonfinite", "trace", "graph", "sparsity"),
     *("prune", "prune_nm", "prune_tiles", "quantize", "inject_faults", "dump"),
@@ -46,7 +47,7 @@ def measure(name: str, steps: int) -> list[float]:
     tools = []
     if name != "plain":
         (point,) = (p for p in entry_points(group="amanda.tools") if p.name == name)
-        tools.append(point.load()())
+        tools.append(point.load()(**ARGUMENTS.get(name, {})))
     found: list[float] = []
     with amanda.apply(*tools):
         for step in range(1, steps + 1):

@@ -69,8 +69,8 @@ class Unseen:
         for selection, chose in self._chose.items():
             if not chose:
                 yield (
-                    f"{selection} chose nothing that ran: no operator has such a name or module, or "
-                    "its module was not called, or a fused operator computes it"
+                    f"{selection} chose nothing that ran: no operator has such a name or module, "
+                    "or its module was not called, or a fused operator computes it"
                 )
         if self._threads:
             names = [f"{name} ({first})" for name, first in self._threads.items()]
