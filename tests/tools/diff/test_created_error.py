@@ -1,13 +1,16 @@
-"""Runs of different precision: the operator that makes an error, beneath what rounding explains."""
+"""Runs of different precision or mode: the operator that makes more than rounding explains."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from stays_compiled import STAYS_COMPILED
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 import amanda
 from amanda_tools.diff import compare
@@ -130,3 +133,42 @@ def test_tolerances_of_the_caller_decide() -> None:
     found = compare(dumped(torch.float32), dumped(torch.bfloat16), rtol=1e-6, atol=1e-6)
     assert not found.same
     assert not found.created
+
+
+def _wrong_program(gm: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+    """Compile a graph in which the second `silu` is a little wrong."""
+    found = [node for node in gm.graph.nodes if node.target == torch.ops.aten.silu.default]
+    with gm.graph.inserting_after(found[1]):
+        wrong = gm.graph.call_function(torch.ops.aten.mul.Tensor, (found[1], 1.01))
+    found[1].replace_all_uses_with(wrong, lambda user: user is not wrong)
+    gm.recompile()
+    return gm
+
+
+@pytest.mark.one_interceptor
+@STAYS_COMPILED
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", aot_autograd(fw_compiler=_wrong_program)], ids=["right", "wrong"]
+)
+def test_a_compiler_that_makes_an_error(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+
+    def outputs(is_compiled: bool) -> Dumped:
+        torch.manual_seed(0)
+        model, x = nn.Sequential(Block(), Block(), Block()), torch.randn(2, 6, 32)
+        call = torch.compile(model, backend=backend) if is_compiled else model
+        tool = Dump(values=["inputs", "weights", "outputs"])
+        with amanda.apply(tool), torch.no_grad():
+            call(x)
+        return tool.result().open()
+
+    eager, compiled = outputs(False), outputs(True)
+    assert compiled.index.ops[-1].namespace.endswith("compiled")
+    found = compare(eager, compiled)
+    assert (found.complete, found.unmatched_a) == (True, [])
+    # Compiled code takes `unbind` apart.
+    apart = {n for n, op in enumerate(eager.index.ops) if op.word == "split"}
+    assert len(found.compared) == sum(one.op not in apart for one in eager.index.tensors)
+    assert found.same == (backend == "aot_eager"), found.conclusion()
+    if not found.same:
+        assert (found.created[0].op.name, found.created[0].op.word) == ("1/silu", "silu")

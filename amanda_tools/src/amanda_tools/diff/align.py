@@ -16,7 +16,7 @@ from math import prod
 from typing import Literal, TypeVar
 
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
-from amanda_tools.kit.operators.entries import REARRANGING
+from amanda_tools.kit.operators.entries import REARRANGING, unwrapped
 from amanda_tools.kit.tensors.statistics import Statistics
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "align",
     "alike",
     "by_keys",
+    "frameworks",
     "is_movement",
     "is_one_framework",
     "is_reshaped",
@@ -97,6 +98,11 @@ def is_one_framework(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> b
     return modes(first) == modes(second)
 
 
+def frameworks(ops: Sequence[DumpedOp]) -> set[str]:
+    """Return the frameworks of operators, whatever the version and mode."""
+    return {op.namespace.partition("/")[0] for op in ops}
+
+
 def is_movement(op: DumpedOp) -> bool:
     """Return True if an operator only moves or creates values, which each framework does
     differently.
@@ -128,14 +134,18 @@ def ways(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> Align:
     """Return how the operators of two dumps are aligned if the caller does not say.
 
     Names decide if at least half of the operators that compute something in one of the dumps have
-    the name of one in the other.
+    the name of one in the other. In two modes of a framework, such as a program and the same one
+    compiled, nine of ten must.
     """
-    if not is_one_framework(first, second):
-        return "values"
-    pairs = _by_name(first, second)
-    found = sum(not is_movement(first[number]) for number in pairs)
     counts = [sum(not is_movement(op) for op in ops) for ops in (first, second)]
-    return "names" if 2 * found >= min(counts) else "values"
+    if is_one_framework(first, second):
+        pairs, share = _by_name(first, second), 0.5
+    elif frameworks(first) == frameworks(second):
+        pairs, share = by_keys(first, second, [_plain]), 0.9
+    else:
+        return "values"
+    found = sum(not is_movement(first[number]) for number in pairs)
+    return "names" if found >= share * min(counts) else "values"
 
 
 def align(
@@ -170,11 +180,12 @@ def align(
 
 
 def _by_name(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> dict[int, int]:
-    keys: list[Callable[[DumpedOp], Hashable]] = [
-        lambda op: (op.id, op.type, op.name),
-        lambda op: (op.type, op.name),
-    ]
-    return by_keys(first, second, keys)
+    same = [lambda op: (op.id, op.type, op.name), lambda op: (op.type, op.name), _plain]
+    return by_keys(first, second, same)
+
+
+def _plain(op: DumpedOp) -> Hashable:
+    return op.type, unwrapped(op.name)
 
 
 def by_keys(

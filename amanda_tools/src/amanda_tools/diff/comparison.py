@@ -19,6 +19,7 @@ from amanda_tools.diff.align import (
     Outline,
     align as align_ops,
     alike,
+    frameworks,
     is_movement,
     is_one_framework,
     is_uninitialized,
@@ -109,8 +110,9 @@ class DiffResult:
 
     Attributes:
         compared: The tensors that are in both dumps, in the order of the first.
-        unmatched_a: Operators of the first dump without a counterpart. Across frameworks this
-            leaves out operators that only move or create values, and across precisions casts.
+        unmatched_a: Operators of the first dump without a counterpart. Across frameworks and
+            modes this leaves out operators that only move or create values, and across precisions
+            casts.
         unmatched_b: Operators of the second dump without a counterpart.
         alone: Number of tensors of matched operators that only one dump has.
         first_alone: The first of them in each dump, described; None if it has none.
@@ -118,9 +120,9 @@ class DiffResult:
         complete: Whether each dump has all that the other has. Always true then, since two
             frameworks or implementations divide a network into other operators.
         uninitialized: Number of tensors that were not compared, because they have no values yet.
-        precisions: Dtypes of the runs, such as ``float32 and bfloat16``, if they differ and the
-            operators are therefore judged by the error that they make; else empty.
-        created: The error that each execution makes, then, from the largest to the smallest.
+        precisions: Dtypes of the runs, such as ``float32 and bfloat16``, if they differ.
+        created: The error that each execution makes, from the largest to the smallest, if the
+            precisions, releases or modes of the runs differ and nobody gave a tolerance.
         not_judged: Number of executions whose created error is not known, then.
     """
 
@@ -200,9 +202,10 @@ class DiffResult:
         return "\n".join(texts)
 
     def _conclusion_on_precision(self) -> list[str]:
+        kinds = f"precisions ({'; '.join(self.precisions)})" if self.precisions else ""
         texts = [
-            f"The runs have different precisions ({'; '.join(self.precisions)}), so operators are "
-            "judged by the error that they make."
+            f"The runs have different {kinds or 'releases or modes'}: operators are judged by the "
+            "error that they make."
         ]
         if self.not_judged:
             count = format_count(self.not_judged, "execution")
@@ -347,22 +350,25 @@ def compare(
     result = DiffResult(across=comparison.across)
     result.compared = list(comparison.tensors())
     result.uninitialized = comparison.uninitialized
-    if rtol is None and atol is None and not comparison.across:
-        result.precisions = precisions(result.compared)
-    if result.precisions and any(one.what == "input" for one in result.compared):
-        result.created, result.not_judged = created_errors(result.compared)
     if not result.compared:
         raise ResultError(
             "The dumps have no tensor in common",
             where=f"{first.folder} and {second.folder}",
             fix="Dump outputs of both, of the same model",
         )
+    if rtol is None and atol is None and not comparison.across:
+        result.precisions = precisions(result.compared)
+        judged = bool(result.precisions) or comparison.tolerance != Tolerance(0.0, 0.0)
+        if judged and any(one.what == "input" for one in result.compared):
+            result.created, result.not_judged = created_errors(result.compared)
     mine, theirs = (
         [one for one in tensors if not (result.precisions and _is_cast(dumped, one))]
         for dumped, tensors in zip((first, second), comparison.alone, strict=True)
     )
     result.alone = len(mine) + len(theirs)
     result.first_alone = _described(first, mine), _described(second, theirs)
+    # Frameworks and modes move values in different ways.
+    moves = comparison.across or not is_one_framework(first.index.ops, second.index.ops)
     with_tensors = [{tensor.op for tensor in d.index.tensors} for d in (first, second)]
     matched = set(comparison.pairs), set(comparison.pairs.values())
     result.unmatched_a, result.unmatched_b = (
@@ -371,7 +377,7 @@ def compare(
             for n, op in enumerate(d.index.ops)
             if n in present
             and n not in taken
-            and not (comparison.across and is_movement(op))
+            and not (moves and is_movement(op))
             and not (result.precisions and op.word == "cast")
         ]
         for d, present, taken in zip((first, second), with_tensors, matched, strict=True)
@@ -402,7 +408,7 @@ class _Comparison:
         self.tolerance = tolerance
         ops = first.index.ops, second.index.ops
         way = ways(*ops) if way == "auto" else way
-        self.across = way == "values" or not is_one_framework(*ops)
+        self.across = way == "values" or frameworks(ops[0]) != frameworks(ops[1])
         versions = [{op.namespace for op in listed} for listed in ops]
         if tolerance == Tolerance() and not self.across and versions[0] == versions[1]:
             # The same releases compute the same bits.

@@ -1,8 +1,8 @@
 """Created errors: the operator that adds more error than precision explains.
 
-Two runs of different precision differ at every operator, so the first difference says nothing. Here
-each execution is judged by the error of what it wrote against the error of what it read and the
-rounding of its dtype.
+Two runs of different precision, release or mode differ at every operator, so the first difference
+says nothing. Here each execution is judged by the error of what it wrote against the error of what
+it read and the rounding of its dtype.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _JUMPS = frozenset(
 )
 #: Types that sum products. Rounding grows with the square root of the number of terms.
 _PRODUCTS = frozenset({"linear", "matmul", "einsum", "attention", "conv1d", "conv2d", "conv3d"})
+#: Types that normalize, by sums over an axis.
+_NORMALIZING = frozenset({"softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm"})
 
 
 @dataclass
@@ -202,11 +204,16 @@ def _rounding(one: Compared, read: Sequence[Compared] = ()) -> float:
     """Return the relative error that rounding the results of an operator explains."""
     dtypes = [dtype for tensor in (one, *read) for dtype in tensor.dtypes]
     coarsest = max((found for dtype in dtypes if (found := epsilon(dtype))), default=0.0)
-    # Sums of products are rounded to a coarser dtype at the end only.
-    if one.a.word not in _PRODUCTS or coarsest > 1e-6 or len(read) < 2:
+    # Sums in a coarser dtype are rounded to it at the end only.
+    if coarsest > 1e-6 or not read:
         return coarsest
     counts = sorted((math.prod(tensor.shapes[0]) for tensor in read), reverse=True)
-    terms = math.sqrt(counts[0] * counts[1] / max(math.prod(one.shapes[0]), 1))
+    wrote = max(math.prod(one.shapes[0]), 1)
+    terms = counts[0] / wrote
+    if one.a.word in _PRODUCTS and len(counts) > 1:
+        terms = math.sqrt(counts[0] * counts[1] / wrote)
+    elif one.a.word in _NORMALIZING and one.shapes[0]:
+        terms = one.shapes[0][-1]
     return coarsest * math.sqrt(max(terms, 1.0))
 
 
