@@ -8,18 +8,22 @@ are, and `learned` has those that are trained.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from amanda_core import OpContext
+from amanda_core.engine.activation import disabled
 from amanda_core.errors import ToolError, UnsupportedError
 from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_core.interface.groups import Group
 from amanda_core.weights.reads import Weight
 from amanda_tools.kit.operators.clock import Clock
+from amanda_tools.kit.output.folders import create_folder
 from amanda_tools.kit.output.rendering import format_count
 from amanda_tools.kit.tensors.arithmetic import arithmetic_of
 from amanda_tools.kit.tensors.types import is_real
 from amanda_tools.kit.tensors.values import facts_of, need_numpy
+from amanda_tools.kit.weights.baking import BakedModel
 from amanda_tools.kit.weights.copies import COPYING, Copies
 from amanda_tools.kit.weights.coverage import UnreachedWeight, WeightCoverage
 from amanda_tools.kit.weights.ranking import chosen
@@ -27,6 +31,7 @@ from amanda_tools.kit.weights.tool import Edit, WeightTool
 from amanda_tools.kit.weights.writes import Watch
 from amanda_tools.quantize.activations import Activations
 from amanda_tools.quantize.experts import Experts
+from amanda_tools.quantize.integers import write_integers
 from amanda_tools.quantize.learned import can_learn
 from amanda_tools.quantize.observers import Observer
 from amanda_tools.quantize.operands import (
@@ -222,6 +227,43 @@ class Quantize(WeightTool):
         if needs and not self.frozen:
             self.freeze()
 
+    def save_integers(self, folder: Path | str) -> list[Path]:
+        """Write the quantized weights as integers of 8 bits and scales, and return the files.
+
+        ``model.safetensors`` has ``NAME`` and ``NAME_scale`` for each of them, and ``config.json``
+        the configuration that compressed-tensors reads.
+
+        Args:
+            folder: The folder, which is made if there is none.
+
+        Raises:
+            ToolError: Several models ran, or none; weights are not integers of one format with a
+                scale for each row; or see `save_baked`.
+        """
+        found = [one for one in self._baked("save_integers") if one.edit is not None]
+        roots = {one.weight.root for one in found}
+        forms = {self._options.format_for(one.weight) for one in found}
+        form = next(iter(forms), None)
+        if (
+            len(roots) != 1
+            or len(forms) != 1
+            or form is None
+            or form.float8
+            or self._options.learns
+        ):
+            raise ToolError(
+                "There is no single model with weights of one integer format",
+                where=f"{self.tool_name}.save_integers",
+                fix="Run one model under the tool before, with the method static and weights of "
+                "int2 to int8",
+            )
+        (root,) = roots
+        weights = [one for one in self._baked("save_integers") if one.weight.root == root]
+        with disabled():
+            model = BakedModel(root, self._model(root), weights)
+        scales = {one.weight.name: self.grids.get(one.weight, _no_scale) for one in found}
+        return write_integers(create_folder(folder), model, scales, form.bits)
+
     def parameters(self) -> list[Any]:
         """Return the learned tensors, for an optimizer; they exist after the model ran once.
 
@@ -402,3 +444,7 @@ class Quantize(WeightTool):
     def _parameters(self) -> list[Any]:
         found = (weight.parameter for weight, _ in self._met.values())
         return [parameter for parameter in found if parameter is not None]
+
+
+def _no_scale(parameter: Any) -> Any:
+    raise LookupError("the scales of a weight that was not analysed")

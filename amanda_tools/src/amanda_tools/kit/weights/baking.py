@@ -17,7 +17,7 @@ from amanda_core.weights.reads import Weight
 from amanda_tools.kit.output.folders import whole_file, write_text
 from amanda_tools.kit.tensors.values import HostTensor, host
 
-__all__ = ["FORMAT", "Baked", "BakedModel", "Edit", "model_of", "write_models"]
+__all__ = ["FORMAT", "Baked", "BakedModel", "Edit", "model_of", "write_models", "write_tensors"]
 
 Edit = Callable[[Any], Any]
 
@@ -163,7 +163,7 @@ def write_models(path: Path, models: Sequence[BakedModel], about: Mapping[str, A
     for model in models:
         name = "weights" if len(models) == 1 else f"weights-{model.root.replace('/', '_')}"
         files.append(path / f"{name}.safetensors")
-        _write(files[-1], model.tensors)
+        write_tensors(files[-1], model.tensors)
         described[model.root] = {
             "file": files[-1].name,
             "changed": model.changed,
@@ -174,7 +174,7 @@ def write_models(path: Path, models: Sequence[BakedModel], about: Mapping[str, A
     return [*files, path / "weights.json"]
 
 
-def _write(path: Path, tensors: Mapping[str, HostTensor]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, HostTensor]) -> None:
     """Write a .safetensors file: a length, a header and the values."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
