@@ -200,6 +200,7 @@ def _work(rank: int, ranks: int, folder: Path, programs: list[str], tools: list[
             model = network() if ranks == 1 else PROGRAMS[program](network(), mesh)
             if rank == 0 and os.environ.get("AMANDA_SWEEP_VERBOSE"):
                 print(f"{ranks} ranks: {program}, {name}", file=sys.stderr, flush=True)
+            torch._dynamo.reset()  # Otherwise it compiles a function at most eight times.
             tool, error, losses = every[name](), "", []
             try:
                 with amanda.apply(tool):
@@ -208,6 +209,8 @@ def _work(rank: int, ranks: int, folder: Path, programs: list[str], tools: list[
                 error = str(refused)
             except Exception as unexpected:
                 error = f"WRONG: {type(unexpected).__name__}: {unexpected}"
+            if error and os.environ.get("AMANDA_SWEEP_VERBOSE"):
+                print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
             result: Any = tool.result() if hasattr(tool, "result") else None
             found[program, name] = {
                 "losses": losses,

@@ -6,6 +6,7 @@ Owns how they meet, which is what torch's wrappers say: `DistributedDataParallel
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda_core.driver_kit import WeakGroup
 from amanda_core.interface import Group, How, NotReadableError, UnsupportedError
 from amanda_driver_torch.placements import distributed
 from amanda_driver_torch.torch_internals.distributed import (
@@ -32,8 +32,9 @@ from amanda_driver_torch.torch_internals.internals import (
 
 __all__ = ["WRAPPERS", "group_of", "master_of", "processes"]
 
-#: The modules that only wrap others and were called under tools.
-WRAPPERS: WeakGroup[nn.Module] = WeakGroup()
+#: The modules that only wrap others and were called under tools, by id. No frame of Python may run
+#: to add one: inside a compiled callable Dynamo would trace it.
+WRAPPERS: dict[int, weakref.ref[nn.Module]] = {}
 #: How long a process waits for the others to come to a decision.
 _PATIENCE = timedelta(minutes=5)
 #: Name of a group -> how often its processes have met.
@@ -115,7 +116,8 @@ def group_of(model: Any) -> Group:
 def _groups_of(model: nn.Module) -> list[Any] | None:
     """Return the groups over which gradients of a model are reduced; None if they are unknown."""
     parts = [part for _, part in modules_in(model)]
-    around = [one for one in WRAPPERS if any(part is _inner(one) for part in parts)]
+    wrappers = [one for one in (known() for known in list(WRAPPERS.values())) if one is not None]
+    around = [one for one in wrappers if any(part is _inner(one) for part in parts)]
     for module in (*around, *parts):
         if lets_join(module):
             raise UnsupportedError(

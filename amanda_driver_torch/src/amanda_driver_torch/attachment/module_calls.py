@@ -10,6 +10,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any, TypeVar, cast
+from weakref import ref
 
 import torch
 from torch import nn
@@ -108,7 +109,7 @@ class ModuleCalls:
     ) -> Any:
         """Call a module inside its scope, or one that wraps another as if it was not there."""
         if wraps(module):
-            WRAPPERS.add(module)
+            WRAPPERS[id(module)] = ref(module)
             return original(module, *args, **kwargs)
         activations = STATE.activations
         try:
@@ -257,7 +258,7 @@ class ModuleCalls:
             The scope; None for a module that wraps another.
         """
         if wraps(module):
-            WRAPPERS.add(module)
+            WRAPPERS[id(module)] = ref(module)
             return None
         scope = self.enter_module(module, parent)
         outer = parent.scope if parent is not None else None
