@@ -217,7 +217,7 @@ def _work(rank: int, ranks: int, folder: Path, programs: list[str], tools: list[
                 "error": error,
                 "decided": _decided(tool) if not error else {},
                 "ids": getattr(tool, "found", []),
-                "left out": [one.reason for one in getattr(result, "unreached", ())],
+                "left out": sorted({one.reason for one in getattr(result, "unreached", ())}),
             }
     torch.save(found, folder / f"{rank}")
     if ranks > 1:
