@@ -283,8 +283,8 @@ class _Callback:
             if hits_limit(result):
                 owner.note_eager(code, _LIMIT)
                 STATE.not_compiled[id(code)] = code
-            # Without tools the code may well be compiled. If not, as torch's own around the calls of
-            # graphs, Dynamo need not ask again at each call.
+            # Without tools the code may well be compiled. If not, as torch's own around the calls
+            # of graphs, Dynamo need not ask again at each call.
             if not is_never_compiled(code):
                 result.apply_to_code = False
                 self._skipped[id(code)] = code, result
