@@ -1,8 +1,8 @@
 """Programs of several ranks under every shipped tool, compared with one process.
 
-`python -m maintenance.sweeps.ranks --page maintenance/sweeps/ranks.md` writes that page. Each rank runs every program
-under every tool. A tool that only looks must leave losses as they are, to the bit; one that decides
-must decide what it does in one process, or refuse by name.
+`python -m maintenance.sweeps.ranks --page maintenance/sweeps/ranks.md` writes that page. Each rank
+runs every program under every tool. A tool that only looks must leave losses as they are, to the
+bit; one that decides must decide what it does in one process, or refuse by name.
 """
 
 # mypy: allow-untyped-calls
