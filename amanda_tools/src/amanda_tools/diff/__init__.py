@@ -1,6 +1,7 @@
 """Comparison of two runs operator by operator: their fingerprints, or their dumps."""
 
-from amanda_tools.diff.comparison import Compared, DiffResult, compare
+from amanda_tools.diff.compared import Compared
+from amanda_tools.diff.comparison import DiffResult, compare
 from amanda_tools.diff.fingerprints import (
     Divergence,
     FingerprintDiff,

@@ -11,14 +11,11 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from amanda_core.results import Table
+from amanda_tools.diff.compared import Compared
 from amanda_tools.diff.numbers import epsilon
 from amanda_tools.kit.operators.entries import OpFacts
-
-if TYPE_CHECKING:
-    from amanda_tools.diff.comparison import Compared
 
 __all__ = ["LIMIT", "CreatedError", "created_errors", "created_table", "precisions"]
 
