@@ -29,7 +29,7 @@ class Two(Group):
         return [text, text if self.other is None else self.other]
 
     def reduce(self, values: Any, how: How) -> Array:
-        combine = {"sum": sum, "max": max, "min": min}[how]
+        combine: Any = {"sum": sum, "max": max, "min": min}[how]
         pairs = zip(values.values, self.arrays.pop(0).values, strict=True)
         return Array(*(combine(pair) for pair in pairs))
 

@@ -90,7 +90,7 @@ def test_causes_contexts_and_groups_are_folded_too() -> None:
     with folding.applied():
         assert names(error) == ["main", "first", "main"]
     assert folding.left_out == 2
-    group = ExceptionGroup("several", [caught(again)])
+    group = BaseExceptionGroup("several", [caught(again)])
     folding = Folding(group, MODULES)
     with folding.applied():
         assert "inner" not in "".join(traceback.format_exception(group))

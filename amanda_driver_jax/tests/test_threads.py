@@ -20,7 +20,7 @@ X = jnp.ones((2, 2))
 TRACED: list[int] = []
 
 
-@jax.jit
+@jax.jit  # type: ignore[untyped-decorator]
 def jitted(x: jax.Array) -> jax.Array:
     TRACED.append(1)
     return jnp.cos(jnp.exp(x))
@@ -99,7 +99,7 @@ def test_functions_that_a_program_calls_back_are_seen(callback: str) -> None:
     def host(x: Any) -> Any:
         return jnp.sinh(jnp.asarray(x))
 
-    @jax.jit
+    @jax.jit  # type: ignore[untyped-decorator]
     def program(x: jax.Array) -> jax.Array:
         if callback == "debug":
             jax.debug.callback(host, x)

@@ -74,7 +74,7 @@ def _fsdp1(original: bool) -> Callable[[Any, Any], Any]:
     def wrap(model: Any, mesh: Any) -> Any:
         from torch.distributed.fsdp import FullyShardedDataParallel
 
-        options = {"use_orig_params": original, "device_id": torch.device("cpu")}
+        options: Any = {"use_orig_params": original, "device_id": torch.device("cpu")}
         for number in range(2):
             model[number] = FullyShardedDataParallel(model[number], **options)
         return FullyShardedDataParallel(model, **options)
@@ -255,7 +255,7 @@ def run(
         try:
             for process in started:
                 if process.wait(seconds):
-                    raise RuntimeError(f"{process.args} ended with {process.returncode}")
+                    raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
         finally:
             for process in started:
                 process.kill()

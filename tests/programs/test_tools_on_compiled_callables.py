@@ -255,7 +255,7 @@ class Broken(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
-        torch._dynamo.graph_break()  # type: ignore[no-untyped-call]
+        torch._dynamo.graph_break()
         result: torch.Tensor = self.last(x)
         return result
 

@@ -151,7 +151,8 @@ def amanda_exported(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
     if not any(tf.is_tensor(one) for one in tf.nest.flatten((args, kwargs))):
         return None
-    return STATE.functions.exported(model, args, kwargs)
+    functions: Any = STATE.functions  # It is there while tools are applied.
+    return functions.exported(model, args, kwargs)
 
 
 @hookimpl

@@ -127,7 +127,7 @@ def _groups_of(model: nn.Module) -> list[Any] | None:
         if groups := groups_of(module):
             return groups
     meshes = [
-        one.device_mesh
+        one.device_mesh  # type: ignore[attr-defined]
         for part in parts
         for one in parameters_of(part).values()
         if one is not None and distributed(type(one))

@@ -18,9 +18,9 @@ def _define() -> torch.library.Library | None:
     try:
         import torchvision  # type: ignore[import-not-found]  # noqa: F401
     except RuntimeError:
-        library = torch.library.Library("torchvision", "FRAGMENT")
+        library: torch.library.Library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for name, schema in _SCHEMAS.items():
-            library.define(name + schema)
+            library.define(name + schema)  # type: ignore[no-untyped-call]
         return library
     except ImportError:
         pass

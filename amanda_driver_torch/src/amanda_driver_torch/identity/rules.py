@@ -151,7 +151,7 @@ def _weights_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Paramete
                     yield prefix + name, owner, parameter
 
 
-def _flattened(prefix: str, flat: Any) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+def _flattened(prefix: str, flat: Any) -> Iterator[tuple[str, nn.Module, Any]]:
     """Yield the parameters that one of FSDP1 holds, where they are whole now."""
     for name, owner, path in getattr(flat, FLATTENED, ()):
         if isinstance(value := parameter_of(owner, name), torch.Tensor):

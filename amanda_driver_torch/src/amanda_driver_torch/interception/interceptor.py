@@ -35,8 +35,8 @@ class Handler(Watcher, Protocol):
 
     def trace_module(
         self, module: nn.Module, parent: Activation | None
-    ) -> tuple[Scope, list[tuple[nn.Module, str]]]:
-        """Return the scope of a module, and what it depends on."""
+    ) -> tuple[Scope, list[tuple[nn.Module, str]]] | None:
+        """Return the scope of a module, and what it depends on; None if it wraps another."""
 
     def module_failed(self, error: BaseException) -> None:
         """Handle an exception that leaves a module's call."""
