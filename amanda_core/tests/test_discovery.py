@@ -239,6 +239,8 @@ def use_every_hook(name: str) -> None:
     assert status.version == "1.2.3"
     with amanda.apply(tool(lambda c: c.insert_after_op(lambda y: None))):
         toy.relu(toy.Value(1.0))
+    with pytest.raises(UnsupportedError):  # This driver does not export.
+        amanda.exported(toy.relu, tool(lambda c: None), toy.Value(1.0))
 
 
 def test_a_plugin_that_is_no_driver_may_wrap_every_hook(installed: Installed) -> None:
