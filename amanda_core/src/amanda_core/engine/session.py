@@ -466,8 +466,9 @@ class Session:
                 self._call(routine, tool, context, i_point)
         finally:
             context._recorder = None
-        logs.setdefault(key, {})[i_point] = tuple(actions)  # It may have been cleared.
+        # What is in the log is not analysed again, even if an exception arrives here.
         context._has_actions |= bool(actions)
+        logs.setdefault(key, {})[i_point] = tuple(actions)  # It may have been cleared.
         if not self.control.switches[CACHING] and (old or actions):
             # Plans that were cached before this analysis are no longer valid.
             tool._amanda.changed()

@@ -39,7 +39,6 @@ _ZONES = {
     "tf_keras.src.optimizers.": "optimizer",
     # They call the loss that was passed as a function.
     "tf_keras.src.optimizers.optimizer.compute_gradients": "model",
-    "tf_keras.src.optimizers.legacy.optimizer_v2._compute_gradients": "model",
     "tf_keras.src.initializers.": "init",
     "tf_keras.src.metrics.": "metrics",
     "tf_keras.src.engine.training.compute_metrics": "metrics",

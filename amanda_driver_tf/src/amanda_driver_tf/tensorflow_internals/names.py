@@ -66,6 +66,7 @@ ZONES_OF_TENSORFLOW = {
     "tensorflow.python.training.basic_session_run_hooks.": "model",
     # It calls the loss that was passed as a function.
     "tensorflow.python.training.optimizer.compute_gradients": "model",
+    "tf_keras.src.optimizers.legacy.optimizer_v2._compute_gradients": "model",
     "tensorflow.python.keras.optimizer": "optimizer",
     "tensorflow.python.keras.metrics": "metrics",
     "tensorflow.python.keras.initializers": "init",
