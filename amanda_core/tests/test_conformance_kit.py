@@ -256,6 +256,7 @@ def test_each_capability_but_modes_has_a_test() -> None:
     } - {
         "eager",
         "graph",
+        "export",
     }
 
 

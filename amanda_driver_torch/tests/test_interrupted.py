@@ -228,6 +228,7 @@ def test_ctrl_c_while_the_patches_are_undone(undone: int) -> None:
 
 # Python swallows one that arrives in a `__del__`, such as that of a zip file with metadata.
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.one_interceptor  # Torch's own `no_grad`, which the other one uses, does not survive.
 def test_an_exception_from_another_thread() -> None:
     """`PyThreadState_SetAsyncExc` raises at the next bytecode that looks for it."""
     used(expected := Counter())

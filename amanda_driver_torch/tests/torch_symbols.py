@@ -255,7 +255,7 @@ COMPILED = (
         "",
         (
             *_in("torch._C._dynamo.eval_frame", "_FrameAction _FrameExecStrategy"),
-            *_in("torch._dynamo.exc", "FailOnRecompileLimitHit"),
+            *_in("torch._dynamo.exc", "FailOnRecompileLimitHit TorchDynamoException"),
             *_in("torch._dynamo.guards", "install_guard"),
             *_in("torch._dynamo.source", "GlobalStateSource SyntheticLocalSource"),
             *_in("torch._dynamo.trace_rules", "check"),
@@ -290,7 +290,7 @@ COMPILED = (
             *_in("torch._guards", "Guard"),
             *_in("torch._subclasses.fake_tensor", "FakeTensor"),
             *_in("torch.autograd.grad_mode", "_enter_inference_mode"),
-            *_in("torch.utils._pytree", "tree_map"),
+            *_in("torch.utils._pytree", "tree_map tree_flatten tree_unflatten"),
         ),
         compiled=True,
     ),
@@ -435,7 +435,10 @@ COMPARED = (
     *("torch._dynamo.trace_rules", *WRAPPERS),
     *("_checkpoint_impl", "_checkpoint_without_reentrant_generator_impl", "_init_weights"),
     *("_reduce_ex_internal", "_typed_storage", "_as_tensor_fullprec", "_is_param", "_call_impl"),
-    *("_save_to_state_dict", "_load_from_state_dict"),
+    *("_save_to_state_dict", "_load_from_state_dict", "_frames_up"),
+    *("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
+    *("torch.distributed.fsdp._flat_param", "torch.distributed.fsdp._fully_shard"),
+    *("torch.distributed.fsdp._runtime_utils", "_allgather_base", "_reduce_scatter_base"),
 )
 #: Attributes of modules, which are read from their dicts.
 OF_MODULES = ("_modules", "_parameters", "_buffers")
@@ -453,7 +456,12 @@ OF_WRITERS = tuple(
 OF_DYNAMO = (
     *("_torchdynamo_orig_backend", "_export", "_param_name_to_source", "_stance.stance"),
     *("nn_module", "output_graph", "torch._functorch.config", "torch._inductor.config.patch"),
-    "torch._inductor.config.triton.cudagraphs",
+    *("torch._inductor.config.triton.cudagraphs", "torch.ao.quantization.fx._decomposed"),
+)
+#: What modules that wrap others for several processes have, and their parameters.
+OF_DISTRIBUTED = (
+    *("_get_fsdp_state", "_fsdp_param_groups", "_fsdp_param_group", "_inter_node_pg"),
+    *("_join_config", "_unsharded_param", "_mp_shard", "_flat_param", "_param_infos"),
 )
 
 
@@ -505,6 +513,8 @@ def _lines() -> Iterator[str]:
         f"  {', '.join(f'`{name}`' for name in OF_WRITERS)}",
         "- while Dynamo compiles, with tried releases only; the driver's error names what is",
         f"  missing: {', '.join(f'`{name}`' for name in OF_DYNAMO)}",
+        "- of modules for several processes; without one, decisions are those of one process:",
+        f"  {', '.join(f'`{name}`' for name in OF_DISTRIBUTED)}",
         "",
         "## CPython",
         "",

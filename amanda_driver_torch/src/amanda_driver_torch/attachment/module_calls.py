@@ -110,7 +110,7 @@ class ModuleCalls:
         """Call a module inside its scope, or one that wraps another as if it was not there."""
         if wraps(module):
             WRAPPERS[id(module)] = ref(module)
-            return original(module, *args, **kwargs)
+            return self._call_wrapper(module, original, args, kwargs)
         activations = STATE.activations
         try:
             scope = self.enter_module(module, activations[-1] if activations else None)
@@ -124,13 +124,14 @@ class ModuleCalls:
         # A recomputation is a part of the call that it belongs to.
         is_outermost = not activations and not path
         is_call = session.watches_calls and is_outermost and not STATE.backward
+        is_call = is_call and not STATE.in_wrapper
         opaque, recomputing = STATE.opaque, STATE.recomputing
         depth = len(activations)
         try:
             STATE.opaque, STATE.recomputing = 0, recomputing or bool(opaque and STATE.backward)
             activations.append(activation)
             if is_call:
-                self._begin_call(activation, args, kwargs)
+                self._begin_call(activation.scope, args, kwargs)
             if session.watches_scopes:
                 session.enter_scope(path)
             if opaque:
@@ -154,6 +155,38 @@ class ModuleCalls:
                 session.leave_scope(path)
             if is_call:
                 session.calls.leave()
+
+    def _call_wrapper(
+        self,
+        module: nn.Module,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a module that wraps another; an outermost call counts as one of the other.
+
+        Compiled code does not call the other one.
+        """
+        is_outermost = not STATE.activations and not STATE.backward and not STATE.in_wrapper
+        if not self.session.watches_calls or not is_outermost:
+            return original(module, *args, **kwargs)
+        inner = module
+        while name := wraps(inner):
+            inner = getattr(inner, name)
+        try:
+            scope = self.enter_module(inner, None)
+        except Exception as error:
+            self.report_failure(error, f"calls of {type(inner).__name__}")
+            return original(module, *args, **kwargs)
+        if scope.path:  # The `forward` of another module runs.
+            return original(module, *args, **kwargs)
+        try:
+            STATE.in_wrapper = True
+            self._begin_call(scope, args, kwargs)
+            return original(module, *args, **kwargs)
+        finally:
+            STATE.in_wrapper = False
+            self.session.calls.leave()
 
     def _call_shown(
         self,
@@ -186,8 +219,8 @@ class ModuleCalls:
             return original(module, *args, **kwargs)  # An overriding `forward` calls it.
         return self.call_module(module, original, args, kwargs)
 
-    def _begin_call(self, activation: Activation, args: Any, kwargs: dict[str, Any]) -> None:
-        session, scope = self.session, activation.scope
+    def _begin_call(self, scope: Scope, args: Any, kwargs: dict[str, Any]) -> None:
+        session = self.session
         epoch, enter = session.epoch, session.calls.enter
         held = partial(self.scopes.held, scope.root)
         self.attempt(scope.path, None, enter, NAMESPACE, scope.root, args, kwargs, held)
@@ -305,7 +338,8 @@ class ModuleCalls:
 
 
 # The native interceptor calls it without a frame of the replaced `Module.__call__`.
-BOUNDARY[id(ModuleCalls.call_module.__code__)] = ModuleCalls.call_module.__code__
+for _call in (ModuleCalls.call_module, ModuleCalls._call_wrapper):
+    BOUNDARY[id(_call.__code__)] = _call.__code__
 
 
 def _place_of(key: Any) -> tuple[str | None, str | None]:
