@@ -18,6 +18,8 @@ import amanda
 from amanda_core.engine.calls import MODULE_INPUT, MODULE_OUTPUT, Call
 from amanda_core.testing.kit.tools import tool
 
+from .interceptors import STAYS_COMPILED
+
 X = torch.ones(1, 2)
 
 
@@ -61,6 +63,19 @@ def test_calls_of_each_outermost_module_are_counted() -> None:
         first(X)
     expected = [("Sequential", 0), ("Linear", 0), ("Sequential", 1), ("Sequential", 0)]
     assert calls.log == [entry for call in expected for entry in both(*call)]
+
+
+@pytest.mark.one_interceptor
+@STAYS_COMPILED
+def test_a_call_of_a_compiled_module_is_one_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    calls, model = Calls(), torch.compile(network(), backend="eager")
+    with amanda.apply(calls) as handle:
+        model(X)
+        model(X)
+        gaps = [gap.what for gap in handle.coverage()["pytorch"]]
+    assert calls.log == [*both("Sequential", 0), *both("Sequential", 1)]
+    assert not any("compiled callable" in what for what in gaps), gaps
 
 
 def test_a_call_tells_its_arguments_and_ends_with_an_exception() -> None:

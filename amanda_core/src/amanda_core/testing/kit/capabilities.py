@@ -27,8 +27,8 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., object])
 
-#: Capability -> meaning. ``eager`` and ``graph`` name modes and have no tests; what ``export`` makes
-#: is run by the framework, so each driver tests it.
+#: Capability -> meaning. ``eager`` and ``graph`` name modes and have no tests. What is
+#: exported is run by the framework, so each driver tests it.
 CAPABILITIES: Mapping[str, str] = {
     "eager": "operators are executed one by one",
     "graph": "operators are nodes of a graph that is built before it runs",
