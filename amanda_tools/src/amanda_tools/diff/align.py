@@ -16,7 +16,7 @@ from math import prod
 from typing import Literal, TypeVar
 
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
-from amanda_tools.kit.operators.entries import REARRANGING, unwrapped
+from amanda_tools.kit.operators.entries import REARRANGING
 from amanda_tools.kit.tensors.statistics import Statistics
 
 __all__ = [
@@ -141,7 +141,7 @@ def ways(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> Align:
     if is_one_framework(first, second):
         pairs, share = _by_name(first, second), 0.5
     elif frameworks(first) == frameworks(second):
-        pairs, share = by_keys(first, second, [_plain]), 0.9
+        pairs, share = by_keys(first, second, [_type_and_name]), 0.9
     else:
         return "values"
     found = sum(not is_movement(first[number]) for number in pairs)
@@ -180,12 +180,11 @@ def align(
 
 
 def _by_name(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> dict[int, int]:
-    same = [lambda op: (op.id, op.type, op.name), lambda op: (op.type, op.name), _plain]
-    return by_keys(first, second, same)
+    return by_keys(first, second, [lambda op: (op.id, op.type, op.name), _type_and_name])
 
 
-def _plain(op: DumpedOp) -> Hashable:
-    return op.type, unwrapped(op.name)
+def _type_and_name(op: DumpedOp) -> Hashable:
+    return op.type, op.name
 
 
 def by_keys(

@@ -30,7 +30,7 @@ from amanda_tools.fingerprint.files import (
     digest_of,
     load_fingerprint,
 )
-from amanda_tools.kit.operators.entries import EitherWayOp, unwrapped
+from amanda_tools.kit.operators.entries import EitherWayOp
 from amanda_tools.kit.output.rendering import (
     dataframe,
     fields_of,
@@ -468,7 +468,7 @@ class _Comparison:
         else:
             made = [_producer(run, r) for run, r in ((self.one, row), (self.other, there))]
             found.producer = next((name for name in made if name is not None), None)
-            if None not in made and unwrapped(made[0] or "") == unwrapped(made[1] or ""):
+            if None not in made and made[0] == made[1]:
                 found.cause = "writer"
             elif made == [None, None]:
                 found.cause, found.states = "outside", states
@@ -558,11 +558,7 @@ def _align(first: Sequence[EitherWayOp], second: Sequence[EitherWayOp]) -> dict[
     found = by_keys(
         first,
         second,
-        [
-            lambda op: (op.phase, op.id, op.type, op.name),
-            lambda op: (op.phase, op.type, op.name),
-            lambda op: (op.phase, op.type, unwrapped(op.name)),
-        ],
+        [lambda op: (op.phase, op.id, op.type, op.name), lambda op: (op.phase, op.type, op.name)],
     )
     taken = set(found.values())
     mine = [number for number in range(len(first)) if number not in found]

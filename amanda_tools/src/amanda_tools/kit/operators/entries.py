@@ -22,7 +22,6 @@ __all__ = [
     "OpFacts",
     "key_of",
     "program_key_of",
-    "unwrapped",
     "with_parents",
     "words",
 ]
@@ -38,27 +37,6 @@ REARRANGING = words(
     "reshape transpose squeeze unsqueeze expand tile repeat identity slice split concat stack flip "
     "roll tril triu channel_shuffle depth_to_space space_to_depth"
 )
-
-
-#: Parts of module paths that wrappers add: of compiled, sharded and checkpointed modules.
-_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-
-
-def unwrapped(name: str) -> str:
-    """Return the name of an operator or module without what wrappers add to its path.
-
-    >>> unwrapped("_orig_mod.layers.0/linear")
-    'layers.0/linear'
-    >>> unwrapped("module.layers.0/linear")
-    'layers.0/linear'
-    """
-    path, slash, rest = name.partition("/")
-    parts = [part for part in path.split(".") if part not in _WRAPPERS]
-    # Parallel modules hold the program's module under this name.
-    if parts[:1] == ["module"]:
-        del parts[0]
-    # An operator of the wrapped module itself has no module.
-    return ".".join(parts) + slash + rest if parts else rest
 
 
 @dataclass
