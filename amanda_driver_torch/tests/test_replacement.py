@@ -194,6 +194,22 @@ def test_several_outputs_come_out_in_the_ops_own_type() -> None:
     equal([top.values, top.indices], [x[:1], index])
 
 
+def test_an_output_that_the_op_does_not_give_may_be_missing() -> None:
+    attention, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(2, 3, 8)
+    op = "_native_multi_head_attention"
+    with torch.no_grad():
+        expected, _ = attention(x, x, x, need_weights=False)
+        with amanda.apply(replacing(op, itself)):
+            found, weights = attention(x, x, x, need_weights=False)
+        with (
+            pytest.raises(EditError, match="'b' cannot replace the result"),
+            amanda.apply(replacing(op, lambda *values: (expected, "b"))),
+        ):
+            attention(x, x, x, need_weights=False)
+    assert weights is None
+    equal(found, expected)
+
+
 def test_replacement_of_an_in_place_op_is_written_to_its_storage() -> None:
     x = leaf(2)
     with amanda.apply(replacing("relu_", lambda v: v * 3)):

@@ -72,8 +72,12 @@ def _check(counts: set[int], op_type: str, result: Any, step: Step) -> None:
             where=step.where,
             fix="Return what the op would have returned",
         )
-    if counts and not all(isinstance(value, torch.Tensor) for value in results):
-        raise refused(step, f"{result!r} cannot replace the result of {op_type}", "Return tensors")
+    # One of several outputs may be missing, such as attention weights that nobody needs.
+    others = [value for value in results if not isinstance(value, torch.Tensor)]
+    wrong = others if len(others) == len(results) else [v for v in others if v is not None]
+    if counts and wrong:
+        what = f"{wrong[0]!r} cannot replace the result of {op_type}"
+        raise refused(step, what, "Return tensors")
 
 
 def _write_out(out: Any, result: Any, step: Step) -> None:
