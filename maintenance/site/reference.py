@@ -141,7 +141,15 @@ def command_line() -> str:
         "",
     ]
     for path, command in sorted(commands(app.amanda, "amanda")):
-        context = click.Context(command, info_name=path, max_content_width=96, terminal_width=96)
+        # As the group hands them on to its commands.
+        names = app.amanda.context_settings["help_option_names"]
+        context = click.Context(
+            command,
+            info_name=path,
+            max_content_width=96,
+            terminal_width=96,
+            help_option_names=names,
+        )
         lines += [f"## `{path}`", "", "```text", command.get_help(context).rstrip(), "```", ""]
     return "\n".join(lines).rstrip() + "\n"
 
