@@ -117,6 +117,63 @@ def test_a_wrong_gradient_is_named() -> None:
     assert (found.created[0].op.type, found.created[0].phase) == ("Doubled", "backward")
 
 
+def both(program: Callable[[torch.dtype], object]) -> tuple[Dumped, Dumped]:
+    dumps = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        tool = Dump(values=["inputs", "weights", "outputs"])
+        with amanda.apply(tool), torch.no_grad():
+            program(dtype)
+        dumps.append(tool.result().open())
+    return dumps[0], dumps[1]
+
+
+def test_whole_numbers_that_differ_come_from_outside() -> None:
+    def program(dtype: torch.dtype) -> None:
+        table = torch.linspace(-1, 1, 32, dtype=dtype).reshape(8, 4)
+        F.silu(F.embedding(torch.tensor([1, 3 if dtype == torch.float32 else 5]), table))
+
+    found = compare(*both(program))
+    assert not found.same
+    # `torch.embedding` takes the indices last.
+    assert (found.created[0].op.word, found.created[0].what) == ("embedding", "input 1")
+    assert found.created[0].outside
+
+
+def test_what_follows_from_a_choice_that_flips_is_not_judged() -> None:
+    # The first two are equal in bfloat16, so that another one is chosen.
+    values = torch.tensor([[1.0, 1.0009, -1.0]])
+
+    def program(dtype: torch.dtype) -> None:
+        x = values.to(dtype) * 1
+        chosen = torch.argmax(x, -1)
+        F.silu(torch.tensor([[0.5, 2.0], [-1.0, 3.0], [0.0, 0.0]], dtype=dtype)[chosen])
+
+    found = compare(*both(program))
+    assert (found.same, found.complete) == (True, False), found.conclusion()
+    assert found.jump is not None
+    assert found.jump.a.word == "argmax"
+    assert "What follows from this was not judged: output 0" in found.conclusion()
+
+
+def test_infinities_of_a_mask_are_no_error() -> None:
+    def program(dtype: torch.dtype) -> None:
+        mask = torch.full((4, 4), float("-inf"), dtype=dtype).triu(1)
+        torch.softmax(torch.randn(4, 4).to(dtype) + mask, -1)
+
+    found = compare(*both(program))
+    assert (found.same, found.complete) == (True, True), found.conclusion()
+
+
+def test_a_nan_in_one_run_is_an_error() -> None:
+    def program(dtype: torch.dtype) -> None:
+        x = torch.full((3,), 300.0).to(dtype) * 1
+        torch.sqrt(x if dtype == torch.float32 else x - x - 1)
+
+    found = compare(*both(program))
+    assert not found.same
+
+
 def test_without_inputs_the_conclusion_says_what_to_record() -> None:
     def outputs(dtype: torch.dtype) -> Dumped:
         tool = Dump()

@@ -26,7 +26,7 @@ from amanda_tools.diff.align import (
     ways,
 )
 from amanda_tools.diff.compared import Compared
-from amanda_tools.diff.created import CreatedError, created_errors, created_table, precisions
+from amanda_tools.diff.created import CreatedError, created_table, judge, precisions
 from amanda_tools.diff.numbers import Difference, Tolerance, compare_statistics, compare_tensors
 from amanda_tools.dump.files import Dumped, load_dump
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
@@ -65,6 +65,8 @@ class DiffResult:
         created: The error that each execution makes, from the largest to the smallest, if the
             precisions, releases or modes of the runs differ and nobody gave a tolerance.
         not_judged: Number of executions whose created error is not known, then.
+        jump: The first value that is not rounded, such as an index, and that differs since the
+            values differ from which an operator made it, then; None if there is none.
     """
 
     compared: list[Compared] = field(default_factory=list)
@@ -78,6 +80,7 @@ class DiffResult:
     precisions: list[str] = field(default_factory=list)
     created: list[CreatedError] = field(default_factory=list)
     not_judged: int = 0
+    jump: Compared | None = None
 
     @property
     def first(self) -> Compared | None:
@@ -151,6 +154,8 @@ class DiffResult:
         if self.not_judged:
             count = format_count(self.not_judged, "execution")
             texts.append(f"Not judged: {count}, whose inputs were not recorded or may jump.")
+        if self.jump is not None:
+            texts.append(f"What follows from this was not judged: {self.jump}")
         misshapen = next((one for one in self.compared if one.difference is None), None)
         if misshapen is not None:
             texts.append(f"First: {misshapen}")
@@ -299,9 +304,11 @@ def compare(
         )
     if rtol is None and atol is None and not comparison.across:
         result.precisions = precisions(result.compared)
-        judged = bool(result.precisions) or comparison.tolerance != Tolerance(0.0, 0.0)
-        if judged and any(one.what == "input" for one in result.compared):
-            result.created, result.not_judged = created_errors(result.compared)
+        inexact = bool(result.precisions) or comparison.tolerance != Tolerance(0.0, 0.0)
+        if inexact and any(one.what == "input" for one in result.compared):
+            judged = judge(result.compared)
+            result.created, result.not_judged = judged.created, judged.left_out
+            result.jump = judged.jump
     mine, theirs = (
         [one for one in tensors if not (result.precisions and _is_cast(dumped, one))]
         for dumped, tensors in zip((first, second), comparison.alone, strict=True)
@@ -324,7 +331,7 @@ def compare(
         for d, present, taken in zip((first, second), with_tensors, matched, strict=True)
     )
     more = result.unmatched_a or result.unmatched_b or result.alone
-    result.complete = comparison.across or not more
+    result.complete = comparison.across or not (more or result.jump)
     return result
 
 

@@ -17,10 +17,10 @@ from amanda_tools.diff.compared import Compared
 from amanda_tools.diff.numbers import epsilon
 from amanda_tools.kit.operators.entries import OpFacts
 
-__all__ = ["LIMIT", "CreatedError", "created_errors", "created_table", "precisions"]
+__all__ = ["CreatedError", "Judged", "created_table", "judge", "precisions"]
 
 #: Ratio of the error that an operator wrote and what explains it, beyond which it makes an error.
-#: Correct operators of networks stay below 2.5 in bfloat16 and float16.
+#: Correct operators of networks stay below 3 in bfloat16 and float16.
 LIMIT = 4.0
 _FORWARD = ("input", "weight", "output")
 #: Types whose derivative jumps: a tiny change of an input may change a gradient altogether.
@@ -95,18 +95,30 @@ def precisions(compared: Sequence[Compared]) -> list[str]:
     return [f"{a} and {b}" for a, b in dict.fromkeys(tuple(pair) for pair in floats)]
 
 
-def created_errors(compared: Sequence[Compared]) -> tuple[list[CreatedError], int]:
+@dataclass
+class Judged:
+    """What is known of the executions of two runs.
+
+    Attributes:
+        created: What each execution adds, from the largest ratio to the smallest.
+        left_out: How many were not judged, because the dumps lack what they read, or because what
+            they wrote or read may jump: a tiny change may change it altogether.
+        jump: The first value that is not rounded, such as an index, and differs since the values
+            differ from which an operator made it; None if there is none.
+    """
+
+    created: list[CreatedError]
+    left_out: int = 0
+    jump: Compared | None = None
+
+
+def judge(compared: Sequence[Compared]) -> Judged:
     """Judge the executions of two runs, in the order of the first.
 
     Args:
         compared: The tensors of both runs, those that an execution read before those that it wrote.
-
-    Returns:
-        What the executions add, from the largest ratio to the smallest, and how many were not
-        judged because the dumps lack what they read or their result jumps.
     """
-    found: list[CreatedError] = []
-    left_out = 0
+    result = Judged([])
     #: Largest error of a value so far.
     largest = 0.0
     #: Execution -> largest error of what its forward pass read and wrote.
@@ -115,14 +127,19 @@ def created_errors(compared: Sequence[Compared]) -> tuple[list[CreatedError], in
         read = [one for one in parts if one.what in ("input", "weight", "grad_output")]
         wrote = [one for one in parts if one.what in ("output", "grad_input")]
         worst = max(read, key=_error, default=None)
-        if worst is not None and _is_unexplained(worst, largest):
-            ratio = _error(worst) / (largest + _rounding(worst))
-            found.append(_created(worst, phase, largest, ratio, outside=True))
         error_in = 0.0 if worst is None else _error(worst)
+        is_explained = math.isinf(error_in) and result.jump is not None
+        if worst is not None and not is_explained:
+            ratio = error_in / (largest + _rounding(worst) or sys.float_info.min)
+            if ratio > LIMIT:
+                result.created.append(_created(worst, phase, largest, ratio, outside=True))
         largest = max(largest, error_in if math.isfinite(error_in) else 0.0)
         if phase == "backward":  # Backward operators read what the forward pass saved.
             error_in = max(error_in, forward.get(key, 0.0))
         jumps = phase == "backward" and parts[0].a.word in _JUMPS
+        if error_in and (jumped := [one for one in wrote if _jumps(one)]):
+            result.jump = result.jump or jumped[0]
+            jumps = True
         if wrote and read and not jumps and math.isfinite(error_in):
             ratios = [
                 _error(one, _reference(one, read, phase))
@@ -130,14 +147,20 @@ def created_errors(compared: Sequence[Compared]) -> tuple[list[CreatedError], in
                 for one in wrote
             ]
             ratio = max(ratios)
-            found.append(_created(wrote[ratios.index(ratio)], phase, error_in, ratio))
+            result.created.append(_created(wrote[ratios.index(ratio)], phase, error_in, ratio))
         else:
-            left_out += bool(wrote)
+            result.left_out += bool(wrote)
         errors = [error for error in map(_error, wrote) if math.isfinite(error)]
         largest = max([largest, *errors])
         if phase == "forward":
             forward[key] = max([error_in, *errors])
-    return sorted(found, key=lambda one: -one.ratio), left_out
+    result.created.sort(key=lambda one: -one.ratio)
+    return result
+
+
+def _jumps(one: Compared) -> bool:
+    """Return True if a value that is not rounded, such as an index or a comparison, differs."""
+    return math.isinf(_error(one)) and any(epsilon(dtype) is None for dtype in one.dtypes)
 
 
 def created_table(title: str, judged: Sequence[CreatedError]) -> Table:
@@ -189,12 +212,6 @@ def _error(one: Compared, norm: float | None = None) -> float:
         return math.inf  # Numbers that are not rounded, NaNs, or infinities.
     scale = max(difference.norm or 0.0, norm or 0.0)
     return difference.apart / scale if scale else math.inf
-
-
-def _is_unexplained(one: Compared, largest: float) -> bool:
-    """Return True if a value that is read has an error that no operator before it has."""
-    error = _error(one)
-    return math.isfinite(error) and error > LIMIT * (largest + _rounding(one))
 
 
 def _rounding(one: Compared, read: Sequence[Compared] = ()) -> float:

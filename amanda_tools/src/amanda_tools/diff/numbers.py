@@ -87,8 +87,8 @@ class Difference:
             differ.
         order: Permutation that brought the second tensor's axes into the first's order, such as
             ``(0, 3, 1, 2)``; None if they were not permuted.
-        apart: 2-norm of the difference; None if an element is not finite, or only statistics were
-            compared.
+        apart: 2-norm of the difference of the finite elements; None if others differ, or if only
+            statistics were compared.
         norm: The larger one of the tensors' 2-norms, likewise.
     """
 
@@ -242,7 +242,9 @@ def _compare(first: HostTensor, second: HostTensor, tolerance: Tolerance) -> Dif
         known = apart[finite]
         ratios = known[known > 0] / size[finite][known > 0]
         ratios = ratios[numpy.isfinite(ratios)]
-        norms = [float(numpy.linalg.norm(values)) for values in (apart, x, y) if finite.all()]
+        # Infinities and NaNs at the same places, such as those of a mask, are no difference.
+        parts = [values[finite] for values in (apart, x, y) if near[~finite].all()]
+        norms = [float(numpy.linalg.norm(part)) for part in parts]
     difference = Difference(
         bool(near.all()),
         False,
