@@ -219,7 +219,8 @@ def test_commands_of_several_pages_are_found() -> None:
 
 @pytest.mark.parametrize("page", COMMANDS)
 def test_each_command_of_a_page_runs(page: str, tmp_path: Path) -> None:
-    for name, text in FILES.items():
+    for name, text in (*FILES.items(), ("package/train.py", FILES["train.py"])):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
 
