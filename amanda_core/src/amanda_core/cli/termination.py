@@ -228,6 +228,9 @@ def _place() -> str:
     if frame is None:
         return "a place that is not known"
     line = program_frame(frame)
+    # A driver stands between what waits and who calls it.
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("amanda_"):
+        frame = frame.f_back
     where = f"{os.path.basename(line.f_code.co_filename)}:{line.f_lineno}"
     return f"waiting in {frame.f_code.co_name} ({where})"
 
