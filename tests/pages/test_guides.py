@@ -98,6 +98,11 @@ def environment(folder: Path) -> Path:
     return programs
 
 
+def _as_a_user() -> dict[str, str]:
+    """Return the environment without what a session of the tests adds to it."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+
+
 def run(block: Block, where: str, programs: str) -> None:
     """Run the commands of a block and compare their output."""
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
@@ -109,7 +114,7 @@ def run(block: Block, where: str, programs: str) -> None:
         done = subprocess.run(
             command,
             shell=True,
-            env={**os.environ, **offline, "PATH": path},
+            env={**_as_a_user(), **offline, "PATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -229,7 +234,7 @@ def test_each_command_of_a_page_runs(page: str, tmp_path: Path) -> None:
             command,
             shell=True,
             cwd=tmp_path,
-            env={**os.environ, "PATH": path},
+            env={**_as_a_user(), "PATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
