@@ -24,10 +24,9 @@ from amanda_driver_torch.torch_internals.distributed import (
     sharded_of,
 )
 from amanda_driver_torch.torch_internals.internals import (
-    children_of,
+    inner_of,
     modules_in,
     parameters_of,
-    wraps,
 )
 
 __all__ = ["WRAPPERS", "group_of", "master_of", "processes"]
@@ -117,7 +116,7 @@ def _groups_of(model: nn.Module) -> list[Any] | None:
     """Return the groups over which gradients of a model are reduced; None if they are unknown."""
     parts = [part for _, part in modules_in(model)]
     wrappers = [one for one in (known() for known in list(WRAPPERS.values())) if one is not None]
-    around = [one for one in wrappers if any(part is _inner(one) for part in parts)]
+    around = [one for one in wrappers if any(part is inner_of(one) for part in parts)]
     for module in (*around, *parts):
         if lets_join(module):
             raise UnsupportedError(
@@ -134,13 +133,6 @@ def _groups_of(model: nn.Module) -> list[Any] | None:
     ]
     # Each process has a part of the layers, and all have the same data.
     return [] if any(mesh.size() == processes() for mesh in meshes) else None
-
-
-def _inner(wrapper: nn.Module) -> nn.Module | None:
-    found: nn.Module | None = wrapper
-    while found is not None and (name := wraps(found)):
-        found = children_of(found).get(name)
-    return found
 
 
 def master_of(parameter: Any, model: Any) -> Any:

@@ -34,7 +34,7 @@ from amanda_driver_torch.interception.interceptor import Interceptor
 from amanda_driver_torch.operators.operator import Operator
 from amanda_driver_torch.threads.modes import call_without_modes
 from amanda_driver_torch.threads.state import STATE, Watcher, call_quietly
-from amanda_driver_torch.torch_internals.internals import RELEASE, wraps
+from amanda_driver_torch.torch_internals.internals import RELEASE, inner_of, wraps
 
 __all__ = ["NAMESPACE", "ModuleCalls"]
 
@@ -107,13 +107,19 @@ class ModuleCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Call a module inside its scope, or one that wraps another as if it was not there."""
+        """Call a module inside its scope.
+
+        An outermost module that wraps another has the scope of the other one, which code of a
+        compiled callable may not call. Elsewhere it has none.
+        """
+        activations, entered = STATE.activations, module
         if wraps(module):
             WRAPPERS[id(module)] = ref(module)
-            return self._call_wrapper(module, original, args, kwargs)
-        activations = STATE.activations
+            if activations:
+                return original(module, *args, **kwargs)
+            entered = inner_of(module)
         try:
-            scope = self.enter_module(module, activations[-1] if activations else None)
+            scope = self.enter_module(entered, activations[-1] if activations else None)
             activation = self._interceptor.activation(scope)
         except Exception as error:
             self.report_failure(error, f"calls of {type(module).__name__}")
@@ -124,7 +130,9 @@ class ModuleCalls:
         # A recomputation is a part of the call that it belongs to.
         is_outermost = not activations and not path
         is_call = session.watches_calls and is_outermost and not STATE.backward
-        is_call = is_call and not STATE.in_wrapper
+        # The module inside is entered and shown when it is called itself.
+        is_entered = session.watches_scopes and entered is module
+        is_shown = session.watches_values and entered is module
         opaque, recomputing = STATE.opaque, STATE.recomputing
         depth = len(activations)
         try:
@@ -132,12 +140,12 @@ class ModuleCalls:
             activations.append(activation)
             if is_call:
                 self._begin_call(activation.scope, args, kwargs)
-            if session.watches_scopes:
+            if is_entered:
                 session.enter_scope(path)
             if opaque:
-                run = self._interceptor.call_inside
-                result = run(self._call_shown, module, original, args, kwargs, path)
-            elif session.watches_values:
+                run, call = self._interceptor.call_inside, (module, original, args, kwargs)
+                result = run(self._call_shown, *call, path, is_shown)
+            elif is_shown:
                 result = self._call_shown(module, original, args, kwargs, path)
             else:
                 result = original(module, *args, **kwargs)
@@ -151,42 +159,10 @@ class ModuleCalls:
             self.module_failed(error)
             raise
         finally:
-            if session.watches_scopes:
+            if is_entered:
                 session.leave_scope(path)
             if is_call:
                 session.calls.leave()
-
-    def _call_wrapper(
-        self,
-        module: nn.Module,
-        original: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Call a module that wraps another; an outermost call counts as one of the other.
-
-        Compiled code does not call the other one.
-        """
-        is_outermost = not STATE.activations and not STATE.backward and not STATE.in_wrapper
-        if not self.session.watches_calls or not is_outermost:
-            return original(module, *args, **kwargs)
-        inner = module
-        while name := wraps(inner):
-            inner = getattr(inner, name)
-        try:
-            scope = self.enter_module(inner, None)
-        except Exception as error:
-            self.report_failure(error, f"calls of {type(inner).__name__}")
-            return original(module, *args, **kwargs)
-        if scope.path:  # The `forward` of another module runs.
-            return original(module, *args, **kwargs)
-        try:
-            STATE.in_wrapper = True
-            self._begin_call(scope, args, kwargs)
-            return original(module, *args, **kwargs)
-        finally:
-            STATE.in_wrapper = False
-            self.session.calls.leave()
 
     def _call_shown(
         self,
@@ -195,8 +171,9 @@ class ModuleCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         path: str,
+        is_shown: bool = True,
     ) -> Any:
-        if not self.session.watches_values:
+        if not is_shown:
             return original(module, *args, **kwargs)
         args, kwargs = self._shown(_INPUT, path, (args, kwargs))
         return self._shown(_OUTPUT, path, original(module, *args, **kwargs))
@@ -288,11 +265,13 @@ class ModuleCalls:
         """Return the scope of a module and what it depends on, for the native interceptor.
 
         Returns:
-            The scope; None for a module that wraps another.
+            The scope; None for a module that wraps another and is not outermost.
         """
         if wraps(module):
             WRAPPERS[id(module)] = ref(module)
-            return None
+            if parent is not None:
+                return None
+            module = inner_of(module)
         scope = self.enter_module(module, parent)
         outer = parent.scope if parent is not None else None
         return scope, self.scopes.holders(module, scope, outer)
@@ -338,8 +317,7 @@ class ModuleCalls:
 
 
 # The native interceptor calls it without a frame of the replaced `Module.__call__`.
-for _call in (ModuleCalls.call_module, ModuleCalls._call_wrapper):
-    BOUNDARY[id(_call.__code__)] = _call.__code__
+BOUNDARY[id(ModuleCalls.call_module.__code__)] = ModuleCalls.call_module.__code__
 
 
 def _place_of(key: Any) -> tuple[str | None, str | None]:

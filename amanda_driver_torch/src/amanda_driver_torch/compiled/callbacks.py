@@ -182,7 +182,7 @@ class CompiledCode:
         assert self._enter is not None
         # A program that is exported has no calls that a tool could count.
         counts = self.session.needs_calls and not self._tools.exports
-        is_outermost = counts and not STATE.activations and not STATE.in_wrapper
+        is_outermost = counts and not STATE.activations
         if is_outermost and any(called_of(node).modules for node in gm.graph.nodes):
             raise CannotWeave("a tool counts calls of outermost modules, which the graph holds")
         # The same code may run in several modules, in which its operators are others.

@@ -120,8 +120,6 @@ class _State(threading.local):
         self.backward = 0
         #: Code of compiled callables that has been run eagerly since tools were applied, by id.
         self.not_compiled: dict[int, CodeType] = {}
-        #: Whether a module that wraps another is called, which counts as a call of the other.
-        self.in_wrapper = False
         #: Whether a checkpointed function is being recomputed.
         self.recomputing = False
         #: Ranges of torch's profiler that are zones, by id -> what ends the zone.

@@ -410,6 +410,13 @@ def wraps(module: torch.nn.Module) -> str:
     return ""
 
 
+def inner_of(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module inside those that only wrap it, or the same one."""
+    while (inner := children_of(module).get(wraps(module))) is not None:
+        module = inner
+    return module
+
+
 def flat_parameter_of(tensor: torch.Tensor) -> Any:
     """Return the parameter of FSDP1 of which a tensor is a view, or None."""
     flat = read_base(tensor)

@@ -421,7 +421,9 @@ class _Comparison:
         keys: dict[tuple[Any, ...], int] = {}
         seen: dict[tuple[Any, ...], int] = {}
         for number, tensor in enumerate(dumped.index.tensors):
-            kind = (tensor.op, tensor.what, tensor.position)
+            # A cast that changes nothing leaves a weight where there is another input.
+            what = "input" if tensor.what == "weight" else tensor.what
+            kind = (tensor.op, what, tensor.position)
             order = seen.get(kind, 0)
             seen[kind] = order + 1
             when = (order,) if self.across else (tensor.step, tensor.execution)

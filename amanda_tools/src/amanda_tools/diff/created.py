@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from amanda_core.results import Table
 from amanda_tools.diff.compared import Compared
-from amanda_tools.diff.numbers import epsilon
+from amanda_tools.diff.numbers import epsilon, spacing
 from amanda_tools.kit.operators.entries import OpFacts
 
 __all__ = ["CreatedError", "Judged", "created_table", "judge", "precisions"]
@@ -22,6 +22,7 @@ __all__ = ["CreatedError", "Judged", "created_table", "judge", "precisions"]
 #: Ratio of the error that an operator wrote and what explains it, beyond which it makes an error.
 #: Correct operators of networks stay below 3 in bfloat16 and float16.
 LIMIT = 4.0
+_LEAST = sys.float_info.min
 _FORWARD = ("input", "weight", "output")
 #: Types whose derivative jumps: a tiny change of an input may change a gradient altogether.
 _JUMPS = frozenset(
@@ -33,8 +34,12 @@ _JUMPS = frozenset(
 )
 #: Types that sum products. Rounding grows with the square root of the number of terms.
 _PRODUCTS = frozenset({"linear", "matmul", "einsum", "attention", "conv1d", "conv2d", "conv3d"})
-#: Types that normalize, by sums over an axis.
+#: Types that normalize, by sums over an axis. Their gradients nearly cancel for some losses.
 _NORMALIZING = frozenset({"softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm"})
+#: How much of the error of its terms a gradient may have, since its terms may cancel.
+_OF_GRADIENTS, _OF_NORMALIZING = 2.0, 4.0
+#: Types whose result has the *absolute* error of the input as its relative error.
+_PERIODIC_OR_GROWING = frozenset({"sin", "cos", "tan", "exp", "exp2", "sinh", "cosh"})
 
 
 @dataclass
@@ -128,9 +133,10 @@ def judge(compared: Sequence[Compared]) -> Judged:
         wrote = [one for one in parts if one.what in ("output", "grad_input")]
         worst = max(read, key=_error, default=None)
         error_in = 0.0 if worst is None else _error(worst)
-        is_explained = math.isinf(error_in) and result.jump is not None
-        if worst is not None and not is_explained:
-            ratio = error_in / (largest + _rounding(worst) or sys.float_info.min)
+        # Gradients that several operators give are added without an operator, and may cancel.
+        is_explained = phase == "backward" or (math.isinf(error_in) and result.jump is not None)
+        if worst is not None and not (is_explained or _is_overwritten(worst)):
+            ratio = error_in / (largest + _rounding(worst) or _LEAST)
             if ratio > LIMIT:
                 result.created.append(_created(worst, phase, largest, ratio, outside=True))
         largest = max(largest, error_in if math.isfinite(error_in) else 0.0)
@@ -143,7 +149,7 @@ def judge(compared: Sequence[Compared]) -> Judged:
         if wrote and read and not jumps and math.isfinite(error_in):
             ratios = [
                 _error(one, _reference(one, read, phase))
-                / (error_in + _rounding(one, read) or sys.float_info.min)
+                / (_gain(one, read, phase) * (error_in + _rounding(one, read)) or _LEAST)
                 for one in wrote
             ]
             ratio = max(ratios)
@@ -156,6 +162,25 @@ def judge(compared: Sequence[Compared]) -> Judged:
             forward[key] = max([error_in, *errors])
     result.created.sort(key=lambda one: -one.ratio)
     return result
+
+
+def _is_overwritten(one: Compared) -> bool:
+    """Return True for a tensor into which an operator writes: parts may have no values yet."""
+    return one.a.word == "assign_slice" and one.what == "input" and one.position == "0"
+
+
+def _gain(one: Compared, read: Sequence[Compared], phase: str) -> float:
+    """Return how much of the error of its inputs an operator may write, if more than that."""
+    if phase == "backward":
+        return _OF_NORMALIZING if one.a.word in _NORMALIZING else _OF_GRADIENTS
+    if one.a.word not in _PERIODIC_OR_GROWING:
+        return 1.0
+    magnitudes = [
+        (tensor.difference.norm or 0.0) / math.sqrt(max(math.prod(tensor.shapes[0]), 1))
+        for tensor in read
+        if tensor.difference is not None
+    ]
+    return max([1.0, *magnitudes])
 
 
 def _jumps(one: Compared) -> bool:
@@ -218,6 +243,10 @@ def _rounding(one: Compared, read: Sequence[Compared] = ()) -> float:
     """Return the relative error that rounding the results of an operator explains."""
     dtypes = [dtype for tensor in (one, *read) for dtype in tensor.dtypes]
     coarsest = max((found for dtype in dtypes if (found := epsilon(dtype))), default=0.0)
+    norm = 0.0 if one.difference is None else one.difference.norm or 0.0
+    if norm:  # Tiny numbers are rounded to multiples of the smallest one.
+        smallest = max(spacing(dtype) for dtype in one.dtypes)
+        coarsest += smallest * math.sqrt(math.prod(one.shapes[0])) / norm
     # Sums in a coarser dtype are rounded to it at the end only.
     if coarsest > 1e-6 or not read:
         return coarsest
@@ -240,8 +269,8 @@ def _reference(one: Compared, read: Sequence[Compared], phase: str) -> float:
         if tensor.difference is not None and tensor.what != "weight"
     ]
     if phase == "backward":
-        # The gradient of what is added to each row is the sum over rows.
-        summed = [norm for norm, size in norms if count < size and _is_row(one, read)]
+        # The gradient of what is broadcast is a sum.
+        summed = [norm for norm, size in norms if count < size and _is_broadcast(one, read)]
         return max(summed, default=0.0)
     if one.a.word == "sum":
         return max((norm for norm, _ in norms), default=0.0)
@@ -250,6 +279,11 @@ def _reference(one: Compared, read: Sequence[Compared], phase: str) -> float:
     return 0.0
 
 
-def _is_row(one: Compared, read: Sequence[Compared]) -> bool:
+def _is_broadcast(one: Compared, read: Sequence[Compared]) -> bool:
+    """Return True if a value has the shape of an input, or one that is broadcast to it."""
     shape = one.shapes[0]
-    return any(tensor.shapes[0][len(tensor.shapes[0]) - len(shape) :] == shape for tensor in read)
+    return any(
+        len(shape) <= len(other.shapes[0])
+        and all(a in (1, b) for a, b in zip(shape[::-1], other.shapes[0][::-1], strict=False))
+        for other in read
+    )

@@ -17,6 +17,7 @@ __all__ = [
     "compare_tensors",
     "epsilon",
     "orders",
+    "spacing",
 ]
 
 #: Floating-point dtype -> number of mantissa bits, exponent of the smallest normal number, and the
@@ -31,6 +32,8 @@ _DTYPES = {
     "float8_e5m2": (2, -14, 0.25, 1e-2),
     "float8_e5m2fnuz": (2, -15, 0.25, 1e-2),
 }
+#: Largest number of the dtypes of which masks are made.
+_LARGEST = {"float64": 1.7e308, "float32": 3.4e38, "bfloat16": 3.4e38, "float16": 65504.0}
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 
 
@@ -42,6 +45,16 @@ def epsilon(dtype: str) -> float | None:
     """
     facts = _DTYPES.get(_PARTS.get(dtype, dtype))
     return None if facts is None else 2.0 ** -facts[0]
+
+
+def spacing(dtype: str) -> float:
+    """Return the distance of the numbers nearest to 0; 0 for a dtype that is not rounded.
+
+    >>> spacing("float16")
+    5.960464477539063e-08
+    """
+    facts = _DTYPES.get(_PARTS.get(dtype, dtype))
+    return 0.0 if facts is None else 2.0 ** (facts[1] - facts[0])
 
 
 @dataclass(frozen=True)
@@ -87,8 +100,9 @@ class Difference:
             differ.
         order: Permutation that brought the second tensor's axes into the first's order, such as
             ``(0, 3, 1, 2)``; None if they were not permuted.
-        apart: 2-norm of the difference of the finite elements; None if others differ, or if only
-            statistics were compared.
+        apart: 2-norm of the difference, without elements that are infinite or near the largest
+            number of their dtype in both; None if only one is not finite, or if only statistics
+            were compared.
         norm: The larger one of the tensors' 2-norms, likewise.
     """
 
@@ -242,8 +256,10 @@ def _compare(first: HostTensor, second: HostTensor, tolerance: Tolerance) -> Dif
         known = apart[finite]
         ratios = known[known > 0] / size[finite][known > 0]
         ratios = ratios[numpy.isfinite(ratios)]
-        # Infinities and NaNs at the same places, such as those of a mask, are no difference.
-        parts = [values[finite] for values in (apart, x, y) if near[~finite].all()]
+        # A mask has infinities, or numbers near the largest of its dtype, which do not compare.
+        masked = _is_huge(x, first.dtype) & _is_huge(y, second.dtype) & (x * y > 0)
+        ordinary = finite & ~masked
+        parts = [values[ordinary] for values in (apart, x, y) if near[~finite].all()]
         norms = [float(numpy.linalg.norm(part)) for part in parts]
     difference = Difference(
         bool(near.all()),
@@ -265,6 +281,14 @@ def _compare(first: HostTensor, second: HostTensor, tolerance: Tolerance) -> Dif
             for value in (one, other)
         ]
     return difference
+
+
+def _is_huge(values: Any, dtype: str) -> Any:
+    """Return where elements are so large that a mask may have set them."""
+    import numpy
+
+    largest = _LARGEST.get(_PARTS.get(dtype, dtype), numpy.inf)
+    return numpy.abs(values) > largest / 4
 
 
 def _distance(difference: Difference) -> float:
