@@ -100,7 +100,7 @@ def test_a_process_that_waits_in_c_ends_by_sigterm_with_results(site: Site, out:
     shown = site.amanda("show", str(out))
     line = shown.stdout.splitlines()[0]
     assert re.fullmatch(
-        rf"{out.name}\.py \(process \d+\) ended by SIGTERM, waiting in hang \(hanging\.py:15\)",
+        rf"{out.name}\.py \(process \d+\) ended by SIGTERM in hang \(hanging\.py:15\)",
         line,
     )
     assert "encoder/relu" in shown.stdout

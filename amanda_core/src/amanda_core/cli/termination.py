@@ -27,8 +27,6 @@ __all__ = ["Ending", "Termination"]
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 #: Seconds that the main thread has to handle a signal, before another thread does.
 _GRACE = 0.5
-#: Seconds after which it is taken to wait.
-_BRIEF = 0.05
 #: Seconds in which another thread must have written results when the process is to end.
 _PATIENCE = 20.0
 #: What stops the thread that waits for signals. No signal has this number.
@@ -64,7 +62,7 @@ class Termination:
         self._waiting: int | None = None
         #: Set once a handler has run in the main thread, or nothing is handled any more.
         self._handling = threading.Event()
-        #: Where the main thread was waiting when a signal came, or an empty text.
+        #: Where the main thread was when a signal came that it did not handle at once.
         self._place = ""
         self._process = os.getpid()
         self._wakeup: tuple[int, int] | None = None
@@ -148,13 +146,12 @@ class Termination:
             if self._waiting is not None:
                 _end(self._waiting)
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self._handling.set()
         if self._finishing:
             self._waiting = number
             return
-        place = f", {self._place}" if self._place else ""
-        self._ending.finish(f"{_by(number)}{place}", unwound=True)
+        self._ending.finish(_ended(number, self._place or _place(frame)), unwound=True)
         _end(number)
 
     def _watch(self) -> None:
@@ -185,20 +182,20 @@ class Termination:
     def _received(self, number: int) -> None:
         """Do what the main thread does not do because it waits in C++."""
         before = _position()
-        if self._handling.wait(_BRIEF) or _position() != before:
-            return
-        # It may wait for a process that is ending, too, so that it goes on soon.
-        self._place = place = _place()
+        place = _place(_main_frame())
+        if number != signal.SIGINT:
+            # It may wait for a process that is ending, too, so that it is elsewhere soon.
+            self._place = place
         if self._handling.wait(_GRACE) or _position() != before:
             return
         handler = signal.getsignal(number)
         if handler is signal.default_int_handler:
             # It would have raised. Of a handler of the program nobody knows whether it has run.
-            self._ending.interrupted(place)
+            self._ending.interrupted(f"waiting in {place}")
         if handler != self._handle:
             return
         # Results may need what the main thread holds, and the process must end all the same.
-        writing = threading.Thread(target=self._finish, args=[f"{_by(number)}, {place}"])
+        writing = threading.Thread(target=self._finish, args=[_ended(number, place)])
         writing.daemon = True
         writing.start()
         writing.join(_PATIENCE)
@@ -212,8 +209,8 @@ class Termination:
         return [s for s in _SIGNALS if signal.getsignal(s) == self._handle]
 
 
-def _by(number: int) -> str:
-    return f"ended by {signal.Signals(number).name}"
+def _ended(number: int, place: str) -> str:
+    return f"ended by {signal.Signals(number).name} in {place}"
 
 
 def _position() -> tuple[int, int]:
@@ -222,17 +219,16 @@ def _position() -> tuple[int, int]:
     return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
 
 
-def _place() -> str:
-    """Describe where the main thread is: the function that waits, and the program's line."""
-    frame = _main_frame()
+def _place(frame: FrameType | None) -> str:
+    """Describe where a thread is: the function in which it is, and the program's line."""
     if frame is None:
         return "a place that is not known"
     line = program_frame(frame)
-    # A driver stands between what waits and who calls it.
+    # A driver stands between what is called and who calls it.
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("amanda_"):
         frame = frame.f_back
     where = f"{os.path.basename(line.f_code.co_filename)}:{line.f_lineno}"
-    return f"waiting in {frame.f_code.co_name} ({where})"
+    return f"{frame.f_code.co_name} ({where})"
 
 
 def _main_frame() -> FrameType | None:
