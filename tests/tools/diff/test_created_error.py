@@ -117,11 +117,13 @@ def test_a_wrong_gradient_is_named() -> None:
     assert (found.created[0].op.type, found.created[0].phase) == ("Doubled", "backward")
 
 
-def both(program: Callable[[torch.dtype], object]) -> tuple[Dumped, Dumped]:
+def both(
+    program: Callable[[torch.dtype], object], other: torch.dtype = torch.bfloat16
+) -> tuple[Dumped, Dumped]:
     dumps = []
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, other):
         torch.manual_seed(0)
-        tool = Dump(values=["inputs", "weights", "outputs"])
+        tool = Dump(values=["inputs", "weights", "outputs", "gradients"])
         with amanda.apply(tool), torch.no_grad():
             program(dtype)
         dumps.append(tool.result().open())
@@ -156,13 +158,47 @@ def test_what_follows_from_a_choice_that_flips_is_not_judged() -> None:
     assert "What follows from this was not judged: output 0" in found.conclusion()
 
 
-def test_infinities_of_a_mask_are_no_error() -> None:
+@pytest.mark.parametrize("least", ["infinite", "finite"])
+def test_a_mask_is_no_error(least: str) -> None:
     def program(dtype: torch.dtype) -> None:
-        mask = torch.full((4, 4), float("-inf"), dtype=dtype).triu(1)
+        value = float("-inf") if least == "infinite" else torch.finfo(dtype).min
+        mask = torch.full((4, 4), value, dtype=dtype).triu(1)
         torch.softmax(torch.randn(4, 4).to(dtype) + mask, -1)
 
     found = compare(*both(program))
     assert (found.same, found.complete) == (True, True), found.conclusion()
+
+
+def _largest(program: Callable[[torch.dtype], object], dtype: torch.dtype) -> float:
+    """Return the largest ratio of an operator, in float32 and another dtype."""
+    found = compare(*both(program, dtype))
+    assert found.same, found.conclusion()
+    return max(one.ratio for one in found.created)
+
+
+def test_rounding_below_the_smallest_normal_number_is_no_error() -> None:
+    # 2 ** -22 is four times the smallest number of float16, so that a quarter of it is lost.
+    values = torch.linspace(1, 2, 64) * 2**-11
+    assert _largest(lambda dtype: values.to(dtype) * values.to(dtype), torch.float16) < 3
+
+
+@pytest.mark.parametrize("function", [torch.sin, torch.cos, torch.exp], ids=lambda f: f.__name__)
+def test_an_absolute_error_of_an_input_may_be_a_relative_one(function: Any) -> None:
+    # Their error in bfloat16 is up to 0.125, whatever the function's value.
+    x = torch.linspace(20, 60, 64)
+    assert _largest(lambda dtype: function(x.to(dtype) * 1), torch.bfloat16) < 3
+
+
+def test_gradients_that_cancel_are_no_error() -> None:
+    def program(dtype: torch.dtype) -> None:
+        layer = nn.Linear(16, 16).to(dtype)
+        x = torch.randn(8, 16).to(dtype)
+        with torch.enable_grad():
+            # The gradient of what is normalized is without its mean, which is nearly all of it.
+            hidden = F.layer_norm(layer(x), (16,))
+            (hidden + 1e-2 * torch.randn(8, 16).to(dtype)).sum().backward()
+
+    assert _largest(program, torch.bfloat16) < 3
 
 
 def test_a_nan_in_one_run_is_an_error() -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeVar
 
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
-from amanda_tools.kit.operators.entries import REARRANGING
+from amanda_tools.kit.operators.entries import REARRANGING, OpFacts
 from amanda_tools.kit.tensors.statistics import Statistics
 
 __all__ = [
@@ -24,7 +25,7 @@ __all__ = [
     "Outline",
     "align",
     "alike",
-    "by_keys",
+    "corresponding",
     "frameworks",
     "is_movement",
     "is_one_framework",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 Op = TypeVar("Op")
+Facts = TypeVar("Facts", bound=OpFacts)
 
 #: How counterparts are found: by ``names``, by ``values``, or by the ``order`` of types.
 Align = Literal["auto", "names", "values", "order"]
@@ -65,6 +67,9 @@ _SEVERAL: dict[str, tuple[str, ...]] = {
 }
 #: Types that write all of their first input, if they work in place.
 _WRITES = frozenset({"random", "full", "assign"})
+#: What tells operators of one module apart in their names.
+_NUMBER = re.compile(r"#\d+$")
+_DTYPE = re.compile(r"\w+(?=\[)")
 #: Limit on the pairs that are scored. For longer programs only the sequence of types decides.
 _MOST = 4_000_000
 #: Score for two operators whose values agree.
@@ -137,14 +142,11 @@ def ways(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> Align:
     the name of one in the other. In two modes of a framework, such as a program and the same one
     compiled, nine of ten must.
     """
-    counts = [sum(not is_movement(op) for op in ops) for ops in (first, second)]
-    if is_one_framework(first, second):
-        pairs, share = _by_name(first, second), 0.5
-    elif frameworks(first) == frameworks(second):
-        pairs, share = by_keys(first, second, [_type_and_name]), 0.9
-    else:
+    if frameworks(first) != frameworks(second):
         return "values"
-    found = sum(not is_movement(first[number]) for number in pairs)
+    counts = [sum(not is_movement(op) for op in ops) for ops in (first, second)]
+    found = sum(not is_movement(first[number]) for number in _by_name(first, second))
+    share = 0.5 if is_one_framework(first, second) else 0.9
     return "names" if found >= share * min(counts) else "values"
 
 
@@ -180,28 +182,82 @@ def align(
 
 
 def _by_name(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> dict[int, int]:
-    return by_keys(first, second, [lambda op: (op.id, op.type, op.name), _type_and_name])
+    # A mode may number operators otherwise, but it gives them no other shapes.
+    modes = not is_one_framework(first, second)
+    return corresponding(
+        first,
+        second,
+        exact=(lambda op: op.type if modes else (op.id, op.type)),
+        shapes=_shapes,
+        keeps_shapes=modes,
+    )
 
 
-def _type_and_name(op: DumpedOp) -> Hashable:
-    return op.type, op.name
+def _shapes(op: DumpedOp) -> Hashable:
+    return tuple(_DTYPE.sub("", tensor or "") for tensor in op.inputs)
 
 
-def by_keys(
-    first: Sequence[Op], second: Sequence[Op], keys: Sequence[Callable[[Op], Hashable]]
+def corresponding(
+    first: Sequence[Facts],
+    second: Sequence[Facts],
+    exact: Callable[[Facts], Hashable],
+    shapes: Callable[[Facts], Hashable],
+    keeps_shapes: bool = False,
 ) -> dict[int, int]:
-    """Map operators to those with an equal key, by the first of the keys that has a free one."""
-    found: dict[int, int] = {}
-    for key in keys:
-        taken = set(found.values())
-        free: dict[Hashable, list[int]] = {}
-        for number, op in enumerate(second):
-            if number not in taken:
-                free.setdefault(key(op), []).append(number)
-        for number, op in enumerate(first):
-            if number not in found and free.get(key(op)):
-                found[number] = free[key(op)].pop(0)
-    return found
+    """Map operators of one run to those of another in which most have the same names.
+
+    If not all have, their sequences decide first, so that an operator that one run has and the
+    other has not shifts none of those after it, which are numbered.
+
+    Args:
+        first: Operators of the first run, in the order of their first execution.
+        second: Operators of the second run.
+        exact: Returns what operators with equal names must have in common.
+        shapes: Returns the shapes of the inputs.
+        keeps_shapes: Whether only operators with equal shapes correspond.
+    """
+
+    def named(op: Facts) -> Hashable:
+        return exact(op), op.name, shapes(op) if keeps_shapes else None
+
+    if Counter(map(named, first)) == Counter(map(named, second)):
+        return _lookup(first, second, named)
+
+    def unnumbered(op: Facts) -> Hashable:
+        return op.type, _NUMBER.sub("", op.name)
+
+    # Lines tell operators of a module apart, unless the program's text is another.
+    lines = [{(op.source, unnumbered(op)) for op in ops} for ops in (first, second)]
+    is_one_text = len(lines[0] & lines[1]) > 0.5 * min(map(len, lines))
+
+    def line(op: Facts) -> str | None:
+        return op.source if is_one_text else None
+
+    def place(op: Facts) -> Hashable:
+        return unnumbered(op), line(op), shapes(op)
+
+    found = dict(_blocks([place(op) for op in ops] for ops in (first, second)))
+    return found | _lookup(first, second, lambda op: (named(op), line(op)), found)
+
+
+def _lookup(
+    first: Sequence[Op],
+    second: Sequence[Op],
+    key: Callable[[Op], Hashable],
+    found: Mapping[int, int] | None = None,
+) -> dict[int, int]:
+    """Map operators that have no counterpart to such with an equal key, in their order."""
+    found = found or {}
+    taken = set(found.values())
+    free: dict[Hashable, list[int]] = {}
+    for number, op in reversed(list(enumerate(second))):
+        if number not in taken:
+            free.setdefault(key(op), []).append(number)
+    return {
+        number: free[key(op)].pop()
+        for number, op in enumerate(first)
+        if number not in found and free.get(key(op))
+    }
 
 
 def _sequences(ones: Sequence[Outline], others: Sequence[Outline]) -> list[tuple[int, int]]:
@@ -233,7 +289,7 @@ def _sequences(ones: Sequence[Outline], others: Sequence[Outline]) -> list[tuple
     return _drop_implausible(_repair_pairs(pairs, ones, others), ones, others)
 
 
-def _blocks(words: Iterable[Sequence[str]]) -> list[tuple[int, int]]:
+def _blocks(words: Iterable[Sequence[Hashable]]) -> list[tuple[int, int]]:
     """Return the pairs of the longest sequences of types that both have."""
     mine, theirs = words
     blocks = difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks()

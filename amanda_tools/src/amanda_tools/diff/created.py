@@ -102,12 +102,12 @@ def precisions(compared: Sequence[Compared]) -> list[str]:
 
 @dataclass
 class Judged:
-    """What is known of the executions of two runs.
+    """How much error the executions of two runs make, as far as it can be judged.
 
     Attributes:
         created: What each execution adds, from the largest ratio to the smallest.
-        left_out: How many were not judged, because the dumps lack what they read, or because what
-            they wrote or read may jump: a tiny change may change it altogether.
+        left_out: How many were not judged: the dumps lack what they read, or a tiny change may
+            change what they wrote or read altogether.
         jump: The first value that is not rounded, such as an index, and differs since the values
             differ from which an operator made it; None if there is none.
     """
@@ -142,7 +142,7 @@ def judge(compared: Sequence[Compared]) -> Judged:
         largest = max(largest, error_in if math.isfinite(error_in) else 0.0)
         if phase == "backward":  # Backward operators read what the forward pass saved.
             error_in = max(error_in, forward.get(key, 0.0))
-        jumps = phase == "backward" and parts[0].a.word in _JUMPS
+        jumps = phase == "backward" and (parts[0].a.word in _JUMPS or _vanishes(wrote, read))
         if error_in and (jumped := [one for one in wrote if _jumps(one)]):
             result.jump = result.jump or jumped[0]
             jumps = True
@@ -167,6 +167,18 @@ def judge(compared: Sequence[Compared]) -> Judged:
 def _is_overwritten(one: Compared) -> bool:
     """Return True for a tensor into which an operator writes: parts may have no values yet."""
     return one.a.word == "assign_slice" and one.what == "input" and one.position == "0"
+
+
+def _vanishes(wrote: Sequence[Compared], read: Sequence[Compared]) -> bool:
+    """Return True if a gradient of what is normalized is as small as its rounding: the normalized
+    values do not depend on it, such as their sum.
+    """
+    norms = [
+        max((one.difference.norm or 0.0 for one in parts if one.difference), default=0.0)
+        for parts in (wrote, [one for one in read if one.what == "grad_output"])
+    ]
+    is_normalizing = bool(wrote) and wrote[0].a.word in _NORMALIZING
+    return is_normalizing and norms[0] <= LIMIT * _rounding(wrote[0]) * norms[1]
 
 
 def _gain(one: Compared, read: Sequence[Compared], phase: str) -> float:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from amanda_core.errors import ResultError
 from amanda_core.results import Table
 from amanda_core.results.output import processes_in
-from amanda_tools.diff.align import by_keys
+from amanda_tools.diff.align import corresponding
 from amanda_tools.fingerprint.files import (
     HANDLE,
     INPUT,
@@ -550,15 +550,13 @@ def _producer(run: Fingerprinted, row: Any) -> str | None:
 
 
 def _align(first: Sequence[EitherWayOp], second: Sequence[EitherWayOp]) -> dict[int, int]:
-    """Map the operators of one run to those of another: by id, else by name, else by their order.
+    """Map the operators of one run to those of another: by name, else by their order.
 
     The last is an alignment of the sequences of types, so that a renamed or inserted operator
     shifts nothing after it.
     """
-    found = by_keys(
-        first,
-        second,
-        [lambda op: (op.phase, op.id, op.type, op.name), lambda op: (op.phase, op.type, op.name)],
+    found = corresponding(
+        first, second, exact=lambda op: (op.phase, op.id, op.type), shapes=lambda op: op.phase
     )
     taken = set(found.values())
     mine = [number for number in range(len(first)) if number not in found]
