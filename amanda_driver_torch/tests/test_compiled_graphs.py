@@ -419,19 +419,43 @@ class Breaking(nn.Module):
         return x + 1
 
 
+class Layers(nn.Module):
+    """Calls of its layers are in the code after a break, which Dynamo runs as its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Breaking(), Breaking()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        torch._dynamo.graph_break()
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, after a graph break.
-def test_graph_breaks() -> None:
-    net = nn.Sequential(*(Breaking() for _ in range(3)))
-    called = torch.compile(lambda x: net(x).sum(), backend="aot_eager")
-    called(X)
+@pytest.mark.parametrize("what", ["function", "model"])
+@pytest.mark.parametrize("first", ["compiled", "tool"])
+def test_graph_breaks(what: str, first: str) -> None:
+    net = Layers()
+    model = torch.compile(net, backend="aot_eager")
+    function = torch.compile(lambda x: net(x), backend="aot_eager")
+    called: Any = model if what == "model" else function
+    if first == "compiled":
+        called(X)
     tools = Recorder(), Recorder()
     with amanda.apply(tools[0]):
         called(X), called(X)
     with amanda.apply(tools[1]):
         for _ in range(2):
-            net(X).sum()
-    assert [op[0] for op in tools[0].ops] == [op[0] for op in tools[1].ops]
+            net(X)
+    # Name, type, module path, source, names of inputs, and which of them are parameters. Ids after a
+    # break are others.
+    seen = [[(op[0], *op[2:]) for op in tool.ops] for tool in tools]
+    assert seen[0] == seen[1]
+    assert [op[3] for op in tools[0].ops[:3]] == ["", "layers.0.linear", "layers.0"]
     assert tools[0].runs == tools[1].runs
 
 
