@@ -38,8 +38,8 @@ Five kinds of tools are applied with each interceptor:
 - one that calls an empty routine before every operator, forward and backward.
 
 The peers look and do nothing, except FlopCounterMode, which counts, and TorchLens, which records a
-whole forward call with its values: its row is no ratio to the others, which record nothing. What
-does as much here is `dump`, in [what each tool costs](tools.md).
+whole forward call with its values: do not compare its row with the others, which record nothing.
+What does as much here is `dump`, in [what each tool costs](tools.md).
 """
 
 QUICK = """\

@@ -1,4 +1,4 @@
-"""What mkdocs asks while it builds the site.
+"""Functions that mkdocs calls while it builds the site.
 
 Pages link to files of the repository as a reader of it follows them. On the site, a link that leads
 out of `docs` becomes one to the repository's page on the host. Nothing is loaded from elsewhere.
@@ -47,7 +47,7 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
 def on_post_build(*, config: Any, **_: Any) -> None:
     """Write the files for agents, and copy that script to where pages look for it.
 
-    To mkdocs, 404.html is no page.
+    mkdocs does not run its own step for pages on 404.html.
     """
     for name, text in {"llms.txt": agents.index(), "llms-full.txt": agents.everything()}.items():
         Path(config.site_dir, name).write_text(text, "utf-8")

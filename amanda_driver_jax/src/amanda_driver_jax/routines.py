@@ -97,7 +97,7 @@ class Host:
 
 
 def _left_out(step: Step) -> bool:
-    """Return True if a step is no part of a program that is exported.
+    """Return True if an exported program is without a step.
 
     Raises:
         UnsupportedError: It edits, which the program cannot do without the host.

@@ -99,7 +99,7 @@ class Scopes:
         holder_of: Returns the module that holds a module and whose method is running, or None. It
             is asked when an outermost module is called for the first time.
         wraps: Returns the name of the module that a module only wraps, or an empty string. A
-            wrapper is no scope, and names no part of a path: a driver does not `enter` it.
+            driver does not `enter` a wrapper, and paths do not name it.
         class_of: Returns the name of a module's class.
 
     Attributes:

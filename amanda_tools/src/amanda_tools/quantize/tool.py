@@ -252,7 +252,7 @@ class Quantize(WeightTool):
             or self._options.learns
         ):
             raise ToolError(
-                "There is no single model with weights of one integer format",
+                "The tool did not see one model whose weights all have one integer format",
                 where=f"{self.tool_name}.save_integers",
                 fix="Run one model under the tool before, with the method static and weights of "
                 "int2 to int8",
