@@ -120,7 +120,7 @@ def amanda_attach(session: Session) -> Attachment | None:
 def _attachment(session: Session) -> TorchAttachment:
     from amanda_driver_torch.attachment.attachment import TorchAttachment
 
-    return TorchAttachment(session)
+    return TorchAttachment.of(session)
 
 
 @hookimpl

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from bisect import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Generic, Protocol, TypeVar
@@ -249,6 +249,11 @@ class Sites(Generic[R]):
 
     def __len__(self) -> int:
         return sum(len(group.records) for group in self._groups.values())
+
+    def __iter__(self) -> Iterator[R]:
+        """Yield the records."""
+        for group in tuple(self._groups.values()):
+            yield from tuple(group.records.values())
 
     def discard(self, gone: Callable[[R], bool]) -> None:
         """Drop the records for which `gone` returns True."""

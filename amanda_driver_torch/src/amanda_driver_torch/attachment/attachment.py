@@ -75,6 +75,8 @@ _BINARY = frozenset(
 
 
 R = TypeVar("R")
+#: Name of what is kept of a session for the next one of the same tools.
+_KEPT = "pytorch.attachment"
 
 
 class TorchAttachment(ModuleCalls):
@@ -90,6 +92,27 @@ class TorchAttachment(ModuleCalls):
     facts = FACTS
 
     def __init__(self, session: Session) -> None:
+        self._connect(session)
+        self._sites = self._new_sites(STATE, NAMESPACE, OpRecord, self._drop)
+        self._interceptor = self._choose()
+        self.watch = self.backward.watch = self._interceptor.watch
+
+    @classmethod
+    def of(cls, session: Session) -> TorchAttachment:
+        """Return the attachment of the last session of the same tools, or a new one."""
+        kept = session.persistent(_KEPT, list[TorchAttachment])
+        if not kept:
+            return cls(session)
+        self = kept.pop()
+        if INTERCEPTORS.choice().name != NATIVE:
+            return cls(session)
+        self._connect(session)
+        self._interceptor.resume(self._execution)
+        self.watch = self.backward.watch = self._interceptor.watch
+        self.watch.second_order = False
+        return self
+
+    def _connect(self, session: Session) -> None:
         self.session = session
         self.scopes = session.shared("pytorch.scopes", new_scopes)
         self._labels = session.shared("pytorch.labels", new_labels)
@@ -98,11 +121,8 @@ class TorchAttachment(ModuleCalls):
         )
         self._parameters.sessions += session.host is None
         self.forward_calls = ForwardCalls(session, PATCHES.add)
-        self._sites = self._new_sites(STATE, NAMESPACE, OpRecord, self._drop)
         self.backward = Backward(session, Leaves(self.scopes, self._labels), NAMESPACE)
         self._execution = Execution(session, self.backward, _constant_in(self.scopes), self._hides)
-        self._interceptor = self._choose()
-        self.watch = self.backward.watch = self._interceptor.watch
         #: Checkpointed functions that run for the first time now, from the outermost one.
         self.first_runs: list[Any] = []
         self._compiled: CompiledCode | None = None
@@ -153,6 +173,8 @@ class TorchAttachment(ModuleCalls):
         if not self._attached:
             return
         elsewhere = not self._thread.is_here()
+        # What calls that go on know of operators does not change under them.
+        keeps = not elsewhere and self._interceptor.name == NATIVE and not STATE.activations
         if not elsewhere:
             # Also if an exception kept a call from restoring them.
             STATE.quiet, STATE.opaque, STATE.backward = self._before
@@ -160,15 +182,20 @@ class TorchAttachment(ModuleCalls):
         try:
             if not elsewhere:
                 self.watch = self.backward.watch = None
-            self._interceptor.stop(elsewhere)
+            self._interceptor.stop(elsewhere, keeps)
         finally:
             PATCHES.release(self)
             if is_left:
                 self.backward.release()
-                self._sites.clear()
+                if not keeps:
+                    self._sites.clear()
             if self._compiled is not None:
                 self._compiled.end()
                 self._compiled = None
+        if keeps:
+            for record in self._sites:
+                record.settle(self.session.wants_backward)
+            self.session.persistent(_KEPT, list[TorchAttachment])[:] = [self]
         self._attached = False
 
     def ask(self) -> None:

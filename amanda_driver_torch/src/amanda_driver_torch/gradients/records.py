@@ -61,9 +61,21 @@ class OpRecord:
         self.idle_nodes = 0
         self.nodes: dict[Any, NodeRecord] = {}
         #: The plan in the native interceptor's form, if it has one.
-        self.program: object = None
+        self.program: Any = None
         #: The plans of its nodes in the native interceptor's form.
         self.hooks: object = None
+
+    def settle(self, with_nodes: bool) -> None:
+        """Forget what the end of a session ends: hooks of graphs, and kept results.
+
+        Args:
+            with_nodes: Whether tools analysed its backward ops.
+        """
+        self.nodes, self.hooks = {}, None
+        if with_nodes:
+            self.idle_epoch, self.program = 0, None
+        elif self.program is not None and not self.program.is_plain:
+            self.program = None
 
 
 class NodeRecord:

@@ -86,7 +86,7 @@ class FunctionModeInterceptor:
         STATE.mode = self._mode
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def stop(self, elsewhere: bool = False) -> None:
+    def stop(self, elsewhere: bool = False, keep: bool = False) -> None:
         """Stop intercepting, even if other modes were pushed since and are still active.
 
         In another thread the mode stays, and passes all calls on.

@@ -67,11 +67,12 @@ class Interceptor(Protocol):
     def ask(self) -> None:
         """Let threads that are not intercepted ask again whether they are to be."""
 
-    def stop(self, elsewhere: bool = False) -> None:
+    def stop(self, elsewhere: bool = False, keep: bool = False) -> None:
         """Stop intercepting and restore everything.
 
         Args:
             elsewhere: Whether it intercepts in another thread than the calling one.
+            keep: Whether to keep what it knows of operators for `resume`.
         """
 
     def call_inside(self, function: Callable[..., R], *args: Any) -> R:

@@ -79,7 +79,16 @@ class NativeInterceptor:
 
     def __init__(self, attachment: Handler, execution: Execution, sites: Sites[OpRecord]) -> None:
         self._refused = _define()
-        fields = WatchFields(
+        self._attachment, self._execution, self._sites = attachment, execution, sites
+        self._kept: list[Any] | None = None
+        self._session = attachment.session
+        self.watch = native.Watch(self._fields())
+        self.locate = self.watch.locate
+        self.forget = self.watch.forget
+
+    def _fields(self) -> WatchFields:
+        attachment, execution, sites = self._attachment, self._execution, self._sites
+        return WatchFields(
             session=attachment.session,
             get_control=lambda: THREAD.control,
             execute=_ways(attachment.execute_known, _hide_except_original),
@@ -107,10 +116,12 @@ class NativeInterceptor:
             parameter_type=nn.Parameter,
             tensor_type=torch.Tensor,
         )
-        self._session = attachment.session
-        self.watch = native.Watch(fields)
-        self.locate = self.watch.locate
-        self.forget = self.watch.forget
+
+    def resume(self, execution: Execution) -> None:
+        """Serve the attachment's new session with what `stop` has kept."""
+        self._session, self._execution = self._attachment.session, execution
+        kept, self._kept = self._kept or [], None
+        self.watch.resume(self._fields(), kept)
 
     def start(self) -> None:
         """Start intercepting in this thread."""
@@ -135,12 +146,15 @@ class NativeInterceptor:
         """Let threads that are not intercepted ask again whether they are to be."""
         native.set_ask(joins)
 
-    def stop(self, elsewhere: bool = False) -> None:
+    def stop(self, elsewhere: bool = False, keep: bool = False) -> None:
         """Stop intercepting; with the last session, restore the bindings."""
         _REDIRECTION.release(self)
         if elsewhere:  # What that thread is inside of keeps what it needs.
             return
-        self.watch.close()
+        if keep:
+            self._kept = self._kept or self.watch.suspend()
+        else:
+            self.watch.close()
 
     def call_inside(self, function: Callable[..., R], *args: Any) -> R:
         """Call `function` and intercept its operators, although an operator is running."""

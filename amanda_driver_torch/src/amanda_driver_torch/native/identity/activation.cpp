@@ -31,7 +31,7 @@ PyObject* activation_new(PyTypeObject*, PyObject* args, PyObject* kwargs) {
 HOT void activation_dealloc(PyObject* object) {
     auto* self = reinterpret_cast<Activation*>(object);
     Progress& progress = self->progress;
-    if (!progress.in_step && progress.expected && progress.info) {
+    if (!progress.in_step && progress.expected && progress.info && !progress.info->suspended) {
         progress.info->expect(progress.expected);  // for the next activation
     }
     progress.~Progress();

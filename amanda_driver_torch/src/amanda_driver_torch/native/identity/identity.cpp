@@ -425,6 +425,42 @@ void Identity::forget() {
     ++generation;
 }
 
+bool Identity::set_aside(PyObject* list) {
+    passing_ = Shared<Entry>();
+    // What is expected next holds entries, and is found again by their hashes.
+    scopes_.each([](Shared<ScopeInfo>& info) {
+        info->expect(Shared<Sequence>());
+        info->suspended = true;
+    });
+    // Activations of calls that go on keep the entries that they have.
+    entries_.each([](Shared<Entry>& entry) {
+        Shared<Entry> own(new Entry);
+        own->hash = entry->hash;
+        own->record = entry->record;
+        entry = own;
+    });
+    bool moved = true;
+    each_reference([&](Owned& reference) {
+        Owned taken(reference.release());
+        PyObject* item = taken ? taken.get() : Py_None;
+        moved = moved && PyList_Append(list, item) == 0;
+    });
+    return moved;
+}
+
+bool Identity::take_back(PyObject* list) {
+    scopes_.each([](Shared<ScopeInfo>& info) { info->suspended = false; });
+    Py_ssize_t next = 0;
+    each_reference([&](Owned& reference) {
+        PyObject* item = next < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, next) : Py_None;
+        ++next;
+        if (item != Py_None) reference = Owned::share(item);
+    });
+    bool complete = next == PyList_GET_SIZE(list);
+    each_reference([&](Owned& reference) { complete = complete && bool(reference); });
+    return complete;
+}
+
 int add_identity(PyObject* module) {
     requires_grad = PyUnicode_InternFromString("requires_grad");
     is_leaf = PyUnicode_InternFromString("is_leaf");

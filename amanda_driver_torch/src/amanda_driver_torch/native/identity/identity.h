@@ -108,6 +108,7 @@ struct ScopeInfo {
     long references = 0;
     long number = 0;
     bool inside = false;  // inside a root module
+    bool suspended = false;  // by `set_aside`; nothing is to be expected meanwhile
     Owned scope;
     Shared<Sequence> last;
     const Step* steps = nullptr;  // of `last`, to be prefetched
@@ -195,6 +196,11 @@ class Identity {
     Table<ScopeInfo::Child> roots;
     // Drops all records. Activations keep their counts.
     void forget();
+    // Moves what may lead to the session to a list: the garbage collector does not know what is
+    // held here. False with an exception.
+    bool set_aside(PyObject* list);
+    // Takes it back. False, perhaps with an exception, if the list is not that of `set_aside`.
+    bool take_back(PyObject* list);
 
   private:
     struct Code {
@@ -230,6 +236,12 @@ class Identity {
     Entry* resolve_new(Thread*, const OpType&, const Operands&, PyObject* scope, const void* bound,
                        bool inside, uint64_t hash, uint64_t key, uint32_t occurrence,
                        uint64_t site);
+    // Calls a function with each reference that may lead to the session.
+    template <class Visit>
+    void each_reference(Visit visit) {
+        entries_.each([&](Shared<Entry>& entry) { visit(entry->record); });
+        types_.each([&](Type& type) { visit(type.type); });
+    }
     Owned frames_of(Thread*, const void* bound, bool inside, bool* zoned);
     // The user's innermost frame, however far out; None if there is none.
     Owned users_frame(Thread*);

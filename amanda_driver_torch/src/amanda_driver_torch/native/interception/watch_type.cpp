@@ -55,17 +55,11 @@ void watch_dealloc(PyObject* object) {
     Py_DECREF(type);
 }
 
-// Watch(fields).
-PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject* given;
-    if (!PyArg_ParseTuple(args, "O:Watch", &given)) return nullptr;
+// Connects a watch to a session. False with an exception.
+bool take_fields(Watch* self, PyObject* given) {
     WatchFields fields;
-    if (!fields.read(given)) return nullptr;
-    Owned owner(type->tp_alloc(type, 0));
-    if (!owner) return nullptr;
-    auto* self = reinterpret_cast<Watch*>(owner.get());
-    auto* identity = self->identity = new Identity;
-    self->callbacks = new Callbacks;
+    if (!fields.read(given)) return false;
+    Identity* identity = self->identity;
 #define AMANDA_TAKE_FIELD(name, kind) self->name = fields.name.release();
     AMANDA_WATCH_FIELDS(AMANDA_TAKE_FIELD)
     identity->classify = fields.classify;
@@ -77,13 +71,25 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject*) {
     identity->parameter = fields.parameter_type.get();
     identity->tensor = fields.tensor_type.get();
     find_tensor_attributes(identity->tensor);
-    if (!find_slots(fields.record_type.get())) return nullptr;
+    if (!find_slots(fields.record_type.get())) return false;
     Owned control(PyObject_GetAttrString(self->session, "control"));
-    if (!control) return nullptr;
+    if (!control) return false;
     self->switches = amanda_open_switches(control.get(), &self->view);
     // No epoch is negative, so that the first operator reads the session.
     self->seen = -1;
-    return self->switches != nullptr ? owner.release() : nullptr;
+    return self->switches != nullptr;
+}
+
+// Watch(fields).
+PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject*) {
+    PyObject* given;
+    if (!PyArg_ParseTuple(args, "O:Watch", &given)) return nullptr;
+    Owned owner(type->tp_alloc(type, 0));
+    if (!owner) return nullptr;
+    auto* self = reinterpret_cast<Watch*>(owner.get());
+    self->identity = new Identity;
+    self->callbacks = new Callbacks;
+    return take_fields(self, given) ? owner.release() : nullptr;
 }
 
 PyObject* watch_forget(PyObject* object, PyObject*) {
@@ -122,20 +128,46 @@ PyObject* watch_keep_callback(PyObject* object, PyObject* args) {
 }
 
 // After the session ends, running calls continue with the originals.
-PyObject* watch_close(PyObject* object, PyObject*) {
-    auto* self = reinterpret_cast<Watch*>(object);
+void disconnect(Watch* self) {
     drop_fields(self);
     close_switches(self);
-    self->identity->forget();
     self->callbacks->clear();
     Identity* own = self->identity;
     own->classify = own->look_up = own->resolve = own->region = own->is_weight = Owned();
+}
+
+PyObject* watch_close(PyObject* object, PyObject*) {
+    auto* self = reinterpret_cast<Watch*>(object);
+    disconnect(self);
+    self->identity->forget();
+    Py_RETURN_NONE;
+}
+
+PyObject* watch_suspend(PyObject* object, PyObject*) {
+    auto* self = reinterpret_cast<Watch*>(object);
+    disconnect(self);
+    Owned kept(PyList_New(0));
+    return kept && self->identity->set_aside(kept.get()) ? kept.release() : nullptr;
+}
+
+PyObject* watch_resume(PyObject* object, PyObject* args) {
+    auto* self = reinterpret_cast<Watch*>(object);
+    PyObject *given, *kept;
+    if (!PyArg_ParseTuple(args, "OO!", &given, &PyList_Type, &kept)) return nullptr;
+    disconnect(self);
+    if (!self->identity->take_back(kept)) self->identity->forget();
+    if (!take_fields(self, given)) return nullptr;
     Py_RETURN_NONE;
 }
 
 PyMethodDef watch_methods[] = {
     {"close", watch_close, METH_NOARGS, "close($self, /)\n--\n\nLet go of the session."},
     {"forget", watch_forget, METH_NOARGS, "forget($self, /)\n--\n\nForget all records."},
+    {"suspend", watch_suspend, METH_NOARGS,
+     "suspend($self, /)\n--\n\n"
+     "Let go of the session; return what `resume` needs, which may lead to it."},
+    {"resume", watch_resume, METH_VARARGS,
+     "resume($self, fields, kept, /)\n--\n\nServe another session with the same records."},
     {"keep_callback", watch_keep_callback, METH_VARARGS,
      "keep_callback($self, callback, chosen, region, /)\n--\n\n"
      "Use `chosen` with a region of recompilations for this callback of Dynamo, in this epoch."},

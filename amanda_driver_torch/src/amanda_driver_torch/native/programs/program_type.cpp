@@ -245,7 +245,22 @@ int program_clear(PyObject* self) {
     return 0;
 }
 
+// Whether it holds nothing but what it calls: no hooks on gradients, and no results.
+PyObject* program_is_plain(PyObject* self, void*) {
+    ProgramParts* parts = reinterpret_cast<Program*>(self)->parts;
+    bool plain = !parts->hooks_gradients() && !parts->arrives && !parts->meets;
+    for (const auto* steps : {&parts->before, &parts->after}) {
+        for (const ProgramStep& step : *steps) plain = plain && !step.stamp;
+    }
+    return PyBool_FromLong(plain);
+}
+
+PyGetSetDef program_properties[] = {
+    {"is_plain", program_is_plain, nullptr, "Whether another session may use it.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
 PyType_Slot program_slots[] = {
+    {Py_tp_getset, program_properties},
     {Py_tp_new, reinterpret_cast<void*>(program_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(program_dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(program_traverse)},
