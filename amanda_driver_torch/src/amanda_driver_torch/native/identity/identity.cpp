@@ -427,6 +427,9 @@ void Identity::forget() {
 
 bool Identity::set_aside(PyObject* list) {
     passing_ = Shared<Entry>();
+    // Nothing refers to tensors while no tools are applied, so others may get their addresses.
+    tokens_.clear();
+    ++generation;
     // What is expected next holds entries, and is found again by their hashes.
     scopes_.each([](Shared<ScopeInfo>& info) {
         info->expect(Shared<Sequence>());
