@@ -6,6 +6,7 @@ their operators from being seen.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -39,7 +40,9 @@ class ModelWriters:
         wrap: Callable[[Function, str], Function],
         required: Sequence[str] = (),
     ) -> None:
-        self._others, self._writers, self._wrap = others, writers, wrap
+        self._others, self._writers = others, writers
+        #: Most time of entering `apply` would be spent on making the same ones again.
+        self._wrap = functools.lru_cache(maxsize=256)(wrap)
         self._required = required
         self.modules = tuple(dict.fromkeys((*others, *writers)))
 

@@ -194,7 +194,7 @@ class TorchAttachment(ModuleCalls):
                 self._compiled = None
         if keeps:
             for record in self._sites:
-                record.settle(self.session.wants_backward)
+                record.settle()
             self.session.persistent(_KEPT, list[TorchAttachment])[:] = [self]
         self._attached = False
 

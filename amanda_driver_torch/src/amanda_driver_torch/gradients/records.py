@@ -65,15 +65,10 @@ class OpRecord:
         #: The plans of its nodes in the native interceptor's form.
         self.hooks: object = None
 
-    def settle(self, with_nodes: bool) -> None:
-        """Forget what the end of a session ends: hooks of graphs, and kept results.
-
-        Args:
-            with_nodes: Whether tools analysed its backward ops.
-        """
-        self.nodes, self.hooks = {}, None
-        if with_nodes:
-            self.idle_epoch, self.program = 0, None
+    def settle(self) -> None:
+        """Forget what ends with a session: hooks of graphs, and kept results."""
+        if self.nodes or self.hooks is not None:
+            self.nodes, self.hooks, self.program, self.idle_epoch = {}, None, None, 0
         elif self.program is not None and not self.program.is_plain:
             self.program = None
 
