@@ -30,6 +30,9 @@ class Net(nn.Module):
 class Shifting(amanda.Tool):
     """Adds to what some operators write, and notes what it analyses and what runs."""
 
+    #: Whether it also inserts something at gradients, if it analyses backward operators.
+    notes = True
+
     def __init__(self, *types: str, backward: bool = False) -> None:
         super().__init__()
         self.types = types
@@ -46,7 +49,8 @@ class Shifting(amanda.Tool):
 
     def analyse_backward(self, context: amanda.OpContext) -> None:
         self.analysed.append((context.name, context.get_backward_op_id() or 0))
-        context.insert_before_backward_op(self.note, name=context.name)
+        if self.notes:
+            context.insert_before_backward_op(self.note, name=context.name)
 
     def shift(self, value: torch.Tensor, name: str) -> torch.Tensor:
         self.runs.append(name)
@@ -81,9 +85,13 @@ def own_calls(run: Any) -> int:
 
 
 @pytest.mark.one_interceptor
-@pytest.mark.parametrize("types", [(), ("relu", "add")], ids=["nothing", "edits"])
+@pytest.mark.parametrize(
+    ("types", "trains"),
+    [((), False), (("relu", "add"), False), ((), True)],
+    ids=["nothing", "edits", "nothing, with gradients"],
+)
 def test_no_operator_is_resolved_again(
-    types: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    types: tuple[str, ...], trains: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
 
@@ -97,15 +105,20 @@ def test_no_operator_is_resolved_again(
 
     def more(length: int) -> int:
         """Return how many calls more the first run takes than a later one, when applied again."""
-        net, tool = Chain(), Shifting(*types)
-        net.length = length
-        with torch.no_grad():
-            with amanda.apply(tool):
-                net(X), net(X)
-            with amanda.apply(tool):
-                first = own_calls(lambda: net(X))
-                assert len(tool.analysed) == 2 * length
-                return first - own_calls(lambda: net(X))
+        net, tool = Chain(), Shifting(*types, backward=trains)
+        net.length, tool.notes = length, False
+        x = X.clone().requires_grad_(trains)
+
+        def run() -> None:
+            y = net(x)
+            if trains:
+                y.backward(torch.ones_like(x))
+
+        with amanda.apply(tool):
+            run(), run()
+        with amanda.apply(tool):
+            found = own_calls(run)
+            return found - own_calls(run)
 
     assert more(1) == more(40)
 

@@ -76,13 +76,23 @@ def run_inside(library: Path, _: list[str]) -> None:
     subject = SUBJECTS[0]
     for kind, training in (("forward", False), ("training step", True)):
         program = subject.program(training)
+        tools = ways(INTERCEPTOR, program, subject.counted)
         for way in [
             Way(PLAIN, program),
-            *ways(INTERCEPTOR, program, subject.counted),
+            *tools,
+            *(_applied_each_time(way) for way in (tools[0], tools[-1])),
             Way(f"{PLAIN}, after `apply`", program),
         ]:
             name = f"{subject.name}; {kind}; {way.name}"
             counted(library, name, way.run, way.enter(), WARM, COUNTED)
+
+
+def _applied_each_time(way: Way) -> Way:
+    def run_one() -> None:
+        with way.enter():
+            way.run()
+
+    return Way(f"{way.name}, applied in each run", run_one)
 
 
 def report(counts: Counts) -> str:

@@ -93,6 +93,8 @@ class TorchAttachment(ModuleCalls):
 
     def __init__(self, session: Session) -> None:
         self._connect(session)
+        self.backward = Backward(session, Leaves(self.scopes, self._labels), NAMESPACE)
+        self._execution = self._new_execution()
         self._sites = self._new_sites(STATE, NAMESPACE, OpRecord, self._drop)
         self._interceptor = self._choose()
         self.watch = self.backward.watch = self._interceptor.watch
@@ -107,6 +109,8 @@ class TorchAttachment(ModuleCalls):
         if INTERCEPTORS.choice().name != NATIVE:
             return cls(session)
         self._connect(session)
+        self.backward.resume(session)
+        self._execution = self._new_execution()
         self._interceptor.resume(self._execution)
         self.watch = self.backward.watch = self._interceptor.watch
         self.watch.second_order = False
@@ -121,14 +125,16 @@ class TorchAttachment(ModuleCalls):
         )
         self._parameters.sessions += session.host is None
         self.forward_calls = ForwardCalls(session, PATCHES.add)
-        self.backward = Backward(session, Leaves(self.scopes, self._labels), NAMESPACE)
-        self._execution = Execution(session, self.backward, _constant_in(self.scopes), self._hides)
         #: Checkpointed functions that run for the first time now, from the outermost one.
         self.first_runs: list[Any] = []
         self._compiled: CompiledCode | None = None
         #: The record that was made last, until its first execution.
         self._new: object = None
         self._attached = False
+
+    def _new_execution(self) -> Execution:
+        constant = _constant_in(self.scopes)
+        return Execution(self.session, self.backward, constant, self._hides)
 
     def _new_sites(
         self, state: Any, namespace: str, new: Callable[[Site, str], R], drop: Callable[[R], None]
@@ -194,7 +200,7 @@ class TorchAttachment(ModuleCalls):
                 self._compiled = None
         if keeps:
             for record in self._sites:
-                record.settle()
+                record.settle(self.session.epoch)
             self.session.persistent(_KEPT, list[TorchAttachment])[:] = [self]
         self._attached = False
 

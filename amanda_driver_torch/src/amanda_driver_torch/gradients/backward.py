@@ -16,7 +16,13 @@ import torch
 
 from amanda_core.driver_kit import OpContext, Ref, Session
 from amanda_core.interface import Site
-from amanda_driver_torch.gradients.node_hooks import NodeHooks, Token, put_in_place, unchanged
+from amanda_driver_torch.gradients.node_hooks import (
+    Lifetime,
+    NodeHooks,
+    Token,
+    put_in_place,
+    unchanged,
+)
 from amanda_driver_torch.gradients.nodes import name_of, new_nodes, new_nodes_behind
 from amanda_driver_torch.gradients.records import NodeRecord
 from amanda_driver_torch.identity.leaves import Leaves
@@ -74,6 +80,12 @@ class Backward(NodeHooks):
         self._second_order: weakref.WeakKeyDictionary[NodeRecord, dict[Any, NodeRecord]] = (
             weakref.WeakKeyDictionary()
         )
+
+    def resume(self, session: Session) -> None:
+        """Serve another session, after `release`. Hooks of earlier graphs do nothing."""
+        self.session, self.lifetime = session, Lifetime(session)
+        self.second_order = False
+        self._second_order.clear()
 
     def track(
         self,

@@ -65,9 +65,13 @@ class OpRecord:
         #: The plans of its nodes in the native interceptor's form.
         self.hooks: object = None
 
-    def settle(self) -> None:
-        """Forget what ends with a session: hooks of graphs, and kept results."""
-        if self.nodes or self.hooks is not None:
+    def settle(self, epoch: int) -> None:
+        """Forget what ends with a session: hooks of graphs, and kept results.
+
+        Args:
+            epoch: The last epoch of the session.
+        """
+        if self.hooks is not None or any(one.settled != epoch for one in self.nodes.values()):
             self.nodes, self.hooks, self.program, self.idle_epoch = {}, None, None, 0
         elif self.program is not None and not self.program.is_plain:
             self.program = None
