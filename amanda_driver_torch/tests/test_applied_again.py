@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def shifted(net: Net, x: torch.Tensor, *types: str) -> torch.Tensor:
         return torch.tanh(net.second(x + 1) + by["linear"]) + by["tanh"]
 
 
-def own_calls(run: Any) -> int:
+def own_calls(run: Callable[[], object]) -> int:
     """Return how many functions of Amanda a program calls."""
     count = 0
 
@@ -117,8 +118,8 @@ def test_no_operator_is_resolved_again(
         with amanda.apply(tool):
             run(), run()
         with amanda.apply(tool):
-            found = own_calls(run)
-            return found - own_calls(run)
+            calls = own_calls(run), own_calls(run)
+            return calls[0] - calls[1]
 
     assert more(1) == more(40)
 

@@ -451,8 +451,8 @@ def test_graph_breaks(what: str, first: str) -> None:
     with amanda.apply(tools[1]):
         for _ in range(2):
             net(X)
-    # Name, type, module path, source, names of inputs, and which of them are parameters. Ids after a
-    # break are others.
+    # Name, type, module path, source, names of inputs, and which of them are parameters. After a
+    # break ids are others.
     seen = [[(op[0], *op[2:]) for op in tool.ops] for tool in tools]
     assert seen[0] == seen[1]
     assert [op[3] for op in tools[0].ops[:3]] == ["", "layers.0.linear", "layers.0"]

@@ -106,12 +106,13 @@ class TorchAttachment(ModuleCalls):
         if not kept:
             return cls(session)
         self = kept.pop()
-        if INTERCEPTORS.choice().name != NATIVE:
+        interceptor: Any = self._interceptor
+        if INTERCEPTORS.choice().name != interceptor.name:
             return cls(session)
         self._connect(session)
         self.backward.resume(session)
         self._execution = self._new_execution()
-        self._interceptor.resume(self._execution)
+        interceptor.resume(self._execution)
         self.watch = self.backward.watch = self._interceptor.watch
         self.watch.second_order = False
         return self
