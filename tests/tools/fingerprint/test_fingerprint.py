@@ -126,6 +126,36 @@ def test_equal_runs_are_equal_bit_for_bit(
     assert "all are equal bit for bit" in capsys.readouterr().out
 
 
+def test_the_modules_and_steps_that_a_difference_reaches_are_named(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Tanh(), nn.ReLU()
+
+        def forward(self, x: torch.Tensor, planted: float) -> torch.Tensor:
+            result: torch.Tensor = self.last(self.first(x) + planted)
+            return result
+
+    def program(planted: bool) -> None:
+        net = Net()
+        for step in range(3):
+            net(torch.full((2, 3), 1.0 + step), 1e-3 * (planted and step == 1))
+            amanda.step()
+
+    for planted in (False, True):
+        with torch.no_grad():
+            recorded(partial(program, planted), folder=tmp_path / str(planted))
+    found = compare_fingerprints(tmp_path / "False", tmp_path / "True")
+    # The sum outside of modules differs, then what the last module reads and writes.
+    assert [(one.module, one.step, one.first, one.different) for one in found.spread] == [
+        ("", 1, "add", 1),
+        ("last", 1, "last/relu", 2),
+    ]
+    assert found.spread[1].values == 2
+    assert sum(one.different for one in found.spread) == found.different
+    assert len(found.spread_table().rows) == 2
+
+
 def test_another_seed_is_named_where_it_matters(tmp_path: Path) -> None:
     def program(seed: int) -> None:
         torch.manual_seed(seed)

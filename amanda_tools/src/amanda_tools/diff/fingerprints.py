@@ -153,6 +153,27 @@ class Missing:
 
 
 @dataclass
+class Reach:
+    """How far the difference reaches in one module and step.
+
+    Attributes:
+        process: Which process it is in, such as ``rank1``; None if the run has one only.
+        module: Path of the module; empty outside of modules.
+        step: The step.
+        first: Name of the first operator there of which a value differs.
+        different: Number of values that differ.
+        values: Number of values that were compared.
+    """
+
+    process: str | None
+    module: str
+    step: int
+    first: str
+    different: int
+    values: int
+
+
+@dataclass
 class FingerprintDiff:
     """Result of comparing two fingerprinted runs.
 
@@ -160,6 +181,7 @@ class FingerprintDiff:
         first: Where the runs part; None if no value differs.
         differing: The values that differ, in the order of the first run; at most 10,000 of each
             process.
+        spread: The modules and steps in which values differ, in the order of the first run.
         values: Number of values that were compared.
         different: Number of those that differ.
         equal: Number of those that are equal bit for bit.
@@ -171,6 +193,7 @@ class FingerprintDiff:
 
     first: Divergence | None = None
     differing: list[Divergence] = field(default_factory=list)
+    spread: list[Reach] = field(default_factory=list)
     values: int = 0
     different: int = 0
     equal: int = 0
@@ -217,7 +240,7 @@ class FingerprintDiff:
         texts += self.notes
         count = format_count(self.values, "value")
         if self.first is not None:
-            texts += [f"First: {self.first}", self.first.explanation]
+            texts += [f"First: {self.first}", self.first.explanation, *self._reached(limit)]
         elif self.complete:
             texts.append(f"No difference in {count}: all are equal bit for bit.")
         else:
@@ -225,6 +248,26 @@ class FingerprintDiff:
                 f"The {count} that both runs have are equal bit for bit; the rest was not compared."
             )
         return "\n".join(texts)
+
+    def _reached(self, limit: int | None) -> list[str]:
+        """Return a sentence on the modules that the difference reaches after the first one."""
+        modules = list(dict.fromkeys(one.module for one in self.spread if one.module))
+        steps = sorted({one.step for one in self.spread})
+        if len(modules) < 2 and len(steps) < 2:
+            return []
+        named = ", ".join(map(repr, modules[:limit]))
+        named += f" and {len(modules) - limit} more" if limit and len(modules) > limit else ""
+        within = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+        return [f"Values differ in {within}" + (f", in modules {named}." if modules else ".")]
+
+    def spread_table(self) -> Table:
+        """Return a table with one row for each module and step in which values differ."""
+        columns = ("module", "step", "process", "different", "values", "first")
+        rows = [
+            (one.module, one.step, one.process or "", one.different, one.values, one.first)
+            for one in self.spread
+        ]
+        return Table("Where values differ", columns, rows)
 
     def table(self, everything: bool = False) -> Table:
         """Return a table with one row for each value that differs.
@@ -256,7 +299,7 @@ class FingerprintDiff:
         return dataframe(Divergence, self.differing)
 
     def _repr_html_(self) -> str:
-        return render_html([self.table()])
+        return render_html([self.spread_table(), self.table()])
 
 
 def is_fingerprint(path: Path) -> bool:
@@ -360,6 +403,7 @@ class _Comparison:
         result.equal += int((compared & ~differs).sum())
         result.unwritten += int(unwritten.sum())
         result.unreadable += int(unreadable.sum())
+        self._note_spread(rows, compared, differs)
         places = numpy.flatnonzero(differs)
         for number, place in enumerate(places[:_LISTED].tolist()):
             row, there = rows[place], others[place]
@@ -410,6 +454,25 @@ class _Comparison:
         if self.one.ops[row["op"]].phase == "backward":
             found.append("what its forward pass saved")
         return found
+
+    def _note_spread(self, rows: Any, compared: Any, differs: Any) -> None:
+        """Add the modules and steps in which values differ, in the order of the first run."""
+        import numpy
+
+        modules = {op.module: n for n, op in enumerate(self.one.ops)}
+        of_op = numpy.asarray([modules[op.module] for op in self.one.ops], numpy.uint64)
+        keys = of_op[rows["op"]] << numpy.uint64(32) | rows["step"]
+        found, group = numpy.unique(keys, return_inverse=True)
+        counts = [numpy.bincount(group[which], minlength=len(found)) for which in (differs, compared)]
+        places = numpy.flatnonzero(differs)
+        groups, first = numpy.unique(group[places], return_index=True)
+        for index in numpy.argsort(first).tolist():
+            row = rows[places[first[index]]]
+            op = self.one.ops[row["op"]]
+            numbers = [int(count[groups[index]]) for count in counts]
+            self.result.spread.append(
+                Reach(self.process, op.module, int(row["step"]), op.name, *numbers)
+            )
 
     def _note_missing(self, run: str, recorded: Fingerprinted, places: Any) -> None:
         """Add the rows that only one run has, by operator."""
