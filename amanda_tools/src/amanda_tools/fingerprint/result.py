@@ -11,8 +11,8 @@ from amanda_core.results import Table
 from amanda_tools.fingerprint.files import (
     NONE,
     OPS,
+    OUTPUT,
     ROWS,
-    STATE,
     UNREADABLE,
     UNSEEN_WRITER,
     UNWRITTEN,
@@ -111,7 +111,7 @@ class FingerprintResult:
 
         found = load_fingerprint(stream.folder)
         rows = found.rows
-        rows = rows[rows["what"] != STATE]
+        rows = rows[rows["what"] <= OUTPUT]
         steps = []
         for step in numpy.unique(rows["step"]).tolist():
             own = rows[rows["step"] == step]
