@@ -42,7 +42,7 @@ from amanda_tools.kit.operators.entries import REARRANGING, EitherWayOp
 from amanda_tools.kit.operators.tool import OperatorTool, runs_in_order
 from amanda_tools.kit.tensors.values import facts_of, need_numpy, numbers
 
-__all__ = ["Fingerprint"]
+__all__ = ["Fingerprint", "norms_of"]
 
 #: Types that write all of their first input, if they work in place.
 _WRITES = frozenset({"random", "full", "assign"})
@@ -93,6 +93,7 @@ class Fingerprint(OperatorTool["_Op"]):
     # It must see the values of the program, with all that other tools do to them.
     outermost: ClassVar[bool] = True
     changes_values: ClassVar[bool | None] = False
+    _form: ClassVar[type[FingerprintResult]] = FingerprintResult
 
     def __init__(
         self,
@@ -190,7 +191,7 @@ class Fingerprint(OperatorTool["_Op"]):
                 for why, count in self._unreadable.items()
             ]
             self._stream.end(notes)
-            return FingerprintResult.of(
+            return self._form.of(
                 self._stream, notes, self._clock.spent / 1e9, self._clock.wall / 1e9, self
             )
 
@@ -360,7 +361,9 @@ class Fingerprint(OperatorTool["_Op"]):
                 states[f"{namespace.split('/')[0]} {device}"] = state
         order = self._next()
         for name, state in states.items():
-            self._aside(STATE, order, self._named("random state", name), self._step, digest_of(state))
+            self._aside(
+                STATE, order, self._named("random state", name), self._step, digest_of(state)
+            )
 
     def _named(self, kind: str, name: str) -> int:
         """Return the number of something that has rows and is not an operator."""
