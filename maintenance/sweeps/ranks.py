@@ -332,7 +332,8 @@ def _page(found: list[dict[Any, Any]], ranks: int) -> str:
         "the bit, in training and in evaluation after each step. Tools that decide have the masks "
         "and scales of one process with the whole batch, in all ranks; in bfloat16 they are the "
         "same in all ranks. What `replicas` compares is equal. `ids` are op ids and names of "
-        "weights: those of one process, but for layers that are tensor parallel, where they are the same in all ranks.",
+        "weights: those of one process, but for layers that are tensor "
+        "parallel, where they are the same in all ranks.",
         "",
         "| tool | " + " | ".join(programs) + " |",
         "|---" * (len(programs) + 1) + "|",

@@ -1,7 +1,7 @@
 """Programs of several processes with one bug that gives no error, and the same without it.
 
-Most are written after a public report, which is named, in the smallest form that has the bug. `WRONG` says what the
-tool must find in it first. Run as a program, this file is one process.
+Most are written after a public report, which is named, in the smallest form that has the bug.
+`WRONG` says what the tool must find in it first. Run as a program, this file is one process.
 """
 
 # mypy: allow-untyped-calls
