@@ -433,7 +433,7 @@ def norms_of(tensor: Any, facts: Facts) -> tuple[float, float, bool]:
 
     dtype = facts.dtype(tensor)
     try:
-        values = numbers(facts.view(tensor), dtype).ravel()
+        values = numpy.asarray(numbers(facts.view(tensor), dtype)).ravel()
     except NotReadableError:  # Its bytes are known, but it is no array of numbers.
         return 0.0, 0.0, False
     if not values.size:
