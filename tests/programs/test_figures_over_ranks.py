@@ -30,6 +30,7 @@ WIDTH, HIDDEN, BATCH, STEPS = 6, 16, 8, 2
 #: The operators of the model, by name. Those of the last layer are in no parallel layer.
 LINEAR = ("0/linear", "2/linear")
 PROGRAMS = ("DDP", "FSDP2", "tensor parallel")
+#: Figure -> operator, or operator and tensor -> its number.
 Figures = dict[str, dict[str, int]]
 
 
@@ -58,7 +59,7 @@ def _model(program: str) -> Any:
     return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
-def _figures(program: str, rank: int, ranks: int) -> dict[str, Figures]:
+def _figures(program: str, rank: int, ranks: int) -> Figures:
     """Train under the tools, and return figures by tool and operator."""
     if program == "tensor parallel":
         rank, ranks = 0, 1  # Both have the whole batch.
@@ -68,7 +69,7 @@ def _figures(program: str, rank: int, ranks: int) -> dict[str, Figures]:
         for _ in range(STEPS):
             x = torch.randn(BATCH, WIDTH, generator=samples)[rank::ranks]
             model(x).square().mean().backward()
-    found: dict[str, Figures] = {"macs": {}, "backward": {}, "zeros": {}, "bytes": {}, "calls": {}}
+    found: Figures = {"macs": {}, "backward": {}, "zeros": {}, "bytes": {}, "calls": {}}
     for op in flops.result().ops:
         found["macs"][op.name], found["backward"][op.name] = op.macs, op.backward_macs
     for tensor in sparsity.result().tensors:
@@ -83,7 +84,7 @@ def _figures(program: str, rank: int, ranks: int) -> dict[str, Figures]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Figures]]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Figures]]:
     """Return the figures of both processes by program."""
     folder = tmp_path_factory.mktemp("ranks")
     started = [
@@ -99,14 +100,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
     return {program: [one[program] for one in each] for program in PROGRAMS}
 
 
-def _added(each: list[dict[str, Figures]], tool: str) -> Counter[str]:
+def _added(each: list[Figures], tool: str) -> Counter[str]:
     return Counter(each[0][tool]) + Counter(each[1][tool])
 
 
 @pytest.mark.parametrize("program", ["DDP", "FSDP2"])
-def test_processes_that_share_a_batch(
-    program: str, found: dict[str, list[dict[str, Figures]]]
-) -> None:
+def test_processes_that_share_a_batch(program: str, found: dict[str, list[Figures]]) -> None:
     """Each computes for its part of the batch, and holds the weights as a whole when it does."""
     one = _figures("one", 0, 1)
     macs = BATCH * STEPS * WIDTH * HIDDEN  # The closed form.
@@ -126,7 +125,7 @@ def test_processes_that_share_a_batch(
             assert each["calls"][name] == one["calls"][name] == STEPS
 
 
-def test_processes_that_share_layers(found: dict[str, list[dict[str, Figures]]]) -> None:
+def test_processes_that_share_layers(found: dict[str, list[Figures]]) -> None:
     """Parallel layers add up to those of one process; others are computed in each."""
     one, each = _figures("one", 0, 1), found["tensor parallel"]
     for tool in ("macs", "backward"):

@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import nn
 import amanda
 from amanda_tools.replicas import Replicas
 
-__all__ = ["OPTIONS", "PROGRAMS", "WRONG"]
+__all__ = ["PROGRAMS", "RIGHT", "WRONG"]
 
 WIDTH, STEPS = 8, 3
 
@@ -466,7 +467,90 @@ WRONG = {
     "schedule": ("weight", ""),
     "placement": ("value", ""),
 }
-OPTIONS: dict[str, dict[str, Any]] = {}
+
+
+class _Positions(nn.Module):
+    """Positions that are learned, of which each process drops others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.positions = nn.Parameter(torch.randn(8, WIDTH))
+        self.body = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout())
+        self.last = nn.Linear(WIDTH, 4)
+        torch.manual_seed(7 + _rank())
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.body(x + nn.functional.dropout(self.positions)))
+
+
+def own_noise() -> None:
+    """Data-parallel processes drop other elements of equal weights, and normalize by themselves."""
+    model = _Positions()
+    _train(model, lambda: _average(*model.parameters()), data=True)
+
+
+def summed_loss() -> None:
+    """The gradient of the last bias is the same in all processes before it is averaged."""
+    model = plain()
+    _train(model, lambda: _average(*model.parameters()), data=True, loss=lambda y: y.sum())
+
+
+def accumulated() -> None:
+    """Micro-batches, clipping, AdamW and a layer that is used twice, in DDP."""
+    torch.manual_seed(0)
+    shared = nn.Linear(WIDTH, WIDTH)
+    layers = nn.Sequential(shared, nn.BatchNorm1d(WIDTH), nn.Dropout(), shared)
+    model = nn.parallel.DistributedDataParallel(layers)
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.manual_seed(7 + _rank())
+    for _ in range(STEPS):
+        for number in range(3):
+            with contextlib.nullcontext() if number == 2 else model.no_sync():
+                model(torch.randn(8, WIDTH)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def two_optimizers() -> None:
+    """Two models that train in turns, each with its own optimizer."""
+    models = [nn.parallel.DistributedDataParallel(plain()) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    samples = torch.Generator().manual_seed(1 + _rank())
+    for _ in range(STEPS):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(torch.randn(8, WIDTH, generator=samples)).square().mean().backward()
+            optimizer.step()
+
+
+def split_batch() -> None:
+    """All processes draw the whole batch, and each takes its part of it."""
+    model = plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    samples = torch.Generator().manual_seed(1)
+    torch.manual_seed(7 + _rank())
+    for _ in range(STEPS):
+        batch = torch.randn(8, WIDTH, generator=samples)
+        x = batch[_rank() :: _size()]
+        nn.functional.dropout(model(x)).square().mean().backward()
+        _average(*model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+#: Right programs in which processes differ where they may.
+RIGHT: list[Callable[[], None]] = [
+    *(own_noise, summed_loss, accumulated, two_optimizers, split_batch),
+]
+
+
+def _record(program: Callable[[], None], folder: Path) -> None:
+    tool = Replicas()
+    with amanda.apply(tool):
+        program()
+    tool.result().write(folder / "replicas")
 
 
 def main(rank: int, ranks: int, folder: Path, names: list[str]) -> None:
@@ -479,11 +563,11 @@ def main(rank: int, ranks: int, folder: Path, names: list[str]) -> None:
         if names and program.__name__ not in names:
             continue
         for wrong in (False, True):
-            tool = Replicas(**OPTIONS.get(program.__name__, {}))
-            with amanda.apply(tool):
-                program(wrong)
             kind = "wrong" if wrong else "right"
-            tool.result().write(folder / f"{program.__name__}-{kind}/rank{rank}/replicas")
+            _record(partial(program, wrong), folder / f"{program.__name__}-{kind}/rank{rank}")
+    for right in RIGHT:
+        if not names or right.__name__ in names:
+            _record(right, folder / f"{right.__name__}-right/rank{rank}")
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()

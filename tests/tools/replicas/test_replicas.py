@@ -14,7 +14,7 @@ from pathlib import Path
 import parallel_programs
 import pytest
 import torch
-from parallel_programs import PROGRAMS, WRONG
+from parallel_programs import PROGRAMS, RIGHT, WRONG
 from torch import nn
 
 import amanda
@@ -44,13 +44,18 @@ def run(folder: Path, ranks: int, names: list[str]) -> None:
             process.kill()
 
 
-def check(folder: Path, name: str, ranks: int) -> ReplicasReport:
-    """Check that nothing is found in the right program, and return what is in the wrong one."""
+def check_right(folder: Path, name: str) -> None:
+    """Check that values were compared in a right program, and are equal."""
     right = compare_replicas(folder / f"{name}-right")
-    assert (right.violations, right.missing) == ([], []), right.conclusion()
+    assert (right.violations, right.missing) == ([], []), f"{name}: {right.conclusion()}"
     assert right.same
     assert right.complete
     assert right.values > 0
+
+
+def check(folder: Path, name: str, ranks: int) -> ReplicasReport:
+    """Check that nothing is found in the right program, and return what is in the wrong one."""
+    check_right(folder, name)
     wrong = compare_replicas(folder / f"{name}-wrong")
     assert wrong.first is not None
     kind, what = WRONG[name]
@@ -92,6 +97,8 @@ def test_sample_of_bugs(sample: Path, name: str) -> None:
 def test_each_bug_is_found_and_no_right_program_is_reported(tmp_path: Path, ranks: int) -> None:
     run(tmp_path, ranks, [])
     assert WRONG.keys() == {*NAMES}
+    for program in RIGHT:
+        check_right(tmp_path, program.__name__)
     found = {name: check(tmp_path, name, ranks).first for name in NAMES}
     for name, factor in (("norm_of_sum", ranks), ("summed_twice", ranks), ("expert_scale", ranks)):
         first = found[name]

@@ -100,7 +100,7 @@ class Pair:
     def _read_with_equal_values(self) -> set[str]:
         """Return the weights at whose first operator all values are equal in both processes."""
         found: set[str] = set()
-        inputs = self._weight & (self.a["what"] == INPUT)
+        inputs = self._weight & (self.a["step"] == min(self.one.steps))
         for group in dict.fromkeys(self._groups[inputs].tolist()):
             own = self._groups == group
             values = own & self._usable & ~self._weight
@@ -191,17 +191,21 @@ class Pair:
 
         kept = self.a["flags"] & self.b["flags"] & KEPT != 0
         differs = now & kept & ~self._equal & (self.a["what"] == INPUT) & ~self._backward
-        for place in numpy.flatnonzero(differs).tolist():
-            row = self.a[place]
-            same = self._usable & (self.a["what"] == INPUT)
-            for name in ("op", "position", "item"):
-                same &= self.a[name] == row[name]
-            first = int(numpy.flatnonzero(same)[0])
-            if self._equal[first] and self._varied[first]:
-                before = int(self.a["step"][first])
-                why = f"It was equal in step {before}: what wrote it since is not the same."
-                yield self._at(place, "buffer", why)
-                return
+        first = self._first_read
+        found = numpy.flatnonzero(differs & (self._equal & self._varied)[first])
+        for place in found[:1].tolist():
+            before = int(self.a["step"][first[place]])
+            why = f"It was equal in step {before}: what wrote it since is not the same."
+            yield self._at(place, "buffer", why)
+
+    @cached_property
+    def _first_read(self) -> Any:
+        """Return for each row the first one of the same place of the same operator."""
+        import numpy
+
+        names = ["op", "what", "position", "item"]
+        _, first, of = numpy.unique(self.a[names], return_index=True, return_inverse=True)
+        return first[of]
 
     @cached_property
     def _backward(self) -> Any:
