@@ -100,6 +100,11 @@ def diff(
 
     numbers = parse_ranks(ranks)
     if b is None:
+        if rtol is not None or atol is not None or align != "auto":
+            raise _WrongUse(
+                "Processes of one run are compared bit for bit: --rtol, --atol and --align are for "
+                "two runs"
+            )
         return _processes(a, numbers, everything, as_json, limit)
     is_exact = _have_fingerprints(a, b)
     pairs, alone = (None, []) if is_exact else _pairs(a, b, numbers)

@@ -131,6 +131,24 @@ def test_a_missing_process_is_named_and_not_passed_over(sample: Path, tmp_path: 
         compare_replicas(tmp_path / "run")
 
 
+def test_records_that_are_empty_or_malformed(sample: Path, tmp_path: Path) -> None:
+    shutil.copytree(sample / "seeds-right", tmp_path / "run")
+    folder = tmp_path / "run" / "rank1" / "replicas"
+    rows, lines = (folder / "rows.bin").read_bytes(), (folder / "ops.jsonl").read_text()
+    (folder / "rows.bin").write_bytes(b"")
+    found = compare_replicas(tmp_path / "run")
+    assert found.same
+    assert not found.complete
+    assert (found.values, found.weights) == (0, 0)
+    assert "nothing was compared" in found.conclusion()
+    (folder / "rows.bin").write_bytes(rows)
+    for broken in ('"groups":3', '"processes":"a"', '"replicated":[1]'):
+        (folder / "ops.jsonl").write_text(f'{lines}{{"about":{{{broken}}}}}\n')
+        with pytest.raises(ResultError, match="malformed"):
+            compare_replicas(tmp_path / "run")
+    assert amanda_diff(sample / "seeds-right", "--rtol", "0.1") == 3
+
+
 def test_weights_that_may_differ_are_named_by_patterns(sample: Path, tmp_path: Path) -> None:
     """A pattern makes a replica a shard, and a shard a replica."""
     shutil.copytree(sample / "seeds-right", tmp_path / "run")

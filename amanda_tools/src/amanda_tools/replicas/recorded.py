@@ -53,7 +53,7 @@ class Process:
             for (position, item), name in weights.items():
                 of = own[(rows["position"] == position) & (rows["item"] == item)]
                 self.is_weight[of] = True
-                if run.ops[number].zone != "model":
+                if run.ops[number].zone != "model" or not len(of):
                     continue
                 first = self.reads.setdefault(name, {})
                 for row in of.tolist():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from amanda_core.errors import ResultError
 from amanda_core.results.output import processes_in
-from amanda_tools.fingerprint.files import OPS, load_fingerprint
+from amanda_tools.fingerprint.files import OPS, Fingerprinted, load_fingerprint
 from amanda_tools.replicas.pairs import Pair
 from amanda_tools.replicas.recorded import Process
 from amanda_tools.replicas.result import ReplicasReport, Violation
@@ -51,7 +51,7 @@ def compare_replicas(path: Path | str, ranks: Collection[int] | None = None) -> 
         run = load_fingerprint(part / _FOLDER)
         if not run.ended:
             report.missing.append(f"{name} is not complete: {run.damage or 'it broke off'}")
-        processes.append(Process(name, run))
+        processes.append(_process(name, run))
     if len(processes) < 2:
         raise ResultError(
             "There are no records of several processes",
@@ -65,6 +65,25 @@ def compare_replicas(path: Path | str, ranks: Collection[int] | None = None) -> 
     report.processes = [process.name for process in processes]
     _compare(processes, report)
     return report
+
+
+def _process(name: str, run: Fingerprinted) -> Process:
+    """Return the record of a process. The reader trusts nothing in the files."""
+    about = run.about
+    patterns = [about.get(kind, []) for kind in ("replicated", "sharded")]
+    groups = about.get("groups", {})
+    is_whole = (
+        all(isinstance(one, list) and all(isinstance(p, str) for p in one) for one in patterns)
+        and isinstance(groups, dict)
+        and isinstance(about.get("processes", 1), int)
+    )
+    if not is_whole:
+        raise ResultError(
+            "This is not a record of the tool replicas: what it says about the run is malformed",
+            where=str(run.folder),
+            fix="Record the run again",
+        )
+    return Process(name, run)
 
 
 def _compare(processes: Sequence[Process], report: ReplicasReport) -> None:
