@@ -552,7 +552,9 @@ def test_every_word_is_used() -> None:
 
 
 def test_every_name_is_torchs() -> None:
-    places = (torch.ops.aten, torch.Tensor, torch, F)
+    from torch.distributed.tensor import _api as distributed
+
+    places = (torch.ops.aten, torch.Tensor, torch, F, distributed)
     assert not [
         name
         for name in OP_TYPES

@@ -90,7 +90,7 @@ _SAID: dict[str, dict[str, str]] = {
         (
             *("memory", "flops", "summary", "sparsity", "nonfinite", "dump", "fingerprint"),
             *("graph", "effective_path"),
-            *("capture", "inject_faults", "rematerialize", "rewrite"),
+            *("capture", "inject_faults", "rematerialize", "replicas", "rewrite"),
         ),
         "not supported on toy/1.2.3/eager: its driver does not tell what tensors are",
     ),
@@ -102,7 +102,9 @@ _SAID: dict[str, dict[str, str]] = {
         "memory": "not counted: its driver does not report where tensors lie in memory",
         "sparsity": "not measured: its driver does not read values",
         "dump": "its driver does not read values",
-        "fingerprint": "without a digest: its driver does not read values",
+        **dict.fromkeys(
+            ("fingerprint", "replicas"), "without a digest: its driver does not read values"
+        ),
         "nonfinite": "NotReadableError",
     },
     "forward only": {
@@ -119,7 +121,7 @@ _SAID: dict[str, dict[str, str]] = {
             ("memory", "latency"),
             "not supported on toy/1.2.3/jit: routines do not run there when their operator does",
         ),
-        "fingerprint": "on toy/1.2.3/jit routines run in any order",
+        **dict.fromkeys(("fingerprint", "replicas"), "on toy/1.2.3/jit routines run in any order"),
         "graph": "not supported on toy/1.2.3/jit: its graphs cannot be read",
         "effective_path": f"not supported on toy/1.2.3/jit: {_NO_RULES}",
         "rewrite": f"not supported on toy/1.2.3/jit: {_NO_RULE}",

@@ -130,6 +130,7 @@ def of_torch(environment: Environment, tool: Path) -> None:
         "prune_tiles",
         "quantize",
         "rematerialize",
+        "replicas",
         "rewrite",
         "sensitivity",
         "sparsity",

@@ -27,6 +27,7 @@ from torch import nn
 import amanda
 from amanda_tools.prune import Prune, PruneNM, PruneTiles
 from amanda_tools.quantize import Quantize
+from amanda_tools.replicas import compare_replicas
 
 __all__ = ["DECIDING", "PROGRAMS", "differences", "run"]
 
@@ -212,6 +213,8 @@ def _work(rank: int, ranks: int, folder: Path, programs: list[str], tools: list[
             if error and os.environ.get("AMANDA_SWEEP_VERBOSE"):
                 print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
             result: Any = tool.result() if hasattr(tool, "result") else None
+            if name == "replicas" and ranks > 1:
+                result.write(folder / "records" / program / f"rank{rank}" / name)
             found[program, name] = {
                 "losses": losses,
                 "error": error,
@@ -260,7 +263,12 @@ def run(
             for process in started:
                 process.kill()
         files = [*(folder / str(rank) for rank in range(ranks)), folder / "one" / "0"]
-        return [torch.load(file, weights_only=False) for file in files]
+        found = [torch.load(file, weights_only=False) for file in files]
+        for program, tool in found[0]:
+            if tool == "replicas" and ranks > 1:
+                report = compare_replicas(folder / "records" / program)
+                found[0][program, tool]["alarms"] = [str(one) for one in report.violations]
+        return found
 
 
 def differences(found: list[dict[Any, Any]]) -> Iterator[tuple[str, str, str]]:
@@ -304,6 +312,7 @@ def differences(found: list[dict[Any, Any]]) -> Iterator[tuple[str, str, str]]:
             rank[program, tool]["losses"] != rank[program, "plain"]["losses"] for rank in ranks
         ):
             wrong.append("losses differ")
+        wrong += [f"replicas: {alarm}" for alarm in first.get("alarms", ())]
         left = f"left out: {first['left out'][0]}" if first["left out"] != alone["left out"] else ""
         yield program, tool, f"WRONG: {'; '.join(wrong)}" if wrong else left
 
@@ -322,8 +331,9 @@ def _page(found: list[dict[Any, Any]], ranks: int) -> str:
         f"{torch.__version__}. Tools that only look leave losses as they are without tools, to "
         "the bit, in training and in evaluation after each step. Tools that decide have the masks "
         "and scales of one process with the whole batch, in all ranks; in bfloat16 they are the "
-        "same in all ranks. `ids` are op ids and names of weights: those of one process, but for "
-        "layers that are tensor parallel, where they are the same in all ranks.",
+        "same in all ranks. What `replicas` compares is equal. `ids` are op ids and names of "
+        "weights: those of one process, but for layers that are tensor "
+        "parallel, where they are the same in all ranks.",
         "",
         "| tool | " + " | ".join(programs) + " |",
         "|---" * (len(programs) + 1) + "|",

@@ -24,6 +24,7 @@ from amanda_tools.kit.tensors.statistics import Statistics
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
 from amanda_tools.nonfinite import NonFinite
+from amanda_tools.replicas import Replicas
 from amanda_tools.sensitivity import Sensitivity
 from amanda_tools.sparsity import Sparsity
 from amanda_tools.trace import Trace
@@ -39,6 +40,7 @@ TOOLS: dict[str, Callable[[Path], Any]] = {
     "latency": lambda folder: Latency(),
     "memory": lambda folder: Memory(),
     "nonfinite": lambda folder: NonFinite(),
+    "replicas": lambda folder: Replicas(),
     "sensitivity": lambda folder: Sensitivity(),
     "sparsity": lambda folder: Sparsity(gradients=True),
     "trace": lambda folder: Trace(),

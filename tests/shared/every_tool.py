@@ -20,6 +20,7 @@ from amanda_tools.nonfinite import NonFinite
 from amanda_tools.prune import Prune, PruneNM, PruneTiles
 from amanda_tools.quantize import Quantize
 from amanda_tools.rematerialize import Rematerialize
+from amanda_tools.replicas import Replicas
 from amanda_tools.rewriting import Rewrite
 from amanda_tools.sensitivity import Sensitivity
 from amanda_tools.sparsity import Sparsity
@@ -40,6 +41,7 @@ TOOLS: dict[str, Callable[[], Any]] = {
     "latency": lambda: Latency(kernels=True),
     "memory": Memory,
     "nonfinite": lambda: NonFinite(everything=True, norms=True),
+    "replicas": Replicas,
     "rewrite": lambda: Rewrite(rules=["conv_bn", "sdpa"]),
     "sensitivity": Sensitivity,
     "sparsity": lambda: Sparsity(gradients=True, everything=True),

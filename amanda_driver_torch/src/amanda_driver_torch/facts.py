@@ -201,6 +201,7 @@ class _TorchFacts(Facts):
         return int(self.local(tensor).numel()) * tensor.dtype.itemsize
 
     def storage(self, tensor: torch.Tensor) -> Storage | None:
+        tensor = self.local(tensor)
         device = tensor.device
         if device.type == "meta":
             return None
@@ -217,6 +218,7 @@ class _TorchFacts(Facts):
         return Storage((device, address), size, storage)
 
     def users(self, tensor: torch.Tensor) -> int | None:
+        tensor = self.local(tensor)
         try:
             return users_of_storage(tensor.untyped_storage()) - 1  # Without the object that asks.
         except (NotImplementedError, RuntimeError):

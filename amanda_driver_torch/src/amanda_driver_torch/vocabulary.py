@@ -114,7 +114,8 @@ _SYNONYMS = {
     "cast": "to type float double half bfloat16 int long short char byte bool type_as _to_copy "
     "cfloat cdouble cpu cuda",
     "bitcast": "view_as_complex view_as_real",
-    "identity": "clone contiguous detach alias positive",
+    # The last two make a distributed tensor of its part, and the part of the tensor.
+    "identity": "clone contiguous detach alias positive _FromTorchTensor _ToTorchTensor",
     "upsample": "interpolate upsample_nearest1d upsample_nearest2d upsample_nearest3d "
     "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d "
     "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "

@@ -26,6 +26,9 @@ from amanda_core.results.output import processes_in
 if TYPE_CHECKING:
     from amanda_tools.diff import DiffResult, FingerprintDiff
     from amanda_tools.diff.align import Align
+    from amanda_tools.replicas import ReplicasReport
+
+    _Found = DiffResult | FingerprintDiff | ReplicasReport
 
 __all__ = ["diff"]
 
@@ -38,7 +41,8 @@ _DIFF = """Compare two runs, A and B, and name the operator at which they part.
 A and B are folders of results of the tools `fingerprint` or `dump`, or folders that these tools
 wrote themselves. Fingerprints are compared bit for bit. Dumps may be of different frameworks, and
 are compared within a tolerance. Of two runs of several processes, each rank of A is compared with
-that of B; what only one of them has is named first.
+that of B; what only one of them has is named first. Without B, the processes of A are compared with
+one another where they should be equal, by what the tool `replicas` has recorded.
 
 \b
 Exit status:
@@ -65,7 +69,7 @@ class _Command(click.Command):
 
 @click.command(cls=_Command, help=_DIFF)
 @click.argument("a", type=click.Path(exists=True, path_type=Path))
-@click.argument("b", type=click.Path(exists=True, path_type=Path))
+@click.argument("b", type=click.Path(exists=True, path_type=Path), required=False)
 @click.option("--rtol", type=float, help="Relative tolerance; by dtype where it is left out.")
 @click.option("--atol", type=float, help="Absolute tolerance; by dtype where it is left out.")
 @click.option(
@@ -82,7 +86,7 @@ class _Command(click.Command):
 )
 def diff(
     a: Path,
-    b: Path,
+    b: Path | None,
     rtol: float | None,
     atol: float | None,
     align: Align,
@@ -95,6 +99,13 @@ def diff(
     from amanda_tools.diff import compare, compare_fingerprints
 
     numbers = parse_ranks(ranks)
+    if b is None:
+        if rtol is not None or atol is not None or align != "auto":
+            raise _WrongUse(
+                "Processes of one run are compared bit for bit: --rtol, --atol and --align are for "
+                "two runs"
+            )
+        return _processes(a, numbers, everything, as_json, limit)
     is_exact = _have_fingerprints(a, b)
     pairs, alone = (None, []) if is_exact else _pairs(a, b, numbers)
     if is_exact and (rtol or atol or align not in ("auto", "names")):
@@ -105,17 +116,13 @@ def diff(
     if pairs is None:
         if ranks is not None and not is_exact:
             raise _WrongUse("--ranks is for two runs of several processes")
-        found: DiffResult | FingerprintDiff
+        found: _Found
         with _errors():
             if is_exact:
                 found = compare_fingerprints(a, b, numbers)
             else:
                 found = compare(a, b, rtol, atol, align)
-        if as_json:
-            show_json(json.loads(found.to_json()), limit)
-        else:
-            _show(found, everything)
-        return _status(found)
+        return _tell(found, everything, as_json, limit)
     for text in alone:
         click.echo(printable(text), err=as_json)
     statuses, contents, is_shown = [2] if alone else [0], {}, False
@@ -135,6 +142,35 @@ def diff(
     if as_json:
         show_json(contents, limit)
     return 1 if 1 in statuses else max(statuses)
+
+
+def _processes(
+    folder: Path, ranks: set[int] | None, everything: bool, as_json: bool, limit: int | None
+) -> int:
+    """Compare the processes of one run.
+
+    Raises:
+        _WrongUse: The tool `replicas` was not applied.
+    """
+    from amanda_tools.replicas.verdict import compare_replicas, has_replicas
+
+    if not has_replicas(folder):
+        raise _WrongUse(
+            f"{folder} has no record of the tool replicas, by which the processes of one run are "
+            "compared. Name a second run, or record one: amanda run -t replicas"
+        )
+    with _errors():
+        found = compare_replicas(folder, ranks)
+    return _tell(found, everything, as_json, limit)
+
+
+def _tell(found: _Found, everything: bool, as_json: bool, limit: int | None) -> int:
+    """Print what was found; return the exit status."""
+    if as_json:
+        show_json(json.loads(found.to_json()), limit)
+    else:
+        _show(found, everything)
+    return _status(found)
 
 
 def _have_fingerprints(a: Path, b: Path) -> bool:
@@ -195,11 +231,11 @@ def _errors() -> Iterator[None]:
         raise _WrongUse(str(error)) from error
 
 
-def _status(found: DiffResult | FingerprintDiff) -> int:
+def _status(found: _Found) -> int:
     return 1 if not found.same else 0 if found.complete else 2
 
 
-def _show(found: DiffResult | FingerprintDiff, everything: bool) -> None:
+def _show(found: _Found, everything: bool) -> None:
     table = found.table(everything)
     show(table if everything else table.first(_ROWS), sys.stdout)
     if not everything and len(table.rows) > _ROWS:

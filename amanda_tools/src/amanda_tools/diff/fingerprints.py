@@ -6,8 +6,7 @@ in the order of execution, that wrote other values although it read the same one
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from typing import Any, Literal
 from amanda_core.errors import ResultError
 from amanda_core.results import Table
 from amanda_core.results.output import processes_in
-from amanda_tools.diff.align import corresponding
+from amanda_tools.diff.pairing import paired
 from amanda_tools.fingerprint.files import (
     HANDLE,
     INPUT,
@@ -27,10 +26,8 @@ from amanda_tools.fingerprint.files import (
     UNREADABLE,
     UNWRITTEN,
     Fingerprinted,
-    digest_of,
     load_fingerprint,
 )
-from amanda_tools.kit.operators.entries import EitherWayOp
 from amanda_tools.kit.output.rendering import (
     dataframe,
     fields_of,
@@ -382,8 +379,11 @@ class _Comparison:
         for run, recorded in (("A", one), ("B", other)):
             if not recorded.ended:
                 self._note_early_end(run, recorded)
-        counterparts = _align(one.ops, other.ops)
-        mine, theirs = self._pair(counterparts)
+        mine, theirs = paired(one, other)
+        for run, recorded, places in (("A", one, mine), ("B", other, theirs)):
+            alone = numpy.ones(len(recorded.rows), bool)
+            alone[places] = False
+            self._note_missing(run, recorded, numpy.flatnonzero(alone))
         rows, others = one.rows[mine], other.rows[theirs]
         flags = rows["flags"] | others["flags"]
         unwritten = flags & UNWRITTEN != 0
@@ -414,31 +414,6 @@ class _Comparison:
                 ]
                 self._explain(found, row, there, names)
             result.differing.append(found)
-
-    def _pair(self, counterparts: dict[int, int]) -> tuple[Any, Any]:
-        """Return the indices of the rows that are in both runs, in the order of the first."""
-        import numpy
-
-        one, other = self.one.rows, self.other.rows
-        renumbered = numpy.full(max(len(self.other.ops), 1), NOBODY, numpy.uint32)
-        for number, there in counterparts.items():
-            renumbered[there] = number
-        ops = one["op"], renumbered[other["op"]]
-        threaded = _in_threads(one, ops[0]) | _in_threads(other, ops[1])
-        keys = [_keys(one, ops[0], threaded), _keys(other, ops[1], threaded)]
-        keep = numpy.flatnonzero(renumbered[other["op"]] != NOBODY)
-        together = numpy.concatenate([keys[0], keys[1][keep]])
-        _, numbers = numpy.unique(together, return_inverse=True)
-        mine, theirs = numbers[: len(one)], numbers[len(one) :]
-        place = numpy.full(len(together) + 1, -1, numpy.int64)
-        place[theirs] = keep
-        matched = place[mine]
-        self._note_missing("A", self.one, numpy.flatnonzero(matched < 0))
-        used = numpy.zeros(len(other), bool)
-        used[matched[matched >= 0]] = True
-        self._note_missing("B", self.other, numpy.flatnonzero(~used))
-        found = numpy.flatnonzero(matched >= 0)
-        return found, matched[found]
 
     def _doubts(self, row: Any) -> list[str]:
         """Return what the execution of a row may have read that was not compared."""
@@ -539,97 +514,8 @@ class _Comparison:
                 found.cause = "order"
 
 
-def _keys(rows: Any, ops: Any, threaded: set[int]) -> Any:
-    """Return a key for each row that is the same in both runs: its operator, step, execution in
-    that step, and place.
-
-    Args:
-        rows: The rows.
-        ops: Number of the operator of each, as in the first run.
-        threaded: Operators and steps whose executions were in several threads.
-    """
-    import numpy
-
-    keys = numpy.empty(len(rows), [("op", "<u8"), ("execution", "<u8"), ("place", "<u8")])
-    keys["op"] = _ops_and_steps(rows, ops)
-    # More executions in one step shift nothing in the next one.
-    _, group = numpy.unique(keys["op"], return_inverse=True)
-    first = numpy.full(len(rows), NOBODY, numpy.uint32)
-    numpy.minimum.at(first, group, rows["execution"])
-    keys["execution"] = rows["execution"] - first[group]
-    for op in sorted(threaded):
-        _number_by_inputs(rows, numpy.flatnonzero(keys["op"] == op), keys)
-    place = rows["position"].astype(numpy.uint64) << numpy.uint64(16) | rows["item"]
-    keys["place"] = rows["what"].astype(numpy.uint64) << numpy.uint64(32) | place
-    return keys
-
-
-def _ops_and_steps(rows: Any, ops: Any) -> Any:
-    import numpy
-
-    return ops.astype(numpy.uint64) << numpy.uint64(32) | rows["step"]
-
-
-def _in_threads(rows: Any, ops: Any) -> set[int]:
-    """Return the operators and steps whose executions were in more than one thread."""
-    import numpy
-
-    found, group = numpy.unique(_ops_and_steps(rows, ops), return_inverse=True)
-    several = numpy.ones(len(found), bool)
-    for name in ("thread", "execution"):
-        lowest = numpy.full(len(found), NOBODY, numpy.uint32)
-        highest = numpy.zeros(len(found), numpy.uint32)
-        numpy.minimum.at(lowest, group, rows[name])
-        numpy.maximum.at(highest, group, rows[name])
-        several &= lowest != highest
-    return {int(one) for one in found[several] if one >> numpy.uint64(32) != NOBODY}
-
-
-def _number_by_inputs(rows: Any, places: Any, keys: Any) -> None:
-    """Give the executions of an operator numbers by what they read.
-
-    Threads of a pool take their tasks in another order in each run.
-    """
-    inputs: dict[int, list[tuple[int, ...]]] = {}
-    for place in places.tolist():
-        row = rows[place]
-        read = inputs.setdefault(int(row["execution"]), [])
-        if row["what"] == INPUT and not row["flags"] & UNWRITTEN:
-            read.append((int(row["position"]), int(row["item"]), int(row["digest"])))
-    seen: dict[tuple[tuple[int, ...], ...], int] = {}
-    numbers = {}
-    for execution, read in inputs.items():
-        times = seen[tuple(read)] = seen.get(tuple(read), -1) + 1
-        numbers[execution] = digest_of(repr((read, times)).encode())
-    for place in places.tolist():
-        keys["execution"][place] = numbers[int(rows["execution"][place])]
-
-
 def _producer(run: Fingerprinted, row: Any) -> str | None:
     if row["producer"] == NOBODY:
         return None
     made = run.rows[run.rows["order"] == row["producer"]]
     return run.ops[made[0]["op"]].name if len(made) else None
-
-
-def _align(first: Sequence[EitherWayOp], second: Sequence[EitherWayOp]) -> dict[int, int]:
-    """Map the operators of one run to those of another: by name, else by their order.
-
-    The last is an alignment of the sequences of types, so that a renamed or inserted operator
-    shifts nothing after it.
-    """
-    found = corresponding(
-        first, second, exact=lambda op: (op.phase, op.id, op.type), shapes=lambda op: op.phase
-    )
-    taken = set(found.values())
-    mine = [number for number in range(len(first)) if number not in found]
-    theirs = [number for number in range(len(second)) if number not in taken]
-    words, others = (
-        [(ops[n].phase, ops[n].zone, ops[n].kind) for n in numbers]
-        for ops, numbers in ((first, mine), (second, theirs))
-    )
-    matcher = difflib.SequenceMatcher(None, words, others, autojunk=False)
-    for block in matcher.get_matching_blocks():
-        for offset in range(block.size):
-            found[mine[block.a + offset]] = theirs[block.b + offset]
-    return found

@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
+    "ARGUMENTS",
+    "CONSTANT",
+    "GRADIENT",
     "HANDLE",
     "INPUT",
+    "KEPT",
     "NOBODY",
     "NONE",
     "NO_ITEM",
@@ -36,6 +40,7 @@ __all__ = [
     "OUTPUT",
     "REUSED",
     "ROWS",
+    "SKETCH",
     "STATE",
     "UNREADABLE",
     "UNSEEN_WRITER",
@@ -53,12 +58,15 @@ OPS, ROWS = "ops.jsonl", "rows.bin"
 
 #: What a row is of: the begin or end of an execution without tensors (its position says which of
 #: `INPUT` and `OUTPUT`), a tensor that an operator read or wrote, or the
-#: state of a random generator at the beginning of a step.
-NONE, INPUT, OUTPUT, STATE = range(4)
+#: state of a random generator at the beginning of a step. Those of `replicas` may also be of the
+#: arguments of an execution that are not tensors, of the gradient of a weight, or of two linear
+#: functions of such a gradient, which are where norms are otherwise.
+NONE, INPUT, OUTPUT, STATE, ARGUMENTS, GRADIENT, SKETCH = range(7)
 #: Flags of a row: the memory has not been written yet; it has no digest; its digest differs from
 #: the one that was made when an operator wrote it, although no write was counted; it was not read
-#: again, since no write was counted; it is a handle, such as that of a variable, without values.
-UNWRITTEN, UNREADABLE, UNSEEN_WRITER, REUSED, HANDLE = 1, 2, 4, 8, 16
+#: again, since no write was counted; it is a handle, such as that of a variable, without values;
+#: with norms, all of its elements are equal; the tensor is known from an earlier step.
+UNWRITTEN, UNREADABLE, UNSEEN_WRITER, REUSED, HANDLE, CONSTANT, KEPT = (1 << n for n in range(7))
 #: No operator made the input, or the position has no items.
 NOBODY, NO_ITEM = 0xFFFFFFFF, 0xFFFF
 
@@ -128,9 +136,21 @@ class Stream:
         self.problem = ""
         self._line({"format": FORMAT})
 
-    def add_op(self, op: EitherWayOp, names: list[str]) -> None:
-        """Append an operator; its number is the count of operators before it."""
-        self._line({"op": asdict(op), "inputs": names})
+    def add_op(
+        self, op: EitherWayOp, names: list[str], weights: list[tuple[int, int, str]] | None = None
+    ) -> None:
+        """Append an operator; its number is the count of operators before it.
+
+        Args:
+            op: The operator.
+            names: Names of its inputs.
+            weights: The position, the item and the name of each weight that it reads, if known.
+        """
+        self._line({"op": asdict(op), "inputs": names} | ({"weights": weights} if weights else {}))
+
+    def say(self, **facts: Any) -> None:
+        """Append facts about the run."""
+        self._line({"about": facts})
 
     def add_type(self, dtype: str, shape: list[int | None] | None, placement: str) -> None:
         """Append a type of tensors; its number is the count of types before it."""
@@ -189,6 +209,9 @@ class Fingerprinted:
         folder: Where its files are.
         ops: The operators, forward and backward, in the order of their first execution.
         inputs: Names of the inputs of each operator.
+        weights: The names of the weights that each operator reads, by position and item, if they
+            were recorded.
+        about: Facts about the run.
         types: Dtype, shape and placement of the tensors, as text.
         rows: The rows, a structured array of `row_dtype`.
         end: How many rows there were when the run ended; None if it broke off.
@@ -199,6 +222,8 @@ class Fingerprinted:
     folder: Path
     ops: list[EitherWayOp] = field(default_factory=list)
     inputs: list[list[str]] = field(default_factory=list)
+    weights: list[dict[tuple[int, int], str]] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)
     types: list[str] = field(default_factory=list)
     rows: Any = None
     end: int | None = None
@@ -215,6 +240,8 @@ class Fingerprinted:
         op = self.ops[row["op"]]
         if row["what"] == STATE:
             return f"the state of the random generator {op.name!r}"
+        if row["what"] in (GRADIENT, SKETCH):
+            return f"the gradient of weight {op.name!r}"
         backward = op.phase == "backward"
         what = "an execution"
         if row["what"] != NONE:
@@ -291,6 +318,10 @@ def _add(found: Fingerprinted, content: dict[str, Any]) -> None:
                 raise TypeError(name)
         found.ops.append(EitherWayOp(**known))
         found.inputs.append([str(name) for name in content["inputs"]])
+        weights = content.get("weights", ())
+        found.weights.append({(int(at), int(item)): str(name) for at, item, name in weights})
+    elif "about" in content:
+        found.about |= dict(content["about"])
     elif "type" in content:
         shape = content["shape"]
         axes = "..." if shape is None else ",".join("?" if n is None else str(n) for n in shape)

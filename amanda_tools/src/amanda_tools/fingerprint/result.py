@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from amanda_core.results import Table
 from amanda_tools.fingerprint.files import (
     NONE,
     OPS,
+    OUTPUT,
     ROWS,
-    STATE,
     UNREADABLE,
     UNSEEN_WRITER,
     UNWRITTEN,
@@ -84,6 +84,8 @@ class FingerprintResult:
         wall_seconds: Time from the tool's first work to its last.
     """
 
+    _format: ClassVar[str] = "amanda.fingerprint/1"
+
     steps: list[FingerprintedStep]
     ops: int
     unwritten: int
@@ -111,7 +113,7 @@ class FingerprintResult:
 
         found = load_fingerprint(stream.folder)
         rows = found.rows
-        rows = rows[rows["what"] != STATE]
+        rows = rows[rows["what"] <= OUTPUT]
         steps = []
         for step in numpy.unique(rows["step"]).tolist():
             own = rows[rows["step"] == step]
@@ -170,7 +172,7 @@ class FingerprintResult:
         ]
         # Not where the files were: they are beside this one.
         content = {n: v for n, v in fields_of(self).items() if n != "folder" and n[0] != "_"}
-        return render_json({"format": "amanda.fingerprint/1", **content, "charts": drawn})
+        return render_json({"format": self._format, **content, "charts": drawn})
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each step; needs pandas."""

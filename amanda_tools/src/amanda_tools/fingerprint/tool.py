@@ -20,8 +20,10 @@ from amanda_core import OpContext
 from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_core.runtime.weak import Known
 from amanda_tools.fingerprint.files import (
+    CONSTANT,
     HANDLE,
     INPUT,
+    KEPT,
     NO_ITEM,
     NOBODY,
     NONE,
@@ -40,7 +42,7 @@ from amanda_tools.kit.operators.entries import REARRANGING, EitherWayOp
 from amanda_tools.kit.operators.tool import OperatorTool, runs_in_order
 from amanda_tools.kit.tensors.values import facts_of, need_numpy, numbers
 
-__all__ = ["Fingerprint"]
+__all__ = ["Fingerprint", "norms_of"]
 
 #: Types that write all of their first input, if they work in place.
 _WRITES = frozenset({"random", "full", "assign"})
@@ -91,6 +93,7 @@ class Fingerprint(OperatorTool["_Op"]):
     # It must see the values of the program, with all that other tools do to them.
     outermost: ClassVar[bool] = True
     changes_values: ClassVar[bool | None] = False
+    _form: ClassVar[type[FingerprintResult]] = FingerprintResult
 
     def __init__(
         self,
@@ -126,7 +129,8 @@ class Fingerprint(OperatorTool["_Op"]):
         self.check = check
         self._checks = 0
         self._step, self._takes = 0, self.steps is None or 0 in self.steps
-        self._states: dict[str, int] = {}
+        #: Numbers of what is not an operator, by kind and name.
+        self._others: dict[tuple[str, str], int] = {}
         self._states_due = True
         self.add_inst_for_op(self.analyse)
         if backward:
@@ -187,7 +191,7 @@ class Fingerprint(OperatorTool["_Op"]):
                 for why, count in self._unreadable.items()
             ]
             self._stream.end(notes)
-            return FingerprintResult.of(
+            return self._form.of(
                 self._stream, notes, self._clock.spent / 1e9, self._clock.wall / 1e9, self
             )
 
@@ -204,9 +208,13 @@ class Fingerprint(OperatorTool["_Op"]):
     def _new_op(self, context: OpContext, facts: Facts) -> _Op:
         described = EitherWayOp.of(context)
         names = [] if context.is_backward() else list(context.input_names)
-        self._stream.add_op(described, names)
+        self._stream.add_op(described, names, self._weights_of(context))
         self._count += 1
         return _Op(context, described, facts, self._count - 1)
+
+    def _weights_of(self, context: OpContext) -> list[tuple[int, int, str]] | None:
+        """Return the position, item and name of each weight, for those who need them."""
+        return None
 
     def _next(self) -> int:
         self._order += 1
@@ -234,22 +242,25 @@ class Fingerprint(OperatorTool["_Op"]):
                         self._one(inner, op, what, order, execution, position, place)
                         recorded = True
         if not recorded:
-            self._stream.add_row(
-                order,
-                op.number,
-                self._step,
-                execution.number,
-                NOBODY,
-                0,
-                what,
-                NO_ITEM,
-                NONE,
-                0,
-                self._thread(),
-                0,
-                0.0,
-                0.0,
-            )
+            self._aside(NONE, order, op.number, execution.number, position=what)
+
+    def _aside(
+        self,
+        what: int,
+        order: int,
+        op: int,
+        execution: int,
+        digest: int = 0,
+        norms: tuple[float, float] = (0.0, 0.0),
+        position: int = 0,
+        type_: int = 0,
+        flags: int = 0,
+    ) -> None:
+        """Append a row that is not of a tensor that an operator reads or writes."""
+        place = position, NO_ITEM, what, flags, self._thread()
+        self._stream.add_row(
+            order, op, self._step, execution, NOBODY, type_, *place, digest, *norms
+        )
 
     def _one(
         self,
@@ -267,19 +278,21 @@ class Fingerprint(OperatorTool["_Op"]):
         digest: int | None
         version = facts.version(tensor)
         made = self._known.get(tensor) if what == INPUT else None
+        if made is not None and made.step < self._step:
+            flags |= KEPT
         if made is not None and (version is None or version != made.version):
             made = None  # It has been written since, and the write was counted.
         if dtype in _HANDLES:
-            digest, flags = None, HANDLE
+            digest, flags = None, flags | HANDLE
         elif made is not None and self._is_reused(made):
-            digest, flags = made.digest, REUSED
+            digest, flags = made.digest, flags | REUSED
         else:
             digest = self._digest(tensor, facts)
         if made is not None and digest is not None:
             producer = made.producer
             flags |= UNWRITTEN * made.unwritten | UNSEEN_WRITER * (digest != made.digest)
-        if digest is None and not flags:
-            flags = UNREADABLE
+        if digest is None and not flags & HANDLE:
+            flags |= UNREADABLE
         if what == INPUT and position == 0 and op.overwrites:
             flags |= UNWRITTEN
         elif what == INPUT and flags & UNWRITTEN:
@@ -287,7 +300,8 @@ class Fingerprint(OperatorTool["_Op"]):
         elif what == OUTPUT and (op.is_empty or (op.rearranges and execution.reads_unwritten)):
             flags |= UNWRITTEN
         if self.norms and digest is not None and not flags & UNWRITTEN:
-            norm, largest = _norms(tensor, facts)
+            norm, largest, constant = norms_of(tensor, facts)
+            flags |= CONSTANT * constant
         if digest is not None and (what == OUTPUT or made is None or digest != made.digest):
             by = order if what == OUTPUT else producer
             self._known.set(tensor, _Made(version, self._step, digest, by, bool(flags & UNWRITTEN)))
@@ -347,28 +361,18 @@ class Fingerprint(OperatorTool["_Op"]):
                 states[f"{namespace.split('/')[0]} {device}"] = state
         order = self._next()
         for name, state in states.items():
-            number = self._states.get(name)
-            if number is None:
-                number = self._states[name] = self._count
-                self._count += 1
-                described = EitherWayOp(0, "random state", None, name, "", None, "", zone="state")
-                self._stream.add_op(described, [])
-            self._stream.add_row(
-                order,
-                number,
-                self._step,
-                self._step,
-                NOBODY,
-                0,
-                0,
-                NO_ITEM,
-                STATE,
-                0,
-                self._thread(),
-                digest_of(state),
-                0.0,
-                0.0,
+            self._aside(
+                STATE, order, self._named("random state", name), self._step, digest_of(state)
             )
+
+    def _named(self, kind: str, name: str) -> int:
+        """Return the number of something that has rows and is not an operator."""
+        number = self._others.get((kind, name))
+        if number is None:
+            number = self._others[kind, name] = self._count
+            self._count += 1
+            self._stream.add_op(EitherWayOp(0, kind, None, name, "", None, "", zone="state"), [])
+        return number
 
 
 @dataclass(slots=True)
@@ -420,26 +424,31 @@ class _Op:
         return running.pop(thread, None) or _Execution(self._entered - 1)
 
 
-def _norms(tensor: Any, facts: Facts) -> tuple[float, float]:
-    """Return the 2-norm and the largest magnitude; 0 where they mean nothing."""
+def norms_of(tensor: Any, facts: Facts) -> tuple[float, float, bool]:
+    """Return the 2-norm and the largest magnitude, and whether all elements are equal.
+
+    The norms are 0 where they mean nothing.
+    """
     import numpy
 
     dtype = facts.dtype(tensor)
-    if "float" not in dtype and "complex" not in dtype:
-        return 0.0, 0.0
     try:
-        values = numbers(facts.view(tensor), dtype).ravel()
+        values = numpy.asarray(numbers(facts.view(tensor), dtype)).ravel()
     except NotReadableError:  # Its bytes are known, but it is no array of numbers.
-        return 0.0, 0.0
+        return 0.0, 0.0, False
     if not values.size:
-        return 0.0, 0.0
+        return 0.0, 0.0, True
+    if "float" not in dtype and "complex" not in dtype:
+        return 0.0, 0.0, bool((values == values[0]).all())
     with numpy.errstate(all="ignore"):
         if values.dtype.kind == "c":
             magnitudes = numpy.abs(values)
-            return float(numpy.linalg.norm(values)), float(magnitudes.max())
+            norm, largest = float(numpy.linalg.norm(values)), float(magnitudes.max())
+            return norm, largest, bool((values == values[0]).all())
         norm = float(numpy.dot(values, values)) ** 0.5 if values.itemsize > 2 else numpy.inf
         if not numpy.isfinite(norm):  # Squares may overflow where the norm does not.
             norm = float(numpy.linalg.norm(values.astype("float64")))
-        largest = max(abs(float(values.max())), abs(float(values.min())))
+        high, low = float(values.max()), float(values.min())
         # Those of doubles may be beyond the 32 bits of a row.
-        return float(numpy.float32(norm)), float(numpy.float32(largest))
+        largest = float(numpy.float32(max(abs(high), abs(low))))
+        return float(numpy.float32(norm)), largest, high == low

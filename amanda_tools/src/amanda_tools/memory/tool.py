@@ -15,6 +15,7 @@ from typing import Any
 from amanda_core import OpContext
 from amanda_core.interface.facts import Facts, NotReadableError, Storage
 from amanda_core.runtime.weak import Ref
+from amanda_tools.kit.operators.entries import leaf_of
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
 from amanda_tools.kit.tensors.values import facts_of, tensors_in
 from amanda_tools.memory.allocators import allocator_memory
@@ -100,7 +101,7 @@ class Memory(OperatorTool["_Op"]):
             op = self._op_of(context)
             if op.is_torch:
                 # The gradient of a leaf is stored in the leaf and is not returned.
-                leaf = getattr(context.get_backward_op(), "variable", None)
+                leaf = leaf_of(context)
                 op.leaf = None if leaf is None else Ref(leaf)
             if op.is_eager:
                 context.insert_before_backward_op(self.arrive, observe=True, op=op)

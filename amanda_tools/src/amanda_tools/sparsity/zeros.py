@@ -47,6 +47,7 @@ def readable(facts: Facts, x: Any) -> tuple[Any, Arithmetic, bool] | None:
     """
     if not facts.is_tensor(x) or "float" not in facts.dtype(x):
         return None
+    x = facts.local(x)  # What is in this process; other operators on it may communicate.
     layout = facts.layout(x)
     if layout != DENSE:
         raise NotReadableError(f"a {type(x).__name__} that is not dense: {layout}")
@@ -54,11 +55,8 @@ def readable(facts: Facts, x: Any) -> tuple[Any, Arithmetic, bool] | None:
     if facts.shares_memory and on_host:
         array = facts.view(x)
         if array.dtype.kind == "f":
-            return (
-                array,
-                numpy_arithmetic(),
-                True,
-            )  # Where it is, without an operator for each step.
+            # Where it is, without an operator for each step.
+            return array, numpy_arithmetic(), True
     if facts.arithmetic is not None and facts.arithmetic.counts:
         return x, facts.arithmetic, on_host
     held = host(facts, x)

@@ -21,6 +21,7 @@ __all__ = [
     "EitherWayOp",
     "OpFacts",
     "key_of",
+    "leaf_of",
     "program_key_of",
     "with_parents",
     "words",
@@ -155,6 +156,15 @@ def key_of(context: OpContext) -> tuple[object, ...]:
         context.name,
         context.source,
     )
+
+
+def leaf_of(context: OpContext) -> Any:
+    """Return the tensor to whose gradient a backward operator adds, or None.
+
+    Only PyTorch has such operators. Call it during the analysis of the operator.
+    """
+    node = getattr(context.get_backward_op(), "node", None)
+    return getattr(node, "variable", None)
 
 
 def program_key_of(context: OpContext) -> tuple[object, ...]:
