@@ -23,7 +23,7 @@ __all__ = ["ModulePlace", "PathModels"]
 
 #: Common types of operators that read the parameters of a layer. Others may read them for an
 #: optimizer, or for a term of the loss.
-_LAYERS = frozenset("add einsum embedding gather linear matmul mul".split())
+_LAYERS = frozenset(["add", "einsum", "embedding", "gather", "linear", "matmul", "mul"])
 #: The label of parameters that are not in modules.
 _PLAIN = "params"
 

@@ -20,7 +20,9 @@ from amanda_driver_jax.arrays import is_differentiable
 __all__ = ["parameter_trees"]
 
 #: Names of arguments that are data.
-_DATA = frozenset("batch batches data example examples features inputs input x xs".split())
+_DATA = frozenset(
+    ["batch", "batches", "data", "example", "examples", "features", "inputs", "input", "x", "xs"]
+)
 #: Libraries with functions that get the arguments of others as one tree.
 _WRAPPERS = frozenset({"equinox"})
 #: The part of a state of training that the model reads, in Flax and Optax.

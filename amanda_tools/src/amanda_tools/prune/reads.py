@@ -48,8 +48,8 @@ EMBEDDINGS = frozenset({"embedding", "embedding_bag"})
 _OTHER_ROLES = frozenset({"bias", "addend", "input", "query", "key", "value", "mask"})
 #: Keys of a context. Their values are functions: one takes a part of a mask, ``(mask, weight) ->
 #: part``; one tells if an edit may be kept, where any may. Where parameters are read as a whole,
-#: there are no parts. The last value is the number of axes along which a copying op picks elements, if the index
-#: does not tell.
+#: there are no parts. The last value is the number of axes along which a copying op picks elements,
+#: if the index does not tell.
 PART, KEEPS, _PICKED = "prune.part", "prune.keeps", "prune.picked"
 _RIGHT = frozenset({"right"})
 
