@@ -107,7 +107,8 @@ def test_masks_are_those_of_the_loop(models: Any) -> None:
     scanned, loop = run_both(models, lambda: Prune(sparsity=0.5))
     expected = {name: np.asarray(mask) for name, mask in loop.masks.saved().items()}
     found = by_layer(scanned.masks.saved())
-    assert found.keys() == expected.keys() and len(expected) == 6 * LAYERS + 1
+    assert found.keys() == expected.keys()
+    assert len(expected) == 6 * LAYERS + 1
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
     results = [tool.result() for tool in (scanned, loop)]
     assert len({(one.parameters, one.reached) for one in results}) == 1
@@ -118,7 +119,7 @@ def test_the_scanned_model_computes_with_the_masks(models: Any) -> None:
     (model, tree), _ = models
     with amanda.apply(tool := Prune(sparsity=0.5)):
         found = jax.jit(model.apply)(tree, TOKENS)
-    masks = {name: mask for name, mask in tool.masks.saved().items()}
+    masks = tool.masks.saved()
 
     def masked(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path[1:], simple=True, separator=".")
@@ -162,7 +163,8 @@ def test_each_layer_is_as_sensitive_as_in_the_loop(models: Any) -> None:
     found = {weight: op.sqnr for op in scanned.ops for weight in op.weights}
     expected = {weight: op.sqnr for op in loop.ops for weight in op.weights}
     sizes = [sorted(n for op in one.ops for n in op.weights.values()) for one in (scanned, loop)]
-    assert sizes[0] == sizes[1] and len(expected) == 6 * LAYERS + 1
+    assert sizes[0] == sizes[1]
+    assert len(expected) == 6 * LAYERS + 1
     for weight, noise in found.items():
         name, is_part, layer = weight.partition("[")
         same = name.replace("layers.", f"layer{layer[:-1]}.") if is_part else name
