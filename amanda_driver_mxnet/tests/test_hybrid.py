@@ -315,6 +315,11 @@ def test_recurrent_layers_inside_a_block() -> None:
     """
     environment = {name: value for name, value in os.environ.items() if "MKLDNN" not in name}
     environment["MXNET_ENGINE_TYPE"] = "NaiveEngine"
-    run = {"env": environment, "capture_output": True, "text": True, "check": False}
-    found: Any = subprocess.run([sys.executable, "-c", RECURRENT], **run)
+    found = subprocess.run(
+        [sys.executable, "-c", RECURRENT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert found.returncode == 0, found.stderr[-2000:]

@@ -164,8 +164,10 @@ class Shown(NamedTuple):
                 continue
             along = places[axis]
             assert isinstance(along, range), "An axis of a value is not one index of its source."
-            is_one = isinstance(place, int)
-            places[axis] = along[place] if is_one else along[place.start : place.stop : place.step]
+            if isinstance(place, int):
+                places[axis] = along[place]
+            else:
+                places[axis] = along[place.start : place.stop : place.step]
         axes = tuple(None if axis is None else self.axes[axis] for axis in part.axes)
         return Shown(self.source, axes, tuple(places), self.exact and part.exact)
 

@@ -53,7 +53,7 @@ def permutation(context: OpContext) -> tuple[int, ...] | None:
 
 def part(context: OpContext) -> list[int | slice] | None:
     """Return an index along each axis of the operand that gives the result, if it is known."""
-    attrs, operand = context.attrs, (context.get_inputs() or (None,))[0]
+    attrs, operand = context.attrs, next(iter(context.get_inputs() or ()))
     if "dimensions" in attrs:
         dropped = {axis % operand.ndim for axis in attrs["dimensions"]}
         return [0 if axis in dropped else slice(None) for axis in range(operand.ndim)]

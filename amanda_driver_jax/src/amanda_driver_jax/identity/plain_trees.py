@@ -96,4 +96,4 @@ def _arrays(value: Any) -> dict[str, Any]:
 
 
 def _name(key: Any) -> str:
-    return jax.tree_util.keystr((key,), simple=True)
+    return str(jax.tree_util.keystr((key,), simple=True))
