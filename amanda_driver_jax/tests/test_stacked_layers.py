@@ -16,6 +16,7 @@ import pytest
 from flax import nnx
 
 import amanda
+from amanda_driver_jax import jax_internals as internals
 from amanda_tools.flops import Flops
 from amanda_tools.prune import Prune
 from amanda_tools.quantize import Quantize
@@ -309,3 +310,10 @@ def test_weights_that_are_mapped_are_named_with_the_reason() -> None:
     reasons = {one.name: one.reason for one in tool.result().unreached}
     assert reasons["layers.w"] == "read by matmul as a part that has no indices"
     assert tool.result().reached == 0
+
+
+def test_scan_is_restored() -> None:
+    before = internals.SCAN.cell_contents
+    with amanda.apply(amanda.Tool()):
+        assert internals.SCAN.cell_contents is not before
+    assert internals.SCAN.cell_contents is before
