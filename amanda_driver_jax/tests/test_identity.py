@@ -11,6 +11,7 @@ from typing import Any
 from amanda_core.driver_kit.execution import OpRecord
 from amanda_core.identity.sites import USER, Rules
 from amanda_core.modules.module_paths import inside, modules_of
+from amanda_driver_jax.arrays import Shown
 from amanda_driver_jax.identity.path_modules import ModulePlace, PathModels
 from amanda_driver_jax.identity.path_sites import PathSites
 
@@ -100,7 +101,11 @@ class Toy:
 
 class ToyModels(PathModels):
     def __init__(self) -> None:
-        super().__init__(lambda value: (value, (0,)), lambda value: value, lambda code: True)
+        super().__init__(
+            lambda value: Shown(value, (0,), (range(value.shape[0]),)),
+            lambda value: value,
+            lambda code: True,
+        )
 
     def library_of(self, owner: Any, name: str) -> str:
         return "toys" if type(owner) is Toy and name == "run" else ""
@@ -135,7 +140,7 @@ def test_parameters_are_found_by_identity() -> None:
         def __getitem__(self, key: str) -> str:
             return "matmul"
 
-    inputs = [object(), model.inner["a"].weight]
+    inputs = [Toy(5).weight, model.inner["a"].weight]
     context: Any = Context(get=lambda key, default: default, get_inputs=lambda: inputs)
     reads = model.run(lambda: models(context), "a")
     assert [(place, weight.key) for place, weight in reads.items()] == [(1, "Toy:a.weight")]

@@ -14,6 +14,7 @@ LAYERS: list[str | tuple[str, ...]] = [
     "routines",
     "value_primitives",
     "interception",
+    "stacked_layers",
     "identity",
     "arrays",
     "trace_keys",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -273,3 +276,50 @@ def test_a_body_of_foreach_is_one_operator_and_in_the_coverage() -> None:
         assert block(x, mx.nd.zeros((1,))).asnumpy().tolist() == [[1.0], [3.0]]
         assert any("foreach" in gap.what for gap in handle.coverage()["mxnet"])
     assert "_foreach" in seen
+
+
+RECURRENT = """
+import mxnet as mx, numpy as np, amanda
+from mxnet import autograd, gluon
+
+called = []
+tool = amanda.Tool()
+tool.add_inst_for_op(lambda context: context.insert_after_op(lambda *_: called.append(1)))
+x = mx.nd.array(np.random.RandomState(0).standard_normal((5, 3, 6)))
+
+def step(net):
+    with autograd.record():
+        loss = (net(x) ** 2).sum()
+    loss.backward()
+    return [loss.asnumpy()] + [p.grad().asnumpy() for p in net.collect_params().values()]
+
+for kind in (gluon.rnn.RNN, gluon.rnn.GRU, gluon.rnn.LSTM):
+    net = gluon.nn.HybridSequential()
+    net.add(kind(4, num_layers=2, bidirectional=True), gluon.nn.Dense(2))
+    net.initialize()
+    net.hybridize()
+    expected = step(net)
+    with amanda.apply(tool):
+        found = step(net)
+    assert len(called) > 4
+    called.clear()
+    for one, other in zip(found, expected):
+        assert np.allclose(one, other, rtol=1e-4, atol=1e-5)
+"""
+
+
+def test_recurrent_layers_inside_a_block() -> None:
+    """The block does not know the batch of their first states.
+
+    Without oneDNN, MXNet itself cannot run such a block.
+    """
+    environment = {name: value for name, value in os.environ.items() if "MKLDNN" not in name}
+    environment["MXNET_ENGINE_TYPE"] = "NaiveEngine"
+    found = subprocess.run(
+        [sys.executable, "-c", RECURRENT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-2000:]

@@ -101,6 +101,8 @@ PARTS = {
     "identity.path_sites": "the op that is called where modules are known by their paths",
     "identity.path_modules": "the module that runs, where programs make modules again at each call",
     "identity.modules": "what is a module of Flax (NNX, Linen) and Equinox, and what it holds",
+    "identity.plain_trees": "parameters of programs without modules",
+    "stacked_layers": "layers that a program scans over, as the loop that they are",
     "identity.immutable_parameters": "weights in arrays that are never written",
     "jax_internals": "private names; a callback that no transformation drops or repeats",
     "contractions": "axes of products and transpositions",

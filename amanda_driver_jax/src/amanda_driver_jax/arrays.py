@@ -141,25 +141,61 @@ def shown(values: Sequence[Any], staging: bool) -> list[Any]:
     return [concrete(value) for value in values]
 
 
+class Shown(NamedTuple):
+    """The part of an array that a value shows, maybe in another dtype.
+
+    Attributes:
+        source: The array.
+        axes: The array's axis that each axis of the value is; None for a new one of size 1.
+        places: For each axis of the array the index or the indices of the part.
+        exact: False if it shows one of several parts in each of the calls that `jax.vmap` maps.
+    """
+
+    source: Any
+    axes: tuple[int | None, ...]
+    places: tuple[int | range, ...]
+    exact: bool = True
+
+    def followed_by(self, part: Shown) -> Shown:
+        """Return which part of this one's source a part of this value shows."""
+        places = list(self.places)
+        for axis, place in zip(self.axes, part.places, strict=True):
+            if axis is None:
+                continue
+            along = places[axis]
+            assert isinstance(along, range), "An axis of a value is not one index of its source."
+            if isinstance(place, int):
+                places[axis] = along[place]
+            else:
+                places[axis] = along[place.start : place.stop : place.step]
+        axes = tuple(None if axis is None else self.axes[axis] for axis in part.axes)
+        return Shown(self.source, axes, tuple(places), self.exact and part.exact)
+
+
+def _whole(value: Any) -> Shown:
+    shape = getattr(value, "shape", ())
+    return Shown(value, tuple(range(len(shape))), tuple(map(range, shape)))
+
+
 class _Copy(NamedTuple):
     """What a value is a copy of.
 
     Attributes:
         new: The copy, held weakly.
         source: Returns the first value that it is a copy of; None if that has died.
-        axes: The source's axis that each axis of the copy is.
-        steps: What was done to it, in order: the axes of a transposition and the new dtype.
+        part: What it shows of that, which is not held here.
+        steps: What was done to it, in order.
     """
 
     new: weakref.ref[Any]
     source: Callable[[], Any]
-    axes: tuple[int, ...]
-    steps: tuple[tuple[Sequence[int] | None, Any], ...]
+    part: Shown
+    steps: tuple[Callable[[Any], Any], ...]
 
     def made_of(self, value: Any) -> Any:
         """Return the copy of a source."""
-        for axes, dtype in self.steps:
-            value = (value if axes is None else jnp.transpose(value, axes)).astype(dtype)
+        for step in self.steps:
+            value = step(value)
         return value
 
 
@@ -188,16 +224,57 @@ def note_copy(new: Any, old: Any, axes: Sequence[int] | None = None) -> None:
     is_real = is_differentiable(new) and is_differentiable(old)
     if not is_equal and (not is_real or (axes is None and new.shape != old.shape)):
         return
-    before, order = _copy_of(old), tuple(range(old.ndim)) if axes is None else tuple(axes)
-    steps = () if is_equal else ((axes, new.dtype),)
+    dtype = new.dtype
+
+    def copied(value: Any) -> Any:
+        return (value if axes is None else jnp.transpose(value, axes)).astype(dtype)
+
+    order = tuple(range(old.ndim)) if axes is None else tuple(axes)
+    _note(new, old, _whole(old)._replace(axes=order), () if is_equal else (copied,))
+
+
+def note_reshape(new: Any, old: Any) -> None:
+    """Note that a value has the elements of another one, if only axes of size 1 differ."""
+    new, old = concrete(new), concrete(old)
+    if new is old or not isinstance(old, jax.Array) or not is_differentiable(old):
+        return
+    along = [axis for axis, size in enumerate(old.shape) if size != 1]
+    if [size for size in new.shape if size != 1] != [old.shape[axis] for axis in along]:
+        return
+    left, shape = iter(along), new.shape
+    axes = tuple(None if size == 1 else next(left) for size in shape)
+    _note(new, old, _whole(old)._replace(axes=axes), (lambda value: value.reshape(shape),))
+
+
+def note_part(new: Any, old: Any, indices: Sequence[int | slice]) -> None:
+    """Note that a value is a part of another one, which has an index along each axis of that."""
+    new, old = concrete(new), concrete(old)
+    if new is old or not isinstance(old, jax.Array) or not is_differentiable(old):
+        return
+    places = tuple(range(size)[index] for size, index in zip(old.shape, indices, strict=True))
+    axes = tuple(n for n, place in enumerate(places) if isinstance(place, range))
+    index = tuple(indices)
+    _note(new, old, Shown(old, axes, places), (lambda value: value[index],))
+
+
+def layer(stack: Any, index: int) -> Any:
+    """Return one of the arrays that are stacked along the first axis, and note that it is one."""
+    with PLAIN:
+        new = jax.lax.index_in_dim(stack, index, keepdims=False)
+        note_part(new, stack, [index, *[slice(None)] * new.ndim])
+    return new
+
+
+def _note(new: Any, old: Any, part: Shown, steps: tuple[Callable[[Any], Any], ...]) -> None:
+    before = _copy_of(old)
     # An array that is not a parameter of anything need not live as long as its copies.
     source: Callable[[], Any] = (lambda: old) if isinstance(old, Tracer) else weakref.ref(old)
     if before is not None:
         source, steps = before.source, (*before.steps, *steps)
-        order = tuple(before.axes[axis] for axis in order)
+        part = before.part.followed_by(part)
     key = id(new)
     found = weakref.ref(new, lambda _: _COPIES.pop(key, None))
-    _COPIES[key] = _Copy(found, source, order, steps)
+    _COPIES[key] = _Copy(found, source, part._replace(source=None), steps)
 
 
 def original(value: Any) -> Any:
@@ -208,29 +285,51 @@ def original(value: Any) -> Any:
     return value if source is None else source
 
 
-def origin(value: Any) -> tuple[Any, tuple[int, ...]]:
-    """Return the value that a value shows in another dtype or order of axes, and its axes there."""
+def origin(value: Any) -> Shown:
+    """Return the array that a value shows, in another dtype or order of axes, or a part of it.
+
+    A value in a function that runs in place is what was passed to it.
+    """
     value = concrete(value)
     copy = _copy_of(value)
     source = None if copy is None else copy.source()
-    if copy is None or source is None:
-        return value, tuple(range(getattr(value, "ndim", 0)))
-    return source, copy.axes
+    if copy is not None and source is not None:
+        shown = copy.part._replace(source=source)
+    else:
+        shown = _whole(value)
+    mapped_value = internals.mapped_value(shown.source)
+    if mapped_value is not None:
+        stack, axis = mapped_value
+        axes = tuple(n for n in range(stack.ndim) if n != axis)
+        outer = Shown(stack, axes, tuple(map(range, stack.shape)), axis is None)
+        return origin(stack).followed_by(outer).followed_by(shown)
+    passed = _passed(shown.source)
+    if passed is None or not (passed[1] or isinstance(concrete(passed[0]), Tracer)):
+        return shown
+    return origin(passed[0]).followed_by(shown)
+
+
+def _passed(value: Any) -> tuple[Any, bool] | None:
+    """Return what was passed for an argument of a traced function, and whether that is in place."""
+    for traced in reversed(LOCAL.arguments):
+        place = internals.argument_of(value, traced.around)
+        if place is not None:
+            return traced.values[place], traced.in_place
+    return None
 
 
 def known(value: Any) -> Any:
     """Return the array that a value is, or that was passed for it to the traced function.
 
-    Of a copy in another dtype or order of axes it is made of the array that was passed.
+    A copy in another dtype or order of axes, or of a part, is made of the array that was passed.
     """
-    copy = _copy_of(concrete(value))
-    source = None if copy is None or is_concrete(value) else copy.source()
-    if copy is not None and copy.steps and source is not None:
+    value = concrete(value)
+    if is_concrete(value):
+        return original(value)
+    copy = _copy_of(value)
+    source = None if copy is None else copy.source()
+    if copy is not None and source is not None:
         array = known(source)
-        return None if array is None else evaluated(copy.made_of, array)
-    value = original(value)
-    for around, arguments in reversed(LOCAL.arguments):
-        place = internals.argument_of(value, around)
-        if place is not None:
-            value = concrete(arguments[place])
-    return value if is_concrete(value) else None
+        return array if array is None else evaluated(copy.made_of, array)
+    passed = _passed(value)
+    return None if passed is None else known(passed[0])

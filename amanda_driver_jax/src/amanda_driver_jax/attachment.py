@@ -158,6 +158,19 @@ class JaxAttachment:
 
     # Operators.
 
+    def is_layered(self, stacked: Any) -> bool:
+        """Return True if a program scans over parameters."""
+        leaves = jax.tree.leaves(stacked)
+        sizes = {value.shape[:1] for value in leaves if hasattr(value, "shape")}
+        if len(sizes) != 1 or not (*sizes,)[0] or sizes == {(0,)}:
+            return False
+        # The loop tells its layers apart.
+        before, LOCAL.loop = LOCAL.loop, LOCAL.loop or True
+        try:
+            return self._state.models.reads_any(sys._getframe(2), leaves)
+        finally:
+            LOCAL.loop = before
+
     def _module(self) -> ModulePlace | None:
         return self._state.models.place(sys._getframe(2))
 

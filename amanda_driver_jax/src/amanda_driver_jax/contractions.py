@@ -51,6 +51,19 @@ def permutation(context: OpContext) -> tuple[int, ...] | None:
     return tuple(terms[0].index(number) for number in results[0])
 
 
+def part(context: OpContext) -> list[int | slice] | None:
+    """Return an index along each axis of the operand that gives the result, if it is known."""
+    attrs, operand = context.attrs, next(iter(context.get_inputs() or ()))
+    if "dimensions" in attrs:
+        dropped = {axis % operand.ndim for axis in attrs["dimensions"]}
+        return [0 if axis in dropped else slice(None) for axis in range(operand.ndim)]
+    if "start_indices" not in attrs or "limit_indices" not in attrs:
+        return None
+    bounds = attrs["start_indices"], attrs["limit_indices"]
+    steps = attrs["strides"] or (1,) * operand.ndim
+    return list(map(slice, *bounds, steps))
+
+
 def _of_program(program: Any) -> Contraction | None:
     """Return the contraction of a program of products and transpositions; None for any other.
 

@@ -21,8 +21,8 @@ from amanda_core.driver_kit import (
     several,
 )
 from amanda_driver_jax import arrays, jax_internals as internals
-from amanda_driver_jax.arrays import known, note_copy
-from amanda_driver_jax.contractions import permutation
+from amanda_driver_jax.arrays import known, note_copy, note_part, note_reshape
+from amanda_driver_jax.contractions import part, permutation
 from amanda_driver_jax.gradients import Compute, replaceable, watched
 from amanda_driver_jax.identity.call_sites import call_marked, is_library_source
 from amanda_driver_jax.interception import plain_bind
@@ -91,6 +91,12 @@ class Execution(Hosted, ForwardProgram):
             axes = permutation(context)
             if axes is not None:
                 note_copy(outputs[0], values[0], axes)
+        elif kind == "reshape":
+            note_reshape(outputs[0], values[0])
+        elif kind in ("slice", "squeeze"):
+            indices = part(context)
+            if indices is not None:
+                note_part(outputs[0], values[0], indices)
         return outputs
 
     def _computation(

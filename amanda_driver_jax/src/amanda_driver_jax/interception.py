@@ -20,7 +20,14 @@ from amanda_core.driver_kit import ModelWriters, Patches, is_started_by_python, 
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.identity.call_sites import is_library_code
 from amanda_driver_jax.jax_internals import JittedCall
-from amanda_driver_jax.trace_keys import LOCAL, PLAIN, hide_other_threads, show_other_threads
+from amanda_driver_jax.stacked_layers import run_layers
+from amanda_driver_jax.trace_keys import (
+    LOCAL,
+    PLAIN,
+    Traced,
+    hide_other_threads,
+    show_other_threads,
+)
 
 #: Second callables of jitted functions, which share their compiled programs.
 _callable_of = functools.lru_cache(256)(internals.jitted)
@@ -32,12 +39,20 @@ class _Interception(Patches):
         self.replace(Primitive, "bind", _bind)
         self.replace(*internals.INFER, _infer)
         self.replace(*internals.RUN, _run)
+        self.checkpoint: Any = getattr(*internals.CHECKPOINT)
+        self.replace(*internals.CHECKPOINT, _trace_checkpoint)
         for owner, name in internals.COMBINING:
             self.replace(owner, name, _uninstrumented(getattr(owner, name)))
         self.afterwards(_callable_of.cache_clear)
+        self.scan = internals.SCAN.cell_contents
+        self.afterwards(self._restore_scan)
+        internals.SCAN.cell_contents = _scan
         _WRITING.replace(self)
         self.afterwards(hide_other_threads)
         show_other_threads()
+
+    def _restore_scan(self) -> None:
+        internals.SCAN.cell_contents = self.scan
 
 
 PATCHES = _Interception()
@@ -102,6 +117,21 @@ def _uninstrumented(trace: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _scan(
+    f: Callable[..., Any],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    _split_transpose: bool = False,
+) -> Any:
+    hold = _hold()
+    if hold is None or not hold.is_layered(xs):
+        return PATCHES.scan(f, init, xs, length, reverse, unroll, _split_transpose)
+    return run_layers(f, init, xs, reverse)
+
+
 class _Done(NamedTuple):
     """The result of a call that the driver has already executed."""
 
@@ -135,12 +165,19 @@ def _infer(*parts: Any) -> tuple[Any, Any]:
 
 def trace_arguments(call: JittedCall) -> tuple[Any, Any]:
     """Return the program of a jitted function; during its trace its arguments are known."""
-    before, (_, values) = LOCAL.arguments, call.parsed()
-    LOCAL.arguments = (*before, (internals.current_trace(), values))
-    try:
+    with Traced(internals.current_trace(), call.parsed()[1], bool(LOCAL.arguments)):
         return PATCHES.infer(*call)  # type: ignore[no-any-return]
-    finally:
-        LOCAL.arguments = before
+
+
+def _trace_checkpoint(*parts: Any) -> Any:
+    """Stand in the place of what traces a function that is computed again in the backward pass.
+
+    JAX keeps what it has traced, but each layer that calls the function has ops of its own.
+    """
+    if _hold() is None:
+        return PATCHES.checkpoint(*parts)
+    with Traced(internals.current_trace(), internals.checkpointed(sys._getframe(1)), True):
+        return PATCHES.checkpoint(*parts)
 
 
 def _run(p: Any, *others: Any) -> tuple[Any, ...]:

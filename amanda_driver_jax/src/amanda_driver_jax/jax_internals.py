@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src import (
+    ad_checkpoint,
+    api,
     callback as callbacks,
     core,
     debugging,
@@ -31,12 +33,19 @@ from jax._src.lib.mlir import ir
 from jax._src.source_info_util import Scope, current_name_stack
 from jax.extend.core import Primitive
 
+from amanda_core.driver_kit import local_of
 from amanda_core.interface import UnsupportedError
 
 #: The module, and its functions that run every jitted function that C++ has no program of.
 INFER, RUN = (pjit, "_infer_params"), (pjit, "_run_python_pjit")
+#: What traces a function that is computed again in the backward pass.
+CHECKPOINT = (ad_checkpoint, "_trace_to_jaxpr")
 #: What traces how a reduction or a scatter combines elements.
 COMBINING = (lax, "_reduction_jaxpr"), (lax, "_variadic_reduction_jaxpr")
+
+#: What holds the function that runs `jax.lax.scan`, under whichever name a program has that.
+_FUNCTION = jax.lax.scan.__code__.co_freevars.index("fun")
+SCAN: Any = (jax.lax.scan.__closure__ or ())[_FUNCTION]
 
 # What JAX keeps of a program names the lines that called its operators, and not this package's.
 source_info_util.register_exclusion(os.path.dirname(__file__))
@@ -50,6 +59,12 @@ _context, _sources = core.trace_ctx, source_info_util._source_info_context
 def current_trace() -> Any:
     """Return the transformation that interprets operators now."""
     return _context.trace
+
+
+def trace_around(trace: Any) -> Any:
+    """Return the transformation around one; None around what is executed now."""
+    found = getattr(trace, "parent_trace", None)
+    return None if found is core.eval_trace else found
 
 
 #: Returns True if operators are executed now, and neither traced nor transformed.
@@ -100,6 +115,17 @@ def argument_of(tracer: Any, parent: Any) -> int | None:
     if type(trace) is not pe.DynamicJaxprTrace or trace.parent_trace is not parent:
         return None
     return next((n for n, var in enumerate(trace.frame.invars) if var is tracer.val), None)
+
+
+def mapped_value(value: Any) -> tuple[Any, int | None] | None:
+    """Return the value that `jax.vmap` maps and its axis there; None for any other value."""
+    return (value.val, value.batch_dim) if type(value) is batching.BatchTracer else None
+
+
+def checkpointed(caller: FrameType) -> Sequence[Any]:
+    """Return the arguments of a function, given the frame that calls `CHECKPOINT`."""
+    found: Sequence[Any] = local_of(caller, "args_flat")
+    return found
 
 
 class JittedCall(NamedTuple):
@@ -181,6 +207,15 @@ def wrapped_function(params: dict[str, Any]) -> tuple[str, str]:
 def is_call(code_name: str) -> bool:
     """Return True if the caller of `_infer_params` calls a function instead of lowering it."""
     return code_name == "cache_miss"
+
+
+def differentiated_arguments(frame: FrameType) -> Sequence[int] | None:
+    """Return by which arguments a frame of JAX differentiates the function that it calls."""
+    code = frame.f_code
+    if code.co_name != "value_and_grad_f" or frame.f_globals.get("__name__") != api.__name__:
+        return None
+    numbers = local_of(frame, "argnums")
+    return [numbers] if isinstance(numbers, int) else numbers
 
 
 def is_export(frame: FrameType | None) -> bool:
@@ -333,7 +368,7 @@ ZONES = {
 QUIET_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "jax._src.array": ("ArrayImpl.__deepcopy__", "ArrayImpl.__copy__"),
     # Traces the body of a scan for what does not depend on the iteration, and runs only that.
-    "flax.core.axes_scan": ("pe.trace_to_jaxpr_dynamic",),
+    "flax.core.axes_scan": ("pe.trace_to_jaxpr_dynamic", "pe.trace_to_jaxpr_nounits"),
     "flax.serialization": ("from_bytes", "from_state_dict"),
     "equinox._serialisation": ("tree_deserialise_leaves",),
     "keras.src.models.model": ("Model.load_weights",),

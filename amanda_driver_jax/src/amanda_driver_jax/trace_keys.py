@@ -34,6 +34,37 @@ class _Unset:
 _UNSET = _Unset()
 
 
+class Traced:
+    """A function that is being traced inside ``with``.
+
+    One that is called in another one is traced at each call, and not once for all, so that each
+    call has ops of its own.
+
+    Attributes:
+        around: The transformation around it.
+        values: Its arguments.
+        in_place: Whether it is traced at each call.
+    """
+
+    _calls = itertools.count(1)
+
+    def __init__(self, around: Any, values: Sequence[Any], in_place: bool) -> None:
+        self.around, self.values, self.in_place = around, values, in_place
+        self._before = LOCAL.call
+
+    def __enter__(self) -> None:
+        LOCAL.arguments = (*LOCAL.arguments, self)
+        if self.in_place:
+            LOCAL.call = next(self._calls)
+            _refresh()
+
+    def __exit__(self, *_: object) -> None:
+        LOCAL.arguments = LOCAL.arguments[:-1]
+        if self.in_place:
+            LOCAL.call = self._before
+            _refresh()
+
+
 class _Local(threading.local):
     """The driver's state of one thread.
 
@@ -45,8 +76,9 @@ class _Local(threading.local):
         plain: Depth of code in which no operator is instrumented.
         trace: The transformation in which an operator is analysed; None outside of all.
         exports: Whether a program is traced that runs without Amanda.
-        arguments: For each function that is being traced: the transformation around it, and its
-            arguments.
+        call: The number of the call that is being traced in place; 0 outside of any.
+        loop: The loop over layers that runs.
+        arguments: The arguments of the functions that are being traced.
     """
 
     hold: Any = None
@@ -56,7 +88,9 @@ class _Local(threading.local):
     plain = 0
     trace: Any = None
     exports = False
-    arguments: tuple[tuple[Any, Sequence[Any]], ...] = ()
+    call = 0
+    loop: Any = None
+    arguments: tuple[Traced, ...] = ()
 
 
 LOCAL = _Local()
@@ -73,12 +107,12 @@ def set_key(key: Hashable) -> None:
 
 def calls_around() -> tuple[Any, ...]:
     """Return the calls that this thread is inside of, for `restore`."""
-    return LOCAL.jitted, LOCAL.plain, LOCAL.trace, LOCAL.arguments
+    return LOCAL.jitted, LOCAL.plain, LOCAL.trace, LOCAL.arguments, LOCAL.call, LOCAL.loop
 
 
 def restore(calls: tuple[Any, ...]) -> None:
     """Let this thread run as without tools, inside `calls`."""
-    LOCAL.jitted, LOCAL.plain, LOCAL.trace, LOCAL.arguments = calls
+    LOCAL.jitted, LOCAL.plain, LOCAL.trace, LOCAL.arguments, LOCAL.call, LOCAL.loop = calls
     set_key(None)
 
 
@@ -97,6 +131,7 @@ def hide_other_threads() -> None:
 
 def _refresh() -> None:
     key = LOCAL.key if LOCAL.jitted is None else LOCAL.jitted
+    key = (key, LOCAL.call) if LOCAL.call else key
     LOCAL.context = _UNSET if key is None and LOCAL.hold is None else _KEY(key)
     if not LOCAL.plain:
         LOCAL.context.__enter__()

@@ -140,9 +140,17 @@ class OpTable(PathSites):
             op_type: Its type.
             place: Where the module that runs is; None outside of any.
         """
-        trace = None if internals.is_top_level() else internals.current_trace()
+        part = None if internals.is_top_level() else internals.current_trace()
+        for traced in reversed(LOCAL.arguments):
+            # Each call of a function that runs in place is traced by itself.
+            if not traced.in_place or getattr(part, "parent_trace", None) is not traced.around:
+                break
+            part = internals.trace_around(part)
+        loop = LOCAL.loop
+        if part is None and loop and (place is None or not place.call or loop.has(place.call)):
+            part = loop
         if place is None:
             scopes = "/".join([name for name in internals.named_scopes() if name != _MARK])
-            place = ModulePlace("" if trace is None else "traced", scopes)
+            place = ModulePlace("" if part is None else "traced", scopes)
         # Where the module is called does not matter, like its caller.
-        return self.locate(op_type, sys._getframe(1), place, trace)
+        return self.locate(op_type, sys._getframe(1), place, part)

@@ -7,28 +7,29 @@ Owns how the parameters that an operator reads are found by identity. The core f
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from amanda_core.driver_kit import Found, OpContext, Place, Reads, Weight
+from amanda_driver_jax.arrays import Shown
 
 __all__ = ["ImmutableParameters"]
 
 #: Operators that pass a parameter on; the one that computes with the result reads it as well.
-_COPIES = ("cast", "identity", "reshape", "transpose")
+_COPIES = ("cast", "identity", "reshape", "slice", "squeeze", "transpose")
 
 
 class ImmutableParameters:
     """Finds the parameters that operators read.
 
     Args:
-        source: Returns the value that an input shows, and for each of the input's axes its axis.
+        source: Returns the array that an input shows.
         known: Returns the array that a value is or stands for now; None if there is none.
     """
 
     def __init__(
         self,
-        source: Callable[[Any], tuple[Any, tuple[int, ...]]],
+        source: Callable[[Any], Shown],
         known: Callable[[Any], Any],
     ) -> None:
         self._origin_of, self._current = source, known
@@ -55,15 +56,15 @@ class ImmutableParameters:
         roles: tuple[str, ...] = context.get("input_roles", ())
         found: dict[int | tuple[int, int], Weight] = {}
         for position, value in enumerate(context.get_inputs() or ()):
-            source, axes = self._origin_of(value)
-            name = names.get(id(source))
+            seen = self._origin_of(value)
+            name = names.get(id(seen.source))
             if name is None:
                 continue
             shape = shapes[f"{root}:{name}"]
-            whole = Place((), True, axes)
-            get = functools.partial(self._current, source)
+            place = Place(_region(seen.places, shape), seen.exact, seen.axes)
+            get = functools.partial(self._current, seen.source)
             role = roles[position] if position < len(roles) else None
-            part = Found(root, name, 0, shape, None, whole, get)
+            part = Found(root, name, 0, shape, None, place, get)
             found[position] = Weight(part, value, finder, role, False)
         consumed = bool(found) and context["type"] not in _COPIES
         return Reads(found, lambda: shapes, consumed, root=root, classes=lambda: dict(classes))
@@ -77,3 +78,20 @@ class ImmutableParameters:
     def counts_writes(self, value: Any, parameter: Any) -> bool:
         """Return False, because parameters are replaced and never written."""
         return False
+
+
+def _region(
+    places: Sequence[int | range], shape: tuple[int, ...]
+) -> tuple[int | slice[Any, Any, Any], ...]:
+    """Return indices into a parameter of a shape; empty for all of it."""
+    found: list[int | slice[Any, Any, Any]] = [
+        place
+        if isinstance(place, int)
+        else slice(None)
+        if place == range(size)
+        else slice(place.start, place.stop, None if place.step == 1 else place.step)
+        for place, size in zip(places, shape, strict=True)
+    ]
+    while found and found[-1] == slice(None):
+        found.pop()
+    return tuple(found)

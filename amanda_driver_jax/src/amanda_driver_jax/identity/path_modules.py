@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from amanda_core.driver_kit import Known, OpContext, Reads, methods_around
+from amanda_driver_jax import jax_internals as internals
+from amanda_driver_jax.arrays import Shown
 from amanda_driver_jax.identity.immutable_parameters import ImmutableParameters
+from amanda_driver_jax.identity.plain_trees import parameter_trees
+from amanda_driver_jax.trace_keys import LOCAL
 
 __all__ = ["ModulePlace", "PathModels"]
+
+#: Common types of operators that read the parameters of a layer. Others may read them for an
+#: optimizer, or for a term of the loss.
+_LAYERS = frozenset(["add", "einsum", "embedding", "gather", "linear", "matmul", "mul"])
+#: The label of parameters that are not in modules.
+_PLAIN = "params"
 
 
 class ModulePlace(NamedTuple):
@@ -41,14 +51,14 @@ class PathModels(ABC):
     A subclass knows the libraries of modules; an instance is kept with the contexts.
 
     Args:
-        source: Returns the value that an input shows, and for each of the input's axes its axis.
+        source: Returns the array that an input shows.
         known: Returns the array that a value is or stands for now; None if there is none.
         counts: Returns False for code that is not looked at, such as that of the framework.
     """
 
     def __init__(
         self,
-        source: Callable[[Any], tuple[Any, tuple[int, ...]]],
+        source: Callable[[Any], Shown],
         known: Callable[[Any], Any],
         counts: Callable[[CodeType], bool],
     ) -> None:
@@ -98,23 +108,57 @@ class PathModels(ABC):
     def __call__(self, context: OpContext) -> Reads:
         """Return the parameters that an operator reads in this execution."""
         frame = sys._getframe(1)
-        place = self.place(frame)
-        if place is None:
+        values = context.get_inputs() or () if _is_layer(context["type"]) else ()
+        root, parameters, paths = self._model(frame, values)
+        if not root:
             return Reads({}, dict)
-        parameters, paths = self.contents_of(self._root)
-        classes = self._classes.setdefault(place.root, {})
+        classes = self._classes.setdefault(root, {})
         for module, _, _ in self._running(frame):
             own = self.path_of(module)
             path = paths.get(id(module)) if own is None else own
             if path is not None:
                 classes[path] = type(module).__name__
-        values = {name: self._whole(value) for name, value in parameters.items()}
-        return self._finder.reads(context, place.root, values, classes)
+        return self._finder.reads(context, root, parameters, classes)
+
+    def reads_any(self, frame: FrameType | None, values: Sequence[Any]) -> bool:
+        """Return True if values are parameters of the model that runs, or parts of some."""
+        _, parameters, _ = self._model(frame, values)
+        return not self._sources(values).isdisjoint(map(id, parameters.values()))
+
+    def _model(
+        self, frame: FrameType | None, values: Sequence[Any]
+    ) -> tuple[str, dict[str, Any], Mapping[int, str]]:
+        """Return the label of the model that runs, its parameters by name and its modules' paths.
+
+        Args:
+            frame: The frame at which it is looked for.
+            values: Values of which some may be parameters.
+        """
+        place = self.place(frame)
+        if place is not None:
+            found, paths = self.contents_of(self._root)
+            return place.root, {name: self._whole(v) for name, v in found.items()}, paths
+        is_transformed = LOCAL.trace is not None or not internals.is_top_level()
+        if not is_transformed and LOCAL.loop is None:
+            return "", {}, {}  # The iterations of a loop are not told apart.
+        wanted = self._sources(values)
+        for tree in parameter_trees(frame, self._counts) if wanted else ():
+            parameters = {name: self._whole(value) for name, value in tree.items()}
+            if not wanted.isdisjoint(map(id, parameters.values())):
+                label = self._label(_PLAIN, parameters)
+                if not is_transformed:
+                    parameters = {n: v for n, v in parameters.items() if id(v) in wanted}
+                return label, parameters, {}
+        return "", {}, {}
+
+    def _sources(self, values: Sequence[Any]) -> set[int]:
+        return {id(self._origin_of(value).source) for value in values if value is not None}
 
     def _whole(self, parameter: Any) -> Any:
-        """Return the value of which a parameter is a copy in another dtype, or itself."""
-        found, axes = self._origin_of(parameter)
-        return found if axes == tuple(range(len(axes))) else parameter
+        """Return the array of which a parameter is a copy in another dtype, a part, or itself."""
+        seen = self._origin_of(parameter)
+        axes = [axis for axis in seen.axes if axis is not None]
+        return seen.source if axes == sorted(axes) else parameter
 
     def _running(self, frame: FrameType | None) -> Iterator[tuple[Any, FrameType, str]]:
         for owner, around in methods_around(frame, self._counts):
@@ -124,12 +168,18 @@ class PathModels(ABC):
 
     def _register(self, root: Any) -> tuple[str, Mapping[int, str]]:
         parameters, paths = self.contents_of(root)
-        name = type(root).__qualname__
+        model = self._label(type(root).__qualname__, parameters), paths
+        self._models.set(root, model)
+        return model
+
+    def _label(self, name: str, parameters: Mapping[str, Any]) -> str:
         structure = [(path, value.shape) for path, value in parameters.items()]
         same = self._structures.setdefault(name, [])
         if structure not in same:
             same.append(structure)
         number = same.index(structure) + 1
-        model = (name if number == 1 else f"{name}#{number}"), paths
-        self._models.set(root, model)
-        return model
+        return name if number == 1 else f"{name}#{number}"
+
+
+def _is_layer(op_type: str | None) -> bool:
+    return op_type is not None and (op_type in _LAYERS or op_type.startswith("conv"))

@@ -64,7 +64,7 @@ class HybridPrograms:
             node: [array] for node, array in zip(graph.inputs, arrays, strict=True)
         }
         for number, (operator, record) in enumerate(
-            zip(graph.operators, known[scope.number], strict=True)
+            zip(graph.known(arrays), known[scope.number], strict=True)
         ):
             if record is not None:
                 inputs = [values[node][place] for node, place in operator.sources]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from mxnet._ctypes.ndarray import _imperative_invoke
 from mxnet.base import _LIB, c_str, check_call
 from mxnet.ndarray import NDArray
 
+#: A size in the text of a shape that is not known.
+_UNKNOWN = re.compile(r"[(, ](?:0|-1)(?=[,)])")
 #: Without it, MXNet takes a graph for one of its first releases, and upgrades it.
 _VERSION = {"mxnet_version": ["int", 10901]}
 
@@ -85,6 +88,24 @@ class Graph:
             for node in written["nodes"]
         ]
 
+    def known(self, arrays: Sequence[NDArray]) -> list[Operator]:
+        """Return the operators, with the shapes that only follow from the inputs of the graph.
+
+        The first states of recurrent layers are made so: their batch is not known to the block.
+        """
+        if not any(map(_is_open, self.operators)):
+            return self.operators
+        internals = self.symbol.get_internals()
+        given = zip(self.symbol.list_inputs(), arrays, strict=True)
+        _, shapes, _ = internals.infer_shape(**{name: array.shape for name, array in given})
+        found = dict(zip(internals.list_outputs(), shapes, strict=True))
+        return [
+            one._replace(attrs={**one.attrs, "shape": str(tuple(found[f"{one.name}_output"]))})
+            if _is_open(one)
+            else one
+            for one in self.operators
+        ]
+
     def _alone(self, node: dict[str, Any]) -> Any:
         """Return a program of one operator; one that has a body has no other."""
         count = len(node["inputs"])
@@ -97,6 +118,12 @@ class Graph:
         written = {"nodes": nodes, "arg_nodes": [*range(count)], "heads": heads, "attrs": _VERSION}
         symbol = mxnet.symbol.load_json(json.dumps(written))
         return mxnet.nd.CachedOp(symbol.as_np_ndarray() if self.is_np else symbol)
+
+
+def _is_open(operator: Operator) -> bool:
+    """Return True if an operator without inputs makes an array of which a size is not given."""
+    shape = operator.attrs.get("shape", "")
+    return bool(operator.op_type != "null" and not operator.sources and _UNKNOWN.search(shape))
 
 
 #: Block -> its graph.

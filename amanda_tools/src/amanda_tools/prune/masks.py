@@ -12,6 +12,7 @@ from amanda_core.engine.action import staged
 from amanda_core.weights.reads import Weight
 
 __all__ = [
+    "array_part",
     "multiply",
     "multiply_items",
     "numpy_mask",
@@ -106,6 +107,16 @@ def torch_part(whole: Any, weight: Weight) -> Any:
         return whole
     offset = whole.storage_offset() + seen.offset - memory.offset
     return whole.as_strided(seen.shape, seen.strides, offset)
+
+
+def array_part(whole: Any, weight: Weight) -> Any:
+    """Return the part of `whole` that `weight` shows of its parameter, in the axes of the input."""
+    left = [axis for axis in weight.axes if axis is not None]
+    region = [*weight.region, *[slice(None)] * (whole.ndim - len(weight.region))]
+    # Nothing tells the axis of one element.
+    picked = [i if isinstance(i, int) or n in left else 0 for n, i in enumerate(region)]
+    found = whole[tuple(picked)].transpose([sorted(left).index(axis) for axis in left])
+    return found[tuple(None if axis is None else slice(None) for axis in weight.axes)]
 
 
 def torch_keeps() -> bool:

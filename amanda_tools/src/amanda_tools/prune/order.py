@@ -75,7 +75,8 @@ def order_of(context: OpContext, weight: Weight) -> Order:
         return Order(axes, 0 if whole else max(len(natural) - 2, 0), False, kernel)
     rest = [axis for axis in natural if axis not in axes]
     counts = letters.count("O"), letters.count("I")
-    return Order([*rest, *axes], 0 if kernel else len(rest), True, kernel, *counts)
+    batch = sum(isinstance(index, int) for index in weight.region) if kernel else len(rest)
+    return Order([*rest, *axes], batch, True, kernel, *counts)
 
 
 def _becomes_matrix(context: OpContext) -> bool:

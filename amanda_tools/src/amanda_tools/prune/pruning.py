@@ -214,7 +214,7 @@ class Pruning(WeightTool):
                 mask = self.masks.get(weights[None], _unknown)
                 part = context.get(PART, lambda mask, weight: mask)
                 context.insert_after_backward_op(
-                    torch_multiply if PART in context else multiply,
+                    torch_multiply if KEEPS in context else multiply,
                     grad_inputs=[position],
                     mask=part(mask, weights[None]),
                 )
@@ -226,7 +226,7 @@ class Pruning(WeightTool):
         weights: Mapping[int | None, Weight],
         varies: bool,
     ) -> None:
-        if PART not in context or (self.is_exported and not varies):
+        if KEEPS not in context or (self.is_exported and not varies):
             # The masks are constants and may be in a graph.
             part = context.get(PART, lambda mask, weight: mask)
             masks = {i: part(self.masks.get(one, _unknown), one) for i, one in weights.items()}
@@ -290,7 +290,8 @@ class Pruning(WeightTool):
             self._rows.pop(weight.owner, None)
             self.forget(weight.owner)
         self._weights[weight.owner] = weight
-        self.masks.get(weight, self._mask_of(context, weight, place))
+        if self.masks.get(weight, self._mask_of(context, weight, place)) is None:
+            raise NotReadableError(f"read by {context.op_type}, where its value is unknown")
         self._coverage.add_reached(weight)
         self._row_of(context, weight)
 

@@ -15,7 +15,7 @@ from amanda_tools.kit.mapping import MappingTool
 from amanda_tools.kit.tensors.types import size_of
 from amanda_tools.kit.tensors.values import facts_of
 from amanda_tools.kit.weights.copies import COPYING, Copies
-from amanda_tools.prune.masks import torch_keeps, torch_part
+from amanda_tools.prune.masks import array_part, torch_keeps, torch_part
 
 __all__ = [
     "COPIES",
@@ -47,9 +47,9 @@ EMBEDDINGS = frozenset({"embedding", "embedding_bag"})
 #: Roles of inputs that an operator does not multiply by as by a weight.
 _OTHER_ROLES = frozenset({"bias", "addend", "input", "query", "key", "value", "mask"})
 #: Keys of a context. Their values are functions: one takes a part of a mask, ``(mask, weight) ->
-#: part``; one tells if an edit may be kept. Where parameters are read as a whole, there are no
-#: parts. The last value is the number of axes along which a copying op picks elements, if the index
-#: does not tell.
+#: part``; one tells if an edit may be kept, where any may. Where parameters are read as a whole,
+#: there are no parts. The last value is the number of axes along which a copying op picks elements,
+#: if the index does not tell.
 PART, KEEPS, _PICKED = "prune.part", "prune.keeps", "prune.picked"
 _RIGHT = frozenset({"right"})
 
@@ -60,6 +60,7 @@ def rules() -> MappingTool:
         [
             ["tensorflow", _picked_by_attributes],
             ["pytorch", _parts_by(torch_part, torch_keeps)],
+            ["jax", _parts_by(array_part)],
         ]
     )
 
@@ -88,6 +89,8 @@ def reason_against(
         return f"{how} as another type"
     if position in context.weights.written:
         return f"written by {context.op_type}"
+    if not weight.exact and PART in context and KEEPS not in context:
+        return f"{how} as a part that has no indices"
     if op_type in EMBEDDINGS:
         if not embeddings:
             return "read as an embedding"
@@ -167,10 +170,12 @@ def _picked_axes(context: OpContext) -> int:
 
 
 def _parts_by(
-    part: Callable[[Any, Weight], Any], keeps: Callable[[], bool]
+    part: Callable[[Any, Weight], Any], keeps: Callable[[], bool] | None = None
 ) -> Callable[[OpContext], None]:
     def rule(context: OpContext) -> None:
-        context[PART], context[KEEPS] = part, keeps
+        context[PART] = part
+        if keeps is not None:
+            context[KEEPS] = keeps
 
     return rule
 

@@ -45,7 +45,8 @@ class SensitiveOp:
         passes: How many backward passes reached it.
         damage: Half the mean of the squared change of what the backward passes begin with, to first
             order; None where it was not measured.
-        weights: Key of each parameter among the operands -> number of its elements.
+        weights: Key of each parameter, or part of one, among the operands -> how many elements it
+            has.
         unmeasured: Why the damage, or a part of it, was not measured, although that of other
             operators was; else empty.
     """

@@ -141,7 +141,7 @@ class Sensitivity(Tool):
         for operand, axes in chosen:
             op.roles.setdefault(operand.position, operand.role)
             if operand.weight is not None:
-                op.row.weights[operand.weight.owner] = math.prod(operand.weight.shape)
+                op.row.weights[operand.weight.key] = math.prod(operand.weight.size)
             context.insert_before_op(
                 partial(self._measure, op=op, operand=operand, axes=axes, first=chosen[0][0]),
                 inputs=[operand.position],

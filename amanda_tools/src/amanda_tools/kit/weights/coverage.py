@@ -57,6 +57,8 @@ class WeightCoverage:
     def __init__(self, tool: Tool) -> None:
         self._tool = tool
         self._shapes: dict[str, tuple[int, ...]] = {}
+        #: Owner -> how many axes the parts have that operators read, at most.
+        self._ranks: dict[str, int] = {}
         #: Models whose parameters are known.
         self._roots: set[str] = {""}
         #: Owner -> regions that were changed.
@@ -77,6 +79,9 @@ class WeightCoverage:
         """
         if zone == "optimizer":
             self._in_optimizer.update(weight.owner for weight in reads.values())
+        for weight in reads.values() if reads.consumed else ():
+            rank = len(weight.shape) - sum(isinstance(index, int) for index in weight.region)
+            self._ranks[weight.owner] = max(rank, self._ranks.get(weight.owner, 0))
         if reads.root not in self._roots or any(
             weight.owner not in self._shapes for weight in reads.values()
         ):
@@ -133,8 +138,8 @@ class WeightCoverage:
         unreached = []
         unseen = self._add_unseen()
         for owner, shape in self._shapes.items():
-            if len(shape) < 2:
-                continue
+            if min(len(shape), self._ranks.get(owner, len(shape))) < 2:
+                continue  # Vectors, which may be stacked.
             elements, read = math.prod(shape), 0 if owner in unseen else self.read(owner)
             if owner in self._in_optimizer and not read and owner not in self._reasons:
                 continue

@@ -1,0 +1,53 @@
+"""A sample of the programs of `maintenance.sweeps.jax_programs`, and that a difference is found."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import amanda
+
+ROOT = Path(__file__).resolve().parents[2]
+#: They need one device.
+SAMPLE = ["parameters in a dict", "custom_jvp", "loops and branches"]
+MORE = ["NNX, scanned", "Linen, scanned", "Equinox, filters", "checkify", "Hessians", "donated"]
+
+
+@pytest.fixture
+def sweep(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT)
+    return importlib.import_module("maintenance.sweeps.jax_programs")
+
+
+@pytest.mark.parametrize(
+    "name", [*SAMPLE, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+)
+def test_programs_compute_the_same_under_tools(sweep: Any, name: str) -> None:
+    ways = ["watching", "None"] if name in SAMPLE else sweep.WAYS
+    found = [*sweep.outcomes(name, ways)]
+    assert len(found) == len(ways), found
+    assert not [one for one in found if one[2]]
+
+
+def test_a_difference_is_found(sweep: Any) -> None:
+    class Doubles(amanda.Tool):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_inst_for_op(self.analyse)
+
+        def analyse(self, context: amanda.OpContext) -> None:
+            if context["type"] == "matmul":
+                context.insert_after_op(lambda value: value * 2)
+
+    one = sweep.PROGRAMS["loops and branches"]
+    expected = sweep.observed(one.run)
+    assert "differs by" in sweep.outcome(one, expected, lambda: amanda.apply(Doubles()))
+
+    def broken() -> Any:
+        raise ValueError("planted")
+
+    said = sweep.outcome(one._replace(run=broken), expected, lambda: amanda.apply(Doubles()))
+    assert said == "ValueError: planted"
