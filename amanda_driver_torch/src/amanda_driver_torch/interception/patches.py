@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from amanda_core.driver_kit import ImportWatcher, Patches, forget_all_edited
+from amanda_core.driver_kit import ImportWatcher, Patches
 from amanda_driver_torch import extensions
 from amanda_driver_torch.execution.pending_hooks import hook_at_once
 from amanda_driver_torch.gradients import function_apply
@@ -125,7 +125,7 @@ class _Patches(Patches):
         seeds = quietly_called if native is None else native.quiet  # It runs in each backward pass.
         self.replace(*GRADIENT_SEEDS, seeds(getattr(*GRADIENT_SEEDS)))
         if hasattr(*VERSION_RESET):
-            self.replace(*VERSION_RESET, _forgetting(getattr(*VERSION_RESET)))
+            self.replace(*VERSION_RESET, collectives.forgetting(getattr(*VERSION_RESET)))
         zone_calls.replace(self)
         WRITING.replace(self)
         for kind in (ScriptFunction, ScriptMethod):
@@ -287,18 +287,6 @@ class _Engine:
         except BaseException:
             STATE.backward, STATE.opaque = before
             raise
-
-
-def _forgetting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        finally:
-            # The versions do not tell of the writes before.
-            forget_all_edited()
-
-    return call
 
 
 # Compiled callables.
