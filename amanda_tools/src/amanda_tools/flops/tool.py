@@ -110,7 +110,8 @@ class Flops(OperatorTool["_Op"]):
                 if not context.supports("late_gradients"):
                     self._watch_arrival(context, op)
                 inputs = context.get_inputs() or ()
-                for position in formula.operands or range(len(inputs)):
+                operands = () if formula.whole else formula.operands or range(len(inputs))
+                for position in operands:
                     if is_floating(op.tensors, inputs[position]):
                         # One by one: requested together, all of them would be computed.
                         context.insert_after_backward_op(
@@ -257,6 +258,8 @@ class Flops(OperatorTool["_Op"]):
             formula, problem = None, formula
         elif formula is None or formula.kind not in self.include:
             return None
+        if formula is not None and formula.whole and self.include != {"matmul"}:
+            self._notes.setdefault("inside TorchScript only products are counted")
         facts = CountedOp.of(context, problem=problem, weights=[*WeightKeys(context)])
         halved = self.causal == "half" and word == "attention" and _is_causal(context)
         op = self.account_of(context, lambda: _Op(facts, facts_of(context), self._units))
@@ -308,6 +311,10 @@ class _Op:
     def begin(self, gradient: Any) -> None:
         """Start counting the gradients of an execution; `gradient` is that of the first output."""
         self.arrived, self.execution = {}, self._execution_of(gradient)
+        whole = self.formula.whole if self.formula is not None else None
+        if whole is not None and self.execution is not None:
+            self.facts.backward_calls += 1
+            self._add(self._number(whole, *self.execution), "backward_")
 
     def backward(self, position: int, gradient: Any) -> None:
         """Count the gradient of one operand. The gradients of one execution arrive one after
