@@ -7,6 +7,7 @@ is in `result`.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from amanda_tools.kit.operators.tool import OperatorTool, is_eager
 from amanda_tools.kit.operators.weights import WeightKeys
 from amanda_tools.kit.tensors.types import is_floating, size_of, sizes_at
 from amanda_tools.kit.tensors.values import facts_of, tensors_in
+from amanda_tools.kit.weights.parameters import ModelParameters
 
 __all__ = ["Flops"]
 
@@ -85,6 +87,7 @@ class Flops(OperatorTool["_Op"]):
         self.formulas = {**library_formulas(), **(formulas or {})}
         #: Backward operators of graphs by name, until they run.
         self._requested: dict[str, _Op] = {}
+        self._models: dict[str, ModelParameters] = {}
         self.depends_on(rules())
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
@@ -98,6 +101,9 @@ class Flops(OperatorTool["_Op"]):
         if not self.is_wanted(context):
             return
         with self._clock:
+            reads = context.weights
+            model = self._models.setdefault(reads.root, ModelParameters(reads.root))
+            model.add(reads, context.module_path)
             op = self._op_of(context)
             if op is None or op.formula is None:
                 return
@@ -227,7 +233,14 @@ class Flops(OperatorTool["_Op"]):
                 notes=[*self._notes, *self._not_run()],
                 step=self._units.step(),
                 passes=self._units.passes(),
+                parameters=self._parameters(),
             )
+
+    def _parameters(self) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for model in self._models.values():
+            found.update(model.by_module())
+        return dict(found)
 
     def _begin_call(self, call: Call) -> None:
         with self._lock:
