@@ -340,7 +340,6 @@ def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(script, *args, **kwargs)
         run = functools.partial(original, script)
         name = str(getattr(script, "name", None) or type(script).__name__)
-        attachment.session.note_inside(name, "TorchScript")
         return attachment.execute_python(script, name, run, args, kwargs)
 
     return call
