@@ -1,17 +1,19 @@
 """Interception: functions of MXNet that are replaced while any thread is attached.
 
 Operators are called through `_imperative_invoke`; methods that make views, and a few functions,
-call the C library themselves.
+call the C library themselves. What writes or reads a model runs as without tools.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from amanda_core.driver_kit import Patches
+from amanda_core.driver_kit import ModelWriters, Patches
 from amanda_driver_mxnet.mxnet_internals.arrays import ENTRY_POINTS
+from amanda_driver_mxnet.mxnet_internals.savers import QUIET_FUNCTIONS, WRITERS
 
 __all__ = ["ATTACHED", "Interception"]
 
@@ -35,6 +37,7 @@ class Interception(Patches):
         """Replace all entry points."""
         for name, (owner, attribute) in ENTRY_POINTS.items():
             self.replace(owner, attribute, self._replacement(name, getattr(owner, attribute)))
+        _WRITING.replace(self)
 
     def _replacement(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         method = getattr(self._attachment, name, None)
@@ -48,3 +51,25 @@ class Interception(Patches):
             return attachment.function(name, original, *args, **kwargs)
 
         return replacement
+
+
+def _quietly_called(original: Callable[..., Any], writer: str) -> Callable[..., Any]:
+    """Return a function that works on the program as it is without tools."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        thread = threading.get_ident()
+        attachment = ATTACHED.pop(thread, None)
+        if attachment is None:
+            return original(*args, **kwargs)
+        try:
+            if writer and attachment.session.enabled:
+                attachment.session.warn_of_writer(writer)
+            return original(*args, **kwargs)
+        finally:
+            ATTACHED[thread] = attachment
+
+    return call
+
+
+_WRITING = ModelWriters(QUIET_FUNCTIONS, WRITERS, _quietly_called)
