@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from amanda_core.driver_kit import ModelWriters, Patches
-from amanda_driver_mxnet.mxnet_internals.arrays import ENTRY_POINTS
+from amanda_core.driver_kit import ModelWriters, Patches, is_started_by_python, join
+from amanda_driver_mxnet.mxnet_internals.arrays import ENTRY_POINTS, op_info
 from amanda_driver_mxnet.mxnet_internals.savers import QUIET_FUNCTIONS, WRITERS
 
-__all__ = ["ATTACHED", "Interception"]
+__all__ = ["ATTACHED", "THREAD", "Interception"]
 
-#: Thread -> its attachment. Tools act in the thread that applied them.
-ATTACHED: dict[int, Any] = {}
+#: Key of a thread -> its attachment.
+ATTACHED: dict[object, Any] = {}
+
+
+class _Thread(threading.local):
+    """What stands for a thread: another one may get its number once it has ended."""
+
+    def __init__(self) -> None:
+        self.key = object()
+
+
+THREAD = _Thread()
 
 
 class Interception(Patches):
@@ -43,7 +53,11 @@ class Interception(Patches):
         method = getattr(self._attachment, name, None)
 
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            attachment = ATTACHED.get(threading.get_ident())
+            attachment = ATTACHED.get(THREAD.key)
+            # Operators of MXNet's workers belong to the thread that waits for them.
+            is_ours = attachment is None and is_started_by_python()
+            if is_ours and join("mxnet", _op_of(name, method is None, args)):
+                attachment = ATTACHED.get(THREAD.key)
             if attachment is None:
                 return original(*args, **kwargs)
             if method is not None:
@@ -53,12 +67,19 @@ class Interception(Patches):
         return replacement
 
 
+def _op_of(name: str, is_operator: bool, args: Sequence[Any]) -> str | None:
+    """Return the type of the operator that an entry point is called for; None if there is none."""
+    if name == "invoke":
+        return op_info(args[0]).name
+    return name if is_operator or name == "run_graph" else None
+
+
 def _quietly_called(original: Callable[..., Any], writer: str) -> Callable[..., Any]:
     """Return a function that works on the program as it is without tools."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        thread = threading.get_ident()
+        thread = THREAD.key
         attachment = ATTACHED.pop(thread, None)
         if attachment is None:
             return original(*args, **kwargs)
