@@ -41,7 +41,8 @@ class Sequence(nn.Module):
         self.words, self.rnn = nn.Embedding(9, 8), nn.LSTM(8, 6, num_layers=2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.rnn(self.words(x))[0]
+        output: torch.Tensor = self.rnn(self.words(x))[0]
+        return output
 
 
 IMAGES = torch.rand(2, 3, 10, 10)
@@ -49,7 +50,9 @@ WORDS = torch.arange(15).reshape(3, 5) % 9
 #: Name -> a form of TorchScript that runs a module or function.
 FORMS: dict[str, Callable[..., Any]] = {
     "script": lambda model, *inputs: torch.jit.script(model),
-    "trace": lambda model, *inputs: torch.jit.trace(model, inputs, check_trace=False),
+    "trace": lambda model, *inputs: torch.jit.trace(  # type: ignore[no-untyped-call]
+        model, inputs, check_trace=False
+    ),
 }
 
 
@@ -176,7 +179,7 @@ def test_products_of_vectors_keywords_and_defaults() -> None:
 def test_what_cannot_be_counted_is_listed(function: Callable[..., Any], why: str) -> None:
     x = torch.eye(3, requires_grad=True)
     if why.startswith("no"):
-        script: Any = torch.jit.trace(function, x)
+        script: Any = torch.jit.trace(function, x)  # type: ignore[no-untyped-call]
     else:
         script = torch.jit.script(_depends_on_values)
     result = count(lambda: script(x))

@@ -134,7 +134,7 @@ def _count(run: Callable[[], Any], backward: bool) -> int:
         # Also for operators that read no argument of the script: they would run, and write.
         return tensor if isinstance(tensor, FakeTensor) else fake.from_tensor(tensor)
 
-    class Counting(TorchDispatchMode):
+    class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         macs, problem = 0, ""
 
         def __torch_dispatch__(
@@ -149,10 +149,10 @@ def _count(run: Callable[[], Any], backward: bool) -> int:
                 self.macs += number
             return result
 
-    counting = Counting()
+    counting = Counting()  # type: ignore[no-untyped-call]
     try:
         with (
-            torch.jit.optimized_execution(False),
+            torch.jit.optimized_execution(False),  # type: ignore[attr-defined]
             torch.set_grad_enabled(backward),
             fake,
             counting,
