@@ -88,7 +88,8 @@ def _quietly_called(original: Callable[..., Any], writer: str) -> Callable[..., 
                 attachment.session.warn_of_writer(writer)
             return original(*args, **kwargs)
         finally:
-            ATTACHED[thread] = attachment
+            if not attachment.session.closed:
+                ATTACHED[thread] = attachment
 
     return call
 

@@ -54,10 +54,9 @@ def scripted(context: OpContext) -> Formula | None:
 
 
 def _like(value: Any) -> Any:
-    """Return dtype, device and need of a gradient in the place of each tensor.
+    """Return dtype, device and need of a gradient in the place of each tensor, so that none is kept.
 
-    Raises:
-        ValueError: A tensor is neither an argument nor in a list that is one.
+    Of another container with tensors, whose sizes are not known, only the name of its type is kept.
     """
     import torch
     from torch.utils._pytree import tree_leaves
