@@ -54,9 +54,9 @@ def scripted(context: OpContext) -> Formula | None:
 
 
 def _like(value: Any) -> Any:
-    """Return dtype, device and need of a gradient in the place of each tensor, so that none is kept.
+    """Return the value with dtype, device and need of a gradient in the place of each tensor.
 
-    Of another container with tensors, whose sizes are not known, only the name of its type is kept.
+    A container other than a list, whose sizes are not known, becomes the name of its type.
     """
     import torch
     from torch.utils._pytree import tree_leaves
