@@ -34,24 +34,51 @@ def kind(request: pytest.FixtureRequest) -> str:
     return name
 
 
+class Made:
+    """What `amanda new` makes, as if it were installed."""
+
+    def __init__(self, site: Site, kind: str) -> None:
+        self.site = site
+        assert site.amanda("new", kind, "op-report").returncode == 0
+        self.folder = site.work / f"amanda-{kind}-op-report"
+        self.project = tomllib.loads((self.folder / "pyproject.toml").read_text())["project"]
+        name, points = self.project["name"], self.project["entry-points"]
+        assert name == self.folder.name
+        (group,) = points
+        (point,) = (f"{key} = {value}" for key, value in points[group].items())
+        distribution(site.path, name, self.project["version"], f"[{group}]\n{point}\n")
+        (self.package,) = (self.folder / "src").iterdir()
+        (site.path / self.package.name).symlink_to(self.package)
+
+    def test(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run its own tests."""
+        pytest_ = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]
+        # Its tests have the toy framework's driver themselves.
+        environment = self.site.environment(AMANDA_DISABLE_PLUGINS=f"{OTHERS},amanda-driver-toy")
+        return subprocess.run(
+            [*pytest_, "-W", "error", *arguments],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def change(self, name: str, *changes: tuple[str, str]) -> None:
+        """Replace texts in a file of its package, each of which is there."""
+        path = self.package / name
+        text = path.read_text()
+        for old, new_ in changes:
+            assert old in text
+            text = text.replace(old, new_)
+        path.write_text(text)
+
+
 def test_what_is_made_passes_its_own_tests(kind: str, tmp_path: Path) -> None:
     site = Site(tmp_path)
-    assert site.amanda("new", kind, "op-report").returncode == 0
-    made = site.work / f"amanda-{kind}-op-report"
-    project = tomllib.loads((made / "pyproject.toml").read_text())["project"]
-    assert project["name"] == made.name
-    # As an installation of it would be.
-    (group,) = project["entry-points"]
-    points = [f"{name} = {value}" for name, value in project["entry-points"][group].items()]
-    distribution(site.path, project["name"], project["version"], f"[{group}]\n{points[0]}\n")
-    (package,) = (made / "src").iterdir()
-    (site.path / package.name).symlink_to(package)
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-W", "error"]
-    # Its tests have the toy framework's driver themselves.
-    environment = site.environment(AMANDA_DISABLE_PLUGINS=f"{OTHERS},amanda-driver-toy")
-    done = subprocess.run(
-        command, cwd=made, env=environment, capture_output=True, text=True, check=False
-    )
+    driver_or_tool = Made(site, kind)
+    made, project = driver_or_tool.folder, driver_or_tool.project
+    done = driver_or_tool.test()
     assert done.returncode == 0, done.stdout
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
@@ -68,20 +95,9 @@ def test_what_is_made_passes_its_own_tests(kind: str, tmp_path: Path) -> None:
         files = [f"{role}.py" for role in [*roles, "vocabulary", "backend"]]
         assert sorted(marked) == sorted(["driver.toml", *files])
         # An underscored name of Amanda's is found by the test that came with it.
-        attachment = package / "attachment.py"
-        attachment.write_text(
-            attachment.read_text().replace(
-                "self.session = session", "self.session = session\n        session._step"
-            )
-        )
-        again = subprocess.run(
-            [*command, "-k", "public_names"],
-            cwd=made,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        wrong = ("self.session = session", "self.session = session\n        session._step")
+        driver_or_tool.change("attachment.py", wrong)
+        again = driver_or_tool.test("-k", "public_names")
         assert "_step" in again.stdout
         assert again.returncode == 1
     listed = site.amanda(f"{kind}s")
@@ -99,6 +115,64 @@ def test_what_is_made_passes_its_own_tests(kind: str, tmp_path: Path) -> None:
     # What its README says is installed is what the commands that it shows need.
     extras = project["optional-dependencies"]["test"]
     assert any(requirement.startswith("amanda-core[cli]") for requirement in extras)
+
+
+def test_a_driver_passes_after_its_part_with_gradients_is_deleted(tmp_path: Path) -> None:
+    """As the docstring of that part says."""
+    made = Made(Site(tmp_path), "driver")
+    part = made.package / "gradients.py"
+    said = " ".join(part.read_text().split())
+    assert "delete this module, its import and its call in `execution`, and `gradients`" in said
+    part.unlink()
+    lines = (made.package / "execution.py").read_text().splitlines()
+    called = next(i for i, line in enumerate(lines) if "watch(self.session" in line)
+    assert "if self.session.wants_backward" in lines[called - 1]
+    del lines[called - 1 : called + 1]
+    left = [line for line in lines if "gradients import watch" not in line]
+    assert len(left) == len(lines) - 1
+    (made.package / "execution.py").write_text("\n".join(left))
+    made.change("driver.toml", ("facts gradients ", "facts "))
+    done = made.test()
+    assert done.returncode == 0, done.stdout
+    assert "does not declare 'gradients'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("attachment.py", ("        self.route(", "        _ = ("), "Let the attachment replace"),
+        (
+            "driver.toml",
+            ('mul = "multiply"', 'tan = "add"\nsin = "relu"'),
+            "Seen were multiply (op_report/1.0/eager, in the zone model), add (op_report",
+        ),
+    ],
+)
+def test_a_driver_that_sees_no_operator_gets_one_message(
+    file: str, change: tuple[str, str], said: str, tmp_path: Path
+) -> None:
+    made = Made(Site(tmp_path), "driver")
+    made.change(file, change)
+    done = made.test()
+    assert "No operator of the types add, mul, relu was seen" in done.stdout
+    assert said in done.stdout
+    assert "AssertionError" not in done.stdout
+    assert re.search(r"\n2 passed, \d+ skipped, 1 error in", done.stdout), done.stdout[-200:]
+    assert done.returncode == 1
+
+
+def test_links_in_what_is_made_lead_to_pages_that_exist(kind: str, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    core = tomllib.loads((root / "amanda_core" / "pyproject.toml").read_text())["project"]
+    pages = core["urls"]["Documentation"]
+    assert call(kind, "mine", "-o", str(tmp_path)) == 0
+    texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    links = [link.rstrip(".") for text in texts for link in re.findall(r"https?://[^\s)>]+", text)]
+    assert len(links) >= 2
+    for link in links:
+        assert link.startswith(pages), link
+        page = link.removeprefix(pages).rstrip("/") or "README"
+        assert (root / "docs" / f"{page}.md").is_file(), link
 
 
 @pytest.mark.slow

@@ -54,8 +54,13 @@ elif what == "fewest facts":
     driver.facts = Fewest()
 elif what == "forward only":  # Its operators of the backward program have no contexts.
     toy_driver.ToyAttachment.watch = lambda *_: lambda run, gradients: run(gradients)
-elif what == "compiled":
+elif what in ("compiled", "followed", "named"):
     toy_driver.ToyAttachment.mode = "jit"
+    if what != "compiled":
+        Facts.follows_graphs = True
+    if what == "named":
+        kept = {}  # So that no other value gets the same number.
+        Facts.symbol = lambda self, value: (toy.Value, id(kept.setdefault(id(value), value)))
 discovery.register(driver, "toy", "amanda_core.testing.toy.driver")
 plain, found = run_toy_program(steps=2), {}
 needed = {
@@ -163,3 +168,17 @@ def test_tools_measure_a_framework_that_they_do_not_know() -> None:
     assert found["sparsity"]["tensors"]
     (graph,) = found["graph"]["graphs"]
     assert graph["edges"]
+
+
+@pytest.mark.parametrize("driver", ["followed", "named"])
+def test_a_graph_is_read_where_the_driver_says_that_values_can_be_followed(driver: str) -> None:
+    """The values of the toy framework are the same objects in all its modes."""
+
+    def read(driver: str) -> list[Any]:
+        (graph,) = results(driver)["graph"]["graphs"]
+        assert graph["namespace"].startswith("toy/")
+        ends = ("producer", "output", "consumer", "input")
+        edges = [[edge[end] for end in ends] for edge in graph["edges"]]
+        return [[node["name"] for node in graph["nodes"]], sorted(edges)]
+
+    assert read(driver) == read("facts")

@@ -5,7 +5,6 @@ Owns what is done at each call that `interception` passes on, and which calls ar
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from amanda_core.interface import CoverageGap
 from amanda_driver_mxnet.execution.eager import Call, EagerProgram
 from amanda_driver_mxnet.execution.hybrid import HybridPrograms
 from amanda_driver_mxnet.facts import FACTS
-from amanda_driver_mxnet.interception import ATTACHED, Interception
+from amanda_driver_mxnet.interception import ATTACHED, THREAD, Interception
 from amanda_driver_mxnet.mxnet_internals.arrays import op_info
 from amanda_driver_mxnet.mxnet_internals.graphs import graph_of
 from amanda_driver_mxnet.vocabulary import DECLARATIONS
@@ -35,7 +34,7 @@ class MxnetAttachment:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.thread = threading.get_ident()
+        self.thread = THREAD.key
         self._eager = EagerProgram(session, EAGER)
         self._hybrid = HybridPrograms(self._eager, HYBRID)
         #: What runs instead of the next program of a hybridized block.
@@ -43,6 +42,15 @@ class MxnetAttachment:
         session.at_close(self.detach)
         _INTERCEPTION.acquire(self)
         ATTACHED[self.thread] = self
+
+    def enter_thread(self) -> None:
+        """Instrument the calling thread, after another one, which has ended."""
+        ATTACHED.pop(self.thread, None)
+        self.thread = THREAD.key
+        ATTACHED[self.thread] = self
+
+    def ask(self) -> None:
+        """Do nothing: each operator of a thread without tools asks."""
 
     def detach(self) -> None:
         """Wait for MXNet's workers, and restore the functions that were found."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,7 @@ class _TensorFlowArithmetic(Arithmetic):
 
 class _TensorFlowFacts(Facts):
     shares_memory = True
+    follows_graphs = True
     arithmetic = _TensorFlowArithmetic(tf)
 
     def is_tensor(self, value: Any) -> bool:
@@ -115,6 +116,11 @@ class _TensorFlowFacts(Facts):
             return SYMBOLIC
         composite = isinstance(tensor, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor))
         return type(tensor).__name__ if composite else DENSE
+
+    def symbol(self, tensor: Any) -> tuple[Any, Hashable] | None:
+        if type(tensor) is ops.EagerTensor or not isinstance(tensor, tf.Tensor):
+            return None
+        return tensor.graph, tensor.name
 
     def nbytes(self, tensor: Any) -> int | None:
         shape = self.shape(tensor)

@@ -123,6 +123,7 @@ class _TorchArithmetic(Arithmetic):
 
 
 class _TorchFacts(Facts):
+    follows_graphs = True
     channels_first = True
     arithmetic = _TorchArithmetic(torch)
 

@@ -31,8 +31,8 @@ from amanda_driver_torch.torch_internals.internals import (
 
 __all__ = ["WRAPPERS", "group_of", "master_of", "processes"]
 
-#: The modules that only wrap others and were called under tools, by id. No frame of Python may run
-#: to add one: inside a compiled callable Dynamo would trace it.
+#: The modules that only wrap others and were called under tools, by id, until they are freed. No
+#: frame of Python may run to add one: inside a compiled callable Dynamo would trace it.
 WRAPPERS: dict[int, weakref.ref[nn.Module]] = {}
 #: How long a process waits for the others to come to a decision.
 _PATIENCE = timedelta(minutes=5)

@@ -38,6 +38,8 @@ __all__ = [
     "amanda_prepare_context",
 ]
 
+#: Type of an operator whose parts are not seen -> what it is.
+_OPAQUE = dict.fromkeys(("ScriptFunction", "ScriptMethod"), "TorchScript")
 _CAPABILITIES = frozenset(
     {
         "gradients",
@@ -147,6 +149,8 @@ def amanda_prepare_context(context: OpContext) -> None:
     describe(context, site.op_type)
     if site.op_type in FUSED:
         context["parts_not_seen"] = "fused inference; whole=True shows its operators"
+    elif (kind := type(context.get_op()).__name__) in _OPAQUE and not context.is_backward():
+        context["parts_not_seen"] = _OPAQUE[kind]
     state, in_compiled_callable = _state()
     if (
         state.not_compiled

@@ -19,12 +19,9 @@ SOURCES = sorted(
 PUBLIC = (
     "amanda",
     "amanda_core",
-    "amanda_core.driver_kit.declarations",
-    "amanda_core.driver_kit.declared_hooks",
+    "amanda_core.driver_kit",
     "amanda_core.errors",
-    "amanda_core.driver_kit.execution",
-    "amanda_core.interface.facts",
-    "amanda_core.driver_kit.patching",
+    "amanda_core.interface",
     "amanda_core.testing",
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from language_models import MODELS, LanguageModel, generate, seen_by_hooks
 from torch import nn
 
 import amanda
-from amanda_core.errors import ResultError
+from amanda_core.errors import AmandaWarning, ResultError
 from amanda_tools.capture import Capture, CaptureResult, load_capture
 from amanda_tools.kit.sequences.places import Places, parse_numbers
 from amanda_tools.kit.sequences.spans import Span
@@ -371,4 +372,77 @@ def test_a_module_whose_forward_is_called_is_captured(directly: bool) -> None:
     notes = {note.partition("'")[2].partition("'")[0]: note for note in result.notes}
     assert notes["no.such"] == "modules='no.such' chose nothing that ran"
     if not directly:
-        assert "unused is in the model, but was not called (it did not run" in notes["unused"]
+        assert notes["unused"].endswith(
+            "unused is in the model, but was not called: no operator ran in it, and none read a "
+            "parameter of it"
+        )
+
+
+class Reader(nn.Module):
+    """Computes with the weight of a part that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.part.weight)
+
+
+class ByMap(nn.Module):
+    """Lets C++ code call the `forward` of its part, through a function of another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (out,) = map(type(self.part).forward, [self.part], [x])
+        return out
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(3, 1, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore:The fused inference path")
+@pytest.mark.parametrize(
+    ("net", "module", "why"),
+    [
+        (Reader, "part", "linear reads its parameters and computes what it would"),
+        (
+            lambda: nn.Sequential(torch.jit.script(Model())),
+            "0.first",
+            "0/forward (TorchScript) computes what it would",
+        ),
+        (
+            Encoder,
+            "layer.self_attn.out_proj",
+            "layer.self_attn/linear#2 reads its parameters and computes",
+        ),
+        (Forwards, "unused", "no operator ran in it"),
+    ],
+)
+def test_why_a_module_is_not_called(net: Callable[[], nn.Module], module: str, why: str) -> None:
+    tool = Capture(modules=[module])
+    with amanda.apply(tool), torch.no_grad():
+        net().eval()(X)
+    (note,) = [note for note in tool.result().notes if "chose nothing" in note]
+    assert note.startswith(f"modules='{module}' chose nothing that ran: {module} is in the model, ")
+    assert why in note
+
+
+def test_the_forward_of_a_module_is_called_by_code_in_c() -> None:
+    tool = Capture(modules=["part"])
+    with amanda.apply(tool), torch.no_grad():
+        with pytest.warns(AmandaWarning, match="The forward of Linear was called"):
+            ByMap()(X)
+        assert "part is in the model, but was not called: its `forward` was" in str(
+            tool.result().notes
+        )
+        ByMap()(X)

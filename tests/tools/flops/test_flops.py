@@ -342,7 +342,7 @@ def test_options() -> None:
 def test_the_result_has_all_forms() -> None:
     tool = Flops()
     assert isinstance(tool, HasResult)
-    assert tool.result().table().rows == [("(all)", 0, 0, 0, 0, 0, 0)]
+    assert tool.result().table().rows == [("(all)", 0, 0, 0, 0, 0, 0, 0)]
     model = network()
     with amanda.apply(tool):
         model(c(2, 3, 8, 8)).sum().backward()
@@ -354,10 +354,10 @@ def test_the_result_has_all_forms() -> None:
     assert [CountedOp(**op) for op in read["ops"]] == found.ops
     assert read["by_module"]["2"]["macs"] == found.by_module()["2"].macs
     rows: dict[Any, Any] = {row[0]: row for row in found.table(depth=1).rows}
-    assert list(rows) == ["(all)", "0", "2", "4", "(no module)"]
+    assert list(rows) == ["(all)", "0", "1", "2", "4", "(no module)"]
     whole = rows.pop("(all)")
-    assert [sum(row[n] for row in rows.values()) for n in range(1, 7)] == list(whole[1:])
-    assert [row[0] for row in found.table(depth=None).rows][3] == "2.0"
+    assert [sum(row[n] for row in rows.values()) for n in range(1, 8)] == list(whole[1:])
+    assert [row[0] for row in found.table(depth=None).rows][4] == "2.0"
     assert [row[0] for row in found.table("type").rows] == ["conv2d", "linear"]
     assert len(found.table("op").rows) == 3
     assert "1 MAC = 2 FLOPs; counted: matmul" in found.table().title
@@ -526,3 +526,36 @@ def test_many_different_passes_are_kept_in_bounds() -> None:
             layer(c(rows, 1))
     (found,) = tool.result().passes
     assert (found.times, found.distinct) == (601, 256)
+
+
+class Tied(nn.Module):
+    """A head that shares the weight of an embedding, which costs nothing, and a parameter alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 4)))
+        self.shift = nn.Parameter(torch.zeros(4))
+        self.head.weight = self.words.weight
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.body(self.words(x)) + self.shift)
+
+
+def test_parameters_by_module_count_once() -> None:
+    model = Tied()
+    result = count(lambda: model(torch.tensor([1, 2])))
+    found = result.by_module()
+    expected = {
+        name: sum(parameter.numel() for parameter in module.parameters())
+        for name, module in model.named_modules()
+    }
+    expected["head"] = None  # The weight counts at the embedding.
+    assert {name: found[name].parameters for name in expected} == expected
+    assert result.total.parameters == sum(p.numel() for p in model.parameters())
+    # A module is followed by those inside it.
+    names = [name for name in found if name.startswith("body")]
+    assert names == ["body", "body.0", "body.1", "body.2", "body.2.0"]
+    rows = {row[0]: row[1] for row in result.table().rows}
+    assert rows["(all)"] == result.total.parameters
+    assert rows["(no module)"] == model.shift.numel()

@@ -215,12 +215,16 @@ class Facts:
         channels_first: Whether images have their channels on the second axis, where nothing else is
             known of the layout. Otherwise they are on the last axis.
         shares_memory: Whether `view` shares the memory of each dense tensor in main memory.
+        follows_graphs: Whether analysis can follow values through a graph that does not run yet: a
+            value that an op returned has the same `symbol` where another op takes it, or is the
+            same object.
         arithmetic: How tools compute with the tensors. Without it, those that change values by
             arithmetic say that they cannot, unless tensors are NumPy's arrays.
     """
 
     channels_first = False
     shares_memory = False
+    follows_graphs = False
     arithmetic: Arithmetic | None = None
 
     def is_tensor(self, value: Any) -> bool:
@@ -244,6 +248,13 @@ class Facts:
     def shape(self, tensor: Any) -> tuple[int | None, ...] | None:
         """Return its shape, with None for an unknown dimension; None if the rank is unknown."""
         raise NotImplementedError
+
+    def symbol(self, tensor: Any) -> tuple[Any, Hashable] | None:
+        """Return the graph that a symbolic tensor belongs to, and its name there.
+
+        The default is None: it is known by its own identity.
+        """
+        return None
 
     def device(self, tensor: Any) -> str:
         """Return the device that it is on: ``cpu``, or another name such as ``cuda:0``."""

@@ -80,12 +80,12 @@ class EagerProgram:
         self.session = session
         self.activations: list[Activation] = []
         self.watched = self._initialised = False
-        self.scopes: Scopes = session.persistent("mxnet.scopes", new_scopes)
-        labels = session.persistent("mxnet.labels", new_labels)
-        self._parameters: Parameters = session.persistent(
+        self.scopes: Scopes = session.shared("mxnet.scopes", new_scopes)
+        labels = session.shared("mxnet.labels", new_labels)
+        self._parameters: Parameters = session.shared(
             "mxnet.parameters", lambda: new_parameters(self.scopes, labels)
         )
-        names: dict[str, dict[Any, int]] = session.persistent("mxnet.names", dict)
+        names: dict[str, dict[Any, int]] = session.shared("mxnet.names", dict)
         self._sites: Sites[OpRecord] = Sites(
             RULES,
             self,

@@ -114,7 +114,7 @@ class ModuleCalls:
         """
         activations, entered = STATE.activations, module
         if wraps(module):
-            WRAPPERS[id(module)] = ref(module)
+            WRAPPERS[id(module)] = ref(module, partial(WRAPPERS.pop, id(module)))
             if activations:
                 return original(module, *args, **kwargs)
             entered = inner_of(module)
@@ -268,7 +268,7 @@ class ModuleCalls:
             The scope; None for a module that wraps another and is not outermost.
         """
         if wraps(module):
-            WRAPPERS[id(module)] = ref(module)
+            WRAPPERS[id(module)] = ref(module, partial(WRAPPERS.pop, id(module)))
             if parent is not None:
                 return None
             module = inner_of(module)

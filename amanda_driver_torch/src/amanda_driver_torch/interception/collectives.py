@@ -15,7 +15,7 @@ import torch
 from amanda_core.driver_kit import Patches, forget_all_edited
 from amanda_driver_torch.torch_internals.distributed import COMMUNICATORS
 
-__all__ = ["replace"]
+__all__ = ["forgetting", "replace"]
 
 
 def replace(patches: Patches) -> None:
@@ -27,16 +27,17 @@ def replace(patches: Patches) -> None:
     for owner, names in ((ProcessGroup, COMMUNICATORS), (Work, ("wait", "synchronize"))):
         for name in names:
             if name in vars(owner):
-                patches.replace(owner, name, _forgetting(getattr(owner, name)))
+                patches.replace(owner, name, forgetting(getattr(owner, name)))
 
 
-def _forgetting(original: Callable[..., Any]) -> Callable[..., Any]:
+def forgetting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that writes tensors and leaves their versions as they are."""
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
         finally:
-            # Tensors do not tell of these writes.
             forget_all_edited()
 
     return call

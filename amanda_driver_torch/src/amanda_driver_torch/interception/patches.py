@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from amanda_core.driver_kit import ImportWatcher, Patches, forget_all_edited
+from amanda_core.driver_kit import ImportWatcher, Patches
 from amanda_driver_torch import extensions
 from amanda_driver_torch.execution.pending_hooks import hook_at_once
 from amanda_driver_torch.gradients import function_apply
@@ -125,7 +125,7 @@ class _Patches(Patches):
         seeds = quietly_called if native is None else native.quiet  # It runs in each backward pass.
         self.replace(*GRADIENT_SEEDS, seeds(getattr(*GRADIENT_SEEDS)))
         if hasattr(*VERSION_RESET):
-            self.replace(*VERSION_RESET, _forgetting(getattr(*VERSION_RESET)))
+            self.replace(*VERSION_RESET, collectives.forgetting(getattr(*VERSION_RESET)))
         zone_calls.replace(self)
         WRITING.replace(self)
         for kind in (ScriptFunction, ScriptMethod):
@@ -289,18 +289,6 @@ class _Engine:
             raise
 
 
-def _forgetting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        finally:
-            # The versions do not tell of the writes before.
-            forget_all_edited()
-
-    return call
-
-
 # Compiled callables.
 
 
@@ -352,7 +340,6 @@ def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(script, *args, **kwargs)
         run = functools.partial(original, script)
         name = str(getattr(script, "name", None) or type(script).__name__)
-        attachment.session.note_inside(name, "TorchScript")
         return attachment.execute_python(script, name, run, args, kwargs)
 
     return call

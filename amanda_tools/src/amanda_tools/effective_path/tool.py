@@ -32,7 +32,7 @@ from amanda_tools.kit.operators.entries import key_of
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
 from amanda_tools.kit.operators.weights import WeightKeys
 from amanda_tools.kit.tensors.types import dtype_of
-from amanda_tools.kit.tensors.values import facts_of, need_numpy
+from amanda_tools.kit.tensors.values import UNKNOWN, facts_of, need_numpy
 
 __all__ = ["EffectivePath"]
 
@@ -110,7 +110,7 @@ class EffectivePath(OperatorTool["_Op"]):
         self.edges, self.output, self.until, self.limit = edges, output, until, limit
         self._run = Run()
         self._eager: dict[Facts, EagerValues] = {}
-        self._symbolic = SymbolicValues()
+        self._symbolic = SymbolicValues(UNKNOWN)
         self._calls = Calls(self._symbol)
         self._serials = itertools.count()
         self._depth = 0
@@ -142,6 +142,7 @@ class EffectivePath(OperatorTool["_Op"]):
                 if not isinstance(value, (list, tuple)) and context.value(position) is not None
             )
             if not op.is_eager:
+                self._symbolic.facts = op.tensors
                 op.program = self._calls.program_of(context.get_op().graph)
                 op.inputs = [[self._symbol(item) for item in op.listed(value)] for value in inputs]
             context.insert_before_op(self.enter, observe=True, op=op)

@@ -29,6 +29,8 @@ __all__ = [
     "counted",
     "elementwise",
     "formula_of",
+    "packed_attention",
+    "packed_projections",
 ]
 
 
@@ -50,6 +52,8 @@ class Formula:
             operator.
         each: Cost of a single backward operator in executions of the operator, for frameworks that
             have one backward operator for each gradient.
+        whole: ``(sizes of the inputs, of the outputs) -> number`` for all gradients together, where
+            those of single operands do not say what is computed. It comes before `backward`.
     """
 
     kind: str
@@ -58,6 +62,7 @@ class Formula:
     operands: tuple[int, ...] | None
     backward: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], int] | None = None
     each: int = 1
+    whole: Callable[[Sequence[Any], Sequence[Any]], int] | None = None
 
 
 def counted(count: Callable[..., int], *sizes: Any) -> int | str:
@@ -382,6 +387,19 @@ def attention_gradients(
     query, key, value = (gradient is not None for gradient in gradients)
     # Query and key share the gradient of the attention weights, a product with the values.
     return scores * (query + key) + values * (value + (query or key))
+
+
+def packed_attention(query: Any, key: Any, value: Any) -> int:
+    """Return the multiply-accumulates of all heads, each of which has a part of the width."""
+    pairs = math.prod(query[:-1]) * key[-2]
+    return int(pairs * (query[-1] + value[-1]))
+
+
+def packed_projections(query: Any, key: Any, value: Any, into: Any, out: Any) -> int:
+    """Return those of the projections: of query, key and value by one weight, and of the result."""
+    third = into.elements // 3
+    rows = sum(math.prod(size[:-1]) for size in (query, key, value))
+    return int(rows * third + math.prod(query[:-1]) * out.elements)
 
 
 _FORMULAS: Mapping[str, Callable[[OpContext], Formula | str]] = {

@@ -19,7 +19,10 @@ from amanda_tools.flops.formulas import (
     attention_parts,
     elementwise,
     formula_of,
+    packed_attention,
+    packed_projections,
 )
+from amanda_tools.flops.scripts import scripted
 from amanda_tools.kit.mapping import MappingTool
 from amanda_tools.kit.operators.entries import words
 
@@ -77,6 +80,8 @@ def _torch(context: OpContext) -> None:
         context[FORMULA] = _TORCH[name](context)
     elif "::" in name and (registered := _registered(name, context)) is not None:
         context[FORMULA] = registered
+    elif (script := scripted(context)) is not None:
+        context[FORMULA] = script
 
 
 def _tensorflow(context: OpContext) -> None:
@@ -148,7 +153,9 @@ _TORCH_ELEMENTWISE = words(
 def _fused_attention(context: OpContext) -> Formula:
     def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
         query, key, value, into, out = inputs
-        return _attention(query, key, value) + _projections(query, key, value, into, out)
+        return packed_attention(query, key, value) + packed_projections(
+            query, key, value, into, out
+        )
 
     return Formula("matmul", (0, 1, 2, 5, 7), count, (0, 1, 2, 5, 7))
 
@@ -169,21 +176,11 @@ def _encoder_layer(context: OpContext) -> Formula:
         x, into, out, first, second = inputs
         rows = math.prod(x[:-1])
         feed_forward = rows * (first.elements + second.elements)
-        return int(_attention(x, x, x) + _projections(x, x, x, into, out) + feed_forward)
+        return int(
+            packed_attention(x, x, x) + packed_projections(x, x, x, into, out) + feed_forward
+        )
 
     return Formula("matmul", positions, count, positions)
-
-
-def _attention(query: Any, key: Any, value: Any) -> int:
-    # For all heads together: each has a part of the width.
-    pairs = math.prod(query[:-1]) * key[-2]
-    return int(pairs * (query[-1] + value[-1]))
-
-
-def _projections(query: Any, key: Any, value: Any, into: Any, out: Any) -> int:
-    third = into.elements // 3
-    rows = sum(math.prod(size[:-1]) for size in (query, key, value))
-    return int(rows * third + math.prod(query[:-1]) * out.elements)
 
 
 def _tensordot(context: OpContext) -> Formula:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.flops.units import UnitCost
-from amanda_tools.kit.operators.entries import OpFacts
-from amanda_tools.kit.operators.sums import Summed
+from amanda_tools.kit.operators.entries import OpFacts, with_parents
+from amanda_tools.kit.operators.sums import OUTSIDE, Summed
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
     dataframe,
@@ -61,7 +61,12 @@ class CountedOp(OpFacts):
 
 @dataclass
 class Sum:
-    """Cost of several operators together; the fields are those of `CountedOp`."""
+    """Cost of several operators together; the fields are those of `CountedOp`.
+
+    Attributes:
+        parameters: Number of elements of the parameters of a module and of those inside it; None
+            for operators that are no module. A parameter that several modules share counts at one.
+    """
 
     calls: int = 0
     macs: int = 0
@@ -69,6 +74,7 @@ class Sum:
     backward_macs: int = 0
     backward_flops: int = 0
     unknown: int = 0
+    parameters: int | None = None
 
     def add(self, op: CountedOp) -> None:
         """Add one operator."""
@@ -96,6 +102,8 @@ class FlopsResult(Summed[Sum]):
         step: The cost of one step; None if none has ended.
         passes: The cost of one call of each outermost module, the largest first. None are known
             where the driver does not report calls, as in graphs.
+        parameters: Module -> number of elements of its parameters, without those of modules inside
+            it, of all modules that ran.
     """
 
     include: list[str]
@@ -106,11 +114,36 @@ class FlopsResult(Summed[Sum]):
     notes: list[str] = field(default_factory=list)
     step: UnitCost | None = None
     passes: list[UnitCost] = field(default_factory=list)
+    parameters: dict[str, int] = field(default_factory=dict)
 
     _sum = Sum
 
     def _order(self, found: Sum) -> int:
         return -found.flops
+
+    @property
+    def total(self) -> Sum:
+        """Return the sum over all operators."""
+        return replace(super().total, parameters=sum(self.parameters.values()))
+
+    def by_module(self) -> dict[str, Sum]:
+        """Return a sum for each module path, including the modules inside it; ``""`` is the whole
+        program.
+        """
+        found = super().by_module()
+        rank = {path: (number, 0) for number, path in enumerate(found)}
+        latest = (0, 0)
+        for path, number in self.parameters.items():
+            for around in with_parents(path):
+                if around not in rank:
+                    # One without an operator follows the one before it in the model.
+                    latest = rank[around] = (latest[0], latest[1] + 1)
+                elif around == path:
+                    latest = rank[path]
+                one = found.setdefault(around, Sum())
+                one.parameters = (one.parameters or 0) + number
+        order = sorted(found, key=lambda path: [rank[around] for around in with_parents(path)])
+        return {path: found[path] for path in order}
 
     @property
     def macs(self) -> int:
@@ -180,8 +213,13 @@ class FlopsResult(Summed[Sum]):
         sums = self._sums(by, depth)
         if sums is None:
             raise ValueError(f"by must be module, type, op or unknown, but is {by!r}")
-        named = [(name or "(all)", *_cells(found)) for name, found in sums.items()]
-        return Table(self._title(), (by, *_HEADINGS), named)
+        if by == "type":
+            named = [(name, *_cells(found)) for name, found in sums.items()]
+            return Table(self._title(), (by, *_HEADINGS), named)
+        if OUTSIDE in sums:
+            sums[OUTSIDE].parameters = self.parameters.get("", 0)
+        named = [(name or "(all)", one.parameters or 0, *_cells(one)) for name, one in sums.items()]
+        return Table(self._title(), (by, "parameters", *_HEADINGS), named)
 
     def to_json(self) -> str:
         """Return the whole result as JSON."""

@@ -7,6 +7,7 @@ is in `result`.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from amanda_tools.kit.operators.tool import OperatorTool, is_eager
 from amanda_tools.kit.operators.weights import WeightKeys
 from amanda_tools.kit.tensors.types import is_floating, size_of, sizes_at
 from amanda_tools.kit.tensors.values import facts_of, tensors_in
+from amanda_tools.kit.weights.parameters import ModelParameters
 
 __all__ = ["Flops"]
 
@@ -85,6 +87,7 @@ class Flops(OperatorTool["_Op"]):
         self.formulas = {**library_formulas(), **(formulas or {})}
         #: Backward operators of graphs by name, until they run.
         self._requested: dict[str, _Op] = {}
+        self._models: dict[str, ModelParameters] = {}
         self.depends_on(rules())
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
@@ -98,6 +101,9 @@ class Flops(OperatorTool["_Op"]):
         if not self.is_wanted(context):
             return
         with self._clock:
+            reads = context.weights
+            model = self._models.setdefault(reads.root, ModelParameters(reads.root))
+            model.add(reads, context.module_path)
             op = self._op_of(context)
             if op is None or op.formula is None:
                 return
@@ -110,7 +116,8 @@ class Flops(OperatorTool["_Op"]):
                 if not context.supports("late_gradients"):
                     self._watch_arrival(context, op)
                 inputs = context.get_inputs() or ()
-                for position in formula.operands or range(len(inputs)):
+                operands = () if formula.whole else formula.operands or range(len(inputs))
+                for position in operands:
                     if is_floating(op.tensors, inputs[position]):
                         # One by one: requested together, all of them would be computed.
                         context.insert_after_backward_op(
@@ -226,7 +233,14 @@ class Flops(OperatorTool["_Op"]):
                 notes=[*self._notes, *self._not_run()],
                 step=self._units.step(),
                 passes=self._units.passes(),
+                parameters=self._parameters(),
             )
+
+    def _parameters(self) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for model in self._models.values():
+            found.update(model.by_module())
+        return dict(found)
 
     def _begin_call(self, call: Call) -> None:
         with self._lock:
@@ -257,6 +271,8 @@ class Flops(OperatorTool["_Op"]):
             formula, problem = None, formula
         elif formula is None or formula.kind not in self.include:
             return None
+        if formula is not None and formula.whole and self.include != {"matmul"}:
+            self._notes.setdefault("inside TorchScript only products are counted")
         facts = CountedOp.of(context, problem=problem, weights=[*WeightKeys(context)])
         halved = self.causal == "half" and word == "attention" and _is_causal(context)
         op = self.account_of(context, lambda: _Op(facts, facts_of(context), self._units))
@@ -308,6 +324,10 @@ class _Op:
     def begin(self, gradient: Any) -> None:
         """Start counting the gradients of an execution; `gradient` is that of the first output."""
         self.arrived, self.execution = {}, self._execution_of(gradient)
+        whole = self.formula.whole if self.formula is not None else None
+        if whole is not None and self.execution is not None:
+            self.facts.backward_calls += 1
+            self._add(self._number(whole, *self.execution), "backward_")
 
     def backward(self, position: int, gradient: Any) -> None:
         """Count the gradient of one operand. The gradients of one execution arrive one after

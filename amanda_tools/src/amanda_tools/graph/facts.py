@@ -38,9 +38,7 @@ def arguments_of(context: OpContext) -> dict[str, str]:
 
 
 def program_of(context: OpContext) -> str:
-    """Return the name of the TensorFlow function or graph that contains an operator."""
-    if not context.namespace.startswith("tensorflow/"):
-        return ""
+    """Return the name of the function or graph that contains an operator, if it has one."""
     op = context.get_backward_op() if context.is_backward() else context.get_op()
     name = getattr(getattr(op, "graph", None), "name", "")
     # Drop the number at the end, which counts earlier traces.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from amanda_core.interface.facts import Facts
 from amanda_tools.graph.model import Edge, Graph, Op, Source
-from amanda_tools.graph.values import Origin, Port, SymbolicValues, Values
+from amanda_tools.graph.values import EagerValues, Origin, Port
 from amanda_tools.kit.tensors.types import TensorType, type_of
 
 __all__ = ["SILENT", "Sources"]
@@ -41,7 +41,7 @@ class Sources:
 
     def of(
         self,
-        values: Values,
+        values: EagerValues,
         value: Any,
         graph: Graph,
         op: Op,
@@ -63,10 +63,10 @@ class Sources:
             weight: The key of the parameter, or of the part of one, that the value is; None if it
                 is none.
         """
-        if isinstance(values, SymbolicValues):
+        facts = values.facts
+        if facts.symbol(value) is not None and hasattr(value, "op"):
             return self._symbolic(values, value, graph, op, position, item)
         kind: _Kind = "constant" if constant else "input"
-        facts = values.facts
         if facts.is_parameter(value) or (constant and facts.wants_gradient(value)):
             kind = "parameter"
         elif "resource" in facts.dtype(value):
@@ -108,7 +108,7 @@ class Sources:
 
     def _symbolic(
         self,
-        values: SymbolicValues,
+        values: EagerValues,
         value: Any,
         graph: Graph,
         op: Op,

@@ -21,7 +21,6 @@ from amanda_tools.graph.values import (
     Origin,
     Port,
     SymbolicValues,
-    Values,
 )
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
 from amanda_tools.kit.operators.weights import WeightKeys
@@ -82,9 +81,9 @@ class GraphTracing(OperatorTool["_Traced"]):
         self.formats: list[Format] = ["json", "html"] if formats is None else list(formats)
         check(self.formats)
         self.graphs: dict[str, Graph] = {}
-        self._values: dict[str, Values] = {}
+        self._values: dict[str, EagerValues] = {}
         self._sources = Sources()
-        #: Key in the metadata of PyTorch's backward nodes. Each node leaves a note under it at the
+        #: Key in the metadata of backward nodes. Each node leaves a note under it at the
         #: nodes that run after it.
         self._came_from = object()
         self._latency: Latency | None = None
@@ -204,7 +203,7 @@ class GraphTracing(OperatorTool["_Traced"]):
                 context.insert_after_backward_op(self.leave, observe=True, traced=traced)
 
     def enter_node(self, traced: _Traced, op: Any) -> None:
-        """Record one execution of a PyTorch backward node."""
+        """Record one execution of a node of the backward program."""
         with self._clock, self._lock:
             number, node = traced.op.executions or 0, op.node
             traced.op.executions = number + 1
@@ -242,9 +241,7 @@ class GraphTracing(OperatorTool["_Traced"]):
         """Return why values cannot be followed in the namespace of this context, or None if they
         can.
         """
-        known = is_eager(context.namespace) or context.namespace.startswith(
-            ("tensorflow/", "pytorch/")
-        )
+        known = is_eager(context.namespace) or facts_of(context).follows_graphs
         return super().why_unsupported(context) if known else "its graphs cannot be read"
 
     def _graph_of(self, context: OpContext) -> Graph:
@@ -253,11 +250,10 @@ class GraphTracing(OperatorTool["_Traced"]):
             graph = self.graphs[context.namespace] = Graph(context.namespace)
         return graph
 
-    def _values_of(self, traced: _Traced) -> Values:
+    def _values_of(self, traced: _Traced) -> EagerValues:
         values = self._values.get(traced.op.namespace)
         if values is None:
-            is_symbolic = traced.op.namespace.startswith("tensorflow/") and not traced.is_eager
-            values = (SymbolicValues if is_symbolic else EagerValues)(traced.facts)
+            values = (EagerValues if traced.is_eager else SymbolicValues)(traced.facts)
             self._values[traced.op.namespace] = values
         return values
 
@@ -286,6 +282,7 @@ class GraphTracing(OperatorTool["_Traced"]):
                 op.word = word if isinstance(word, str) else None
             graph.add(op)
             made = _Traced(op, graph, facts)
+            made.has_nodes = backward and hasattr(context.get_backward_op(), "node")
             traced = self.account_of(context, lambda: made)
         traced.context = weakref.ref(context)
         return traced
@@ -375,7 +372,7 @@ class GraphTracing(OperatorTool["_Traced"]):
                     values.set(value, origin)
 
     def _connect_node(self, traced: _Traced, node: Any, number: int) -> list[Edge]:
-        """Return the edges into a PyTorch backward node for the execution with this number.
+        """Return the edges into a backward node for the execution with this number.
 
         The gradients of several readers arrive as their sum, so the identity of tensors does not
         tell where they come from. Instead each node leaves a note at the nodes that run after it.
@@ -396,8 +393,8 @@ class _Traced:
     def __init__(self, op: Op, graph: Graph, facts: Facts) -> None:
         self.op, self.graph, self.facts = op, graph, facts
         self.is_eager = is_eager(op.namespace)
-        #: Whether its backward operators are nodes of PyTorch's backward graph.
-        self.has_nodes = op.namespace.startswith("pytorch/")
+        #: Whether it is a backward operator that has a node, which leads to the next ones.
+        self.has_nodes = False
         self.context: weakref.ref[OpContext] | None = None
         #: Origins of the inputs of one execution -> edges.
         self.patterns: dict[Hashable, list[Edge]] = {}

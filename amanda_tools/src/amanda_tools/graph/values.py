@@ -1,6 +1,6 @@
 """Identity of values: which node a value comes from, while a program runs.
 
-Handles the tensors of eager modes, whose addresses are reused, and the symbolic tensors of graphs.
+Handles tensors whose addresses are reused, and symbolic tensors, which have names in their graphs.
 Keeps no tensor and no graph alive.
 """
 
@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 from amanda_core.interface.facts import Facts
 from amanda_core.runtime.weak import Known
-from amanda_tools.kit.tensors.values import UNKNOWN
 
 __all__ = [
     "EagerValues",
     "Origin",
     "Port",
     "SymbolicValues",
-    "Values",
 ]
 
 
@@ -114,33 +112,39 @@ class EagerValues:
         return len(self._entries)
 
 
-class SymbolicValues:
-    """Origins of the symbolic tensors of TensorFlow's graphs, by graph and name."""
+class SymbolicValues(EagerValues):
+    """Origins of the symbolic tensors of graphs, by graph and name where the driver says both."""
 
-    def __init__(self, facts: Facts = UNKNOWN) -> None:
-        self.facts = facts
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
         self._graphs: weakref.WeakKeyDictionary[Any, dict[Hashable, Origin]] = (
             weakref.WeakKeyDictionary()
         )
 
     def find(self, value: Any) -> Origin | None:
         """Return the origin of a tensor, or None if it is unknown."""
-        return self._graphs.get(value.graph, {}).get(value.name)
-
-    def find_write(self, value: Any) -> Origin | None:
-        """Return None: nothing in a graph is written in place."""
-        return None
-
-    last_write = find_write
+        symbol = self.facts.symbol(value)
+        return super().find(value) if symbol is None else self._in(symbol).get(symbol[1])
 
     def set(self, value: Any, origin: Origin) -> None:
-        """Record the origin of a tensor."""
-        self._graphs.setdefault(value.graph, {})[value.name] = origin
+        """Record the origin of a tensor from now on."""
+        symbol = self.facts.symbol(value)
+        if symbol is None:
+            super().set(value, origin)
+        else:
+            self._in(symbol)[symbol[1]] = origin
 
-    set_source = set
+    def set_source(self, value: Any, origin: Origin) -> None:
+        """Record the origin of a tensor that existed before all writes."""
+        if self.facts.symbol(value) is None:
+            super().set_source(value, origin)
+        else:
+            self.set(value, origin)
 
     def set_written(self, value: Any, origin: Origin) -> None:
-        """Do nothing: nothing in a graph is written in place."""
+        """Record a write to a tensor; nothing that has a name in a graph is written in place."""
+        if self.facts.symbol(value) is None:
+            super().set_written(value, origin)
 
-
-Values = EagerValues | SymbolicValues
+    def _in(self, symbol: tuple[Any, Hashable]) -> dict[Hashable, Origin]:
+        return self._graphs.setdefault(symbol[0], {})

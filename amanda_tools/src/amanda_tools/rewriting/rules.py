@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from amanda_core.interface.namespace import matches
 from amanda_tools.rewriting.patterns import Input, Operator
 
 __all__ = ["RULES", "Matched", "Rule", "Taken"]
@@ -71,8 +72,7 @@ class Rule:
             a function that computes the result from the inputs of the first operator, or the reason
             why it cannot. The other operators then pass on their first input. If `head` is None,
             the operators pass on their inputs and the last one computes `replacement`.
-        framework: Framework of the rule, the first part of a namespace, such as ``pytorch``; None
-            for any.
+        framework: Namespaces of the rule, such as ``pytorch`` or ``*/*/eager``; None for any.
         saves_result: Whether gradients are computed with the result of `replacement`, as those of a
             softmax or of a fused attention are. Then matches whose value the program writes in
             place are refused.
@@ -85,6 +85,10 @@ class Rule:
     head: Callable[[Mapping[str, Mapping[str, Any]]], Callable[..., Any] | str] | None = None
     framework: str | None = None
     saves_result: bool = False
+
+    def is_for(self, namespace: str) -> bool:
+        """Return True if the rule applies in a namespace."""
+        return self.framework is None or matches(self.framework, namespace)
 
 
 # A convolution and the normalization after it.

@@ -199,8 +199,8 @@ class Rewrite(Tool):
     def _notes(self) -> list[str]:
         notes = list(self._tracing.notes)
         for namespace in dict.fromkeys(namespace for namespace, _ in self._known):
-            backend = namespace.partition("/")[0]
-            if self._rules and all(rule.framework not in (None, backend) for rule in self._rules):
+            if self._rules and not any(rule.is_for(namespace) for rule in self._rules):
+                backend = namespace.partition("/")[0]
                 notes.append(f"not supported on {namespace}: none of the rules is for {backend}")
         return notes
 
@@ -334,7 +334,7 @@ class Rewrite(Tool):
         found = False
         for graph in self._tracing.graphs.values():
             for rule in self._rules:
-                if rule.framework not in (None, graph.namespace.partition("/")[0]):
+                if not rule.is_for(graph.namespace):
                     continue
                 for site in find(graph, rule.pattern):
                     key = (graph.namespace, rule.name, site.tail.id)

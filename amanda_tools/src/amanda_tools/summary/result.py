@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
-from amanda_core.weights.reads import Reads
 from amanda_tools.kit.operators.entries import with_parents
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
@@ -20,6 +19,7 @@ from amanda_tools.kit.output.rendering import (
     render_html,
     render_json,
 )
+from amanda_tools.kit.weights.parameters import ModelParameters
 
 __all__ = ["Model", "ModuleSummary", "SummaryResult"]
 
@@ -60,39 +60,16 @@ class ModuleSummary:
     own_macs: int = 0
 
 
-class Model:
-    """What is known of one model: its modules, their parameters, and what they cost.
-
-    Args:
-        root: The label of its outermost module; empty outside of modules, and for drivers whose
-            module paths begin with the outermost module.
-    """
+class Model(ModelParameters):
+    """What is known of one model: its modules, their parameters, and what they cost."""
 
     def __init__(self, root: str) -> None:
-        self.root = root
-        self.classes: dict[str, str] = {}
-        #: Parameter, by owner -> its shape.
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        #: Parameter -> path of the module in which an operator read it first.
-        self.read_in: dict[str, str] = {}
+        super().__init__(root)
         #: Path -> shape and dtype of the latest result there.
         self.outputs: dict[str, tuple[tuple[int | None, ...] | None, str]] = {}
         self.macs: dict[str, int] = {}
         #: Why operators are not counted.
         self.not_counted: dict[str, None] = {}
-
-    def add(self, reads: Reads, path: str) -> None:
-        """Record what an operator in the module at `path` reads, and the model if that is new."""
-        if path not in self.classes or any(w.owner not in self.shapes for w in reads.values()):
-            self.classes.update(reads.classes())
-            self.classes.setdefault(path, "")
-            if self.root:
-                self.shapes.update(reads.shapes())
-        for weight in reads.values():
-            # Without a model around it, a scalar is rather a counter of the framework.
-            if self.root or (reads.consumed and weight.shape):
-                self.shapes.setdefault(weight.owner, weight.shape)
-                self.read_in.setdefault(weight.owner, path)
 
     def show(self, path: str, shape: tuple[int | None, ...] | None, dtype: str) -> None:
         """Record the latest result in a module, which is the latest around it, too."""
@@ -105,10 +82,7 @@ class Model:
 
     def modules(self) -> list[ModuleSummary]:
         """Return the modules, each followed by those inside it."""
-        own: dict[str, int] = {}
-        for owner, shape in self.shapes.items():
-            place = self._place_of(owner)
-            own[place] = own.get(place, 0) + math.prod(shape)
+        own = self.by_module()
         found: dict[str, ModuleSummary] = {}
         for path in [*self.classes, *self.outputs, *own, *self.macs]:
             for depth, around in enumerate(with_parents(path)):
@@ -138,13 +112,6 @@ class Model:
                     row.depth -= 1
             first.output, first.dtype = None, ""
         return rows
-
-    def _place_of(self, owner: str) -> str:
-        """Return the path of the module to which a parameter belongs."""
-        path = owner.partition(":")[2].rpartition(".")[0]
-        if not (path or self.root) or path not in self.classes:
-            path = self.read_in.get(owner, "")
-        return next(p for p in reversed(with_parents(path)) if self._is_shown(p))
 
     def _is_shown(self, path: str) -> bool:
         """Return True unless nothing but the reading of a parameter happens at a path."""

@@ -110,7 +110,7 @@ class _Lines:
             return None
         if event == "line":
             self.count += 1
-            if self.count >= self.at > 0 and not _is_safe(frame):
+            if self.count >= self.at > 0 and not (_is_safe(frame) or _is_freeing(frame)):
                 sys.settrace(None)
                 self.place = f"{code.co_filename}:{frame.f_lineno} {code.co_name}"
                 raise self.kind("interrupted")
@@ -123,6 +123,13 @@ class _Lines:
 _QUIET = {dis.opmap[name] for name in ("NOP", "PUSH_EXC_INFO", "POP_EXCEPT") if name in dis.opmap}
 #: Instructions that keep a result on the stack, below the exit of a block that returns it.
 _SWAPS = {dis.opmap[name] for name in ("SWAP", "ROT_TWO") if name in dis.opmap}
+
+
+def _is_freeing(frame: FrameType | None) -> bool:
+    """Return True inside a `__del__`, whose exceptions never reach a program."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_safe(frame: FrameType) -> bool:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from amanda_core import OpContext
 from amanda_core.engine.calls import MODULE_INPUT, MODULE_VALUES, Call
 from amanda_core.engine.selection import matcher, select
+from amanda_tools.kit.operators.entries import with_parents
 from amanda_tools.kit.operators.tool import OperatorTool
 from amanda_tools.kit.sequences.places import Places
 from amanda_tools.kit.sequences.spans import Span, span_of
@@ -65,6 +66,10 @@ class SequenceTool(OperatorTool[A]):
         }
         #: Pattern of modules -> a module of the model that it matches and that was not called.
         self._idle: dict[str, str] = {}
+        #: Module -> its first operator of which the parts are not seen; None if there is none.
+        self._ran: dict[str, str | None] = {}
+        #: Module -> the operator outside of it that read a parameter of it.
+        self._readers: dict[str, str] = {}
         self._asked: set[str] = set()
         self._selected = select(op=ops) if ops else None
         if modules:
@@ -76,6 +81,8 @@ class SequenceTool(OperatorTool[A]):
         if context.op_type in MODULE_VALUES:
             self._note_match("modules", lambda pattern: matcher((pattern,))(context.module_path))
             return self.is_wanted(context)
+        if self._by_module and self._unmatched():
+            self._note_run(context)
         for capability, wanted, what in (
             ("module_values", self._by_module, "what modules take and return"),
             ("calls", not self._places.are_all, "positions and rows"),
@@ -113,10 +120,30 @@ class SequenceTool(OperatorTool[A]):
         note = f"{kind}={pattern!r} chose nothing that ran"
         if kind != "modules" or pattern not in self._idle:
             return note
-        return (
-            f"{note}: {self._idle[pattern]} is in the model, but was not called (it did not run, "
-            "or a fused operator, a script or C++ code computes what it would)"
-        )
+        path = self._idle[pattern]
+        return f"{note}: {path} is in the model, but was not called: {self._why_idle(path)}"
+
+    def _why_idle(self, path: str) -> str:
+        """Return why a module of the model was not called."""
+        if path in self._ran or any(one.startswith(f"{path}.") for one in self._ran):
+            return "its `forward` was, by C++ code or by code whose calls are not seen"
+        for around in reversed(with_parents(path)[:-1]):
+            if (op := self._ran.get(around)) is not None:
+                return f"{op} computes what it would"
+        if path in self._readers:
+            return f"{self._readers[path]} reads its parameters and computes what it would"
+        return "no operator ran in it, and none read a parameter of it"
+
+    def _note_run(self, context: OpContext) -> None:
+        """Record where an operator ran, and of which other modules it read parameters."""
+        path = context.module_path
+        parts = context.get("parts_not_seen")
+        if self._ran.setdefault(path, None) is None and parts is not None:
+            self._ran[path] = f"{context.name} ({parts})"
+        for weight in context.weights.values():
+            owner = weight.name.rpartition(".")[0]
+            if owner != path:
+                self._readers.setdefault(owner, context.name)
 
     def _note_match(self, kind: str, test: Callable[[str], bool]) -> None:
         for key in self._patterns:

@@ -1,0 +1,65 @@
+"""`ModelParameters`: the parameters of a model by module, each of them once.
+
+Owns to which module a parameter belongs, for tools that list modules.
+"""
+
+from __future__ import annotations
+
+import math
+
+from amanda_core.weights.reads import Reads
+from amanda_tools.kit.operators.entries import with_parents
+
+__all__ = ["ModelParameters"]
+
+
+class ModelParameters:
+    """What is known of the parameters of one model.
+
+    Args:
+        root: The label of its outermost module; empty outside of modules, and for drivers whose
+            module paths begin with the outermost module.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.classes: dict[str, str] = {}
+        #: Parameter, by owner -> its shape.
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        #: Parameter -> path of the module in which an operator read it first.
+        self.read_in: dict[str, str] = {}
+
+    def add(self, reads: Reads, path: str) -> None:
+        """Record what an operator in the module at `path` reads, and the model if that is new."""
+        if path not in self.classes or any(w.owner not in self.shapes for w in reads.values()):
+            self.classes.update(reads.classes())
+            self.classes.setdefault(path, "")
+            if self.root:
+                self.shapes.update(reads.shapes())
+        for weight in reads.values():
+            # Without a model around it, a scalar is rather a counter of the framework.
+            if self.root or (reads.consumed and weight.shape):
+                self.shapes.setdefault(weight.owner, weight.shape)
+                self.read_in.setdefault(weight.owner, path)
+
+    def by_module(self) -> dict[str, int]:
+        """Return the number of elements of the parameters of each module, without those inside it.
+
+        A parameter that several modules share counts at one of them.
+        """
+        own: dict[str, int] = {}
+        for owner, shape in self.shapes.items():
+            place = self._place_of(owner)
+            own[place] = own.get(place, 0) + math.prod(shape)
+        return own
+
+    def _place_of(self, owner: str) -> str:
+        """Return the path of the module to which a parameter belongs."""
+        path = owner.partition(":")[2].rpartition(".")[0]
+        if not (path or self.root) or path not in self.classes:
+            path = self.read_in.get(owner, "")
+        return next(p for p in reversed(with_parents(path)) if self._is_shown(p))
+
+    def _is_shown(self, path: str) -> bool:
+        """Return True if a module may have parameters; a subclass may leave out some."""
+        return True
