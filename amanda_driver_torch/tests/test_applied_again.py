@@ -116,7 +116,8 @@ def test_no_operator_is_resolved_again(
                 y.backward(torch.ones_like(x))
 
         with amanda.apply(tool):
-            run(), run()
+            run()
+            run()
         with amanda.apply(tool):
             calls = own_calls(run), own_calls(run)
             return calls[0] - calls[1]

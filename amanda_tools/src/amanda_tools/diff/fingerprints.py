@@ -438,7 +438,9 @@ class _Comparison:
         of_op = numpy.asarray([modules[op.module] for op in self.one.ops], numpy.uint64)
         keys = of_op[rows["op"]] << numpy.uint64(32) | rows["step"]
         found, group = numpy.unique(keys, return_inverse=True)
-        counts = [numpy.bincount(group[which], minlength=len(found)) for which in (differs, compared)]
+        counts = [
+            numpy.bincount(group[which], minlength=len(found)) for which in (differs, compared)
+        ]
         places = numpy.flatnonzero(differs)
         groups, first = numpy.unique(group[places], return_index=True)
         for index in numpy.argsort(first).tolist():
