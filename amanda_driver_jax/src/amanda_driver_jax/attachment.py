@@ -159,7 +159,13 @@ class JaxAttachment:
     # Operators.
 
     def is_layered(self, stacked: Any) -> bool:
-        """Return True if a program scans over parameters."""
+        """Return True if a program scans over parameters, and tools may edit them.
+
+        Where none does, the scan stays: a loop may add gradients in another order.
+        """
+        tools = self.session.tools
+        if all(tool.changes_values is False or tool.whole is False for tool in tools):
+            return False
         leaves = jax.tree.leaves(stacked)
         sizes = {value.shape[:1] for value in leaves if hasattr(value, "shape")}
         if len(sizes) != 1 or not (*sizes,)[0] or sizes == {(0,)}:

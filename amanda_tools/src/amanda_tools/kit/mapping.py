@@ -36,6 +36,8 @@ class MappingTool(Tool):
     >>> tool = MappingTool(rules=[["pytorch", torch_type]])
     """
 
+    changes_values = False
+
     def __init__(self, rules: Iterable[Sequence[Any]] = ()) -> None:
         super().__init__()
         self._rules: list[tuple[str, Rule | None, Rule | None]] = []

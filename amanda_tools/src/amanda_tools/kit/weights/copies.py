@@ -39,6 +39,7 @@ class Copies(Tool):
     """
 
     outermost = True
+    changes_values = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,6 +24,8 @@ class Watch(Tool):
     >>> tool.depends_on(Watch(state))
     """
 
+    changes_values = False
+
     def __init__(self, state: WeightState[Any]) -> None:
         super().__init__()
         self._state = state
