@@ -222,9 +222,7 @@ class Facts:
             arithmetic say that they cannot, unless tensors are NumPy's arrays.
     """
 
-    channels_first = False
-    shares_memory = False
-    follows_graphs = False
+    channels_first = shares_memory = follows_graphs = False
     arithmetic: Arithmetic | None = None
 
     def is_tensor(self, value: Any) -> bool:

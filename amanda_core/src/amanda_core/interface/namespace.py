@@ -68,10 +68,7 @@ def matches(pattern: str, namespace: str) -> bool:
     if len(wanted) > len(present):
         return False
     for index, (want, have) in enumerate(zip(wanted, present, strict=False)):
-        if want in ("*", have):
-            continue
         # Only the version is a dotted number, whose prefix means "any patch release".
-        if index == 1 and have.startswith(want + "."):
-            continue
-        return False
+        if want not in ("*", have) and not (index == 1 and have.startswith(f"{want}.")):
+            return False
     return True

@@ -25,14 +25,18 @@ __all__ = ["makes_views", "passes_weights_on"]
 
 #: Operators without a schema that tells whether they share memory.
 _UNTOLD = CONVERSIONS | SLOTS
+#: Casts between a distributed tensor and its local part.
+_CASTS = frozenset({"_FromTorchTensor", "_ToTorchTensor"})
 
 
 def passes_weights_on(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return True if other operators compute with the weights that a call reads.
 
-    That is so for views, and for an `autograd.Function` that runs a module: it gets the module's
+    That is so for views, for casts between a distributed tensor and its local part, and for an `autograd.Function` that runs a module: it gets the module's
     parameters only so that they get gradients, and asks for these by the parameters themselves.
     """
+    if operator.op_type in _CASTS:
+        return True
     given = (*args, *kwargs.values())
     owners = [one.__self__ if type(one) is MethodType else one for one in given]
     modules = [owner for owner in owners if isinstance(owner, torch.nn.Module)]

@@ -170,7 +170,7 @@ class Fingerprint(OperatorTool["_Op"]):
             if self._takes:
                 if self._states_due:
                     self._record_states()
-                self._record(inputs, op, INPUT, execution)
+                self._add_rows(inputs, op, INPUT, execution)
                 self._clock.add(begin, perf_counter_ns())
 
     def leave(self, *outputs: Any, op: _Op) -> None:
@@ -179,7 +179,7 @@ class Fingerprint(OperatorTool["_Op"]):
         with self._lock:
             execution = op.leave()
             if self._takes:
-                self._record(outputs, op, OUTPUT, execution)
+                self._add_rows(outputs, op, OUTPUT, execution)
                 self._clock.add(begin, perf_counter_ns())
 
     def result(self) -> FingerprintResult:
@@ -229,7 +229,7 @@ class Fingerprint(OperatorTool["_Op"]):
             self._threads += 1
         return number
 
-    def _record(self, values: Sequence[Any], op: _Op, what: int, execution: _Execution) -> None:
+    def _add_rows(self, values: Sequence[Any], op: _Op, what: int, execution: _Execution) -> None:
         order, recorded = self._next(), False
         for position, value in enumerate(values):
             if op.facts.is_tensor(value):

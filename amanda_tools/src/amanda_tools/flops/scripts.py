@@ -195,12 +195,12 @@ def _macs_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
     name = packet.__name__
     product, formula = _PRODUCTS.get(name), flop_registry.get(packet)
     if name.startswith("_scaled_dot_product_") and not name.endswith("_math"):
-        product = _attention_gradients if name.endswith("_backward") else _attention
+        product = _attention_gradients if _GRADIENT.search(name) else _attention
     if product is not None:
         return product(*(Size(x.shape) if isinstance(x, torch.Tensor) else x for x in args))
     if formula is not None:
         return int(formula(*args, **kwargs, out_val=result)) // 2
-    common = name.strip("_").removeprefix("native_").removesuffix("_backward")
+    common = _GRADIENT.sub("", name.strip("_").removeprefix("native_"))
     known = common in OP_TYPES and common not in MATMUL | UNCOUNTED
     is_small = func.is_view or func.namespace == "prim" or torch.Tag.pointwise in func.tags
     if known or is_small or _WITHOUT_PRODUCTS.match(common):
@@ -246,6 +246,7 @@ _PRODUCTS: Mapping[str, Callable[..., int]] = {
     "_native_multi_head_attention": _multi_head_attention,
     "_transformer_encoder_layer_fwd": _encoder_layer,
 }
+_GRADIENT = re.compile("_backward$")
 #: Beginnings of names of operators that PyTorch does not mark as elementwise or as views, and that
 #: contain no product.
 _WITHOUT_PRODUCTS = re.compile(

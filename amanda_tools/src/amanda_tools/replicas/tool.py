@@ -127,11 +127,11 @@ class Replicas(Fingerprint):
             found.append((position, item, weight.owner))
         return found
 
-    def _record(self, values: Sequence[Any], op: Any, what: int, execution: Any) -> None:
+    def _add_rows(self, values: Sequence[Any], op: Any, what: int, execution: Any) -> None:
         at = self._reads.get(op.number) if what == INPUT else None
         if at is not None and at not in self._recorded:
             self._record_gradients(at, values)
-        super()._record(values, op, what, execution)
+        super()._add_rows(values, op, what, execution)
         if what != INPUT:
             return
         name = self._adds.get(op.number)
