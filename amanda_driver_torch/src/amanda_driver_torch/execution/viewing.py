@@ -32,8 +32,9 @@ _CASTS = frozenset({"_FromTorchTensor", "_ToTorchTensor"})
 def passes_weights_on(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return True if other operators compute with the weights that a call reads.
 
-    That is so for views, for casts between a distributed tensor and its local part, and for an `autograd.Function` that runs a module: it gets the module's
-    parameters only so that they get gradients, and asks for these by the parameters themselves.
+    That is so for views, for casts between a distributed tensor and its local part, and for an
+    `autograd.Function` that runs a module: it gets the module's parameters only so that they get
+    gradients, and asks for these by the parameters themselves.
     """
     if operator.op_type in _CASTS:
         return True
