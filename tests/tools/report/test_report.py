@@ -148,7 +148,7 @@ def test_charts_and_notes_that_are_none_do_not_hide_the_result(odd: Any) -> None
         ("", "", 0),
         ("1 / 0", "Ended by ZeroDivisionError: division by zero", 1),
         ("sys.exit(3)", "Ended with status 3", 3),
-        ("os.kill(os.getpid(), signal.SIGTERM)", "Ended by SIGTERM", -15),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "Ended by SIGTERM in <module> (<string>:1)", -15),
         ("raise KeyboardInterrupt", "Ended by KeyboardInterrupt: ", -2),
     ],
 )

@@ -131,6 +131,8 @@ class FlopsResult(Summed[Sum]):
         program.
         """
         found = super().by_module()
+        if not any(op.calls for op in self.ops):
+            return found  # Where nothing ran, nothing says how large the model is.
         rank = {path: (number, 0) for number, path in enumerate(found)}
         latest = (0, 0)
         for path, number in self.parameters.items():

@@ -14,7 +14,7 @@ from typing import Any
 
 from amanda_core import OpContext
 from amanda_core.interface.facts import Facts, NotReadableError, Storage
-from amanda_core.runtime.weak import Ref
+from amanda_core.runtime.weak import Known
 from amanda_tools.kit.operators.entries import leaf_of
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
 from amanda_tools.kit.tensors.values import facts_of, tensors_in
@@ -80,6 +80,8 @@ class Memory(OperatorTool["_Op"]):
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
         self._names = BufferNames(self._name)
+        #: Leaves to whose gradients backward operators add.
+        self._leaves: Known[None] = Known()
         self.add_inst_for_step(self.begin_step, self.end_step)
 
     def analyse(self, context: OpContext) -> None:
@@ -102,7 +104,8 @@ class Memory(OperatorTool["_Op"]):
             if op.is_torch:
                 # The gradient of a leaf is stored in the leaf and is not returned.
                 leaf = leaf_of(context)
-                op.leaf = None if leaf is None else Ref(leaf)
+                if leaf is not None and self._leaves.set(leaf, None):
+                    op.leaf = id(leaf)
             if op.is_eager:
                 context.insert_before_backward_op(self.arrive, observe=True, op=op)
             context.insert_after_backward_op(self.give_gradients, observe=True, op=op)
@@ -113,6 +116,8 @@ class Memory(OperatorTool["_Op"]):
             if op.weights:
                 self._meet(op, [v for p, v in enumerate(inputs) if p not in op.weights], None)
                 inputs = tuple(v for p, v in enumerate(inputs) if p in op.weights)
+                for value in inputs:
+                    self._leaves.get(value)  # Tools that are applied again know it by this.
             self._meet(op, inputs, None, "weights" if op.weights else "")
             if op.is_torch:
                 op.sequence = next_sequence_number()
@@ -143,7 +148,7 @@ class Memory(OperatorTool["_Op"]):
                 self._count_outputs(op, gradients)
                 return
             self._meet(op, gradients, op)
-            leaf = None if op.leaf is None else op.leaf()
+            leaf = None if op.leaf is None else self._leaves.value(op.leaf)
             if leaf is not None:
                 self._meet(op, [leaf.grad], op)
             self._count(op)
@@ -278,7 +283,8 @@ class _Op:
         #: Whether the memory of its values is visible.
         self.is_eager = is_eager(facts.namespace)
         self.sequence = 0
-        self.leaf: Ref | None = None
+        #: Key of the tensor to whose gradient it adds.
+        self.leaf: int | None = None
         #: Names of the parameters and states that its buffers are.
         self.holds: dict[str, None] = {}
         #: Positions of the inputs that are weights.

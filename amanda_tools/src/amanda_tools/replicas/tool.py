@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from amanda_core import OpContext
 from amanda_core.errors import UnsupportedError
 from amanda_core.interface.facts import Facts, NotReadableError
-from amanda_core.runtime.weak import Known, Ref
+from amanda_core.runtime.weak import Known
 from amanda_tools.fingerprint.files import (
     ARGUMENTS,
     CONSTANT,
@@ -81,7 +81,7 @@ class Replicas(Fingerprint):
         self._groups: dict[str, int] = {}
         self._names: Known[str] = Known()
         #: Names of weights whose gradients were added, and the weights.
-        self._leaves: dict[str, tuple[Ref, Facts]] = {}
+        self._leaves: Known[tuple[str, Facts]] = Known()
         #: Operator numbers -> the weight whose gradient the operator adds; when others may read
         #: gradients.
         self._adds: dict[int, str] = {}
@@ -108,7 +108,7 @@ class Replicas(Fingerprint):
         if op is not None and leaf is not None:
             name = self._names.get(leaf) or context.name.rpartition(":")[0]
             self._adds[op.number] = name
-            self._leaves[name] = Ref(leaf), facts_of(context)
+            self._leaves.set(leaf, (name, facts_of(context)))
 
     def _weights_of(self, context: OpContext) -> list[tuple[int, int, str]] | None:
         if context.is_backward():
@@ -134,6 +134,8 @@ class Replicas(Fingerprint):
         super()._add_rows(values, op, what, execution)
         if what != INPUT:
             return
+        for value in values:
+            self._leaves.get(value)  # Tools that are applied again know it by this.
         name = self._adds.get(op.number)
         if name is not None:
             self._recorded.clear()
@@ -143,10 +145,9 @@ class Replicas(Fingerprint):
 
     def _record_gradients(self, at: int, values: Sequence[Any]) -> None:
         """Record the gradients as the program reads them now."""
-        kept = [(name, leaf(), facts) for name, (leaf, facts) in self._leaves.items()]
         found = [
             (name, gradient, facts)
-            for name, leaf, facts in kept
+            for leaf, (name, facts) in self._leaves.items()
             if (gradient := getattr(leaf, "grad", None)) is not None
         ]
         if at == AT_NORM:
