@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from amanda_driver_torch.gradients.nodes import tensors_in
-from amanda_driver_torch.operators.bindings import CONVERSIONS, GETTERS, SLOTS
+from amanda_driver_torch.operators.bindings import CASTS, CONVERSIONS, GETTERS, SLOTS
 from amanda_driver_torch.operators.operator import Operator
 from amanda_driver_torch.operators.signature import outputs_of
 from amanda_driver_torch.threads.modes import call_with_gradients
@@ -25,8 +25,6 @@ __all__ = ["makes_views", "passes_weights_on"]
 
 #: Operators without a schema that tells whether they share memory.
 _UNTOLD = CONVERSIONS | SLOTS
-#: Casts between a distributed tensor and its local part.
-_CASTS = frozenset({"_FromTorchTensor", "_ToTorchTensor"})
 
 
 def passes_weights_on(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -36,7 +34,7 @@ def passes_weights_on(operator: Operator, args: Sequence[Any], kwargs: Mapping[s
     `autograd.Function` that runs a module: it gets the module's parameters only so that they get
     gradients, and asks for these by the parameters themselves.
     """
-    if operator.op_type in _CASTS:
+    if operator.op_type in CASTS:
         return True
     given = (*args, *kwargs.values())
     owners = [one.__self__ if type(one) is MethodType else one for one in given]

@@ -56,6 +56,8 @@ FACTORIES = frozenset(
 )
 # Elementwise Python callbacks, which write the tensor without any ATen op.
 CALLBACKS = frozenset({"apply_", "map_", "map2_"})
+# Casts between a distributed tensor and its local part.
+CASTS = frozenset({"_FromTorchTensor", "_ToTorchTensor"})
 # Type slots: indexing is a slot of the type, not a method.
 SLOTS = frozenset({"__getitem__", "__setitem__"})
 WITHOUT_SCHEMA = CONVERSIONS | FACTORIES | CALLBACKS | SLOTS
