@@ -1,0 +1,251 @@
+"""`MindsporeAttachment`: attaches one session to MindSpore.
+
+Owns what is done at each call that `interception` passes on, and which calls are ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import mindspore
+from mindspore import Tensor
+
+from amanda_core.driver_kit import Activation, Session, enter_zone, inside_routine
+from amanda_core.interface import CoverageGap
+from amanda_driver_mindspore.execution.compiled import CompiledPrograms
+from amanda_driver_mindspore.execution.eager import Call, EagerProgram
+from amanda_driver_mindspore.facts import FACTS
+from amanda_driver_mindspore.gradients import finish
+from amanda_driver_mindspore.interception import ROUTES
+from amanda_driver_mindspore.mindspore_internals.cells import OPTIMIZERS, recomputed_cell
+from amanda_driver_mindspore.mindspore_internals.doors import names_of
+from amanda_driver_mindspore.mindspore_internals.programs import (
+    SWITCHES,
+    function_of,
+    is_graph_mode,
+)
+from amanda_driver_mindspore.mindspore_internals.tape import is_recording, stop_recording
+from amanda_driver_mindspore.vocabulary import DECLARATIONS, is_quiet, written
+
+__all__ = ["MindsporeAttachment"]
+
+EAGER = f"mindspore/{mindspore.__version__}/eager"
+
+
+class MindsporeAttachment:
+    """Instruments the operators of one thread."""
+
+    facts = FACTS
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._eager = EagerProgram(session, EAGER)
+        self._compiled = CompiledPrograms(self._eager)
+        session.at_close(self.detach)
+        ROUTES.attach(self)
+
+    def enter_thread(self) -> None:
+        """Instrument the calling thread, after another one, which has ended."""
+        ROUTES.move(self)
+
+    def ask(self) -> None:
+        """Do nothing: each operator of a thread without tools asks."""
+
+    def detach(self) -> None:
+        """Restore the functions that were found."""
+        ROUTES.detach(self)
+
+    def coverage(self) -> Sequence[CoverageGap]:
+        """Return what is not instrumented, and why."""
+        return DECLARATIONS.gaps()
+
+    # Doors, by their forms.
+
+    def pyboost(self, original: Callable[..., Any], primitive: Any, values: Sequence[Any]) -> Any:
+        """Execute a generated operator that is called through a function."""
+        op_type = primitive.name
+        return self._execute(op_type, values, lambda new: original(primitive, list(new)))
+
+    def run_op(
+        self,
+        original: Callable[..., Any],
+        executor: Any,
+        primitive: Any,
+        name: str,
+        values: Sequence[Any],
+    ) -> Any:
+        """Execute an operator that is not generated."""
+        attrs = dict(primitive.attrs)
+        names = tuple(attrs.pop("input_names", ()))
+        attrs.pop("output_names", None)
+
+        def run(new: Sequence[Any]) -> Any:
+            return original(executor, primitive, name, tuple(new))
+
+        return self._execute(name, values, run, names, attrs)
+
+    def primitive(
+        self, op_type: str, original: Callable[..., Any], operator: Any, values: Sequence[Any]
+    ) -> Any:
+        """Execute a generated operator that is an object of C++."""
+        return self._execute(op_type, values, lambda new: original(operator, list(new)))
+
+    def functional(
+        self, op_type: str, original: Callable[..., Any], operator: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Execute an operator with several signatures, such as that of `mindspore.mint.add`."""
+        return self._with_names(op_type, partial(original, operator), args, kwargs)
+
+    def method(self, op_type: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Execute a method of tensors."""
+        return self._with_names(op_type, original, args, kwargs)
+
+    def _with_names(
+        self,
+        op_type: str,
+        original: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        if not kwargs:
+            return self._execute(op_type, args, lambda new: original(*new))
+        named = {name: value for name, value in kwargs.items() if _holds_tensor(value)}
+        attrs = {name: value for name, value in kwargs.items() if name not in named}
+        count = len(args)
+
+        def run(new: Sequence[Any]) -> Any:
+            return original(*new[:count], **dict(zip(named, new[count:], strict=True)), **attrs)
+
+        names = (*[""] * count, *named) if named else ()
+        return self._execute(op_type, [*args, *named.values()], run, names, attrs)
+
+    def _execute(
+        self,
+        op_type: str,
+        values: Sequence[Any],
+        run: Callable[[Sequence[Any]], Any],
+        names: tuple[str, ...] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if not self.session.enabled or is_quiet(op_type):
+            return run(values)
+        if names is None:
+            names = names_of(op_type)
+            names = names if len(names) == len(values) else ()
+        places = written(op_type, len(values))
+        return self._eager.execute(Call(op_type, values, run, names, attrs, places))
+
+    # Boundaries.
+
+    def call(self, original: Callable[..., Any], cell: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a cell, whose path its operators have."""
+        session, eager = self.session, self._eager
+        if not session.enabled:
+            return original(cell, *args, **kwargs)
+        if isinstance(cell, OPTIMIZERS):
+            return self._step(original, cell, *args, **kwargs)
+        inner = recomputed_cell(cell)
+        if inner is None:
+            return self._call(original, cell, cell, *args, **kwargs)
+        # The cell's own call is running, unless the backward program recomputes it.
+        around = eager.activations[-1].scope if eager.activations else None
+        if inner is cell or not eager.backward or eager.scopes.enter(inner, around, True) is around:
+            return original(cell, *args, **kwargs)
+        return self.recompute(self._call, original, cell, inner, *args, **kwargs)
+
+    def _call(
+        self, original: Callable[..., Any], cell: Any, inner: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a cell in the scope of the one that it stands for."""
+        session, eager = self.session, self._eager
+        parent = eager.activations[-1].scope if eager.activations else None
+        scope = eager.scopes.enter(inner, parent, eager.backward > 0)
+        if parent is None and session.watches_calls:
+            held = partial(eager.scopes.held, scope.root)
+            session.calls.enter(EAGER, scope.root, args, kwargs, held)
+        if session.watches_scopes:
+            session.enter_scope(scope.path or scope.root)
+        depth = len(eager.activations)
+        try:
+            eager.activations.append(Activation(scope))
+            if not is_graph_mode():
+                return original(cell, *args, **kwargs)
+            run = partial(original, cell, *args, **kwargs)
+            return self._compiled.run(cell, run, run, (*args, *kwargs.values()))
+        finally:
+            del eager.activations[depth:]
+            if session.watches_scopes:
+                session.leave_scope(scope.path or scope.root)
+            if parent is None and session.watches_calls:
+                session.calls.leave()
+
+    def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Update parameters, which ends a step. Optimizers are compiled programs."""
+        with inside_routine(), SWITCHES.as_found():
+            result = original(*args, **kwargs)
+        self.session.end_step()
+        return result
+
+    def run_compiled(
+        self, original: Callable[..., Any], executor: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run a function of `mindspore.jit`."""
+        if not self.session.enabled:
+            return original(executor, *args, **kwargs)
+        function = function_of(executor)
+        return self._compiled.run(
+            function,
+            partial(function, *args, **kwargs),
+            partial(original, executor, *args, **kwargs),
+            (*args, *kwargs.values()),
+        )
+
+    def is_tracing(self, original: Callable[..., Any]) -> Any:
+        """Return True where a function is not to be traced: while tools are applied."""
+        return original() or (self.session.enabled or None)
+
+    def backward(self, original: Callable[..., Any], *args: Any) -> Any:
+        """Run a backward program, which may recompute cells."""
+        self._eager.backward += 1
+        try:
+            result = original(*args)
+            finish(self._eager.unfinished)
+            return result
+        finally:
+            self._eager.backward -= 1
+            self._eager.unfinished.clear()  # After an exception.
+
+    def record(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Record a program on the tape, which an exception of a routine may end."""
+        is_outermost = not is_recording()
+        try:
+            return original(*args, **kwargs)
+        except BaseException:
+            if is_outermost:
+                stop_recording()
+            raise
+
+    record_product = record
+
+    def recompute(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Compute a cell again."""
+        self._eager.recomputed += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._eager.recomputed -= 1
+
+    def enter_zone(self, zone: str) -> Callable[[], None]:
+        """Let operators belong to a zone; return a function that ends this."""
+        return enter_zone(zone, self._eager.scopes, self._eager.activations)
+
+
+ROUTES.attachment = MindsporeAttachment
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(isinstance(one, Tensor) for one in value)
+    return isinstance(value, Tensor)

@@ -1,0 +1,266 @@
+"""Operators one by one: analysis at the first execution, then the plan at each one.
+
+Owns the execution of one op. `attachment` decides which calls are ops, `gradients` watches their
+backward programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from mindspore import Parameter, Tensor
+
+from amanda_core.driver_kit import (
+    Activation,
+    ForwardProgram,
+    OpContext,
+    OpRecord,
+    Parameters,
+    Plan,
+    Scopes,
+    Session,
+    Sites,
+    Step,
+    backward_plans,
+    inside_routine,
+    several,
+    standing_for,
+)
+from amanda_core.interface import IPoint, UnsupportedError
+from amanda_driver_mindspore.gradients import Watch, is_watched, straight_through
+from amanda_driver_mindspore.identity import RULES, new_labels, new_parameters, new_scopes
+from amanda_driver_mindspore.mindspore_internals.tape import unrecorded, wait
+
+__all__ = ["Call", "EagerProgram"]
+
+
+@dataclass
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        op_type: MindSpore's name of the operator.
+        values: Its arguments by position, and tensors that were passed by name.
+        run: Calls it with other values, and returns its result.
+        names: Names of the positions, as far as they are known.
+        attrs: Its other arguments.
+        written: Positions of the tensors that it changes in place.
+    """
+
+    op_type: str
+    values: Sequence[Any]
+    run: Callable[[Sequence[Any]], Any]
+    names: tuple[str, ...] = ()
+    attrs: Mapping[str, Any] | None = None
+    written: Sequence[int] = ()
+
+    @property
+    def is_in_place(self) -> bool:
+        """True if it returns a tensor that it got and changed."""
+        return 0 in self.written
+
+
+class EagerProgram:
+    """The operators of one thread.
+
+    Attributes:
+        scopes: Names of cells.
+        activations: The calls of cells that are running, outermost first.
+        backward: How many backward programs are running.
+        recomputed: How many of them compute cells again.
+        compiled: How many compiled programs are running as Python.
+        unfinished: The watches whose backward programs are running.
+        has_acted: Whether a tool acted at an op since this was set to False.
+    """
+
+    def __init__(self, session: Session, namespace: str) -> None:
+        self.session = session
+        self.activations: list[Activation] = []
+        self.backward = self.recomputed = self.compiled = 0
+        self.has_acted = False
+        self.unfinished: list[Watch] = []
+        #: The name of the last op that was not waited for.
+        self._unwaited = ""
+        self.scopes: Scopes = session.shared("mindspore.scopes", new_scopes)
+        labels = session.shared("mindspore.labels", new_labels)
+        parameters: Parameters = session.shared(
+            "mindspore.parameters", lambda: new_parameters(self.scopes, labels)
+        )
+        names: dict[str, dict[Any, int]] = session.shared("mindspore.names", dict)
+        self._sites: Sites[OpRecord] = Sites(
+            RULES,
+            self,
+            self.scopes,
+            labels,
+            names,
+            namespace,
+            lambda site, caller: OpRecord(site),
+            lambda record: None,
+            parameters,
+        )
+
+    def execute(self, call: Call) -> Any:
+        """Execute an op of the program as planned."""
+        record = self._sites.locate(call.op_type, _flat(call.values), {})
+        session = self.session
+        if record is None or (record.is_idle(session) and not session.wants_backward):
+            self._unwaited = call.op_type if record is None else record.site.name
+            return _run(call, call.values)
+        self.finish(self._unwaited, " or of an operator before it")
+        self._unwaited = ""
+        result = _Execution(self, record, call).result()
+        self.has_acted = self.has_acted or not record.is_idle(session)
+        return result
+
+    def finish(self, name: str, more: str = "") -> None:
+        """Wait for the operators that were called.
+
+        Args:
+            name: The op that was called last; empty if there is none to wait for.
+            more: Which other operators a failure may be of, for the note on the error.
+
+        Raises:
+            Exception: What MindSpore reports of an operator that failed, with a note that names it.
+        """
+        if name:
+            try:
+                wait()
+            except Exception as error:
+                error.add_note(f"MindSpore reported this failure of the operator {name}{more}")
+                raise
+
+
+class _Execution(ForwardProgram):
+    """One execution of an op at which a tool may act.
+
+    Args:
+        program: The program.
+        record: The record of the op.
+        call: The call.
+    """
+
+    def __init__(self, program: EagerProgram, record: OpRecord, call: Call) -> None:
+        super().__init__(
+            program.session,
+            record,
+            call.op_type,
+            attrs=call.attrs,
+            input_names=call.names,
+            constant=_constant,
+            recomputed=program.recomputed > 0,
+        )
+        self._program, self._call = program, call
+        #: Positions of the values that the op changes in place: first inputs, then outputs.
+        self._written: Sequence[int] = call.written
+        self._watch: Watch | None = None
+        self._form: Callable[[list[Any]], Any] = list
+
+    def result(self) -> Any:
+        """Execute the op as planned, and return what the program gets."""
+        outputs = self.run(self._call.values)
+        return self._form(outputs)
+
+    def analysed(self, context: OpContext, point: IPoint) -> Plan:
+        """Return the plan of the op at a point, after its analysis if it is new."""
+        if self._program.compiled:
+            context["not_compiled"] = True
+        return super().analysed(context, point)
+
+    def unrecorded(self) -> AbstractContextManager[object]:
+        """Return a context manager in which MindSpore's tape records nothing."""
+        return unrecorded()  # type: ignore[no-any-return]
+
+    def execute(self, plan: Plan, values: list[Any]) -> list[Any]:
+        """Return values as the steps of a plan edit them."""
+        new = super().execute(plan, values)
+        for place in self._written:
+            if place < len(new) and new[place] is not values[place]:
+                raise UnsupportedError(
+                    "A tensor that the operator changes in place cannot be edited",
+                    where=next(iter(plan)).where,
+                    fix="Only observe it, or select the other inputs by `inputs=[...]`",
+                )
+        return new
+
+    def edited(self, old: Any, new: Any) -> Any:
+        """Return `new`, with its gradient passed straight to `old`."""
+        with inside_routine():  # The driver's own operators.
+            if isinstance(old, (tuple, list)) and isinstance(new, (tuple, list)):
+                if len(old) == len(new):
+                    return type(old)(map(straight_through, old, new))
+                return new
+            if isinstance(old, Tensor) and not isinstance(new, Tensor) and new is not None:
+                new = Tensor(new, old.dtype)
+            return straight_through(old, new)
+
+    def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
+        """Return the outputs of the op, or of its replacement."""
+        call, self._watch = self._call, self._new_watch(context)
+        if self._watch is not None:
+            with inside_routine():
+                values = self._watch.enter(values)
+        if replacement is not None:
+            with standing_for(call.run):
+                result = replacement.replace(values)
+        else:
+            result = _run(call, values)
+        self._program.finish(context.name)
+        self._written = (0,) if call.is_in_place else ()
+        self._form = _form_of(result)
+        return several(result)
+
+    def leaving(self, outputs: list[Any]) -> list[Any]:
+        """Return the outputs after the gate of their gradients."""
+        if self._watch is None:
+            return outputs
+        with inside_routine():
+            return self._watch.exit(outputs)
+
+    def _new_watch(self, context: OpContext) -> Watch | None:
+        """Return the gates of an op whose gradients a tool may want."""
+        if not is_watched(self.session, context):
+            return None
+        if not self._call.is_in_place:
+            program = self._program
+            return Watch(self.session, context, self._call.written, program.unfinished)
+        if any(plan.edits for plan in backward_plans(context)):
+            raise UnsupportedError(
+                "The gradients of an operator that changes a tensor in place cannot be edited",
+                where=context.where,
+                fix="Leave the operator out, or call the one that returns a new tensor",
+            )
+        return None
+
+
+def _constant(value: Any) -> Any:
+    """Return a parameter, or a value of another type; None for other tensors."""
+    return value if isinstance(value, Parameter) or not isinstance(value, Tensor) else None
+
+
+def _flat(values: Sequence[Any]) -> Sequence[Any]:
+    """Return values with the items of sequences in place of these."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            found += value
+        else:
+            found.append(value)
+    return found
+
+
+def _form_of(result: Any) -> Callable[[list[Any]], Any]:
+    """Return a function that gives outputs the form of a result."""
+    if not isinstance(result, (tuple, list)):
+        return lambda outputs: outputs[0]
+    if hasattr(result, "_fields"):
+        return lambda outputs: type(result)(*outputs)
+    return type(result)
+
+
+def _run(call: Call, values: Sequence[Any]) -> Any:
+    """Run an op as MindSpore does; operators that it calls are parts of it."""
+    with inside_routine():
+        return call.run(values)
