@@ -1,0 +1,368 @@
+"""`Program`: runs the model of a session under tools.
+
+Owns where the model is cut. Operators at which a tool acts, and those that are not analysed yet,
+run one by one. What is between two of them stays one session.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy
+import onnx
+from onnx import external_data_helper
+
+from amanda_core.driver_kit import (
+    ForwardProgram,
+    OpContext,
+    OpRecord,
+    Plan,
+    Session,
+    Step,
+    several,
+    standing_for,
+)
+from amanda_core.interface import POINTS, IPoint, RoutineResultError, UnsupportedError
+from amanda_driver_onnxruntime.execution.bodies import interpreter_of
+from amanda_driver_onnxruntime.execution.parts import Parts, Values
+from amanda_driver_onnxruntime.execution.routines import Fragment, Host, Outcome, Staging
+from amanda_driver_onnxruntime.execution.weaving import woven
+from amanda_driver_onnxruntime.graphs import Graph, Model, Node
+from amanda_driver_onnxruntime.onnxruntime_internals import OrtValue, Part, array_of
+from amanda_driver_onnxruntime.staging import NotStagedError
+
+__all__ = ["Program"]
+
+
+class _UnknownPlanError(Exception):
+    """An operator has not run under the tools of now; the message names it."""
+
+
+class Program:
+    """The model of a session in one thread under tools.
+
+    Args:
+        model: The model.
+        parts: The sessions of its parts.
+        records: A record of each operator.
+    """
+
+    def __init__(self, model: Model, parts: Parts, records: Mapping[Node, OpRecord]) -> None:
+        self.model, self.parts, self.records = model, parts, records
+        self.staging = Staging(model.opset, model.prefix)
+        #: Node -> the epoch in which it last ran, and its plans before and after.
+        self.plans: dict[Node, tuple[int, Plan, Plan]] = {}
+        #: Epoch, the model with all edits, and the shapes of inputs that it is for; None for any.
+        self._whole: tuple[int, Part | None, Any] = (0, None, None)
+        self._lengths: Any = None
+        #: Epoch in which no tool acted at any of its operators.
+        self._idle_epoch = 0
+
+    def is_idle(self, session: Session) -> bool:
+        """Return True if all operators are analysed and no tool acts at any."""
+        if self._idle_epoch != session.epoch or not session.caching:
+            if not all(record.is_idle(session) for record in self.records.values()):
+                return False
+            self._idle_epoch = session.epoch
+        return True
+
+    def run(
+        self, session: Session, given: Mapping[str, Any], names: Sequence[str], run_options: Any
+    ) -> list[Any]:
+        """Run the model, and return the outputs of these names, of which it may hold memory."""
+        values = Values(self.model, self.model.graph)
+        for name, value in given.items():
+            values.put(name, value)
+        _Run(self, session, run_options).graph(values)
+        self._lengths = _lengths_of(given)
+        return [values.ort(name) for name in names]
+
+    def whole(self, session: Session, given: Mapping[str, Any]) -> Part | None:
+        """Return the model with all edits as one session; None if it must be cut.
+
+        Args:
+            session: The session of the tools.
+            given: The inputs.
+        """
+        if not session.caching:
+            return None
+        epoch, found, lengths = self._whole
+        if epoch != session.epoch:
+            planned = partial(self._planned, session)
+            try:
+                model = woven(self.model, planned, bakes=False)
+                found = self.parts.whole(model)
+            except _UnknownPlanError:
+                return None  # It becomes known in this run.
+            except Exception:  # What ONNX Runtime raises has no class in common.
+                found = None
+            of_lengths = found is not None and self._reads_shapes(session)
+            lengths = self._lengths if of_lengths else None
+            self._whole = session.epoch, found, lengths
+        if lengths is not None and lengths != _lengths_of(given):
+            return None
+        return None if given.keys() & self.model.graph.weights.keys() else found
+
+    def exported(self, session: Session) -> onnx.ModelProto:
+        """Return the model with all edits, after a run.
+
+        Raises:
+            NotWovenError: A routine must run on the host.
+            UnsupportedError: An operator has not run.
+        """
+        try:
+            found = woven(self.model, partial(self._planned, session), bakes=True)
+        except _UnknownPlanError as error:
+            raise UnsupportedError(
+                "An operator has not run on the example inputs, so that it is not known what tools "
+                "do there",
+                where=str(error),
+                fix="Give inputs for which it runs",
+            ) from None
+        # It may be written into any folder.
+        external_data_helper.load_external_data_for_model(found, self.model.folder)
+        return found
+
+    def _planned(
+        self, session: Session, node: Node
+    ) -> tuple[tuple[Plan, list[Outcome]], tuple[Plan, list[Outcome]]] | None:
+        """Return the plans of a node, with what is known of their steps; None if it has none."""
+        record = self.records[node]
+        if record.is_idle(session):
+            return None
+        epoch, *plans = self.plans.get(node, (-1,))
+        found = [
+            (plan, self.staging.outcomes(node, point, plan))
+            for point, plan in zip(("before", "after"), plans, strict=False)
+        ]
+        if epoch != session.epoch or any(outcomes is None for _, outcomes in found):
+            raise _UnknownPlanError(record.site.name)
+        before, after = found
+        return before, after  # type: ignore[return-value]  # No outcomes are None.
+
+    def _reads_shapes(self, session: Session) -> bool:
+        """Return True if a routine has asked for the shape of what it gets."""
+        found = (self._planned(session, node) for node in self.records)
+        return any(
+            isinstance(outcome, Fragment) and outcome.reads_shape
+            for plans in found
+            for _, outcomes in plans or ()
+            for outcome in outcomes
+        )
+
+    def listed(self, value: Any) -> Any:
+        """Return a value as `InferenceSession.run` does: arrays, and sequences as lists."""
+        if not isinstance(value, OrtValue):
+            return value
+        if not value.is_tensor():
+            return self.parts.listed(value)
+        # The memory may be that of an input, of a weight, or of what a routine keeps.
+        return numpy.array(array_of(value))
+
+
+class _Run:
+    """One run of a model under tools."""
+
+    def __init__(self, program: Program, session: Session, options: Any) -> None:
+        self.program, self.session, self.options = program, session, options
+
+    def is_idle(self, node: Node) -> bool:
+        """Return True if no tool acts at a node or inside it."""
+        if not self.program.records[node].is_idle(self.session):
+            return False
+        return all(
+            self.is_idle(inner)
+            for body in (node.bodies.values() if interpreter_of(node) else ())
+            for inner in body.nodes
+        )
+
+    def graph(self, values: Values) -> None:
+        """Run the nodes of a graph."""
+        nodes, number = values.graph.nodes, 0
+        while number < len(nodes):
+            last = number
+            while last < len(nodes) and self.is_idle(nodes[last]):
+                last += 1
+            if last > number:
+                self.program.parts.run_stretch(values, number, last, self.options)
+                number = last
+            else:
+                _Execution(self, nodes[number], values).execute_node()
+                values.drop(values.graph.dies[number])
+                number += 1
+
+    def body(self, around: Values, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
+        """Run the graph inside a node, and return its outputs."""
+        values = Values(self.program.model, graph, around)
+        for name, value in zip(graph.inputs, inputs, strict=True):
+            values.put(name, value)
+        self.graph(values)
+        return [values.ort(name) for name in graph.outputs]
+
+
+class _Execution(ForwardProgram):
+    """One execution of one operator under tools."""
+
+    def __init__(self, run: _Run, node: Node, values: Values) -> None:
+        model = weakref.ref(run.program.model)
+        super().__init__(
+            run.session,
+            run.program.records[node],
+            node.operator,
+            attrs=node.attrs,
+            constant=partial(_constant, model),
+        )
+        self._run, self._node, self._values = run, node, values
+        self._given = [values.shown(name) if name else None for name in node.inputs]
+        weights = {n for n in node.weights if values.weight(node.inputs[n]) is not None}
+        #: Positions of what is the same in each execution; of what does not depend on inputs; and
+        #: of what is a weight in the operator's part.
+        self._constant, self._known, self._packed = weights, {*weights}, {*weights}
+        self._plans: dict[IPoint, Plan] = {}
+        self._point = "before"
+        #: What ONNX Runtime computed, and the arrays that share its memory.
+        self._made: list[tuple[Any, Any]] = []
+
+    def execute_node(self) -> None:
+        """Run the operator, and set its outputs."""
+        epoch = self.session.epoch
+        outputs = self.run(self._given)
+        before, after = (self._plans[point] for point in POINTS[:2])
+        if before or after:
+            self._run.program.plans[self._node] = epoch, before, after
+        for name, value in zip(self._node.outputs, outputs, strict=False):
+            if name and value is not None:
+                # What is not edited stays what ONNX Runtime made, which holds its memory.
+                own = next((own for own, array in self._made if array is value), value)
+                self._values.put(name, own, value)
+
+    def analysed(self, context: OpContext, point: IPoint) -> Plan:
+        """Return the plan of the operator at a point."""
+        plan = self._plans[point] = super().analysed(context, point)
+        return plan
+
+    def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
+        """Return the outputs of the operator, or of its replacement."""
+        if replacement is None:
+            results = self._computed(values)
+        else:
+            before = self._plans[POINTS[0]]
+            if not before.steps:
+                self._outcomes = self._begin(before)
+            found = self._fragment(len(before), replacement, values)
+            if isinstance(found, str):
+                self._outcomes.append(Host(replacement, found))
+                with standing_for(self._original):
+                    results = several(replacement.replace(values))
+            else:
+                outcome, changes = found
+                self._outcomes.append(outcome)
+                results = [changes[place] for place in sorted(changes)]
+            results = [None if one is None else _as_array(one) for one in results]
+        self._point, self._constant, self._known = "after", set(), set()
+        return results
+
+    def execute(self, plan: Plan, values: list[Any]) -> list[Any]:
+        """Return values as the steps of a plan edit them, which keep their types."""
+        new = list(values)
+        self._outcomes = self._begin(plan)
+        for number, step in enumerate(plan):
+            for position, value in self._changes(number, step, new).items():
+                old = new[position]
+                new[position] = _as_array(value, getattr(old, "dtype", None))
+                _check(step, old, new[position])
+        return new
+
+    def _begin(self, plan: Plan) -> list[Outcome]:
+        return self._run.program.staging.begin(self._node, self._point, plan)
+
+    def _changes(self, number: int, step: Step, values: list[Any]) -> Mapping[int, Any]:
+        """Run a step, and return the values that it changes, by position."""
+        if step.action.observe:
+            self._outcomes.append(None)
+            return dict(step(values))
+        found = self._fragment(number, step, values)
+        if not isinstance(found, str):
+            outcome, changes = found
+            self._outcomes.append(outcome)
+            for place, new in outcome.outputs.items():
+                if isinstance(new, str):
+                    for places in (self._constant, self._known, self._packed):
+                        places.discard(place)
+            return changes
+        changes = {n: _as_array(v, getattr(values[n], "dtype", None)) for n, v in step(values)}
+        positions = step.action.positions
+        wanted = range(len(values)) if positions is None else positions
+        is_known = bool(wanted) and self._known.issuperset(wanted)
+        self._outcomes.append(Host(step, found, changes if is_known else None))
+        self._constant.difference_update(changes)
+        if not is_known:
+            self._known.difference_update(changes)
+        return changes
+
+    def _fragment(
+        self, number: int, step: Step, values: list[Any]
+    ) -> tuple[Fragment, dict[int, Any]] | str:
+        """Run a step as nodes; return these and the new values, or why it runs on the host."""
+        staging, where = self._run.program.staging, (self._node, self._point, number)
+        found = staging.fragment(*where, step, values, self._constant)
+        if isinstance(found, str):
+            return found
+        try:
+            return found, self._run.program.parts.run_fragment(found, values, self._run.options)
+        except NotStagedError as error:
+            staging.refuse(*where, str(error))
+            return str(error)
+
+    def _original(self, values: Sequence[Any]) -> Any:
+        outputs = self._computed([None if one is None else _as_array(one) for one in values])
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def _computed(self, values: list[Any]) -> list[Any]:
+        node, run = self._node, self._run
+        interpret = interpreter_of(node)
+        if interpret is not None:
+            found = interpret(node, values, partial(run.body, self._values))
+            if found is not None:
+                return [array_of(one) for one in found]
+        pairs = enumerate(zip(values, self._given, strict=True))
+        edited = {place: new for place, (new, old) in pairs if new is not old}
+        packed = self._packed
+        outputs = run.program.parts.run_node(node, self._values, edited, packed, run.options)
+        self._made = [(value, array_of(value)) for value in outputs]
+        return [array for _, array in self._made]
+
+
+def _lengths_of(given: Mapping[str, Any]) -> Any:
+    """Return the shapes of inputs."""
+    return {
+        name: tuple(value.shape() if callable(value.shape) else value.shape)
+        for name, value in given.items()
+        if hasattr(value, "shape")
+    }
+
+
+def _as_array(value: Any, dtype: Any = None) -> Any:
+    """Return what a routine returned as an array; a number has a dtype that is given."""
+    if isinstance(value, (OrtValue, list)):
+        return array_of(value)
+    return numpy.asarray(value, dtype if isinstance(value, (bool, int, float)) else None)
+
+
+def _check(step: Step, old: Any, new: Any) -> None:
+    """Refuse a value of another type: those of the readers are fixed in the model."""
+    was, found = getattr(old, "dtype", None), getattr(new, "dtype", None)
+    if was is not None and was != found:
+        raise RoutineResultError(
+            f"A routine returned {found} for a value of {was}",
+            where=step.where,
+            fix=f"Convert it: value.astype({str(was)!r})",
+        )
+
+
+def _constant(reference: weakref.ref[Model], value: Any) -> Any:
+    model = reference()
+    return None if model is None else model.constant(value)

@@ -1,0 +1,590 @@
+"""Sessions, values, weights and models of ONNX Runtime, beyond the programs of the kit."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+import amanda
+from amanda_core.driver_kit import OpContext
+from amanda_core.runtime.threads import original
+from amanda_core.testing.kit.tools import before
+from amanda_driver_onnxruntime.onnxruntime_internals import array_of
+
+from .models import MODELS, X, control_flow, conv_net, drawn
+from .onnxruntime_backends import FLOAT, INT64, model_of, options, value, weight
+
+FOLDED = ("normalized convolutions", 1)
+
+
+class Looking(amanda.Tool):
+    """Inserts a routine that returns None before and after each operator, and notes the types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.executed: list[str] = []
+        self.add_inst_for_op(self.look)
+
+    def look(self, context: OpContext) -> None:
+        self.seen.append(context.op_type)
+        name = context.name
+
+        def note(*values: Any) -> None:
+            self.executed.append(name)
+
+        context.insert_before_op(note)
+        context.insert_after_op(lambda *values: None)
+
+
+def session_of(model: onnx.ModelProto, level: int = 0) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model.SerializeToString(), options(level))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Compare bit for bit."""
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    kinds = one.dtype == other.dtype and one.shape == other.shape
+    return bool(kinds and one.tobytes() == other.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    # At the second level ONNX Runtime folds a BatchNormalization into the weights of a Conv.
+    [(name, level) for name in MODELS for level in (0, 1) if (name, level) != FOLDED],
+)
+def test_watching_keeps_all_bits(name: str, level: int) -> None:
+    session = session_of(MODELS[name](), level)
+    plain = session.run(None, {"x": X})
+    tool = Looking()
+    with amanda.apply(tool):
+        assert same(session.run(None, {"x": X}), plain)
+        once = list(tool.executed)
+        assert same(session.run(None, {"x": X}), plain)
+    assert tool.executed == once * 2
+    assert len(once) >= len(tool.seen) > 1
+    assert same(session.run(None, {"x": X}), plain)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tools_see_the_optimized_graph_on_request(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of(MODELS[name](), 99)
+    plain = session.run(None, {"x": X})
+    monkeypatch.setenv("AMANDA_ONNXRUNTIME_GRAPH", "optimized")
+    tool = Looking()
+    with amanda.apply(tool) as handle:
+        for _ in range(2):
+            assert same(session.run(None, {"x": X}), plain)
+        gaps = [gap.what for gap in handle.coverage()["onnxruntime"]]
+    assert not any("fusions" in gap for gap in gaps)
+    assert "BatchNormalization" not in tool.seen
+    assert "DequantizeLinear" not in tool.seen  # It is a part of MatMulNBits.
+
+
+def test_operators_in_bodies_are_seen_each_time() -> None:
+    session = session_of(control_flow())
+    rows = session.run(["rows"], {"x": X})[0]
+    turns = len(rows)
+    tool = Looking()
+    with amanda.apply(tool):
+        session.run(None, {"x": X})
+    counts = {name: tool.executed.count(name) for name in tool.executed}
+    assert 1 < turns < 5  # The condition ended it.
+    assert counts["ReduceMax"] == turns  # That of the body; the one outside is the second.
+    assert counts["Exp"] == turns
+    assert counts["ReduceMax#2"] == 1
+    total = session.run(["y"], {"x": X})[0]
+    assert ("Mul" in counts) != ("Neg#2" in counts)
+    assert total.shape == X.shape
+
+
+def test_an_edit_in_a_loop() -> None:
+    session = session_of(control_flow())
+    tool = before("Exp", lambda each: numpy.zeros_like(each))
+    with amanda.apply(tool):
+        found = session.run(["exps"], {"x": X})[0]
+    assert found.size
+    assert (found == 1).all()
+
+
+class _Selecting(amanda.Tool):
+    """Asks for nothing at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.add_inst_for_op(self.look)
+
+    def look(self, context: OpContext) -> None:
+        self.count += 1
+
+
+def test_the_program_runs_its_own_session_if_no_tool_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(conv_net())
+    used: list[Any] = []
+    plain = onnxruntime.InferenceSession.run
+
+    def spying(self: Any, *args: Any) -> Any:
+        used.append(self)
+        return plain(self, *args)
+
+    owner = onnxruntime.capi.onnxruntime_inference_collection.Session
+    monkeypatch.setattr(owner, "run", spying)
+    tool = _Selecting()
+    with amanda.apply(tool):
+        session.run(None, {"x": X})
+        assert used == []  # It is analysed.
+        session.run(None, {"x": X})
+        session.run(None, {"x": X})
+    assert used == [session, session]
+    assert tool.count == 9
+
+
+def test_pruning_is_that_of_a_pruned_model() -> None:
+    model = conv_net()
+    mask = (RANDOM_MASK > 0).astype(numpy.float32)
+    pruned = onnx.ModelProto()
+    pruned.CopyFrom(model)
+    (given,) = [one for one in pruned.graph.initializer if one.name == "stem.weight"]
+    given.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(given) * mask, "stem.weight"))
+    expected = session_of(pruned).run(None, {"x": X})[0]
+    session = session_of(model)
+
+    def prune(context: OpContext) -> None:
+        if 1 in context.weights and context.weights[1].name == "stem.weight":
+            context.insert_before_op(lambda w: w * mask, inputs=[1])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(prune)
+    with amanda.apply(tool):
+        for _ in range(3):
+            assert same(session.run(None, {"x": X}), [expected])
+        mask *= 0  # What a tool writes later counts.
+        assert not same(session.run(None, {"x": X}), [expected])
+    assert not same(session.run(None, {"x": X}), [expected])
+
+
+RANDOM_MASK = drawn(4, 3, 3, 3, seed=2)
+
+
+def _doubling() -> amanda.Tool:
+    return before("Softmax", lambda x: 2 * x, [0])
+
+
+def _expected() -> Any:
+    model = conv_net()
+    model.graph.output.append(value("h"))
+    h = session_of(model).run(["h"], {"x": X})[0].astype(numpy.float64)
+    exps = numpy.exp(2 * h - (2 * h).max(-1, keepdims=True))
+    return exps / exps.sum(-1, keepdims=True)
+
+
+def close(found: Any) -> bool:
+    return bool(numpy.allclose(found, _expected(), rtol=1e-5))
+
+
+def test_all_ways_to_run() -> None:
+    session = session_of(conv_net())
+    plain = session.run(None, {"x": X})[0]
+    assert not numpy.allclose(plain, _expected())
+    given = onnxruntime.OrtValue.ortvalue_from_numpy(X)
+    room = onnxruntime.OrtValue.ortvalue_from_numpy(numpy.zeros_like(plain))
+    bound, into, early = (session.io_binding() for _ in range(3))
+    for binding in (bound, early):
+        binding.bind_cpu_input("x", X)
+    early.bind_output("y")
+    into.bind_ortvalue_input("x", given)
+    into.bind_ortvalue_output("y", room)
+    cpu = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
+    vector = onnxruntime.capi.onnxruntime_pybind11_state.OrtValueVector
+    with amanda.apply(_doubling()) as handle:
+        bound.bind_output("y")
+        session.run_with_iobinding(early)
+        assert same(early.copy_outputs_to_cpu(), [plain])
+        assert any("before apply" in gap.what for gap in handle.coverage()["onnxruntime"])
+        for _ in range(2):
+            assert close(session.run(["y"], {"x": X})[0])
+            assert close(session.run(None, {"x": X.tolist()})[0])
+            assert close(session.run_with_ort_values(["y"], {"x": given})[0].numpy())
+            session.run_with_iobinding(bound)
+            assert close(bound.copy_outputs_to_cpu()[0])
+            session.run_with_iobinding(into)
+            assert close(room.numpy())
+            feeds, fetches = vector(), vector()
+            feeds.push_back(given._ortvalue)
+            session.run_with_ortvaluevector(None, ["x"], feeds, ["y"], fetches, [cpu])
+            assert close(fetches[0].numpy())
+    session.run_with_iobinding(bound)
+    assert same(bound.copy_outputs_to_cpu(), [plain])
+    session.run_with_iobinding(into)
+    assert same([room.numpy()], [plain])
+
+
+def test_an_asynchronous_run_is_plain_and_in_the_coverage() -> None:
+    given = options(0)
+    given.intra_op_num_threads = 2  # It needs one of its own.
+    session = onnxruntime.InferenceSession(conv_net().SerializeToString(), given)
+    plain, done, found = session.run(None, {"x": X}), threading.Event(), list[Any]()
+
+    def callback(results: Any, _: Any, error: str) -> None:
+        found.append(results)
+        done.set()
+
+    with amanda.apply(_doubling()) as handle:
+        session.run_async(None, {"x": X}, callback, None)
+        assert done.wait(60)
+        gaps = [gap.what for gap in handle.coverage()["onnxruntime"]]
+    assert same(found[0], plain)
+    assert "run_async" in gaps
+
+
+def test_the_options_of_the_program_stay_as_they_are(tmp_path: Path) -> None:
+    given = options(0)
+    given.add_session_config_entry("session.set_denormal_as_zero", "1")
+    given.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    names = [name for name in dir(given) if not name.startswith("_")]
+    plain = {n: getattr(given, n) for n in names if not callable(getattr(given, n))}
+    session = onnxruntime.InferenceSession(conv_net().SerializeToString(), given)
+    (tmp_path / "optimized.onnx").unlink()
+    with amanda.apply(_doubling()):
+        assert close(session.run(None, {"x": X})[0])
+    assert {name: getattr(given, name) for name in plain} == plain
+    assert given.get_session_config_entry("session.set_denormal_as_zero") == "1"
+    with pytest.raises(RuntimeError, match="does not have"):
+        given.get_session_config_entry("session.intra_op.allow_spinning")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["path", "bytes"])
+def test_weights_in_files_of_their_own(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save_model(
+        conv_net(), path, save_as_external_data=True, location="weights.bin", size_threshold=0
+    )
+    given = options(0)
+    source: Any = str(path)
+    if how == "bytes":
+        key = "session.model_external_initializers_file_folder_path"
+        given.add_session_config_entry(key, str(tmp_path))
+        source = path.read_bytes()
+    session = onnxruntime.InferenceSession(source, given)
+    plain = session.run(None, {"x": X})
+    with amanda.apply(Looking()):
+        assert same(session.run(None, {"x": X}), plain)
+
+
+@pytest.mark.parametrize("kind", ["BFLOAT16", "FLOAT8E4M3FN", "INT4", "UINT4", "STRING", "FLOAT16"])
+def test_types_that_numpy_does_not_have(kind: str) -> None:
+    number = onnx.TensorProto.DataType.Value(kind)
+    values: Any = numpy.array([[1, 2, 3]], numpy.float32)
+    cast = [
+        helper.make_node("Cast", ["x"], ["low"], "down", to=number),
+        helper.make_node("Cast", ["low"], ["y"], "up", to=onnx.TensorProto.FLOAT),
+    ]
+    graph = helper.make_graph(cast, "types", [value("x")], [value("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    session = session_of(model)
+    plain = session.run(None, {"x": values})
+    seen: list[str] = []
+    dtypes: list[str] = []
+
+    def look(context: OpContext) -> None:
+        def twice(low: Any) -> Any:
+            seen.append(low.dtype.name)
+            return low[:, ::-1]
+
+        if context.name == "Cast#2":
+            assert context.facts is not None
+            dtypes.append(context.facts.dtype(context.get_inputs()[0]))
+            context.insert_before_op(twice, inputs=[0])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(look)
+    with amanda.apply(Looking()):
+        assert same(session.run(None, {"x": values}), plain)
+    with amanda.apply(tool):
+        found = session.run(None, {"x": values})[0]
+    assert (found == values[:, ::-1]).all()
+    assert len(seen) == 1
+    names = {"FLOAT8E4M3FN": "float8_e4m3fn"}
+    assert dtypes == [names.get(kind, kind.lower())]
+
+
+@pytest.mark.parametrize("kind", ["BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2", "INT4", "UINT4"])
+def test_outputs_of_types_without_arrays(kind: str) -> None:
+    node, element = helper.make_node, onnx.TensorProto.DataType.Value(kind)
+    nodes = [node("Cast", ["x"], ["low"], to=element), node("Cast", ["low"], ["y"], to=FLOAT)]
+    weights = []
+    if "INT" in kind:
+        nodes = [
+            node("QuantizeLinear", ["x", "scale", "zero"], ["low"]),
+            node("DequantizeLinear", ["low", "scale", "zero"], ["y"]),
+        ]
+        weights = [weight("scale", 0.25), helper.make_tensor("zero", element, [], [0])]
+    graph = helper.make_graph(
+        nodes, "low", [value("x")], [value("low", element), value("y")], weights
+    )
+    opsets = [helper.make_opsetid("", 21)]
+    session = session_of(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    given = {"x": onnxruntime.OrtValue.ortvalue_from_numpy(drawn(3, 5))}
+    plain = session.run_with_ort_values(None, given)
+    edits: list[Any] = []
+
+    def edit(low: Any) -> Any:
+        edits.append(low.dtype.name)
+        return (low.astype(numpy.float32) * 0).astype(low.dtype)
+
+    editing = amanda.Tool()
+    low = [nodes[0].op_type]
+    editing.add_inst_for_op(
+        lambda op: op.insert_after_op(edit, outputs=[0]) if op.name in low else None
+    )
+    with amanda.apply(Looking()):
+        found = session.run_with_ort_values(None, given)
+    with amanda.apply(editing):
+        edited = session.run_with_ort_values(None, given)
+    for one, other in zip(found, plain, strict=True):
+        assert one.data_type() == other.data_type()
+        assert same(array_of(one), array_of(other))
+    assert edited[0].data_type() == plain[0].data_type()
+    assert (edited[1].numpy() == 0).all()
+    assert len(edits) == 1
+
+
+def test_two_models_that_differ_in_their_weights_have_their_own_operators() -> None:
+    one, other = conv_net(), conv_net(seed=1)
+    sessions = [session_of(model) for model in (one, other, one)]
+    ids: list[int] = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: ids.append(context.get_op_id()))
+    roots: list[str] = []
+    tool.add_inst_for_op(lambda c: roots.extend(w.root for w in c.weights.values()))
+    with amanda.apply(tool):
+        for session in sessions:
+            session.run(None, {"x": X})
+    assert len(ids) == len(set(ids)) == 18
+    assert set(roots) == {"convs", "convs#2"}
+
+
+def test_an_edit_of_another_type_is_refused() -> None:
+    session = session_of(conv_net())
+    tool = before("Softmax", lambda x: x.astype(numpy.float64))
+    with amanda.apply(tool), pytest.raises(amanda.AmandaError, match=r"astype\('float32'\)"):
+        session.run(None, {"x": X})
+    assert session.run(None, {"x": X})
+
+
+@pytest.mark.parametrize("level", [0, 1, 99])
+def test_fusions_are_said_once(level: int) -> None:
+    session = session_of(conv_net(), level)
+    plain = session.run(None, {"x": X})[0]
+    with amanda.apply(Looking()) as handle:
+        for _ in range(2):
+            numpy.testing.assert_allclose(session.run(None, {"x": X})[0], plain, rtol=1e-4)
+        gaps = [gap.what for gap in handle.coverage()["onnxruntime"]]
+    assert sum("fusions" in gap for gap in gaps) == (level > 0)
+
+
+def test_a_model_that_cannot_be_read_runs_plain(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(conv_net().SerializeToString())
+    session = onnxruntime.InferenceSession(str(path), options())
+    plain = session.run(None, {"x": X})
+    path.unlink()
+    with amanda.apply(Looking()) as handle:
+        assert same(session.run(None, {"x": X}), plain)
+        gaps = [gap.what for gap in handle.coverage()["onnxruntime"]]
+    assert any("cannot be read again" in gap for gap in gaps)
+
+
+def test_wrong_inputs_are_refused_as_without_tools() -> None:
+    session = session_of(conv_net())
+    for feed in ({}, {"x": X, "z": X}, {"x": X.astype(numpy.float64)}):
+        with pytest.raises(Exception) as plain:  # noqa: PT011  Which one is ONNX Runtime's choice.
+            session.run(None, feed)
+        with amanda.apply(Looking()), pytest.raises(type(plain.value)) as found:
+            session.run(None, feed)
+        assert str(found.value) == str(plain.value)
+
+
+def test_a_default_input_may_be_given(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "w"], ["y"], "mul")],
+        "default",
+        [value("x"), value("w")],
+        [value("y")],
+        [weight("w", [2.0])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    session = session_of(model)
+    one = numpy.ones(1, numpy.float32)
+    with amanda.apply(Looking()):
+        for _ in range(2):
+            assert session.run(None, {"x": one})[0] == 2
+            assert session.run(None, {"x": one, "w": 5 * one})[0] == 5
+
+
+def test_a_replacement_may_run_the_operator() -> None:
+    session = session_of(conv_net())
+
+    def replace(*inputs: Any) -> Any:
+        op = original()
+        assert op is not None
+        return op([2 * inputs[0]])
+
+    tool = amanda.Tool()
+
+    def analyse(context: OpContext) -> None:
+        if context.op_type == "Softmax":
+            context.replace_op(replace)
+
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool):
+        assert close(session.run(None, {"x": X})[0])
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_a_loop_without_a_turn(times: int) -> None:
+    model = control_flow(times)
+    (loop,) = [node for node in model.graph.node if node.op_type == "Loop"]
+    loop = onnx.NodeProto.FromString(loop.SerializeToString())
+    del model.graph.node[:], model.graph.output[:]
+    model.graph.node.append(loop)
+    model.graph.output.extend([value("last"), value("rows")])
+    session = session_of(model)
+    plain = session.run(None, {"x": X})
+    with amanda.apply(Looking()):
+        assert same(session.run(None, {"x": X}), plain)
+        assert same(session.run(None, {"x": X}), plain)
+
+
+def test_constants_of_all_forms() -> None:
+    constants: dict[str, Any] = {
+        "value_float": 1.5,
+        "value_floats": [1.0, 2.0],
+        "value_int": 3,
+        "value_ints": [4, 5],
+        "value_string": "text",
+        "value_strings": ["a", "b"],
+        "value": numpy_helper.from_array(numpy.ones((2, 2), numpy.float16)),
+    }
+    nodes = [
+        node
+        for name, given in constants.items()
+        for node in (
+            helper.make_node("Constant", [], [name], **{name: given}),
+            helper.make_node("Identity", [name], [f"{name}.out"]),
+        )
+    ]
+    kinds = {"value_int": INT64, "value_ints": INT64, "value": onnx.TensorProto.FLOAT16}
+    kinds |= dict.fromkeys(("value_string", "value_strings"), onnx.TensorProto.STRING)
+    outputs = [value(f"{name}.out", kinds.get(name, FLOAT)) for name in constants]
+    graph = helper.make_graph(nodes, "constants", [], outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    session = session_of(model)
+    plain = session.run(None, {})
+    tool = Looking()
+    values: list[Any] = []
+    tool.add_inst_for_op(lambda context: values.append(context.value(0)))
+    with amanda.apply(tool):
+        found = session.run(None, {})
+    assert [one.tolist() for one in found] == [one.tolist() for one in plain]
+    assert [one.tolist() for one in values] == [one.tolist() for one in plain]
+
+
+def test_the_letters_of_weights() -> None:
+    node = helper.make_node
+    nodes = [
+        node("MatMul", ["x", "columns"], ["a"], "product"),
+        node("Gemm", ["a", "rows"], ["b"], "turned", transB=1),
+        node("Einsum", ["b", "summed"], ["y"], "sum", equation="ni,oi->no"),
+    ]
+    weights = [weight("columns", drawn(4, 3)), weight("rows", drawn(5, 3))]
+    weights.append(weight("summed", drawn(2, 5)))
+    graph = helper.make_graph(nodes, "products", [value("x")], [value("y")], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    letters: dict[str, Any] = {}
+    tool = amanda.Tool()
+    tool.add_inst_for_op(
+        lambda context: letters.update((w.name, w.layout) for w in context.weights.values())
+    )
+    with amanda.apply(tool):
+        session_of(model).run(None, {"x": drawn(6, 4)})
+    assert letters == {"columns": "IO", "rows": "OI", "summed": "OI"}
+
+
+def test_a_tool_of_gradients_warns_at_the_first_operator() -> None:
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: None, backward=True)
+    tool.add_inst_for_op(lambda context: None)
+    session = session_of(conv_net())
+    with amanda.apply(tool):
+        pass  # Nothing runs here, as in a program of another framework.
+    with amanda.apply(tool), pytest.warns(amanda.AmandaWarning, match="has no gradients"):
+        session.run(None, {"x": X})
+
+
+class Keeping(amanda.Tool):
+    """Adds 1 to the outputs of an operator, and keeps the arrays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Any] = []
+        self.add_inst_for_op(lambda context: context.insert_after_op(self.edit))
+
+    def edit(self, value: Any) -> Any:
+        self.kept.append(value + 1)
+        return self.kept[-1]
+
+
+def test_results_have_memory_of_their_own() -> None:
+    """What is made of an `OrtValue` of an array does not keep that array."""
+    nodes = [helper.make_node("Neg", ["x"], ["y"])]
+    model = model_of(helper.make_graph(nodes, "g", [value("x")], [value("y")]))
+    session, x = session_of(model), numpy.arange(4, dtype=numpy.float32)
+    given = onnxruntime.OrtValue.ortvalue_from_numpy(x)
+    with amanda.apply(tool := Keeping()):
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("x", given)
+        binding.bind_output("y")
+        found = session.run_with_ort_values(None, {"x": given})[0].numpy()
+        session.run_with_iobinding(binding)
+        bound = binding.get_outputs()[0].numpy()
+    for array in tool.kept:
+        array.fill(7)
+    assert found.tolist() == bound.tolist() == (1 - x).tolist()
+
+
+def test_texts_are_values_of_onnx_runtime() -> None:
+    nodes, texts = [helper.make_node("Identity", ["w"], ["y"])], weight("w", ["a", "b"], object)
+    outputs = [value("y", onnx.TensorProto.STRING)]
+    session = session_of(model_of(helper.make_graph(nodes, "g", [], outputs, [texts])))
+    with amanda.apply(tool := Looking()):
+        (found,) = session.run_with_ort_values(None, {})
+        assert found.numpy().tolist() == ["a", "b"]
+    assert tool.executed
+
+
+def test_a_session_with_other_weights_than_its_model_runs_without_tools() -> None:
+    nodes, ones = [helper.make_node("Add", ["x", "w"], ["y"])], weight("w", [1, 1])
+    model = model_of(helper.make_graph(nodes, "g", [value("x")], [value("y")], [ones]))
+    given, x = options(0), numpy.zeros(2, numpy.float32)
+    other = onnxruntime.OrtValue.ortvalue_from_numpy(numpy.full(2, 5, numpy.float32))
+    given.add_initializer("w", other)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), given)
+    with amanda.apply(tool := Looking()) as handle:
+        for _ in range(2):
+            assert session.run(None, {"x": x})[0].tolist() == [5, 5]
+        gaps = [gap.what for gap in handle.coverage()["onnxruntime"]]
+    assert not tool.executed
+    assert any("compute something else" in gap for gap in gaps)

@@ -1,0 +1,1 @@
+"""Models of ONNX under tools, and faults in exported models."""
