@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import importlib_metadata
 import pytest
 
 import amanda
@@ -151,6 +152,21 @@ def test_tools_are_listed_with_where_they_come_from(
     assert (name, status, distribution, version) == ("noting", "ok", "amanda-driver-toy", "0.4")
     assert " ".join(about) == found[0]["about"] == "Notes things."
     assert "libtoy.so is missing" in out
+
+
+def test_entry_points_of_tools_are_read_once(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed.points += [point(f"noting{number}", Noting) for number in range(5)]
+    groups: list[str] = []
+
+    def entry_points(*, group: str) -> list[Any]:
+        groups.append(group)
+        return installed.entry_points(group=group)
+
+    monkeypatch.setattr(importlib_metadata, "entry_points", entry_points)
+    assert call("tools", "--json") == 0
+    assert groups.count(discovery.TOOL_GROUP) == 1
 
 
 class Somewhere(Noting):

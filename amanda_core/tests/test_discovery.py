@@ -241,6 +241,7 @@ def use_every_hook(name: str) -> None:
         toy.relu(toy.Value(1.0))
     with pytest.raises(UnsupportedError):  # This driver does not export.
         amanda.exported(toy.relu, tool(lambda c: None), toy.Value(1.0))
+    assert discovery.plugin_manager().hook.amanda_model_file(path="model.toy") is None
 
 
 def test_a_plugin_that_is_no_driver_may_wrap_every_hook(installed: Installed) -> None:

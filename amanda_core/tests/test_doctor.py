@@ -61,7 +61,7 @@ def test_a_healthy_installation(installed: Installed, capsys: pytest.CaptureFixt
     assert call("doctor") == 0
     out = capsys.readouterr().out
     assert out.startswith(f"amanda {amanda.__version__}, Python ")
-    assert "1 drivers, 1 tools" in out
+    assert "drivers: 1, tools: 1" in out
 
 
 @pytest.mark.untraced

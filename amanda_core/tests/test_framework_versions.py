@@ -44,6 +44,17 @@ def test_newer_and_unfinished_versions_are_not_tried(
     assert PLUGGY.refusal() is None
 
 
+@pytest.mark.parametrize("version", ["97.9", "98.0", "98.5", "99.0.0", "100.0"])
+def test_supported_releases_before_the_first_that_was_tried_are_tested(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FrameworkVersions, "installed", lambda _: version)
+    supported = dataclasses.replace(OLD, first="98.5")
+    assert supported.is_tried() is (version in ("98.5", "99.0.0"))
+    assert (supported.refusal() is not None) is (version == "97.9")
+    assert supported.install_tried.endswith(">=98.5,<=99.0'")
+
+
 def test_an_older_version_is_refused_by_name(write: Path) -> None:
     write.write_text("raise SystemExit('it must not run')")
     refusal = OLD.refusal()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -220,3 +221,28 @@ def test_no_exception_between_a_block_and_its_exit() -> None:
     for at in range(1, lines + 1):
         place = interrupt(lambda: program["run"](), at)
         assert not lock.locked(), place
+
+
+def test_no_lock_of_pythons_own_stays_held() -> None:
+    logger, handler = logging.Logger("interrupted"), logging.Handler()
+    logger.addHandler(handler)
+    at, condition = 1, threading.Condition()
+    handler.emit = lambda record: None  # type: ignore[method-assign]
+
+    def log() -> None:
+        with condition:
+            logger.warning(str(at))
+
+    while interrupt(log, at):
+        at += 1
+    free: list[bool] = []
+
+    def take() -> None:
+        for lock in (handler.lock, condition):
+            assert lock is not None
+            free.append(lock.acquire(timeout=1))
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    assert free == [True, True]

@@ -173,6 +173,9 @@ def test_sentences_are_wrapped_and_names_are_not() -> None:
     assert narrowed(table, 40, prose)[1] == ["status", "distribution"]
     # Only what is declared may go, in this order.
     assert narrowed(table, 60, prose, ("distribution", "status"))[1] == ["distribution"]
+    # They go so that the only sentences can be read.
+    assert narrowed(table, 70, prose)[1] == []
+    assert narrowed(table, 70, prose, ("distribution", "status"))[1] == ["distribution"]
     assert narrowed(table, 60, prose, ("what it does", "status"))[1] == ["what it does"]
     assert narrowed(table, 20, prose, ("status",))[1] == ["status"]
 

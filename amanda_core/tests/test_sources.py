@@ -29,8 +29,10 @@ CORE = Path(amanda_core.__file__).parent
 #: What nothing of the core but the command line and the tests imports.
 BESIDE = ("amanda_core.cli", "amanda_core.config", "amanda_core.testing")
 #: Folder -> how many lines of code it may have. These are alarms with air, not design: a folder
-#: that reaches its bound has taken on a second concern.
-BOUNDS = {"engine": 2600, "interface": 650}
+#: that reaches its bound has taken on a second concern. The vocabulary, a table that grows with the
+#: operators that frameworks have in common, does not count.
+BOUNDS = {"engine": 2600, "interface": 450}
+TABLE = CORE / "interface" / "vocabulary.py"
 
 
 def is_beside(path: Path) -> bool:
@@ -99,7 +101,10 @@ def test_source_lines_are_those_that_do_something() -> None:
 
 @pytest.mark.parametrize("folder", BOUNDS)
 def test_the_rooms_that_everybody_enters_stay_small(folder: str) -> None:
-    assert 0 < lines_of_package(CORE / folder) <= BOUNDS[folder]
+    counted = lines_of_package(CORE / folder)
+    if TABLE.is_relative_to(CORE / folder):
+        counted -= lines_of_code(TABLE.read_text("utf-8"))
+    assert 0 < counted <= BOUNDS[folder]
 
 
 def test_the_facade_has_no_logic() -> None:

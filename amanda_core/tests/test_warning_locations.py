@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amanda_core.errors import VaryingWeightWarning
+from amanda_core.errors import AmandaWarning, VaryingWeightWarning
 from amanda_core.plugins import discovery
 from amanda_core.runtime.warning_locations import warn
 from amanda_core.testing.toy.driver import ToyDriver
@@ -66,3 +66,12 @@ def test_a_warning_points_beyond_the_packages_in_between(library: Callable[..., 
     places = [Path(str(one.filename)).name for one in caught]
     assert places == ["inner.py", *[Path(__file__).name] * 3]
     assert caught[2].category is VaryingWeightWarning
+
+
+def test_code_without_a_module_is_passed_over() -> None:
+    """Python would drop the warning there: a compiler's own code has no name."""
+    generated: dict[str, Any] = {"warn": warn, "__name__": None}
+    exec("def call(): warn('it runs')", generated)
+    with pytest.warns(AmandaWarning, match="it runs") as caught:
+        generated["call"]()
+    assert caught[0].filename == __file__

@@ -18,6 +18,7 @@ from amanda_core.cli.commands import Commands
 from amanda_core.cli.doctor import doctor
 from amanda_core.cli.drivers import drivers
 from amanda_core.cli.explain import explain
+from amanda_core.cli.export import export
 from amanda_core.cli.new import new
 from amanda_core.cli.run import run
 from amanda_core.cli.show import show
@@ -34,7 +35,7 @@ def amanda() -> None:
     """Instrumentation of neural networks: look at and change every operator of any model."""
 
 
-for _command in (run, show, tools, drivers, doctor, explain, new):
+for _command in (run, show, export, tools, drivers, doctor, explain, new):
     amanda.add_command(_command)
 
 

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -99,6 +100,9 @@ class Child(Run):
         if threading.current_thread() is threading.main_thread():
             self._termination.start()
         self._saving.start()
+        # What is registered later runs earlier: the first finalizer registers all of them, and
+        # frameworks take their operators away in theirs.
+        weakref.finalize(self, int).detach()
         atexit.register(self._at_exit)
 
     def _at_exit(self) -> None:

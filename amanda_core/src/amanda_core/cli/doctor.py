@@ -32,7 +32,10 @@ from amanda_core.plugins.requirements import is_installed, missing
 from amanda_core.results import Table
 from amanda_core.runtime.containment import contain, described
 
-__all__ = ["doctor"]
+__all__ = ["DROP", "doctor"]
+
+#: Columns that are left out on a narrow terminal, the first ones first.
+DROP = ("of", "severity")
 
 _UPGRADE = "Reinstall or upgrade it"
 
@@ -78,12 +81,12 @@ def doctor(as_json: bool, modules: tuple[str, ...]) -> int:
     else:
         click.echo(
             f"amanda {__version__}, Python {platform.python_version()}, "
-            f"{len(drivers)} drivers, {len(tools)} tools"
+            f"drivers: {len(drivers)}, tools: {len(tools)}"
         )
         if found:
             rows = [(f.severity, of, f.message, f.fix) for of, f in found]
             table = Table("", ("severity", "of", "finding", "fix"), rows)
-            show(table, sys.stdout, prose=("finding", "fix"), drop=("of", "severity"))
+            show(table, sys.stdout, prose=("finding", "fix"), drop=DROP)
         else:
             click.echo("Nothing found that would make results wrong.")
     return int(any(finding.severity == "error" for _, finding in found))

@@ -1,4 +1,4 @@
-"""Showing tables and JSON: drawn on a terminal, plain in a pipe.
+"""Showing tables, sentences and JSON: drawn on a terminal, plain in a pipe.
 
 Owns the late import of rich, which takes longer than a listing.
 """
@@ -6,6 +6,8 @@ Owns the late import of rich, which takes longer than a listing.
 from __future__ import annotations
 
 import json
+import os
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
@@ -15,10 +17,10 @@ import click
 from amanda_core.cli.units import humanized
 from amanda_core.results import Table, printable
 
-__all__ = ["narrowed", "show", "show_json", "with_columns"]
+__all__ = ["narrowed", "show", "show_json", "with_columns", "wrapped"]
 
-#: The least width of a column of sentences.
-_SENTENCE = 20
+#: The least width of a column of sentences, and of the only one for which declared columns go.
+_SENTENCE, _ONLY = 20, 35
 #: The longest text that is shown whole: a longer one would fill the screen.
 _LONGEST = 500
 
@@ -102,9 +104,13 @@ def _draw(table: Table, stream: IO[str], prose: Collection[str], drop: Sequence[
     from rich.text import Text
 
     console = Console(file=stream)
+    if not prose:  # A result. A listing has its columns also where nothing is in them.
+        cells = table.text()
+        said = [i for i in range(len(table.columns)) if not i or any(row[i] for row in cells)]
+        table = with_columns(table, said)
     table, hidden = narrowed(table, console.width, prose, drop)
     # Not markup, because names come from other packages.
-    drawn = RichTable(title=Text(printable(table.title)) if table.title else None)
+    drawn = RichTable()
     for index, column in enumerate(table.columns):
         justify: Any = "right" if table.is_right(index) else "left"
         # Only sentences share what is left of the width, unless even names do not fit.
@@ -113,10 +119,25 @@ def _draw(table: Table, stream: IO[str], prose: Collection[str], drop: Sequence[
         drawn.add_column(heading, justify=justify, overflow="fold", no_wrap=whole)
     for row in table.text():
         drawn.add_row(*(Text(cell) for cell in row))
-    console.print(drawn)
-    if hidden:
+    if table.title:
+        # Not the table's own, which is as narrow as the table.
+        click.echo(wrapped(printable(table.title), stream), file=stream)
+    if table.rows:
+        console.print(drawn)
+    if hidden and table.rows:
         named = printable(", ".join(hidden))
-        click.echo(f"Not shown, as they do not fit: {named}", file=stream)
+        click.echo(wrapped(f"Not shown, as they do not fit: {named}", stream), file=stream)
+
+
+def wrapped(text: str, stream: IO[str]) -> str:
+    """Break a line between its words if `stream` is a terminal that is narrower."""
+    # The program may have closed or replaced the stream, and a terminal may not know its width.
+    with suppress(AttributeError, OSError, ValueError):
+        if stream.isatty():
+            width = os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns
+            kept: Any = {"break_long_words": False, "break_on_hyphens": False}
+            return textwrap.fill(text, int(width), subsequent_indent="  ", **kept)
+    return text
 
 
 def narrowed(
@@ -138,11 +159,12 @@ def narrowed(
     """
     cells = [[printable(column) for column in table.columns], *table.text()]
     widths = [max(len(row[i]) for row in cells) + 3 for i in range(len(table.columns))]
+    least = _ONLY if drop and len(prose) == 1 else _SENTENCE
     kinds = []
     for index, column in enumerate(table.columns):
         kinds.append(2 if column in prose else int(table.is_right(index)))
         if column in prose:
-            widths[index] = min(widths[index], _SENTENCE + 3)
+            widths[index] = min(widths[index], least + 3)
     columns = list(table.columns)
     order = [columns.index(column) for column in drop if column in columns] or [
         index

@@ -18,7 +18,10 @@ from amanda_core.plugins.installed import DRIVER_GROUP, Installed, installed
 from amanda_core.results import Table
 from amanda_core.runtime.containment import contain, described
 
-__all__ = ["describe", "drivers"]
+__all__ = ["DROP", "describe", "drivers"]
+
+#: Columns that are left out on a narrow terminal, the first ones first.
+DROP = ("namespaces", "distribution")
 
 
 @click.command()
@@ -49,7 +52,7 @@ def drivers(as_json: bool) -> None:
     columns = ["driver", "status", "version", "interceptor", "capabilities", "namespaces"]
     table = Table("", [*columns, "distribution"], rows)
     prose = ("interceptor", "capabilities")
-    show(table, sys.stdout, prose=prose, drop=("namespaces", "distribution"))
+    show(table, sys.stdout, prose=prose, drop=DROP)
     if not found:
         click.echo("No driver is installed: pip install amanda-driver-<framework>", err=True)
 

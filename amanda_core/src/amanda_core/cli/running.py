@@ -18,7 +18,7 @@ from typing import Any
 
 from amanda_core.cli import findings, turns
 from amanda_core.cli.conditions import EXIT_STATUS, Condition
-from amanda_core.cli.drawing import show
+from amanda_core.cli.drawing import show, wrapped
 from amanda_core.cli.overview import LINES, Overview
 from amanda_core.cli.program import Program, report
 from amanda_core.cli.progress import FIRST, Progress, interval_for, told_if_slow
@@ -442,7 +442,8 @@ class Run:
     def _say(text: str) -> None:
         # The program may have closed or replaced it.
         with suppress(AttributeError, OSError, ValueError):
-            print(f"amanda: {printable(text)}", file=sys.stderr, flush=True)
+            line = wrapped(f"amanda: {printable(text)}", sys.stderr)
+            print(line, file=sys.stderr, flush=True)
 
 
 def _problem(ended: BaseException | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,10 @@ from amanda_core.runtime.containment import contain, described
 if TYPE_CHECKING:
     from amanda_core.config.factories import Option
 
-__all__ = ["describe", "tools"]
+__all__ = ["DROP", "describe", "tools"]
+
+#: Columns that are left out on a narrow terminal, the first ones first.
+DROP = ("distribution", "works on")
 
 
 @click.command()
@@ -59,7 +62,7 @@ def tools(name: str | None, as_json: bool) -> None:
             for row, tool in zip(rows, found, strict=True)
         ]
     table = Table("", columns, rows)
-    show(table, sys.stdout, prose=("what it does",), drop=("distribution", "works on"))
+    show(table, sys.stdout, prose=("what it does",), drop=DROP)
     if not found:
         click.echo("No tool is installed: pip install amanda-tools", err=True)
 
@@ -77,10 +80,12 @@ def describe() -> list[dict[str, Any]]:
     """Return a description of each installed tool; those that are not blocked are imported."""
     # Programs read the list, so it must not contain what a tool prints during its import.
     with redirect_stdout(sys.stderr):
-        return [_describe(reference, found) for reference, found in tool_names.references()]
+        references = tool_names.references()
+        every = [found for _, found in references]
+        return [_describe(reference, found, every) for reference, found in references]
 
 
-def _describe(reference: str, found: Installed) -> dict[str, Any]:
+def _describe(reference: str, found: Installed, every: Sequence[Installed]) -> dict[str, Any]:
     from amanda_core.config import factories
 
     status, error, fix, about = "ok", None, None, ""
@@ -89,11 +94,11 @@ def _describe(reference: str, found: Installed) -> dict[str, Any]:
         status = "blocked"
     else:
         try:
-            made = factories.factory(reference or found.name)
+            made = factories.factory(reference or found.name, every=every)
             works_on = [str(one) for one in getattr(made, "works_on", ())]
             # Not what a class inherits from `Tool`.
             if getattr(made, "__doc__", None):
-                about = next(iter(_about(made).splitlines()), "")
+                about = " ".join(_about(made).partition("\n\n")[0].split())
         except AmandaError as broken:
             status = "broken" if reference else "duplicate"
             error, fix = broken.what, broken.fix

@@ -54,13 +54,13 @@ def humanized(table: Table, units: Mapping[str, str] | None = None) -> Table:
 
     Args:
         table: The table.
-        units: Heading -> unit. Of other columns, those have one whose heading ends with `` B``,
-            ``MACs`` or ``FLOPs``.
+        units: Heading, or its last word as in ``total wall``, -> unit. Of other columns, those have
+            one whose heading ends with `` B``, ``MACs`` or ``FLOPs``.
     """
     found: list[str | None] = []
     columns = []
     for column in map(str, table.columns):
-        unit = (units or {}).get(column)
+        unit = units.get(column, units.get(column.rpartition(" ")[2])) if units else None
         if unit is None and column.endswith(" B"):
             unit, column = "B", column.removesuffix(" B")
         elif (unit is None and column.endswith(_COUNTS)) or unit in _COUNTS:

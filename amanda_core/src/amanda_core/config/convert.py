@@ -6,6 +6,7 @@ Owns which annotations can be written in a file or a flag, and how. Values are n
 from __future__ import annotations
 
 import os
+import re
 import types
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -17,6 +18,8 @@ from amanda_core.config.text import parse_list, unquoted
 
 __all__ = ["MismatchError", "convert", "expected"]
 
+#: Number of values in the longest range.
+_LONGEST = 1_000_000
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _PLAIN: dict[Any, str] = {
     bool: "true or false",
@@ -48,7 +51,8 @@ def expected(annotation: Any) -> str:
         return " or ".join(parts) if parts != ["none"] else ""
     item = _item(annotation)
     if item is not None and expected(item):
-        return f"a list of values, each {expected(item)}"
+        ranges = ", or ranges such as 10:20" if item is int else ""
+        return f"a list of values, each {expected(item)}{ranges}"
     return ""
 
 
@@ -138,11 +142,26 @@ def _enum(value: Any, annotation: type[Enum], setting: Setting) -> Enum:
 
 
 def _list(value: Any, annotation: Any, item: Any, setting: Setting) -> Any:
-    parts = parse_list(value, setting.where) if setting.text else value
+    written = setting.text or (item is int and isinstance(value, str))
+    parts = parse_list(value, setting.where) if written else value
+    if item is int and isinstance(parts, list):
+        kind = str if setting.text else int
+        parts = [one for part in parts for one in _range(part, annotation, kind)]
     if not isinstance(parts, list):
         raise MismatchError(expected(annotation))
     found = [_convert(part, item, setting) for part in parts]
     return tuple(found) if get_origin(annotation) is tuple else found
+
+
+def _range(part: Any, annotation: Any, kind: type[int | str]) -> list[Any]:
+    """Return the numbers that are written as ``10:20``, without 20, or the part itself."""
+    if not isinstance(part, str) or ":" not in part:
+        return [part]
+    found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", part, re.ASCII)
+    numbers = range(int(found[1]), int(found[2])) if found else range(0)
+    if not 0 < len(numbers) <= _LONGEST:
+        raise MismatchError(expected(annotation))
+    return [kind(number) for number in numbers]
 
 
 def _item(annotation: Any) -> Any:

@@ -11,7 +11,7 @@ import inspect
 import keyword
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -63,8 +63,15 @@ class Option:
         return f"{self.name}_" if keyword.iskeyword(self.name) else self.name
 
 
-def factory(reference: str, where: str = "") -> Callable[..., Any]:
+def factory(
+    reference: str, where: str = "", every: Sequence[Installed] | None = None
+) -> Callable[..., Any]:
     """Return the factory of a tool: that of an installed one, or the user's own ``module:Class``.
+
+    Args:
+        reference: The tool.
+        where: Where it is named, for messages.
+        every: All installed tools, if they are known.
 
     Raises:
         UnknownToolError: There is none, or it is blocked.
@@ -72,7 +79,7 @@ def factory(reference: str, where: str = "") -> Callable[..., Any]:
     """
     if ":" in reference:
         return _own(reference, where)
-    found = _installed(reference, where)
+    found = _installed(reference, where, every)
     what = f"The tool {reference!r} of {found.origin} cannot be loaded"
     with _loading(what, where, "Reinstall or upgrade it"):
         made = found.point.load()
@@ -93,8 +100,8 @@ def _loading(
         raise BrokenToolError(f"{what}: {described(error)}", where=where, fix=fix) from error
 
 
-def _installed(reference: str, where: str) -> Installed:
-    found = tool_names.candidates(reference)
+def _installed(reference: str, where: str, every: Sequence[Installed] | None) -> Installed:
+    found = tool_names.candidates(reference, every)
     if not found:
         raise _unknown(reference, where)
     if found[0].blocked:
@@ -186,7 +193,8 @@ def make(settings: ToolSettings) -> Tool:
         if _is_common(name, known):
             attribute, annotation = _COMMON[name]
             if not hasattr(tool, attribute):
-                raise _no_option(settings, name, [option.name for option in known])
+                why = getattr(tool, "cannot_bake", "") if name == "save" else ""
+                raise _no_option(settings, name, [option.name for option in known], why)
             setattr(tool, attribute, _converted(settings, name, annotation))
     return _restricted(tool, settings.select)
 
@@ -201,11 +209,13 @@ def _is_common(name: str, known: tuple[Option, ...]) -> bool:
     return name in _COMMON and all(option.name != name for option in known)
 
 
-def _no_option(settings: ToolSettings, name: str, others: Iterable[str]) -> OptionError:
+def _no_option(
+    settings: ToolSettings, name: str, others: Iterable[str], why: str = ""
+) -> OptionError:
     return OptionError(
         f"The tool {settings.reference!r} has no option {name[:80]!r}",
         where=settings.options[name].where,
-        fix=nearest(name, others),
+        fix=why or nearest(name, others),
     )
 
 

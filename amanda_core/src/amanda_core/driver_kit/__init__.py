@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from amanda_core.driver_kit.framework_versions import *
     from amanda_core.driver_kit.interceptors import *
     from amanda_core.driver_kit.marks import *
+    from amanda_core.driver_kit.model_files import *
     from amanda_core.driver_kit.model_writers import *
     from amanda_core.driver_kit.patching import *
+    from amanda_core.driver_kit.recording import *
+    from amanda_core.driver_kit.repeating import *
     from amanda_core.driver_kit.zones import *
     from amanda_core.engine.action import *
     from amanda_core.engine.activation import *
     from amanda_core.engine.calls import *
     from amanda_core.engine.context import *
-    from amanda_core.engine.driver_failures import *
     from amanda_core.engine.plan import *
     from amanda_core.engine.session import *
     from amanda_core.engine.stacks import *
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from amanda_core.modules.module_paths import *
     from amanda_core.modules.scopes import *
     from amanda_core.plugins.discovery import *
+    from amanda_core.plugins.driver_failures import *
     from amanda_core.plugins.imports import *
     from amanda_core.runtime.switches import *
     from amanda_core.runtime.threads import *
@@ -67,14 +70,16 @@ NAMES = {
     "driver_kit.framework_versions": ("FrameworkVersions",),
     "driver_kit.interceptors": ("Choice", "Extension", "Interceptors", "NATIVE", "load_extension"),
     "driver_kit.marks": ("Marks",),
+    "driver_kit.model_files": ("ModelFile",),
     "driver_kit.model_writers": ("ModelWriters",),
-    "driver_kit.patching": ("Patch", "Patches", "Routes"),
+    "driver_kit.patching": ("Patch", "Patches", "Routes", "made_once"),
+    "driver_kit.recording": ("Keeper", "Recorder"),
+    "driver_kit.repeating": ("Repeater",),
     "driver_kit.zones": ("enter_zone", "named_zone", "zone_of"),
     "engine.action": ("Action", "ActionKind", "Positions", "Routine", "staged"),
     "engine.activation": ("apply", "attach"),
     "engine.calls": ("Call", "MODULE_INPUT", "MODULE_OUTPUT"),
     "engine.context": ("OpContext",),
-    "engine.driver_failures": ("DriverFailures", "OriginalCall"),
     "engine.plan": ("Plan", "Step"),
     "engine.session": ("Session",),
     "engine.stacks": ("is_started_by_python", "join"),
@@ -102,6 +107,7 @@ NAMES = {
     "modules.module_paths": ("inside", "modules_of"),
     "modules.scopes": ("Activation", "Labels", "OUTSIDE", "Scope", "Scopes"),
     "plugins.discovery": ("register", "unregister"),
+    "plugins.driver_failures": ("DriverFailures", "OriginalCall"),
     "plugins.imports": ("EndOfImport", "ImportWatcher", "running_imports"),
     "runtime.switches": (
         "CACHING",

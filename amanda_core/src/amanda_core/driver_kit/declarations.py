@@ -45,6 +45,7 @@ class Declarations(Mapping[str, str]):
         distributions = "myframework"  # that may hold it, if they do not have the modules' names
         oldest = "2.0"  # the oldest release that is supported, the newest one that was tried
         newest = "2.3.99"
+        first = "2.2"  # the oldest release that was tried, if older ones are supported, too
         complete = "nn"  # what its module has once its import is done
         self_test = "amanda_driver_mine.self_test"  # run once for a release that was not tried
         interception = "Operators pass through MyFramework.call"

@@ -63,6 +63,7 @@ class DeclaredHooks:
             driver=declarations.package.replace("_", "-"),
             variable=f"AMANDA_{self._info.name.upper()}_INTERCEPTOR",
             self_test=framework.get("self_test", ""),
+            first=framework.get("first", ""),
         )
 
     def is_loaded(self) -> bool:

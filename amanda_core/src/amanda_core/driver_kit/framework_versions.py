@@ -43,6 +43,8 @@ class FrameworkVersions:
         variable: Environment variable that requests an interceptor by name, if there are several.
         self_test: Module that exits with 0 if the requested interceptor works here; empty if there
             is none.
+        first: The oldest release that was tried, where older ones are supported if their self-test
+            passes; empty if all supported ones were tried.
     """
 
     framework: str
@@ -53,6 +55,7 @@ class FrameworkVersions:
     driver: str
     variable: str = ""
     self_test: str = ""
+    first: str = ""
 
     def installed(self) -> str | None:
         """Return the installed version without importing it; None if there is none."""
@@ -101,14 +104,14 @@ class FrameworkVersions:
             ) from error
 
     def is_tried(self) -> bool:
-        """Return True if the installed version lies between the oldest and the newest tried."""
+        """Return True if the installed version lies between the first and the newest tried."""
         version = self.installed()
         if version is None:
             return True
         found = _FORM.match(version)
         if found is None or re.match(r"\.?(a|b|rc|dev)", found.group(4)):
             return False
-        return _order(self.oldest) <= _order(version) <= _order(self.newest)
+        return _order(self.first or self.oldest) <= _order(version) <= _order(self.newest)
 
     def failure(self, interceptor: str) -> str:
         """Return why an interceptor must not be used with the installed version, or "".
@@ -180,11 +183,11 @@ class FrameworkVersions:
     @property
     def install_tried(self) -> str:
         """The command that installs a release that was tried."""
-        return f"pip install '{self.distributions[0]}>={self.oldest},<={self.newest}'"
+        return f"pip install '{self.distributions[0]}>={self.first or self.oldest},<={self.newest}'"
 
     @property
     def _tried(self) -> str:
-        return f"{self.oldest} to {self.newest}"
+        return f"{self.first or self.oldest} to {self.newest}"
 
     def note(self, interceptor: str) -> str:
         """Return a sentence about the installed version if it was not tried, else ""."""

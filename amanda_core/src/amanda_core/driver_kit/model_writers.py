@@ -6,12 +6,11 @@ their operators from being seen.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from amanda_core.driver_kit.patching import Patches
+from amanda_core.driver_kit.patching import Patches, made_once
 from amanda_core.plugins.imports import ImportWatcher
 
 __all__ = ["ModelWriters"]
@@ -41,8 +40,7 @@ class ModelWriters:
         required: Sequence[str] = (),
     ) -> None:
         self._others, self._writers = others, writers
-        #: Most time of entering `apply` would be spent on making the same ones again.
-        self._wrap = functools.lru_cache(maxsize=256)(wrap)
+        self._wrap = made_once(wrap)
         self._required = required
         self.modules = tuple(dict.fromkeys((*others, *writers)))
 

@@ -8,12 +8,39 @@ record before it is done, and undoing can be repeated.
 
 from __future__ import annotations
 
+import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Patch", "Patches", "Routes"]
+__all__ = ["Patch", "Patches", "Routes", "made_once"]
+
+#: Number of replacements that one function keeps.
+_KEPT = 256
+
+
+def made_once(wrap: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function make the replacement of an original once.
+
+    Most time of entering `apply` would be spent on making the same ones again.
+
+    Args:
+        wrap: Returns what replaces a function, given it and hashable arguments.
+    """
+    #: By identity, since some frameworks' functions have no hash.
+    made: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+
+    @functools.wraps(wrap)
+    def once(original: Any, *args: Any) -> Any:
+        key = id(original), *args
+        if key not in made:
+            if len(made) >= _KEPT:  # A program may replace a function in each run.
+                made.clear()
+            made[key] = original, wrap(original, *args)
+        return made[key][1]
+
+    return once
 
 
 class Patch:
@@ -44,7 +71,8 @@ class Patch:
 
     def undo(self) -> None:
         """Restore the original, unless somebody else has replaced the replacement."""
-        if vars(self._owner).get(self._name) is not self._replacement:
+        # An attribute that was not set, since an exception came before, is no None.
+        if vars(self._owner).get(self._name, self) is not self._replacement:
             return
         if self._inherited:
             delattr(self._owner, self._name)

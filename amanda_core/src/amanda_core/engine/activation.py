@@ -16,12 +16,12 @@ from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.engine import stacks
-from amanda_core.engine.driver_failures import OnDriverError, check_policy
 from amanda_core.engine.session import Session
 from amanda_core.engine.stacks import ThreadsOption
 from amanda_core.engine.tool import Tool, check_tool, in_dependency_order
 from amanda_core.errors import ReentryError, ThreadError, ToolError, annotate
 from amanda_core.interface.driver import CoverageGap
+from amanda_core.plugins.driver_failures import OnDriverError, check_policy
 from amanda_core.runtime.threads import THREAD, Control, MarkedZone
 
 if TYPE_CHECKING:

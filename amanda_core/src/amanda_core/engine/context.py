@@ -487,9 +487,10 @@ class OpContext(dict[str, Any]):
             # Without the framework's version: an op has the same id under another version.
             framework, _, rest = site.namespace.partition("/")
             key = site.key if self._forward is None else (self._forward._id, site.key)
-            number = stable_id(((framework, site.same_as or rest.partition("/")[2]), key))
+            op = (framework, site.same_as or rest.partition("/")[2]), key
+            number = stable_id(op)
             ids = self._store.ids if self._key in self._store.contexts else {}
-            while ids.setdefault((self._backward, number), self) is not self:
+            while ids.setdefault((self._backward, number), op) != op:
                 number += 1  # Two keys have one hash: the second takes the next free number.
             self._number = number
         return self._number
@@ -549,7 +550,7 @@ class OpContext(dict[str, Any]):
         # An observer has no derivative.
         autodiff = self._store.session.control.autodiff and not observe
         if autodiff or kind.on_backward or kind.is_replacement:
-            require(self, kind, point, autodiff, self._requested())
+            require(self, kind, point, autodiff)
         if kwargs and not POSITION_NAMES.isdisjoint(kwargs):
             refuse_misspelt(self, kind, func, kwargs)
         chosen = None if positions is None else self._check_positions(kind, positions)

@@ -123,6 +123,7 @@ class Step:
                 where=self.where,
                 fix="Return what the op would have returned",
             )
+        self.action.tool._amanda.returned = True
         return result
 
     def _select(self, values: Sequence[Any]) -> tuple[Sequence[int], list[Any]]:

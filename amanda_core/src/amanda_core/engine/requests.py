@@ -100,9 +100,7 @@ def refuse_misspelt(
         )
 
 
-def require(
-    context: OpContext, kind: ActionKind, point: IPoint, autodiff: bool, where: str
-) -> None:
+def require(context: OpContext, kind: ActionKind, point: IPoint, autodiff: bool) -> None:
     """Refuse an action that the driver does not support where the op of `context` runs.
 
     Args:
@@ -110,7 +108,6 @@ def require(
         kind: Kind of the action.
         point: Point of the analysis that requests it.
         autodiff: Whether the routine is to be differentiated.
-        where: Tool, routine and op, for messages.
 
     Raises:
         UnsupportedError: The driver lacks a capability.
@@ -129,7 +126,7 @@ def require(
             raise UnsupportedError(
                 f"The driver {framework!r} has no {capability!r} in mode {mode!r}, which "
                 f"{kind.value} needs",
-                where=where,
+                where=context._requested(),
                 fix="Request it only if context.supports() returns True",
             )
     # A backward context comes after its driver knew that its op would be watched.
@@ -139,7 +136,7 @@ def require(
             f"{kind.value} at {point.value} comes too late: the driver {framework!r} has no "
             f"'late_gradients' in mode {mode!r}, so it must know before an op runs whether "
             "its gradients are watched",
-            where=where,
+            where=context._requested(),
             fix="Register the routine with require_outputs=False",
         )
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.engine.action import POINTS, Action, IPoint
 from amanda_core.engine.context import OpContext
-from amanda_core.engine.driver_failures import DriverFailures, OnDriverError
 from amanda_core.engine.store import Stage, Store
 from amanda_core.errors import annotate, take
 from amanda_core.interface.hookspecs import hookimpl
 from amanda_core.plugins import discovery
+from amanda_core.plugins.driver_failures import DriverFailures, OnDriverError
 from amanda_core.runtime.containment import without_exit
 from amanda_core.runtime.switches import CACHING, ENABLED, EPOCH, ROUTINE_DEPTH
 from amanda_core.runtime.threads import THREAD, Control, WeakGroup
@@ -402,7 +402,12 @@ class Session:
             BaseException: Whatever a routine raised, with a note. The analysis of its tool is not
                 cached.
         """
-        due = self._due(context, i_point)
+        due, driver = self._due(context, i_point), context.namespace.partition("/")[0]
+        if due and self.wants_backward and not self.can("gradients", f"{driver}/"):
+            self.warn_once(
+                f"The driver {driver!r} has no gradients: backward analysis routines do not run "
+                "there."
+            )
         context._plans, epoch = None, self.epoch
         switches = THREAD.control.switches
         depth = switches[ROUTINE_DEPTH]

@@ -33,7 +33,7 @@ from amanda_core.runtime.switches import ROUTINE_DEPTH
 from amanda_core.runtime.threads import THREAD, MarkedZone
 
 if TYPE_CHECKING:
-    from amanda_core.engine.driver_failures import OnDriverError
+    from amanda_core.plugins.driver_failures import OnDriverError
 
 __all__ = [
     "Stack",
@@ -98,8 +98,6 @@ class Stack:
         self.attachments: dict[str, Attachment] = {}
         self.changing = False
         self._declined: DeclinedDrivers | None = None
-        #: Whether `open` has ended. Drivers that are asked later are asked during an import.
-        self._opened = False
         #: Tools that are no longer applied, and whose end has not been announced yet.
         self._ending: list[Tool] = []
         self._failure: BaseException | None = None
@@ -121,7 +119,6 @@ class Stack:
         if declined and self.session.host is None:
             self._declined = DeclinedDrivers(self.session, self.attach)
             self._declined.start(declined)
-        self._opened = True
         self.session.begin_step()
 
     def enter_thread(self) -> None:
@@ -146,8 +143,7 @@ class Stack:
 
     def attach(self, driver: discovery.Driver) -> bool:
         """Ask a driver to attach; return False if it declines."""
-        capabilities = driver.info.capabilities_in("")
-        if self.session.host is not None and _JOINS not in capabilities:
+        if self.session.host is not None and _JOINS not in driver.info.capabilities_in(""):
             return False
         what = f"Driver {driver.info.name!r} of {driver.distribution} failed to attach"
         with driver_errors(what, passing=AmandaError):
@@ -160,12 +156,6 @@ class Stack:
                 zone.leaves.append(attachment.enter_zone(zone.name))
         describes = isinstance(attachment, DescribingAttachment)
         self.session.declare(driver.info, attachment.facts if describes else None)
-        if self.session.wants_backward and "gradients" not in capabilities:
-            self.session.warn_once(
-                f"The driver {driver.info.name!r} has no gradients: backward analysis routines do "
-                "not run there.",
-                importing=self._opened,
-            )
         return True
 
     def change(self, entries: Sequence[Entry]) -> None:
@@ -274,8 +264,9 @@ class _Place:
         stack: The applied tools, or None.
     """
 
+    stack: Stack | None = None  # Of the class, as an exception may arrive before `__init__`.
+
     def __init__(self) -> None:
-        self.stack: Stack | None = None
         self._process = os.getpid()
 
     def __del__(self) -> None:

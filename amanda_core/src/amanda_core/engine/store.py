@@ -49,8 +49,8 @@ class Store:
         #: Key of a context, which is its number in this store -> the context
         self.contexts: dict[int, OpContext] = {}
         self.keys = itertools.count()
-        #: (is backward, id) -> context, for the ids that were read
-        self.ids: dict[tuple[bool, int | None], OpContext] = {}
+        #: (is backward, id) -> the op that has it, for the ids that were read
+        self.ids: dict[tuple[bool, int | None], object] = {}
         #: Namespace, is backward, key of the forward op's context and site key -> context
         self.places: dict[tuple[Hashable, ...], OpContext] = {}
         self.epochs: dict[Stage, int] = {}

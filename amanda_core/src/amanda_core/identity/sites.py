@@ -317,7 +317,8 @@ class Sites(Generic[R]):
             origin: Where it is called.
             values: The operands.
             occurrence: Its number in the innermost activation.
-            known: The operands that distinguish ops, if the interceptor has found them.
+            known: The operands that distinguish ops, if they have been found. A text may stand for
+                one.
 
         Returns:
             The record, or the number of a site that turns out to read parts of parameters. From
@@ -344,7 +345,11 @@ class Sites(Generic[R]):
     # Call sites.
 
     def walk(
-        self, frame: FrameType | None, limit: int, levels: list[Level] | None = None
+        self,
+        frame: FrameType | None,
+        limit: int,
+        levels: list[Level] | None = None,
+        end: FrameType | None = None,
     ) -> list[tuple[Code, int]]:
         """Return the frames of a call site, innermost first.
 
@@ -352,11 +357,12 @@ class Sites(Generic[R]):
             frame: The frame that called the op.
             limit: How many of the user's frames count; all if negative.
             levels: Gets the frames that a fast path has to compare.
+            end: A frame around it that does not count, nor do those around that one.
         """
         found: list[tuple[Code, int]] = []
         codes, is_layered, depth = self._codes, self._rules.is_layered, 0
         self._is_quiet = False
-        while frame is not None:
+        while frame is not None and frame is not end:
             code = codes.get(id(frame.f_code)) or self.classify(frame.f_code, frame.f_globals)
             kind = code.kind
             if kind == STOP:
@@ -414,6 +420,8 @@ class Sites(Generic[R]):
         return found
 
     def _operand_label(self, scope: Scope, position: int, tensor: Any) -> Any:
+        if isinstance(tensor, str):
+            return (position, tensor)
         if isinstance(tensor, Found):
             return (position, tensor.path)
         name = self._scopes.weight_name(scope, tensor)
@@ -464,11 +472,10 @@ class Sites(Generic[R]):
         return base if number == 1 else f"{base}#{number}"
 
     def _purge(self) -> None:
-        dead = dict(self.labels.take_dead())
+        # Values that may be weights, too: what a tool has computed of one is not that of the next.
+        dead = self.labels.take_dead()
         for key, group in tuple(self._groups.items()):
-            if group.tokens.isdisjoint(dead):
-                continue
-            del self._groups[key]
-            if any(dead.get(token) for token in group.tokens):
+            if not dead.isdisjoint(group.tokens):
+                del self._groups[key]
                 for record in group.records.values():
                     self._drop(record)

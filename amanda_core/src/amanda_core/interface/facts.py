@@ -184,7 +184,12 @@ class Arithmetic:
         return self.call("max", finite, axis=axis, keepdims=True, initial=0)
 
     def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
-        """Return a tensor with its axes in another order."""
+        """Return a tensor with its axes in another order.
+
+        Args:
+            x: The tensor.
+            axes: For each axis of the result, the one of `x`: (1, 0) transposes a matrix.
+        """
         return self.call("transpose", x, axes)
 
     def pad(self, x: Any, after: Sequence[int]) -> Any:
@@ -220,10 +225,15 @@ class Facts:
             same object.
         arithmetic: How tools compute with the tensors. Without it, those that change values by
             arithmetic say that they cannot, unless tensors are NumPy's arrays.
+        repeater: A `driver_kit.Repeater`, which executes recorded operators again; None without.
+        recorder: Takes a `driver_kit.Keeper` and a bytearray to which rows are appended. Returns a
+            `driver_kit.Recorder`, or None if it cannot work now; None without.
     """
 
     channels_first = shares_memory = follows_graphs = False
     arithmetic: Arithmetic | None = None
+    repeater: Any = None
+    recorder: Any = None
 
     def is_tensor(self, value: Any) -> bool:
         """Return True for a tensor, and for a value that the framework accepts as one."""

@@ -99,6 +99,24 @@ def amanda_exported(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     """
 
 
+@hookspec(firstresult=True)
+def amanda_model_file(path: str) -> Any:
+    """Return a model that stands in a file, for commands such as `amanda export`.
+
+    This is called for each driver with the capability ``export`` until one returns a model. It may
+    import the framework, if the name of the file is one of its own.
+
+    Args:
+        path: The file.
+
+    Returns:
+        A `amanda_core.driver_kit.ModelFile`; None if the file is another framework's.
+
+    Raises:
+        ConfigError: The file should be this framework's, and cannot be read.
+    """
+
+
 @hookspec
 def amanda_prepare_context(context: WatchedContext) -> None:
     """Add keys to a context that was opened for the first time in its store.

@@ -34,9 +34,7 @@ class Namespace(NamedTuple):
         """
         parts = text.split("/")
         if len(parts) != 3 or not all(parts):
-            raise NamespaceError(
-                f"{text!r} is not a namespace", fix="Write it as 'framework/version/mode'"
-            )
+            raise NamespaceError(f"{text!r} is not a namespace", fix="Write framework/version/mode")
         return cls(*parts)
 
     def __str__(self) -> str:
@@ -65,10 +63,8 @@ def matches(pattern: str, namespace: str) -> bool:
             fix="Write 'framework/version/mode' or the first parts of it; '*' is any part",
         )
     present = namespace.split("/")
-    if len(wanted) > len(present):
-        return False
-    for index, (want, have) in enumerate(zip(wanted, present, strict=False)):
+    return len(wanted) <= len(present) and all(
         # Only the version is a dotted number, whose prefix means "any patch release".
-        if want not in ("*", have) and not (index == 1 and have.startswith(f"{want}.")):
-            return False
-    return True
+        want in ("*", have) or (index == 1 and have.startswith(f"{want}."))
+        for index, (want, have) in enumerate(zip(wanted, present, strict=False))
+    )

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 __all__ = ["AXES", "CONTEXT_KEYS", "INPUT_ROLES", "OP_TYPES", "backward_type_of"]
 
+_FIXED = " that give an output of fixed size"
 #: Common operator type -> meaning. The names are those that frameworks, NumPy and ONNX have in
 #: common. A type says what is computed, but not from which positions: ``input_roles`` of a context
 #: has these if they matter.
@@ -38,9 +39,7 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(
         "conv1d": "1-D convolution",
         "conv2d": "2-D convolution, grouped and depthwise included",
         "conv3d": "3-D convolution",
-        "conv_transpose1d": "gradient of a 1-D convolution as a layer",
-        "conv_transpose2d": "gradient of a 2-D convolution as a layer",
-        "conv_transpose3d": "gradient of a 3-D convolution as a layer",
+        **{f"conv_transpose{n}d": f"gradient of a {n}-D convolution as a layer" for n in (1, 2, 3)},
         "unfold": "sliding windows laid out along an axis of their own",
         "fold": "sliding windows added back into place",
         # Recurrence and attention, where the backend runs them as one operator
@@ -84,18 +83,10 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(
         "log_softmax": "logarithm of the softmax",
         "tanh": "hyperbolic tangent",
         # Pooling
-        "max_pool1d": "maximum over 1-D windows",
-        "max_pool2d": "maximum over 2-D windows",
-        "max_pool3d": "maximum over 3-D windows",
-        "avg_pool1d": "mean over 1-D windows",
-        "avg_pool2d": "mean over 2-D windows",
-        "avg_pool3d": "mean over 3-D windows",
-        "adaptive_avg_pool1d": "mean over 1-D windows that give an output of fixed size",
-        "adaptive_avg_pool2d": "mean over 2-D windows that give an output of fixed size",
-        "adaptive_avg_pool3d": "mean over 3-D windows that give an output of fixed size",
-        "adaptive_max_pool1d": "maximum over 1-D windows that give an output of fixed size",
-        "adaptive_max_pool2d": "maximum over 2-D windows that give an output of fixed size",
-        "adaptive_max_pool3d": "maximum over 3-D windows that give an output of fixed size",
+        **{f"max_pool{n}d": f"maximum over {n}-D windows" for n in (1, 2, 3)},
+        **{f"avg_pool{n}d": f"mean over {n}-D windows" for n in (1, 2, 3)},
+        **{f"adaptive_avg_pool{n}d": f"mean over {n}-D windows{_FIXED}" for n in (1, 2, 3)},
+        **{f"adaptive_max_pool{n}d": f"maximum over {n}-D windows{_FIXED}" for n in (1, 2, 3)},
         # Arithmetic, element by element
         "add": "sum",
         "sub": "difference",
@@ -241,8 +232,18 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(
         "ctc_loss": "connectionist temporal classification",
         "cosine_similarity": "cosine of the angle of two vectors",
         "cdist": "distances of all pairs of rows",
+        # Communication between processes
+        "all_reduce": "a reduction over processes, whose result all of them have",
+        "all_gather": "the parts of all processes joined, in all of them",
+        "reduce_scatter": "a reduction over processes, of which each has a part",
+        "broadcast": "the value of one process, in all of them",
+        "all_to_all": "a part of each process to each process",
+        "send": "a value to another process",
+        "recv": "a value of another process",
+        "barrier": "processes that wait until all have come",
         # Backward only
         "accumulate_grad": "a gradient added to that of a leaf",
+        "reduce_grad": "a parameter's gradient when it has been reduced over processes",
     }
 )
 
@@ -256,10 +257,16 @@ CONTEXT_KEYS: Mapping[str, str] = MappingProxyType(
         "input_roles": "roles of the leading inputs in the order of their positions, a tuple",
         "layout": "axes of the input and output of a layer, such as NCHW",
         "weight_layout": "axes of the weight, such as OI or HWIO",
-        "parts_not_seen": "why the operators of which this one consists are not seen, if it is "
-        "fused",
-        "not_compiled": "True if the program compiles the operator's caller, which runs eagerly "
-        "because tools are applied",
+        "group": "processes that communicate, a tuple of their ranks",
+        "rank": "number of this process, of a collective or of a parameter's gradient",
+        "world_size": "number of processes that run the program; likewise",
+        "micro_batch": "backward passes since the last step, before that of a reduced gradient",
+        "mesh": "number of processes along each axis over which a reduced gradient is split",
+        "placements": "how it is split or replicated along each of them, a tuple of texts",
+        "bytes": "size of what this process gives to a collective, or gets if that is more",
+        "wait": "seconds that the program spent in a collective last, waiting included; or None",
+        "parts_not_seen": "why the operators of which a fused operator consists are not seen",
+        "not_compiled": "True if the program compiles the caller, which tools make run eagerly",
     }
 )
 

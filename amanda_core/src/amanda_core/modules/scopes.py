@@ -148,12 +148,24 @@ class Scopes:
             # If the root has died during its own call, its modules belong to the calling scope.
             around = self._by_label.get(parent.root)
             return self._scope(around, module, parent) if around is not None else parent
-        # Of a list: a module that is collected meanwhile removes itself.
-        for root in list(self._by_label.values()) if again else ():
-            known = root.modules.get(id(module))
-            if known is not None and known() is module:
-                return known.scope
+        if again and (known := self.known(module)) is not None:
+            return known
         return self._scope(self._root(module), module, OUTSIDE)
+
+    def known(self, module: Any, around: Scope | None = None) -> Scope | None:
+        """Return the scope of a module of a root that was called; None if there is none.
+
+        Args:
+            module: The module.
+            around: A scope whose root is looked at first.
+        """
+        first = self._by_label.get(around.root) if around is not None else None
+        # Of a list: a module that is collected meanwhile removes itself.
+        for root in (first, *list(self._by_label.values())):
+            found = root.modules.get(id(module)) if root is not None else None
+            if found is not None and found() is module:
+                return found.scope
+        return None
 
     def zoned(self, scope: Scope, zone: str) -> Scope:
         """Return the scope of the same place in a zone, whose ops have an identity of their own."""
@@ -376,26 +388,23 @@ class Labels:
     every iteration keeps its ops.
 
     Args:
-        weight_types: Types of tensors that are always weights.
         token_of: Returns the token of a tensor in frameworks whose tensors carry one, so that
             native code finds it at every operator. It is above 0 for weights and below 0 for
             others, and is never used again.
     """
 
-    def __init__(
-        self, weight_types: tuple[type, ...], token_of: Callable[[Any], int] | None = None
-    ) -> None:
-        self._weight_types, self._token_of = weight_types, token_of
+    def __init__(self, token_of: Callable[[Any], int] | None = None) -> None:
+        self._token_of = token_of
         self._lock = threading.RLock()
-        #: Tensor -> its token and number, and whether it is of a weight type.
-        self._known: Known[tuple[tuple[int, int], bool]] = Known(self._forgotten)
+        #: Tensor -> its token and number.
+        self._known: Known[tuple[int, int]] = Known(self._forgotten)
         #: Token -> the ``id()`` of its tensor.
         self._places: dict[int, int] = {}
         #: Numbers that are free again, as a heap, and how many there were.
         self._free: list[int] = []
         self._made, self._tokens = itertools.count(), itertools.count(1)
         #: What `take_dead` returns.
-        self.dead: list[tuple[int, bool]] = []
+        self.dead: list[int] = []
 
     def look_up(self, tensor: Any) -> tuple[int, int]:
         """Return the tensor's token, which is unique in this process, and its number."""
@@ -403,13 +412,12 @@ class Labels:
         if known is None:
             with self._lock:
                 known = self._known.get(tensor) or self._add(tensor)
-        return known[0]
+        return known
 
-    def _add(self, tensor: Any) -> tuple[tuple[int, int], bool]:
+    def _add(self, tensor: Any) -> tuple[int, int]:
         number = heapq.heappop(self._free) if self._free else next(self._made)
-        own = self._token_of is None
         token = next(self._tokens) if self._token_of is None else self._token_of(tensor)
-        known = (token, number), isinstance(tensor, self._weight_types) if own else token > 0
+        known = token, number
         if self._known.set(tensor, known):
             self._places[token] = id(tensor)
         return known
@@ -418,18 +426,18 @@ class Labels:
         """Return the tensor that `look_up` gave a token for, None if it is gone."""
         tensor = self._known.value(self._places.get(token, 0))
         known = None if tensor is None else self._known.get(tensor)
-        return tensor if known is not None and known[0][0] == token else None
+        return tensor if known is not None and known[0] == token else None
 
-    def take_dead(self) -> list[tuple[int, bool]]:
-        """Return the tokens of tensors that are gone, and whether they were of `weight_types`."""
+    def take_dead(self) -> set[int]:
+        """Return the tokens of tensors that are gone."""
         dead, self.dead = self.dead, []
-        return dead
+        return set(dead)
 
-    def _forgotten(self, known: tuple[tuple[int, int], bool]) -> None:
-        (token, number), weight = known
+    def _forgotten(self, known: tuple[int, int]) -> None:
+        token, number = known
         self._places.pop(token, None)
         heapq.heappush(self._free, number)
-        self.dead.append((token, weight))
+        self.dead.append(token)
 
 
 def _unused(name: str, taken: Container[str]) -> str:

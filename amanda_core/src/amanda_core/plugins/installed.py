@@ -98,8 +98,13 @@ def installed(group: str) -> tuple[Installed, ...]:
     """Return all entry points of a group, blocked ones included, in the order of discovery."""
     blocking = {canonical(name): where for name, where in blocked_names().items()}
     found = []
+    #: Distribution of an entry point -> its name and version: each reading parses all its metadata.
+    origins: dict[int, tuple[str, str]] = {}
     for point in _points(group):
-        distribution, version = _origin(point)
+        key = id(getattr(point, "dist", point))
+        if key not in origins:
+            origins[key] = _origin(point)
+        distribution, version = origins[key]
         names = ["*", *(canonical(name) for name in (point.name, distribution) if name)]
         blocker = next((blocking[name] for name in names if name in blocking), "")
         value = str(getattr(point, "value", ""))

@@ -21,16 +21,17 @@ def is_shipped(found: Installed) -> bool:
     return canonical(found.distribution) == SHIPPED
 
 
-def candidates(reference: str) -> list[Installed]:
+def candidates(reference: str, every: Sequence[Installed] | None = None) -> list[Installed]:
     """Return the tools that a reference matches; blocked ones only if there is no other.
 
     Args:
         reference: ``TOOL``, or ``DISTRIBUTION/TOOL``.
+        every: All installed tools, if they are known.
     """
     distribution, _, name = reference.rpartition("/")
     named = [
         found
-        for found in installed(TOOL_GROUP)
+        for found in (installed(TOOL_GROUP) if every is None else every)
         if found.name == name
         and (not distribution or canonical(found.distribution) == canonical(distribution))
     ]

@@ -63,7 +63,11 @@ def program_frame(frame: FrameType, between: Iterable[str] = ()) -> FrameType:
     """
     # By file and not by name, because a test runner may name its modules below a package.
     passed = ("<frozen ", *_files([*_OWN, *CALLERS, *between]))
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(passed):
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(passed)
+        # Python drops a warning of code without a module, such as what a compiler generated.
+        or frame.f_globals.get("__name__") is None
+    ):
         frame = frame.f_back
     return frame
 

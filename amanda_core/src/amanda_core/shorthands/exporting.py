@@ -33,7 +33,8 @@ def exported(model: Any, tool: Tool | Sequence[Tool], /, *args: Any, **kwargs: A
 
     Raises:
         UnsupportedError: No installed driver exports such a model, or a tool has a routine that
-            cannot become a part of it: one that is not marked with `amanda.staged`.
+            cannot become a part of it: one that is not marked with `amanda.staged`. Or a tool that
+            edits is restricted to some steps or calls.
     """
     tools: list[Any] = list(tool) if isinstance(tool, (list, tuple)) else [tool]
     for one in tools:
@@ -55,6 +56,14 @@ def _exporting(tools: Sequence[Tool]) -> Iterator[None]:
     """Let tools analyse operators again for the export, and once more afterwards."""
     for one in tools:
         one.before_export()
+    for one in tools:
+        selection = one._amanda.selection
+        if selection is not None and selection.phase(0) and one.changes_values is not False:
+            raise UnsupportedError(
+                f"{one.tool_name} acts in some steps or calls only, and a program has neither",
+                where="amanda.exported",
+                fix="Remove that restriction with where(None)",
+            )
     try:
         for one in tools:
             one.is_exported = True

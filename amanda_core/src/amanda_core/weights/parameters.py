@@ -143,13 +143,14 @@ class Parameters:
                 return found if root else found._replace(path=f"{label}:{found.path}")
         base = layouts.base(value)
         marked = layouts.is_parameter(base)
-        if root and marked and not self._strangers.get(base):
+        is_weight = marked or (operand and layouts.is_weight(base))
+        if root and is_weight and not self._strangers.get(base):
             # The table lacks this parameter: it has moved, or is newer than the table.
             self.forget(root)
             if (found := self._held(value, root, key)) is not None:
                 return found
             self._strangers.set(base, True)
-        if marked or (not root and operand and layouts.is_weight(base)):
+        if marked or (is_weight and not root):
             return self._unnamed(value, base)
         return None
 

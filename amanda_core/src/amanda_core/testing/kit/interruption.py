@@ -7,6 +7,7 @@ to show that entering, running and leaving `apply` can be interrupted anywhere.
 from __future__ import annotations
 
 import dis
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -71,8 +72,9 @@ def interrupt(
     raised = lines.run()
     assert sys.exc_info()[1] is handled, f"an exception is handled for ever after {lines.place}"
     assert raised is None or lines.place, "the program raised by itself"
-    # An exception in a driver's code that is not Ctrl-C becomes the cause of the driver's error.
-    found = raised, getattr(raised, "__cause__", None)
+    # An exception in a driver's code that is not Ctrl-C becomes the cause of the driver's error. A
+    # framework may raise another one in an `except` of its own.
+    found = raised, getattr(raised, "__cause__", None), getattr(raised, "__context__", None)
     # A framework makes another one of what a callback raises, and quotes it.
     is_kind = kind in map(type, found) or "interrupted" in str(raised)
     is_kind = is_kind or (may_be_handled and raised is None and issubclass(kind, Exception))
@@ -110,7 +112,7 @@ class _Lines:
             return None
         if event == "line":
             self.count += 1
-            if self.count >= self.at > 0 and not (_is_safe(frame) or _is_freeing(frame)):
+            if self.count >= self.at > 0 and not _must_end(frame):
                 sys.settrace(None)
                 self.place = f"{code.co_filename}:{frame.f_lineno} {code.co_name}"
                 raise self.kind("interrupted")
@@ -125,9 +127,23 @@ _QUIET = {dis.opmap[name] for name in ("NOP", "PUSH_EXC_INFO", "POP_EXCEPT") if 
 _SWAPS = {dis.opmap[name] for name in ("SWAP", "ROT_TWO") if name in dis.opmap}
 
 
-def _is_freeing(frame: FrameType | None) -> bool:
-    """Return True inside a `__del__`, whose exceptions never reach a program."""
-    while frame is not None and frame.f_code.co_name != "__del__":
+#: Files of Python where a function in Python releases a lock. After an exception there the lock is
+#: held for ever, and other threads wait for it.
+_LOCKING = (os.path.join("logging", "__init__.py"), "threading.py")
+#: Methods that Python's own C code calls where an exception is lost (`__del__`), or leaves an
+#: `OrderedDict` without a key that it lists.
+_CALLED_BY_PYTHON = {"__del__", "__eq__", "__hash__"}
+
+
+def _must_end(frame: FrameType) -> bool:
+    """Return True at a line where an exception would be lost, or leave Python itself broken."""
+    is_locking = frame.f_code.co_filename.endswith(_LOCKING)
+    return is_locking or _is_safe(frame) or _is_called_by_python(frame)
+
+
+def _is_called_by_python(frame: FrameType | None) -> bool:
+    """Return True inside a method that has to end."""
+    while frame is not None and frame.f_code.co_name not in _CALLED_BY_PYTHON:
         frame = frame.f_back
     return frame is not None
 
