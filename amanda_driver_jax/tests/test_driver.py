@@ -430,3 +430,26 @@ def test_a_routine_that_selects_no_value_runs_each_time(observe: bool) -> None:
         run(jnp.ones(2))
         run(jnp.ones(2))
     assert len(calls) == 6
+
+
+def test_a_jitted_function_that_ran_before_is_seen_after_a_listener() -> None:
+    """Calls that follow a listener are instrumented, whatever it has changed or called."""
+    invalidated, called = jax.jit(lambda x: x * 2), jax.jit(lambda x: x + 1)
+    invalidated(X)
+    seen: list[str] = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: seen.append(context.op_type))
+
+    def listen(number: int) -> None:
+        if number == 0:
+            tool.invalidate()
+            called(X)
+
+    tool.add_inst_for_step(end=listen)
+    with amanda.apply(tool):
+        invalidated(X)  # A jitted call is a step.
+        assert seen == ["multiply"]
+        invalidated(X)
+        assert seen == ["multiply", "multiply"]
+        called(X)
+    assert seen == ["multiply", "multiply", "add"]

@@ -34,8 +34,11 @@ class Powers(amanda.Tool):
 
 
 @pytest.mark.parametrize("first", [2.0, 5.0])
-def test_each_step_has_its_own_program(first: float) -> None:
+@pytest.mark.parametrize("ran", [False, True], ids=["new", "ran plain"])
+def test_each_step_has_its_own_program(first: float, ran: bool) -> None:
     function = jax.jit(lambda x: x * 3.0)
+    if ran:  # C++ has the plain program, and would not ask again.
+        function(jnp.ones(()))
     for _ in range(2):  # The second session must not run a program of the first.
         with amanda.apply(Powers(first)):
             found = [float(function(jnp.ones(()))) for _ in range(3)]

@@ -16,9 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
 def test_the_tool_of_the_tutorial_runs_on_jax(tmp_path: Path) -> None:
     text = PAGE.read_text("utf-8")
     for name in ("zeros.py", "on_jax.py"):
-        block = re.search(
-            rf"<!-- file: {name} -->\n```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
-        )
+        block = re.search(rf"`{name}`:\n```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
         assert block is not None
         (tmp_path / name).write_text(block[1])
     (shown,) = re.findall(r"^python on_jax.py  # (.*)$", text, re.MULTILINE)

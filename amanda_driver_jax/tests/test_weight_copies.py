@@ -164,3 +164,24 @@ def test_copies_keep_no_array_alive() -> None:
         assert arrays.origin(copy)[0] is copy
         del copy
     assert len(arrays._COPIES) <= before
+
+
+def test_pruning_says_that_iterations_of_a_loop_share_a_mask() -> None:
+    generator = np.random.default_rng(0)
+    tree = {name: jnp.asarray(generator.normal(size=(4, 4)), jnp.float32) for name in ("a", "b")}
+
+    def program(parameters: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        for name in ("a", "b"):
+            x = x @ parameters[name]
+        return x
+
+    tools = [Prune(0.5), Prune(0.5)]
+    for tool, function in zip(tools, (program, jax.jit(program)), strict=True):
+        with amanda.apply(tool):
+            function(tree, jnp.ones((2, 4)))
+    eager, traced = (tool.result() for tool in tools)
+    # The operator of the loop has one mask, and its result claims no more than that.
+    assert ([one.name for one in eager.weights], eager.reached) == ([""], 0)
+    assert ["iterations of a loop share it" in note for note in eager.notes] == [True]
+    assert ([one.name for one in traced.weights], traced.reached) == (["a", "b"], 32)
+    assert traced.notes == []

@@ -10,6 +10,12 @@ from amanda_core.testing.suite.test_interrupted import check
 
 from .mxnet_backends import Eager, Hybrid, Numpy, StaticHybrid
 
+#: MXNet frees an array in `__del__` by a handle that its constructor sets: an exception inside the
+#: constructor, after which nobody holds the array, makes Python print an error of `__del__`.
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:.*NDArrayBase\.__del__:pytest.PytestUnraisableExceptionWarning"
+)
+
 TestEager = conformance(Eager)
 TestNumpy = conformance(Numpy)
 TestHybrid = conformance(Hybrid)

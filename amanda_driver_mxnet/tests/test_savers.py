@@ -1,4 +1,4 @@
-"""What writes or reads a model writes and reads what it does without tools."""
+"""Functions that save and load a model use the same values as without tools."""
 
 from __future__ import annotations
 

@@ -460,7 +460,10 @@ def test_the_operators_of_models_have_words(
 #: Why TensorFlow has no operator for these words: Python functions that make several of them, or a
 #: layer of Keras.
 UNUSED = {
-    *("accumulate_grad", "outer", "grouped_matmul", "bilinear", "linear", "weight_norm"),
+    *("all_reduce", "all_gather", "reduce_scatter", "broadcast"),
+    *("all_to_all", "send", "recv", "barrier"),
+    *("accumulate_grad", "reduce_grad", "outer", "grouped_matmul", "bilinear", "linear"),
+    "weight_norm",
     *("conv_transpose1d", "fold", "attention", "dropout"),
     *("layer_norm", "group_norm", "instance_norm", "rms_norm"),
     *("prelu", "rrelu", "threshold", "celu", "gelu", "glu", "silu", "mish", "hardtanh"),

@@ -86,7 +86,7 @@ class Tool(amanda.Tool):
         super().__init__()
         self.seen: dict[str, int] = {}
         self.add_inst_for_op(self.analyse)
-        if not compiled:  # A compiled graph has no backward operators.
+        if not compiled:  # There, routines of forward operators look at the gradients.
             self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: amanda.OpContext) -> None:

@@ -178,6 +178,19 @@ def test_what_changed_meanwhile_is_seen() -> None:
     assert net(x).min() < 0.5
 
 
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+def test_conversions_meanwhile_make_no_new_operators(trains: bool) -> None:
+    net, tool = Net(), Shifting("relu", "linear", backward=True)
+    for dtype in (torch.float32, torch.float64, torch.float32, torch.float64):
+        net.to(dtype)
+        with amanda.apply(tool), torch.set_grad_enabled(trains):
+            loss = net(X.to(dtype)).square().sum()
+            if trains:
+                torch.autograd.backward(loss)
+    assert len({*tool.analysed}) == len(tool.analysed)
+    assert len({name for name, _ in tool.analysed}) == len(tool.analysed)
+
+
 def test_tools_that_analyse_again() -> None:
     net, tool = Net(), Shifting("relu")
     with amanda.apply(tool):

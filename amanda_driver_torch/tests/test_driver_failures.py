@@ -110,7 +110,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
 OF_MODULES: dict[str, tuple[Any, str]] = {
     "the scope of a watched module": (Scopes, "enter"),
     "the call of a model": (Calls, "enter"),
-    "a module's input or output": (module_calls, "_replace_first"),
+    "a module's input or output": (module_calls, "replace_first"),
 }
 #: The same in what only one interceptor uses.
 OF_ONE: dict[str, dict[str, tuple[Any, str]]] = {

@@ -20,6 +20,7 @@ from amanda_core.errors import DriverError
 from amanda_core.runtime.switches import VERSION
 from amanda_core.runtime.threads import THREAD
 from amanda_core.testing.kit.tools import after
+from amanda_driver_torch.execution import reductions
 from amanda_driver_torch.interception.interceptor_choice import INTERCEPTORS
 from amanda_driver_torch.torch_internals import extension
 from amanda_driver_torch.torch_internals.versions import VARIABLE
@@ -334,6 +335,28 @@ def test_an_op_without_a_plan_runs_no_python() -> None:
         finally:
             sys.setprofile(None)
     assert calls == []
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_processes_enter_the_engine_from_python_for_backward_ops_only(
+    monkeypatch: pytest.MonkeyPatch, is_backward: bool
+) -> None:
+    monkeypatch.setattr(reductions, "processes", lambda: 2)
+    entered: list[int] = []
+    begin = reductions.Reductions.begin
+
+    def begun(self: reductions.Reductions) -> Any:
+        entered.append(self.passes)
+        return begin(self)
+
+    monkeypatch.setattr(reductions.Reductions, "begin", begun)
+    tool, layer = amanda.Tool(), nn.Linear(2, 2)
+    tool.add_inst_for_op(lambda context: None, backward=is_backward)
+    layer(x()).sum().backward()
+    with amanda.apply(tool):
+        for _ in range(3):
+            layer(x()).sum().backward()
+    assert entered == ([0, 1, 2] if is_backward else [])
 
 
 def test_the_choice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

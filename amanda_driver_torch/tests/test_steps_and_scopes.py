@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import amanda
+from amanda_core.engine.calls import MODULE_INPUT, MODULE_OUTPUT
 from amanda_core.testing.kit.tools import before, tool
 
 X = torch.ones(1, 2)
@@ -219,3 +220,37 @@ def test_closure_of_an_optimizer_is_the_model(kind: Any) -> None:
         optimizer.step(closure)
     assert {zone for op_type, zone in zones if op_type in ("linear", "mean")} == {"model"}
     assert "optimizer" in {zone for _, zone in zones}
+
+
+class Written(nn.Module):
+    """A module of the program, whose `forward` Dynamo is given as a bound method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(self.first(x))
+
+
+@pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")
+@pytest.mark.parametrize("make", [Written, lambda: nn.Sequential(nn.Linear(2, 2))])
+@pytest.mark.parametrize("when", ["before", "under tools"])
+def test_a_compiled_module_that_runs_eagerly_is_entered_once(make: Any, when: str) -> None:
+    model, plain, compiled = make(), Scopes(), Scopes()
+    shown: list[str] = []
+    follows = tool(lambda context: shown.append(context.name))
+    follows.show_modules("*", inputs=True, outputs=True)
+    follows.where(amanda.select(op=[MODULE_INPUT, MODULE_OUTPUT]))
+    other = torch.compile(model, backend="eager") if when == "before" else None
+    with amanda.apply(plain):
+        model(torch.ones(1, 2))
+    with amanda.apply(compiled, follows):
+        if other is None:
+            other = torch.compile(model, backend="eager")
+        for _ in range(2):
+            other(torch.ones(1, 2))
+    assert plain.log[0] == ("enter", "")
+    assert compiled.log == plain.log * 2
+    assert len(shown) == len(plain.log)
+    assert len({*shown}) == len(shown)

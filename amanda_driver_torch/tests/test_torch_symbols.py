@@ -105,6 +105,7 @@ def test_the_table_has_all_that_the_sources_name() -> None:
             *torch_symbols.OF_FUNCTIONS,
             *torch_symbols.OF_DYNAMO,
             *torch_symbols.OF_DISTRIBUTED,
+            *torch_symbols.OF_COLLECTIVES,
             *torch_symbols.OF_WRITERS,
         )
         for part in name.replace(":", ".").split(".")

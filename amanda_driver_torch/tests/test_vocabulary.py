@@ -270,6 +270,30 @@ def test_operator_of_a_library_is_not_taken_for_atens() -> None:
     assert context["type"] is None
 
 
+def test_functional_collectives_have_words() -> None:
+    dist = T.distributed
+    ops = T.ops._c10d_functional
+    results: list[Tensor] = []
+
+    def kept(call: Call) -> Call:
+        return lambda: results.append(call())
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group, x = dist.group.WORLD.group_name, TARGET
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: ops.all_reduce(x, "sum", group),
+            "all_gather": lambda: ops.all_gather_into_tensor(x, 1, group),
+            "reduce_scatter": lambda: ops.reduce_scatter_tensor(x, "sum", 1, group),
+            "broadcast": lambda: ops.broadcast(x, 0, group),
+        }
+        for word, call in calls.items():
+            assert words_of(kept(call)) == [word]
+            assert torch.equal(ops.wait_tensor(results[-1]), x)
+    finally:
+        dist.destroy_process_group()
+
+
 # Keys that go with the word.
 
 
@@ -540,25 +564,38 @@ def test_backward_words_do_not_depend_on_what_a_rule_wrote(
 # The tables.
 
 
+#: Words of gradients of leaves, which no forward operator has.
+OF_LEAVES = {"accumulate_grad", "reduce_grad"}
+
+
 def test_every_word_used_is_a_common_word() -> None:
     assert set(OP_TYPES.values()) <= set(COMMON_TYPES)
-    backward = {word for word in BACKWARD_TYPES.values() if word != "accumulate_grad"}
+    backward = {word for word in BACKWARD_TYPES.values() if word not in OF_LEAVES}
     assert all(word.endswith("_backward") for word in backward)
     assert {word.removesuffix("_backward") for word in backward} <= set(COMMON_TYPES)
 
 
 def test_every_word_is_used() -> None:
-    assert set(COMMON_TYPES) - set(OP_TYPES.values()) == {"accumulate_grad"}
+    assert set(COMMON_TYPES) - set(OP_TYPES.values()) == OF_LEAVES
 
 
 def test_every_name_is_torchs() -> None:
     from torch.distributed.tensor import _api as distributed
 
-    places = (torch.ops.aten, torch.Tensor, torch, F, distributed)
+    places = (torch.ops.aten, torch.ops._c10d_functional, torch.Tensor, torch, F, distributed)
+    functions = {name.removeprefix("c10d::") for name in OP_TYPES if name.startswith("c10d::")}
+    # Programs and FSDP reach these by methods of process groups.
+    assert {name for name in functions if not hasattr(torch.distributed, name)} == {
+        "all_gather_into_tensor_coalesced",
+        "reduce_scatter_tensor_coalesced",
+    }
     assert not [
         name
         for name in OP_TYPES
-        if not any(hasattr(place, n) for place in places for n in (name, f"{name}_"))
+        if not name.startswith("c10d::")
+        and not any(
+            hasattr(place, n.rpartition("::")[2]) for place in places for n in (name, f"{name}_")
+        )
     ]
 
 

@@ -115,7 +115,15 @@ PYTHON = (
             *_in("torch.nn.modules.module", "_global_backward_pre_hooks _global_backward_hooks"),
             *_in("torch.autograd.variable", "Variable._execution_engine"),
             *_in("torch.autograd", "_make_grads"),
+            *_in("torch.autograd.graph", "_engine_run_backward"),
         ),
+    ),
+    Group(
+        "Process groups by their names",
+        "each use, by functional collectives",
+        Without.SAME,
+        "Their contexts have no `group`.",
+        _in("torch.distributed.distributed_c10d", "_resolve_process_group"),
     ),
     Group(
         "Views and their bases",
@@ -288,8 +296,10 @@ COMPILED = (
             *_in("torch._dynamo.output_graph", "SubgraphTracer"),
             *_in("torch._dynamo.variables.nn_module", "record_nn_module_stack"),
             *_in("torch._dynamo.variables.nn_module", "unpatched_nn_module_call"),
+            *_in("torch._dispatch.python", "enable_python_dispatcher"),
             *_in("torch._guards", "Guard"),
             *_in("torch._subclasses.fake_tensor", "FakeTensor"),
+            *_in("torch._subclasses.functional_tensor", "FunctionalTensor"),
             *_in("torch.autograd.grad_mode", "_enter_inference_mode"),
             *_in("torch.utils._pytree", "tree_map tree_flatten tree_unflatten"),
         ),
@@ -301,6 +311,14 @@ COMPILED = (
         Without.REFUSED,
         "",
         _in("torch._dynamo", "export"),
+        compiled=True,
+    ),
+    Group(
+        "How Dynamo traces losses that a program makes while it runs",
+        "each compilation",
+        Without.SAME,
+        "Operators of such a loss have other names than in eager mode.",
+        _in("torch._dynamo.variables", "UserDefinedClassVariable._call_cross_entropy_loss"),
         compiled=True,
     ),
     Group(
@@ -364,6 +382,27 @@ SYMBOLS = (
             *_in("symbol", "_ZN3c1019UndefinedTensorImpl10_singletonE"),
             *_in("symbol", "aoti_torch_get_dim aoti_torch_get_dtype aoti_torch_is_contiguous"),
             *_in("symbol", "aoti_torch_get_sizes"),
+        ),
+    ),
+    Group(
+        "The memory of tensors, without Python objects",
+        "`dlsym` at the first `apply`",
+        Without.SAME,
+        "Tools that record digests read tensors of this dtype, or all of them, in Python.",
+        (
+            *_in("symbol", "aoti_torch_get_strides aoti_torch_get_device_type"),
+            *_in("symbol", "_ZTVN3c1010TensorImplE _ZNK3c1010TensorImpl11has_storageEv"),
+            *_in("symbol", "_ZN2at6native6is_negERKNS_6TensorE"),
+            *_in("symbol", "_ZN2at6native7is_conjERKNS_6TensorE"),
+            *_in("symbol", "_ZN2at6native12is_inferenceERKNS_6TensorE"),
+            *_in("symbol", "_ZNK2at10TensorBase8_versionEv"),
+            *(
+                f"symbol:_ZNK2at10TensorBase14const_data_ptrIK{dtype}EEPKT_v"
+                for dtype in (
+                    *"hasilfdb",
+                    *("N3c104HalfE", "N3c108BFloat16E", "N3c107complexIfEE", "N3c107complexIdEE"),
+                )
+            ),
         ),
     ),
     Group(
@@ -440,6 +479,7 @@ COMPARED = (
     *("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
     *("torch.distributed.fsdp._flat_param", "torch.distributed.fsdp._fully_shard"),
     *("torch.distributed.fsdp._runtime_utils", "_allgather_base", "_reduce_scatter_base"),
+    "_py_warnings",
 )
 #: Attributes of modules, which are read from their dicts.
 OF_MODULES = ("_modules", "_parameters", "_buffers")
@@ -457,13 +497,18 @@ OF_WRITERS = tuple(
 OF_DYNAMO = (
     *("_torchdynamo_orig_backend", "_export", "_param_name_to_source", "_stance.stance"),
     *("nn_module", "output_graph", "torch._functorch.config", "torch._inductor.config.patch"),
-    *("torch._inductor.config.triton.cudagraphs", "torch.ao.quantization.fx._decomposed"),
+    "torch._inductor.config.triton.cudagraphs",
 )
 #: What modules that wrap others for several processes have, and their parameters.
 OF_DISTRIBUTED = (
     *("_get_fsdp_state", "_fsdp_param_groups", "_fsdp_param_group", "_inter_node_pg"),
     *("_join_config", "_unsharded_param", "_mp_shard", "_flat_param", "_param_infos"),
+    *("FlatParamHandle", "_fully_sharded_module", "FSDPParamGroup", "_training_state"),
+    *("_param_group_index", "_sync_gradients", "_handle", "_params", "_module_parameters"),
+    *("_shapes", "_numels_with_padding", "_is_padding_mask"),
 )
+#: The operator by which programs wait for functional collectives, too.
+OF_COLLECTIVES = ("wait_tensor",)
 
 
 def page() -> str:
@@ -516,6 +561,8 @@ def _lines() -> Iterator[str]:
         f"  missing: {', '.join(f'`{name}`' for name in OF_DYNAMO)}",
         "- of modules for several processes; without one, decisions are those of one process:",
         f"  {', '.join(f'`{name}`' for name in OF_DISTRIBUTED)}",
+        "- of functional collectives, whose programs call it, too: "
+        f"{', '.join(f'`{name}`' for name in OF_COLLECTIVES)}",
         "",
         "## CPython",
         "",

@@ -193,7 +193,7 @@ class _Copy(NamedTuple):
     steps: tuple[Callable[[Any], Any], ...]
 
     def made_of(self, value: Any) -> Any:
-        """Return the copy of a source."""
+        """Return `value` after the steps by which the copy was made of its source."""
         for step in self.steps:
             value = step(value)
         return value

@@ -81,7 +81,9 @@ class JaxAttachment:
             return  # Another thread has changed the tools; the keys are those of a thread.
         session = self.session
         number = 0 if session.caching else next(self._executions)
-        set_key(("amanda", session.epoch, number) if session.enabled else None)
+        # A listener that changes tools is not instrumented itself, but what follows it is.
+        enabled = session.control.enabled and not session.closed
+        set_key(("amanda", session.epoch, number) if enabled else None)
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what this driver does not instrument, and why."""
@@ -91,7 +93,6 @@ class JaxAttachment:
 
     def call(self, call: JittedCall) -> Any:
         """Run an outermost jitted call. It is a step."""
-        self.changed()  # A listener may have begun an epoch, and it is not enabled inside one.
         with JITTED_CALL:
             result = plain_call(call)
         self.finish(result)

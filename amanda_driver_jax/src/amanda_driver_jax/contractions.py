@@ -100,7 +100,7 @@ class _Names:
         return list(itertools.islice(self._numbers, rank))
 
     def of(self, number: int) -> int:
-        """Return the one number of all axes that are the same as this one."""
+        """Return the number that stands for an axis and all that were joined with it."""
         while number in self._same:
             number = self._same[number]
         return number

@@ -142,13 +142,16 @@ _NO_PROGRAM = jax.make_jaxpr(tuple)()
 
 
 def _infer(*parts: Any) -> tuple[Any, Any]:
-    hold = _hold()
+    hold, call, caller = _hold(), JittedCall(*parts), sys._getframe(1)
+    called = internals.is_top_level() and internals.is_call(caller.f_code.co_name)
     if hold is None:
         _note_thread(getattr(parts[0], "__name__", "jit"))
+        # If a listener calls it, C++ must not keep it under the key of instrumented calls.
+        listening = called and LOCAL.key is not None and not LOCAL.plain
         with PLAIN:
+            if listening:
+                return _Done(plain_call(call)), ()
             return PATCHES.infer(*parts)  # type: ignore[no-any-return]
-    call, caller = JittedCall(*parts), sys._getframe(1)
-    called = internals.is_top_level() and internals.is_call(caller.f_code.co_name)
     if not called and not LOCAL.exports and internals.is_export(caller):
         hold.session.warn_of_writer("jax.export")
         with PLAIN:

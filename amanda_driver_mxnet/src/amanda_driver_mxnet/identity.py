@@ -79,7 +79,7 @@ def new_scopes() -> Scopes:
 
 def new_labels() -> Labels:
     """Return labels for the handles of arrays."""
-    return _Labels(())
+    return _Labels()
 
 
 def new_parameters(scopes: Scopes, labels: Labels) -> Parameters:

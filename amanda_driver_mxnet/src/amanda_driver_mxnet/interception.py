@@ -22,7 +22,7 @@ ATTACHED: dict[object, Any] = {}
 
 
 class _Thread(threading.local):
-    """What stands for a thread: another one may get its number once it has ended."""
+    """A key of one thread, since another one may get its number once it has ended."""
 
     def __init__(self) -> None:
         self.key = object()

@@ -63,7 +63,7 @@ class TensorFlowAttachment:
         session.shared(
             "tensorflow.parameters",
             lambda: Variables(
-                Labels(()), handle_of, lambda: variables_of(scopes.roots()), scopes.classes
+                Labels(), handle_of, lambda: variables_of(scopes.roots()), scopes.classes
             ),
         )
         # The recorder stays installed, so the modes' replacements must be put on top of it.

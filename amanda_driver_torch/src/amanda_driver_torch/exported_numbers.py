@@ -1,7 +1,7 @@
 """Quantized numbers in programs that are exported, as the operators that other runtimes know.
 
-Owns which of torch's decomposed operators stand for a grid. `torch.onnx` writes them as
-QuantizeLinear and DequantizeLinear.
+Owns which of torch's operators stand for a grid: those for fake quantization, which all processes
+have, and which `torch.onnx` writes as QuantizeLinear and DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
-from amanda_driver_torch.torch_internals.dynamo import quantized_operators
 
 __all__ = ["quantized"]
 
@@ -28,24 +26,24 @@ def quantized(
     """
     low, high = map(int, limits)
     dtype = next((d for d, (a, b) in _TYPES.items() if a <= low and high <= b), None)
-    if dtype is None or x.dtype is not torch.float32 or isinstance(zero, torch.Tensor):
+    if dtype is None or x.dtype is not torch.float32:
         return None
-    ops, number = quantized_operators(), int(zero or 0)
+    number: Any = zero if isinstance(zero, torch.Tensor) else int(zero or 0)
+    given = _TYPES[dtype]  # Other runtimes know only all numbers of a type.
     if not isinstance(scale, torch.Tensor):
-        if (low, high) != _TYPES[dtype]:  # Other runtimes know only all numbers of a type.
+        if (low, high) != _TYPES[dtype]:
             x = x.clamp((low - number) * scale, (high - number) * scale)
-        given = (scale, number, *_TYPES[dtype], dtype)
-        new: torch.Tensor = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *given), *given)
-        return new
+        return torch.fake_quantize_per_tensor_affine(x, scale, number, *given)
     shape = [1] * (x.dim() - scale.dim()) + list(scale.shape)
     axes = [axis for axis, size in enumerate(shape) if size != 1]
     axis, rows = (axes[0] if axes else 0), x
+    if len(axes) > 1 and axes != list(range(len(axes))):
+        return None
+    if (low, high) != _TYPES[dtype]:
+        rows = rows.clamp((low - number) * scale, (high - number) * scale)
     if len(axes) != 1:
-        if axes != list(range(len(axes))):
-            return None
-        axis, rows = 0, x.reshape(scale.numel(), -1)
+        axis, rows = 0, rows.reshape(scale.numel(), -1)
     scales = scale.reshape(-1)
-    zeros = torch.full_like(scales, number, dtype=torch.int64)
-    numbers = ops.quantize_per_channel(rows, scales, zeros, axis, low, high, dtype)
-    new = ops.dequantize_per_channel(numbers, scales, zeros, axis, low, high, dtype)
+    zeros = torch.as_tensor(number, dtype=torch.int32).expand(scale.shape).reshape(-1)
+    new = torch.fake_quantize_per_channel_affine(rows, scales, zeros, axis, *given)
     return new.reshape(x.shape)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from amanda_core.driver_kit import WeakGroup
+from amanda_core.driver_kit import Keeper, Recorder, Ref, WeakGroup
 from amanda_core.interface import (
     DENSE,
     Arithmetic,
@@ -26,6 +26,8 @@ from amanda_core.interface import (
 from amanda_driver_torch.contractions import contraction
 from amanda_driver_torch.groups import group_of, master_of, processes
 from amanda_driver_torch.placements import distributed, like, local, placement_of
+from amanda_driver_torch.repeating import REPEATER
+from amanda_driver_torch.torch_internals.extension import native
 from amanda_driver_torch.torch_internals.internals import (
     address_of,
     data_address,
@@ -69,6 +71,8 @@ _READ = 0x100  # PyBUF_READ
 
 #: The usual dtypes that NumPy has.
 _SAME = frozenset({torch.float32, torch.float64, torch.float16, torch.int64, torch.bool})
+#: A tensor by which the extension finds the parts of tensors.
+_EXAMPLE = torch.zeros(1)
 #: The usual classes of tensors.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -126,6 +130,7 @@ class _TorchFacts(Facts):
     follows_graphs = True
     channels_first = True
     arithmetic = _TorchArithmetic(torch)
+    repeater = REPEATER
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
@@ -145,7 +150,7 @@ class _TorchFacts(Facts):
             return None  # Nested tensors and uninitialized parameters have no shape.
 
     def device(self, tensor: torch.Tensor) -> str:
-        return str(tensor.device)
+        return "cpu" if tensor.is_cpu else str(tensor.device)
 
     def contraction(self, context: Any) -> Contraction | None:
         return contraction(context)
@@ -157,7 +162,7 @@ class _TorchFacts(Facts):
             return "quantized"
         if tensor.layout is not torch.strided:
             return "sparse" if "sparse" in str(tensor.layout) else str(tensor.layout)
-        if tensor.device.type == "meta":
+        if tensor.is_meta:
             return "without data"
         if _is_distributed(tensor):
             return "distributed"
@@ -202,9 +207,10 @@ class _TorchFacts(Facts):
         return int(self.local(tensor).numel()) * tensor.dtype.itemsize
 
     def storage(self, tensor: torch.Tensor) -> Storage | None:
-        tensor = self.local(tensor)
-        device = tensor.device
-        if device.type == "meta":
+        if type(tensor) not in _PLAIN:
+            tensor = self.local(tensor)
+        # The name of a device is not read, which costs more than all else here.
+        if tensor.is_meta:
             return None
         try:
             storage = tensor.untyped_storage()
@@ -214,6 +220,9 @@ class _TorchFacts(Facts):
             raise NotReadableError(f"{kind}, {tensor.layout}: no storage") from error
         if not size:
             return None
+        if tensor.is_cpu:
+            return Storage(address, size, storage)
+        device = tensor.device
         if device.type == "cuda":
             size = -size // _CUDA_BLOCK * -_CUDA_BLOCK
         return Storage((device, address), size, storage)
@@ -268,6 +277,12 @@ class _TorchFacts(Facts):
                 if address or not size:  # Otherwise its memory was freed.
                     return _memory(address, size, _READ) if size else b""
         return self.values(tensor)
+
+    def recorder(self, keeper: Keeper, pending: bytearray) -> Recorder | None:
+        if native is None or not native.can_record():
+            return None
+        made: Recorder = native.Recorder(keeper, pending, _EXAMPLE, torch.nn.Parameter, Ref)
+        return made
 
     def optimizer_states(self) -> Iterable[tuple[Any, str, Any]]:
         for optimizer in tuple(STEPPED):

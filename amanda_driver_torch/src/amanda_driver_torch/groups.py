@@ -141,7 +141,8 @@ def master_of(parameter: Any, model: Any) -> Any:
     Raises:
         NotReadableError: Operators read a copy in another dtype.
     """
-    for _, module in modules_in(model) if isinstance(model, nn.Module) else ():
+    shards = torch.distributed.is_available() and torch.distributed.is_initialized()
+    for _, module in modules_in(model) if shards and isinstance(model, nn.Module) else ():
         for group in sharded_groups(module):
             own = sharded_of(group, parameter)
             if own is not None and own.dtype != parameter.dtype:

@@ -21,7 +21,14 @@ from amanda_core.interface import (
 from amanda_driver_torch.interception.interceptor_choice import INTERCEPTORS
 from amanda_driver_torch.torch_internals.versions import why_hooked_by_python
 from amanda_driver_torch.torch_internals.wrapper_modules import WRAPPERS
-from amanda_driver_torch.vocabulary import BACKWARD_TYPES, FUSED, OP_TYPES, describe
+from amanda_driver_torch.vocabulary import (
+    BACKWARD_TYPES,
+    COMMUNICATING,
+    FUSED,
+    OF_GRADIENTS,
+    OP_TYPES,
+    describe,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -147,6 +154,8 @@ def amanda_prepare_context(context: OpContext) -> None:
     if not namespace.startswith("pytorch/"):
         return
     describe(context, site.op_type)
+    if site.op_type.startswith(OF_GRADIENTS if context.is_backward() else COMMUNICATING):
+        _describe_communication()(context)
     if site.op_type in FUSED:
         context["parts_not_seen"] = "fused inference; whole=True shows its operators"
     elif (kind := type(context.get_op()).__name__) in _OPAQUE and not context.is_backward():
@@ -159,6 +168,14 @@ def amanda_prepare_context(context: OpContext) -> None:
         and in_compiled_callable(state.not_compiled)
     ):
         context["not_compiled"] = True
+
+
+@functools.cache
+def _describe_communication() -> Callable[[Any], None]:
+    """Import what knows of process groups late, and once for all ops."""
+    from amanda_driver_torch.communication import describe_communication
+
+    return describe_communication
 
 
 @functools.cache

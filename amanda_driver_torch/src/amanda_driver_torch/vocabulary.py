@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from amanda_core.driver_kit import OpContext
 from amanda_core.interface import OP_TYPES as COMMON_TYPES, backward_type_of
 
-__all__ = ["BACKWARD_TYPES", "FUSED", "OP_TYPES", "describe"]
+__all__ = ["BACKWARD_TYPES", "COMMUNICATING", "FUSED", "OF_GRADIENTS", "OP_TYPES", "describe"]
 
 #: Operators of the fused inference path, which modules take if their operators are not needed.
 FUSED = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
@@ -104,7 +104,8 @@ _SYNONYMS = {
     "assign_slice": "__setitem__ index_put",
     "assign": "copy",
     "gather": "take_along_dim",
-    "scatter": "scatter_add scatter_reduce masked_scatter index_add index_copy index_fill",
+    "scatter": "scatter_add scatter_reduce masked_scatter index_add index_copy index_fill put "
+    "slice_scatter select_scatter diagonal_scatter as_strided_scatter fill_diagonal",
     "expand": "expand_as broadcast_to broadcast_tensors",
     "repeat": "repeat_interleave",
     "tile": "repeat",
@@ -114,8 +115,9 @@ _SYNONYMS = {
     "cast": "to type float double half bfloat16 int long short char byte bool type_as _to_copy "
     "cfloat cdouble cpu cuda",
     "bitcast": "view_as_complex view_as_real",
-    # The last two make a distributed tensor of its part, and the part of the tensor.
-    "identity": "clone contiguous detach alias positive _FromTorchTensor _ToTorchTensor",
+    # A distributed tensor of its part, and the part of the tensor; a tensor that was waited for.
+    "identity": "clone contiguous detach alias positive _FromTorchTensor _ToTorchTensor "
+    "_c10d_functional::wait_tensor _c10d_functional::_wrap_tensor_autograd",
     "upsample": "interpolate upsample_nearest1d upsample_nearest2d upsample_nearest3d "
     "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d "
     "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
@@ -126,7 +128,8 @@ _SYNONYMS = {
     "space_to_depth": "pixel_unshuffle",
     "constant": "tensor as_tensor asarray new_tensor from_numpy frombuffer scalar_tensor",
     "full": "zeros ones full_like zeros_like ones_like new_full new_zeros new_ones fill zero",
-    "empty": "empty_like new_empty empty_strided new_empty_strided new",
+    "empty": "empty_like new_empty empty_strided new_empty_strided empty_permuted new resize "
+    "resize_as",
     "range": "arange linspace logspace",
     "random": "rand rand_like randn randn_like randint randint_like randperm normal uniform "
     "bernoulli multinomial exponential log_normal cauchy geometric poisson",
@@ -136,11 +139,50 @@ _SYNONYMS = {
     "cross_entropy": "cross_entropy_loss",
     "nll_loss": "nll_loss_nd nll_loss2d",
 }
+# Common type -> functions of `torch.distributed`, and after a bar the functional collectives, which
+# do the same without writing their arguments. They have no nodes of their own kind.
+_COLLECTIVES = {
+    "all_reduce": "all_reduce all_reduce_coalesced | all_reduce all_reduce_coalesced",
+    "all_gather": "all_gather all_gather_coalesced all_gather_into_tensor "
+    "all_gather_into_tensor_coalesced | all_gather_into_tensor all_gather_into_tensor_coalesced "
+    "all_gather_into_tensor_out",
+    "reduce_scatter": "reduce_scatter reduce_scatter_tensor reduce_scatter_tensor_coalesced | "
+    "reduce_scatter_tensor reduce_scatter_tensor_coalesced reduce_scatter_tensor_out",
+    "broadcast": "broadcast | broadcast",
+    "all_to_all": "all_to_all all_to_all_single | all_to_all_single",
+    "send": "send | isend",
+    "recv": "recv | irecv",
+    "barrier": "barrier monitored_barrier |",
+}
+#: What the types begin with of operators that communicate and are no functions of
+#: `torch.distributed`.
+COMMUNICATING = ("_c10d_functional", "Redistribute", "c10d::")
+#: Types of backward ops that have the gradient of a leaf, before and after it is reduced.
+OF_GRADIENTS = ("AccumulateGrad", "ReduceGrad")
+_COLLECTIVE_NAMES = {
+    f"{library}::{name}": common_type
+    for common_type, both in _COLLECTIVES.items()
+    for libraries, names in zip(
+        (("c10d",), ("_c10d_functional", "_c10d_functional_autograd")), both.split("|"), strict=True
+    )
+    for library in libraries
+    for name in names.split()
+}
 # Common types that are not names of PyTorch operators, or have another meaning there.
 _NOT_NAMES = frozenset(
     {"accumulate_grad", "assign", "assign_slice", "attention", "bitcast", "cast", "constant"}
     | {"depth_to_space", "eigh", "equal", "fake_quantize", "fft", "floor_div", "grouped_matmul"}
-    | {"identity", "mod", "quantize", "rnn", "solve", "space_to_depth", "weight_norm"}
+    | _COLLECTIVES.keys()
+    | {
+        "identity",
+        "mod",
+        "quantize",
+        "reduce_grad",
+        "rnn",
+        "solve",
+        "space_to_depth",
+        "weight_norm",
+    }
 )
 
 
@@ -152,6 +194,7 @@ def _by_name(table: Mapping[K, str]) -> dict[str, K]:
 OP_TYPES: Mapping[str, str] = MappingProxyType(
     {common_type: common_type for common_type in COMMON_TYPES if common_type not in _NOT_NAMES}
     | _by_name(_SYNONYMS)
+    | _COLLECTIVE_NAMES
 )
 
 
@@ -162,13 +205,18 @@ def _node_kind(name: str) -> str:
 
 #: Kind of autograd node, without its number -> common operator type.
 BACKWARD_TYPES: Mapping[str, str] = MappingProxyType(
-    {_node_kind(name): backward_type_of(common_type) for name, common_type in OP_TYPES.items()}
+    {
+        _node_kind(name): backward_type_of(common_type)
+        for name, common_type in OP_TYPES.items()
+        if "::" not in name
+    }
     | {
         # That of a linear layer by default; for `torch.addmm` it is a matmul, see _OWN_NODES.
         "AddmmBackward": backward_type_of("linear"),
         "CopySlices": backward_type_of("assign_slice"),
         "CopyBackwards": backward_type_of("assign"),
         "AccumulateGrad": "accumulate_grad",
+        "ReduceGrad": "reduce_grad",
     }
 )
 

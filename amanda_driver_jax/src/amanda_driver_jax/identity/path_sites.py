@@ -45,7 +45,7 @@ class PathSites:
             rules,
             None,
             Scopes(lambda module: {}, lambda module: ()),
-            Labels(()),
+            Labels(),
             {},
             namespace,
             make=lambda site, caller: OpRecord(site),

@@ -47,7 +47,7 @@ def new_scopes() -> Scopes:
 
 def new_labels() -> Labels:
     """Return labels for tensors."""
-    return Labels((), TOKENS.signed)
+    return Labels(TOKENS.signed)
 
 
 def variables_of(layers: Iterable[Any]) -> Iterator[tuple[str, Any]]:

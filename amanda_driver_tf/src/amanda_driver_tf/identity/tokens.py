@@ -17,7 +17,7 @@ class _Tokens:
     """The tokens of this process."""
 
     def __init__(self) -> None:
-        self._labels = Labels(())
+        self._labels = Labels()
         self._tensors: dict[int, weakref.ref[Any]] = {}
 
     def of(self, tensor: Any) -> int:
@@ -30,7 +30,7 @@ class _Tokens:
         if source.__class__ is int and source:
             return source
         token = self._labels.look_up(tensor)[0]
-        for dead, _ in self._labels.take_dead():
+        for dead in self._labels.take_dead():
             self._tensors.pop(dead, None)
         self._tensors[token] = weakref.ref(tensor)
         tensor._amanda_source = token
@@ -38,17 +38,17 @@ class _Tokens:
 
     def find(self, token: int) -> Any:
         """Return the tensor of a token, or None."""
-        reference = self._tensors.get(abs(token))
-        return reference() if reference is not None else None
+        return self._labels.tensor(abs(token))
 
     def release(self) -> None:
         """Remove the tokens from all live tensors."""
-        # What the garbage collector or another thread runs meanwhile may add tokens.
-        released, self._tensors = self._tensors, {}
-        for reference in released.values():
+        # An exception may arrive at any line: what still has a token stays to be released. What the
+        # garbage collector or another thread runs meanwhile may add tokens.
+        for token, reference in list(self._tensors.items()):
             tensor = reference()
             if tensor is not None:
                 vars(tensor).pop("_amanda_source", None)
+            self._tensors.pop(token, None)
 
 
 TOKENS = _Tokens()

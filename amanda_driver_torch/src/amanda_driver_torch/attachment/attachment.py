@@ -8,6 +8,7 @@ little over 400 lines: one class.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,10 +29,14 @@ from amanda_core.driver_kit import (
 from amanda_core.interface import CoverageGap, Site
 from amanda_driver_torch.attachment.module_calls import NAMESPACE, ModuleCalls
 from amanda_driver_torch.compiled.choice import why_eager
+from amanda_driver_torch.execution.collectives import Collective, CollectiveCall
 from amanda_driver_torch.execution.execute import Execution, Run
+from amanda_driver_torch.execution.reductions import Reductions
 from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.gradients.backward import Backward
+from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.gradients.records import OpRecord
+from amanda_driver_torch.identity.frames import unit_around
 from amanda_driver_torch.identity.leaves import Leaves
 from amanda_driver_torch.identity.rules import (
     RULES,
@@ -56,6 +61,7 @@ from amanda_driver_torch.torch_internals.internals import (
     RELEASE,
     TENSOR_METHODS,
     has_buffer,
+    inner_of,
     is_machinery,
     unwrapped,
 )
@@ -86,6 +92,7 @@ class TorchAttachment(ModuleCalls):
         session: The session.
         scopes: The modules that have been called.
         backward: The backward program.
+        reductions: Gradients that wrappers for several processes reduce.
         watch: The native extension's part of the interceptor, or None.
     """
 
@@ -95,6 +102,7 @@ class TorchAttachment(ModuleCalls):
         self._connect(session)
         self.backward = Backward(session, Leaves(self.scopes, self._labels), NAMESPACE)
         self._execution = self._new_execution()
+        self.reductions = Reductions(session, self.scopes, self.backward, NAMESPACE)
         self._sites = self._new_sites(STATE, NAMESPACE, OpRecord, self._drop)
         self._interceptor = self._choose()
         self.watch = self.backward.watch = self._interceptor.watch
@@ -105,17 +113,22 @@ class TorchAttachment(ModuleCalls):
         kept = session.persistent(_KEPT, list[TorchAttachment])
         if not kept:
             return cls(session)
-        self = kept.pop()
-        interceptor: Any = self._interceptor
-        if INTERCEPTORS.choice().name != interceptor.name:
+        attachment = kept.pop()
+        if INTERCEPTORS.choice().name != attachment._interceptor.name:
             return cls(session)
+        attachment._resume(session)
+        return attachment
+
+    def _resume(self, session: Session) -> None:
+        """Serve another session of the same tools with what is known of operators."""
         self._connect(session)
         self.backward.resume(session)
         self._execution = self._new_execution()
+        self.reductions = Reductions(session, self.scopes, self.backward, NAMESPACE)
+        interceptor: Any = self._interceptor
         interceptor.resume(self._execution)
-        self.watch = self.backward.watch = self._interceptor.watch
+        self.watch = self.backward.watch = interceptor.watch
         self.watch.second_order = False
-        return self
 
     def _connect(self, session: Session) -> None:
         self.session = session
@@ -417,6 +430,46 @@ class TorchAttachment(ModuleCalls):
         run = self.execute, operator, in_users_modes(call), args, kwargs
         return call_opaquely(call_without_modes, *run)
 
+    def execute_collective(
+        self,
+        collective: Collective,
+        call: Callable[..., Any],
+        group: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Execute one call of a method of a process group that communicates."""
+        session, op_type, tensors = self.session, collective.op_type, tuple(tensors_in(args))
+        if not collective.is_bound(args):
+            session.note_call(op_type, "called with keywords")
+            return call(group, *args, **kwargs)
+        if self._is_ignored(op_type, tensors, {}):
+            return call(group, *args, **kwargs)
+        record = self.attempt(op_type, None, self._locate_collective, op_type, tensors)
+        if record is None or (record.idle_epoch == session.epoch and session.caching):
+            return call(group, *args, **kwargs)
+        return CollectiveCall(session, record, collective, group, args, kwargs).execute(call)
+
+    def _locate_collective(self, op_type: str, tensors: tuple[Any, ...]) -> OpRecord | None:
+        """Return the record of a collective.
+
+        What FSDP communicates belongs to the module whose parameters these are. FSDP calls its
+        functions from one line, at times that differ from step to step, and with parts of
+        parameters that differ between processes.
+        """
+        unit, end = unit_around(sys._getframe(1))
+        around = STATE.activations[-1].scope if STATE.activations else OUTSIDE
+        scope = None if unit is None else self.scopes.known(inner_of(unit.module), around)
+        if unit is None or scope is None:
+            return self._interceptor.locate(op_type, tensors, {})
+        if around.zone:
+            scope = self.scopes.zoned(scope, around.zone)
+        place = f"{'backward' if unit.is_backward else 'forward'} {unit.number}"
+        frames = self._sites.walk(sys._getframe(1), 1, end=end)
+        operands = [(0, -1 - 2 * unit.number - unit.is_backward, place)]
+        found = self._sites.resolve(Origin(op_type, scope, frames), (), 0, operands)
+        return found if isinstance(found, OpRecord) else None
+
     def watch_second_order(self) -> None:
         """Analyse gradients of gradients, too, from now on."""
         self.backward.second_order = True
@@ -424,6 +477,9 @@ class TorchAttachment(ModuleCalls):
             self.watch.second_order = True
 
     def _drop(self, record: OpRecord) -> None:
+        # A weight that was converted while no tools were applied is not known again, but its op is.
+        if record.kept:
+            return
         for context in (record.context, *(node.context for node in record.nodes.values())):
             if context is not None:
                 self.session.forget(context)

@@ -6,7 +6,7 @@ a failure of the driver's own work means.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any, TypeVar, cast
@@ -16,8 +16,6 @@ import torch
 from torch import nn
 
 from amanda_core.driver_kit import (
-    MODULE_INPUT,
-    MODULE_OUTPUT,
     Activation,
     Scope,
     Scopes,
@@ -31,26 +29,17 @@ from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.interception.checkpoint import is_foreign_rerun
 from amanda_driver_torch.interception.forward_calls import ForwardCalls, running_forwards
 from amanda_driver_torch.interception.interceptor import Interceptor
+from amanda_driver_torch.operators.module_values import INPUT, OUTPUT, replace_first
 from amanda_driver_torch.operators.operator import Operator
 from amanda_driver_torch.threads.modes import call_without_modes
 from amanda_driver_torch.threads.state import STATE, Watcher, call_quietly
-from amanda_driver_torch.torch_internals.internals import RELEASE, inner_of, wraps
+from amanda_driver_torch.torch_internals.internals import RELEASE, inner_of, wraps, wraps_compiled
 
 __all__ = ["NAMESPACE", "ModuleCalls"]
 
 T = TypeVar("T")
 
 NAMESPACE = f"pytorch/{RELEASE}/eager"
-
-
-def _unchanged(value: T) -> T:
-    """Return the value: what the operators for values of modules compute."""
-    return value
-
-
-# These operators represent the values of modules. They have one input and return it.
-_INPUT = Operator(_unchanged, _unchanged, MODULE_INPUT)
-_OUTPUT = Operator(_unchanged, _unchanged, MODULE_OUTPUT)
 
 
 class ModuleCalls:
@@ -69,6 +58,8 @@ class ModuleCalls:
     forward_calls: ForwardCalls
     #: Whether the op that was resolved last is of a module that was not called.
     _not_called = False
+    #: The module whose call the compiled module around it has announced, until it is called.
+    _announced: nn.Module | None = None
     _interceptor: Interceptor
     _sites: Sites[OpRecord]
     execute: Callable[..., Any]
@@ -130,9 +121,13 @@ class ModuleCalls:
         # A recomputation is a part of the call that it belongs to.
         is_outermost = not activations and not path
         is_call = session.watches_calls and is_outermost and not STATE.backward
-        # The module inside is entered and shown when it is called itself.
-        is_entered = session.watches_scopes and entered is module
-        is_shown = session.watches_values and entered is module
+        # The module inside is entered and shown when it is called itself. That of a compiled module
+        # may be called by a method that was bound before tools were applied, which is not seen.
+        before, is_compiled = self._announced, wraps_compiled(module, entered)
+        announces = module is not before and (entered is module or is_compiled)
+        self._announced = entered if is_compiled else None
+        is_entered = session.watches_scopes and announces
+        is_shown = session.watches_values and announces
         opaque, recomputing = STATE.opaque, STATE.recomputing
         depth = len(activations)
         try:
@@ -159,6 +154,7 @@ class ModuleCalls:
             self.module_failed(error)
             raise
         finally:
+            self._announced = None
             if is_entered:
                 session.leave_scope(path)
             if is_call:
@@ -175,8 +171,8 @@ class ModuleCalls:
     ) -> Any:
         if not is_shown:
             return original(module, *args, **kwargs)
-        args, kwargs = self._shown(_INPUT, path, (args, kwargs))
-        return self._shown(_OUTPUT, path, original(module, *args, **kwargs))
+        args, kwargs = self._shown(INPUT, path, (args, kwargs))
+        return self._shown(OUTPUT, path, original(module, *args, **kwargs))
 
     def call_forward(
         self,
@@ -211,9 +207,9 @@ class ModuleCalls:
             return value
 
         def show(tensor: torch.Tensor) -> Any:
-            return call_without_modes(self.execute, operator, _unchanged, (tensor,), {})
+            return call_without_modes(self.execute, operator, operator.func, (tensor,), {})
 
-        return self.attempt(path, value, _replace_first, value, show)
+        return self.attempt(path, value, replace_first, value, show)
 
     def enter_module(self, module: nn.Module, parent: Activation | None) -> Scope:
         """Return the scope of a module called inside `parent`."""
@@ -327,35 +323,3 @@ def _place_of(key: Any) -> tuple[str | None, str | None]:
     if key[0] == "accumulate" and key[1][0] == "parameter":
         return key[1][1], key[1][2].rpartition(".")[0]
     return None, None
-
-
-def _replace_first(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """Return `value` with `function` applied to the first tensor in it.
-
-    Lists, tuples and mappings are searched in their order; other objects are not.
-    """
-    return _replaced(value, function)[1]
-
-
-def _replaced(value: Any, function: Callable[[torch.Tensor], Any]) -> tuple[bool, Any]:
-    """Return whether there is a tensor in `value`, and the replacement of `value`."""
-    if isinstance(value, torch.Tensor):
-        return True, function(value)
-    if isinstance(value, (list, tuple)):
-        items: Any = enumerate(value)
-    elif isinstance(value, MutableMapping):
-        items = list(value.items())
-    else:
-        return False, value
-    for key, item in items:
-        found, new = _replaced(item, function)
-        if not found:
-            continue
-        if new is item:
-            return True, value
-        if not isinstance(value, tuple):
-            value[key] = new
-            return True, value
-        parts = (*value[:key], new, *value[key + 1 :])
-        return True, value._make(parts) if hasattr(value, "_make") else type(value)(parts)
-    return False, value

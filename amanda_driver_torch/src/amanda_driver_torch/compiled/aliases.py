@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
+from amanda_driver_torch.compiled.choice import CannotWeave
 from amanda_driver_torch.compiled.execution import OpPlan
-from amanda_driver_torch.compiled.refusals import CannotWeave
 from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.operators.signature import BoundCall
 from amanda_driver_torch.torch_internals.dynamo import tree_leaves
@@ -82,7 +82,10 @@ class Aliases:
             self._is_cut = self._is_tapped = True
         self._is_edited = self._is_edited or plan.edits_on_host
         self._is_cut = self._is_cut or self._is_edited
-        self._is_on_host = self._is_on_host or plan.on_host
+
+    def note_host(self, on_host: bool) -> None:
+        """Note whether a routine of the current node, perhaps in its backward, is on the host."""
+        self._is_on_host = self._is_on_host or on_host
 
     def end(self, node: fx.Node) -> None:
         """Note what the operators of a node did."""

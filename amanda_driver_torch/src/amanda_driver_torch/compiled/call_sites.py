@@ -34,6 +34,7 @@ from amanda_driver_torch.identity.frames import is_own, is_torchs
 from amanda_driver_torch.identity.zones import ZONES
 from amanda_driver_torch.torch_internals.dynamo import (
     CREATE_PROXY,
+    LOSS_MADE,
     MODULE_CALL,
     MODULE_NOTE,
     guard_identity,
@@ -43,6 +44,8 @@ from amanda_driver_torch.torch_internals.internals import wraps
 __all__ = ["Called", "Places", "call_recording", "called_of", "forget_calls", "watch_tracing"]
 
 R = TypeVar("R")
+#: Key of a module's call -> the module and the translator that calls it.
+Calls = dict[str, tuple[nn.Module, Any]]
 
 _CALLED = "amanda_called"
 _NOTING = "__amanda_noting__"
@@ -81,11 +84,13 @@ class Called(NamedTuple):
 
 
 class _Recorder(threading.local):
-    #: Key of a module's call -> the module and the translator that calls it; None if nothing is
-    #: recorded.
-    calls: dict[str, tuple[nn.Module, Any]] | None = None
+    #: The calls that are traced; None if nothing is recorded.
+    calls: Calls | None = None
     #: The module for whose identity there is a guard, at the source that other guards use.
     guarded: nn.Module | None = None
+    #: The calls of modules that the program makes, outermost first: their keys, and those of the
+    #: modules around them that Dynamo notes.
+    made: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 _RECORDER = _Recorder()
@@ -110,6 +115,7 @@ def watch_tracing(replace: Callable[[Any, str, Any], None]) -> None:
         (CREATE_PROXY, _noting),
         (MODULE_CALL, _guarding_module),
         (MODULE_NOTE, _noting_module),
+        *([(LOSS_MADE, _making_loss)] if hasattr(*LOSS_MADE) else []),
     ):
         original = getattr(owner, name)
         if not hasattr(original, _NOTING):
@@ -134,8 +140,12 @@ def _is_method_of_module(tx: Any) -> bool:
     return bool(names) and isinstance(tx.f_locals.get(names[0]), nn.Module)
 
 
-def _called(tx: Any, calls: dict[str, tuple[nn.Module, Any]]) -> Called:
-    modules = {key: calls[key][0] for key in tx.nn_module_stack if key in calls}
+def _called(tx: Any, calls: Calls) -> Called:
+    around = tuple(tx.nn_module_stack)
+    # Modules in one that the program makes have paths of their own: Dynamo does not know them as
+    # its children.
+    made = (key for key, outer in _RECORDER.made if outer == around)
+    modules = {key: calls[key][0] for key in (*around, *made) if key in calls}
     caller = calls[next(reversed(modules))][1] if modules else None
     frames, source, whole = [], None, False
     while tx is not None:
@@ -172,12 +182,16 @@ def _offsets(code: CodeType) -> dict[tuple[str, Any], list[int]]:
 
 def _guarding_module(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def call_function(variable: Any, *args: Any, **kwargs: Any) -> Any:
-        if _RECORDER.calls is not None and variable.source:
+    def call_function(variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if (calls := _RECORDER.calls) is None:
+            return original(variable, tx, *args, **kwargs)
+        if variable.source:
             # The path of another module is another one.
             guard_identity(variable.source)
             _RECORDER.guarded = variable.value
-        return original(variable, *args, **kwargs)
+            return original(variable, tx, *args, **kwargs)
+        trace = functools.partial(original, variable, tx)
+        return _in_made(calls, tx.output, variable.value, trace, *args, **kwargs)
 
     return call_function
 
@@ -194,6 +208,30 @@ def _noting_module(original: Callable[..., Any]) -> Callable[..., Any]:
             yield found
 
     return record_nn_module_stack
+
+
+def _making_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def make(variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(variable, tx, *args, **kwargs)
+        if (calls := _RECORDER.calls) is not None:
+            made.fn = functools.partial(_in_made, calls, tx.output, variable.value(), made.fn)
+        return made
+
+    return make
+
+
+def _in_made(
+    calls: Calls, output: Any, module: nn.Module, trace: Callable[..., R], *args: Any, **kwargs: Any
+) -> R:
+    """Trace the call of a module that the program has made, of which Dynamo notes nothing."""
+    key, tx, before = f"made {len(calls)}", output.current_tx, _RECORDER.made
+    calls[key] = module, tx
+    _RECORDER.made = (*before, (key, tuple(tx.nn_module_stack)))
+    try:
+        return trace(*args, **kwargs)
+    finally:
+        _RECORDER.made = before
 
 
 class Places:

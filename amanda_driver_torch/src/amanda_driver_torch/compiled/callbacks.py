@@ -18,6 +18,7 @@ from torch import fx, nn
 
 from amanda_core.driver_kit import FRAMES, FRAMEWORK, Activation, Known, Session, Sites, WeakGroup
 from amanda_core.interface import Site
+from amanda_driver_torch.compiled.backward_operators import watching_leaves
 from amanda_driver_torch.compiled.call_sites import (
     Places,
     call_recording,
@@ -25,11 +26,11 @@ from amanda_driver_torch.compiled.call_sites import (
     forget_calls,
     watch_tracing,
 )
-from amanda_driver_torch.compiled.choice import BACKWARD, misses_backward
+from amanda_driver_torch.compiled.choice import CannotWeave, misses_backward
 from amanda_driver_torch.compiled.graph import AnalysisFailed, GraphTools, Leaves, weave
 from amanda_driver_torch.compiled.host import Host
 from amanda_driver_torch.compiled.operators import Woven
-from amanda_driver_torch.compiled.refusals import CannotWeave, not_exported
+from amanda_driver_torch.compiled.refusals import not_exported
 from amanda_driver_torch.identity.frames import BOUNDARY, FORWARDS, is_own
 from amanda_driver_torch.threads.state import STATE, call_quietly
 from amanda_driver_torch.torch_internals.dynamo import (
@@ -136,11 +137,9 @@ class CompiledCode:
             return "the cache of analysis is disabled"
         if _updates(function):
             return ""  # It records no gradients, and its modules are not those of the model.
-        if session.wants_backward and torch.is_grad_enabled():
-            if not misses_backward():
-                return BACKWARD
-            self.gaps["backward operators of compiled callables"] = "compiled graphs have none"
-        if session.watches_scopes or session.watches_values:
+        assert self._tools is not None
+        # A graph that is exported has operators for the values of modules.
+        if (session.watches_scopes or session.watches_values) and not self._tools.exports:
             return "a tool follows the calls of modules, which a compiled graph does not have"
         return ""
 
@@ -193,6 +192,13 @@ class CompiledCode:
         places = Places(sites, STATE.activations, self._enter, outer, sites.source(frame))
         return weave(gm, self._tools, places, leaves, is_broken)
 
+    def accumulates(self, inputs: Sequence[Any]) -> bool:
+        """Return True if a tool analyses the accumulation of gradients of a graph's inputs."""
+        assert self._tools is not None
+        if not self.session.wants_backward or misses_backward() or self._tools.exports:
+            return False
+        return torch.is_grad_enabled() and any(map(_requires_grad, inputs))
+
     def note_eager(self, code: CodeType, reason: str) -> None:
         """Report that frames with this code run eagerly.
 
@@ -214,6 +220,10 @@ def _updates(function: Any) -> bool:
         return True
     owner = getattr(function, "__self__", None) if type(function) is MethodType else None
     return isinstance(owner, torch.optim.Optimizer) and function.__name__ == "step"
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _scope() -> int:
@@ -275,7 +285,8 @@ class _Callback:
             if failure is None:
                 raise
             self.backend.eager[id(code)] = code
-            owner.note_eager(code, str(failure))
+            # FX adds lines about the node that it runs.
+            owner.note_eager(code, str(failure).partition("\n")[0])
             return self._run_eagerly(code)
         finally:
             self.backend.failure = before
@@ -339,7 +350,10 @@ class _Backend:
                 on_host = any(node.on_host for node in woven)
                 if on_host and stack.enter_context(for_routines_on_host(self.users)):
                     owner.gaps["CUDA graphs of compiled callables"] = _NOT_RECORDED
-                return quiet_code(self.users(gm, inputs))
+                compiled = quiet_code(self.users(gm, inputs))
+                if owner.accumulates(inputs):
+                    compiled = quiet_code(watching_leaves(compiled))
+                return compiled
         except (CannotWeave, AnalysisFailed) as error:
             self.failure = error
             raise

@@ -9,16 +9,17 @@ from amanda_core.interface import ConfigError
 from amanda_driver_torch.torch_internals.internals import RELEASE
 from amanda_driver_torch.torch_internals.versions import GRAPHS_TRIED, are_graphs_tried
 
-__all__ = ["BACKWARD", "misses_backward", "why_eager"]
+__all__ = ["FORWARD_ONLY", "CannotWeave", "misses_backward", "why_eager"]
 
 _SETTING = "AMANDA_TORCH_COMPILED"
 _VALUES = "graph", "forward", "eager"
 
-#: Why nothing is woven where gradients are recorded.
-BACKWARD = (
-    "a tool analyses backward operators, which a compiled graph does not have. With "
-    f"{_SETTING}=forward it would stay compiled, and tools would see its forward operators only"
-)
+#: Why tools do without the backward operators of compiled callables.
+FORWARD_ONLY = f"{_SETTING}=forward is set"
+
+
+class CannotWeave(Exception):
+    """A reason why a graph cannot be instrumented, so that its frame must run eagerly."""
 
 
 def misses_backward() -> bool:

@@ -16,13 +16,17 @@ from torch.overrides import TorchFunctionMode
 
 from amanda_core.driver_kit import Plan, Step
 from amanda_core.interface import RoutineResultError
+from amanda_driver_torch.communication import complete, is_unfinished
+from amanda_driver_torch.compiled.backward_operators import BackwardOperators
 from amanda_driver_torch.compiled.functions import pass_straight, replaced_backward, tapped
 from amanda_driver_torch.compiled.host import Host, Like, like_of
 from amanda_driver_torch.gradients.edits import check_gradient, check_tensor, check_written
 from amanda_driver_torch.gradients.nodes import Slot, differentiable, placed
+from amanda_driver_torch.gradients.operator_call import made_by
 from amanda_driver_torch.operators.signature import BoundCall, bind, outputs_of, restructure
 from amanda_driver_torch.threads.modes import call_routine
 from amanda_driver_torch.torch_internals.dynamo import tree_map
+from amanda_driver_torch.torch_internals.internals import next_sequence
 
 __all__ = ["Lifted", "OpPlan", "run_operator"]
 
@@ -72,6 +76,7 @@ class OpPlan:
         arriving: For the gradients of its outputs, with the replacement of its backward.
         leaving: For the gradients of its inputs.
         outputs: What its outputs are like; empty if that depends on the inputs.
+        backward: Its backward operators, with their plans; None if nothing is planned there.
     """
 
     host: Host
@@ -80,9 +85,10 @@ class OpPlan:
     arriving: Plan
     leaving: Plan
     outputs: Sequence[Like] = ()
+    backward: BackwardOperators | None = None
 
     def __bool__(self) -> bool:
-        return any((self.before, self.after, self.arriving, self.leaving))
+        return any((self.before, self.after, self.arriving, self.leaving, self.backward))
 
     @property
     def changes(self) -> bool:
@@ -110,7 +116,12 @@ class OpPlan:
     @property
     def plans(self) -> tuple[Plan, ...]:
         """All plans."""
-        return self.before, self.after, self.arriving, self.leaving
+        return self.before, self.after, *self.gradients
+
+    @property
+    def gradients(self) -> tuple[Plan, ...]:
+        """Those for gradients."""
+        return self.arriving, self.leaving, *(self.backward or ())
 
 
 def run_operator(
@@ -161,7 +172,11 @@ class _Execution:
         else:
             if plan.leaving:
                 values = self.tap(values, lambda found: self.fold_gradients(plan.leaving, found))
+            bound, start = self.bound, next_sequence()
             outputs = self.compute(values)
+            if plan.backward is not None:
+                made = made_by(bound, values, outputs)
+                plan.backward.hook(made, start, self.fold_raw)
             if plan.arriving:
                 outputs = self.tap(outputs, lambda found: self.fold_gradients(plan.arriving, found))
         outputs = self.fold(plan.after, outputs)
@@ -207,6 +222,8 @@ class _Execution:
 
     def fold(self, plan: Plan, values: list[Any]) -> list[Any]:
         """Apply the steps before or after the operator."""
+        if is_unfinished(self.func, plan.steps):
+            values = complete(values)
         for step in plan.steps:
             changes = self.changes(step, values, step.action.autodiff)
             counts = _references(changes)
@@ -234,11 +251,27 @@ class _Execution:
 
         return placed(values, slots, tapped(changed, list(sources.values())))
 
-    def fold_gradients(self, plan: Plan, gradients: list[Any]) -> list[Any]:
-        """Apply steps to gradients."""
+    def fold_raw(self, plan: Plan, gradients: list[Any]) -> list[Any]:
+        """Apply steps to gradients of a backward operator."""
+        return self.fold_gradients(plan, gradients, is_raw=True)
+
+    def fold_gradients(
+        self, plan: Plan, gradients: list[Any], *, is_raw: bool = False
+    ) -> list[Any]:
+        """Apply steps to gradients.
+
+        Args:
+            plan: The steps.
+            gradients: The gradients.
+            is_raw: Whether they are those of a backward operator. There, a routine that selects
+                none runs, too.
+        """
         for step in plan.steps:
             if not step.action.staged and all(g is None for g in _selected(step, gradients)):
-                step(gradients)  # Raises the error of a wrong position.
+                if step.action.positions != ():
+                    step(gradients)  # Raises the error of a wrong position.
+                elif is_raw:
+                    self.plan.host.observe(step, gradients)
                 continue
             for position, new in self.changes(step, gradients, autodiff=False):
                 old = gradients[position]

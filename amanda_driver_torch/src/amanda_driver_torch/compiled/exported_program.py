@@ -7,8 +7,9 @@ of the graph come from: arguments, parameters, buffers, and where those of the r
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import fx, nn
 
 from amanda_driver_torch.compiled.callbacks import CompiledCode
 from amanda_driver_torch.compiled.refusals import not_exported
+from amanda_driver_torch.operators.module_values import INPUT, OUTPUT, replace_first
 from amanda_driver_torch.threads.state import call_quietly
 from amanda_driver_torch.torch_internals.dynamo import (
     NotTraced,
@@ -25,6 +27,10 @@ from amanda_driver_torch.torch_internals.dynamo import (
 )
 
 __all__ = ["exported_program"]
+
+# Dynamo calls them in its graph, and does not look into them.
+for _marker in (INPUT, OUTPUT):
+    torch.compiler.allow_in_graph(_marker.func)  # type: ignore[no-untyped-call]
 
 #: Calls a model. Its code is not of the driver's files, whose frames Dynamo leaves alone.
 _CALL = eval(compile("lambda model, args, kwargs: model(*args, **kwargs)", "<exported>", "eval"))
@@ -48,9 +54,12 @@ def exported_program(
     with torch.no_grad(), code.exporting():
         if why := code.why_not(model):
             raise not_exported(why)
+        if code.session.watches_values and not isinstance(model, nn.Module):
+            raise not_exported("a tool chooses modules, and it is a function that calls them")
         compiled: Any = torch.compile(_CALL, backend=capture, fullgraph=True, dynamic=False)
         try:
-            returned = compiled(model, tuple(args), dict(kwargs))
+            with _marking(model, code.session.calls.shows):
+                returned = compiled(model, tuple(args), dict(kwargs))
         except NotTraced as error:
             raise not_exported(str(error).partition("\n")[0]) from error
         if capture.graph is None:
@@ -60,7 +69,42 @@ def exported_program(
         found: torch.export.ExportedProgram = call_quietly(
             torch.export.export, module, *given, strict=False
         )
+        call_quietly(_make_whole, found.constants)
     return found
+
+
+def _make_whole(constants: dict[str, Any]) -> None:
+    """Replace constants that torch's files cannot hold alone by copies with memory of their own."""
+    for name, value in constants.items():
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            is_whole = value.untyped_storage().nbytes() == value.numel() * value.itemsize
+            if not (is_whole and value.is_contiguous()):
+                constants[name] = value.clone(memory_format=torch.contiguous_format)
+
+
+@contextlib.contextmanager
+def _marking(model: Any, shows: Callable[[str, str], bool]) -> Iterator[None]:
+    """Let the graph of a model have operators for the values of modules that tools are shown.
+
+    Args:
+        model: The model.
+        shows: Whether a tool is shown an operator of such a type for the module at a path.
+    """
+
+    def mark_input(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return replace_first((args, kwargs), INPUT.func)
+
+    def mark_output(module: nn.Module, args: Any, output: Any) -> Any:
+        return replace_first(output, OUTPUT.func)
+
+    with contextlib.ExitStack() as stack:
+        for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
+            if shows(INPUT.op_type, path):
+                hook = module.register_forward_pre_hook(mark_input, with_kwargs=True)
+                stack.callback(hook.remove)
+            if shows(OUTPUT.op_type, path):
+                stack.callback(module.register_forward_hook(mark_output).remove)
+        yield
 
 
 class _Capture:

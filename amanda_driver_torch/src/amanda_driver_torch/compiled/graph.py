@@ -1,7 +1,7 @@
 """Analysis of a graph that Dynamo has traced, and weaving of the plans into it.
 
 Owns which operators a graph has and what tools are shown of them. It runs when the graph is
-compiled; `operators` is what runs afterwards. The module is a little over 400 lines because it is
+compiled; `operators` is what runs afterwards. The module is a little over 500 lines because it is
 one pass over a graph.
 """
 
@@ -29,20 +29,23 @@ from amanda_core.driver_kit import (
 )
 from amanda_core.interface import IPoint, Site
 from amanda_driver_torch.compiled.aliases import Aliases
+from amanda_driver_torch.compiled.backward_operators import BackwardOperators
 from amanda_driver_torch.compiled.call_sites import Called, Places, called_of
-from amanda_driver_torch.compiled.choice import BACKWARD, misses_backward
+from amanda_driver_torch.compiled.choice import FORWARD_ONLY, CannotWeave, misses_backward
 from amanda_driver_torch.compiled.execution import OpPlan
 from amanda_driver_torch.compiled.host import Host
 from amanda_driver_torch.compiled.operators import OperatorMode, Woven
-from amanda_driver_torch.compiled.refusals import CannotWeave, check, does_nothing, likes
+from amanda_driver_torch.compiled.refusals import check, does_nothing, likes
 from amanda_driver_torch.compiled.traced_graph import TracedGraph, example
 from amanda_driver_torch.execution.viewing import passes_weights_on
 from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.identity.frames import is_own, is_torchs
 from amanda_driver_torch.interception.tracing import IN_TRANSFORMS
+from amanda_driver_torch.operators.module_values import INPUT, OUTPUT
 from amanda_driver_torch.operators.operator import Operator
 from amanda_driver_torch.operators.signature import BoundCall, bind, outputs_of
 from amanda_driver_torch.threads.modes import call_routine
+from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.dynamo import (
     CHECKPOINT,
     HIGHER_ORDER,
@@ -73,6 +76,8 @@ class AnalysisFailed(Exception):
         self.error = error
 
 
+#: What stands for the inputs and outputs of modules, in a graph that is exported.
+_MARKERS = {one.func: one for one in (INPUT, OUTPUT)}
 #: By their places in the program: leaves that are no parameters. They are weights, unless the
 #: program makes new ones.
 Leaves = dict[Any, list[Known[bool]]]
@@ -249,7 +254,7 @@ class _Weaving:
             target = getattr(torch.Tensor, str(target), None)
             if target is None:
                 return None
-        operator = OperatorMode.operator(target)
+        operator = _MARKERS.get(target) or OperatorMode.operator(target)
         if isinstance(target, HigherOrderOperator):
             if target.__name__ not in HIGHER_ORDER:
                 raise CannotWeave(f"the graph has the higher-order operator {target}")
@@ -258,6 +263,8 @@ class _Weaving:
             raise CannotWeave("it enters the inference mode")
         args, kwargs = self.graph.given(node)
         called = called_of(node)
+        if target in _MARKERS:  # They are told apart by their modules alone.
+            called = called._replace(frames=(), whole=True)
         if operator is not None:
             self._show(node, tree_map(self._again, example(node)))
             plans = [self._operator(operator, target, args, kwargs, called, None, example(node))]
@@ -271,9 +278,26 @@ class _Weaving:
             return None
         if not any(plans):
             return None
+        woven = Woven(target, plans, names, operator is not None)
+        if any(plan is not None and plan.backward is not None for plan in plans):
+            self._analyse_backward(node, woven)
+            if not any(plans):
+                return None
         if node.graph in self.graph.runs and any(plan.on_host for plan in plans if plan):
             raise CannotWeave("a routine on the host is inside activation checkpointing")
-        return Woven(target, plans, names, operator is not None)
+        self.aliases.note_host(woven.on_host)
+        return woven
+
+    def _analyse_backward(self, node: fx.Node, woven: Woven) -> None:
+        """Analyse the backward operators of a node by a run on fake tensors."""
+        try:
+            self.graph.find_lifted(node, woven, analyses=True)
+        finally:
+            for plan in woven.plans:
+                if plan is not None and plan.backward is not None:
+                    self.opened += plan.backward.opened
+                    plan.backward.settle()
+                    plan.backward = plan.backward or None
 
     def _show(self, node: fx.Node, value: Any) -> None:
         """Let later operators get the value that analysis was shown here."""
@@ -300,8 +324,6 @@ class _Weaving:
         returned: Any,
     ) -> OpPlan | None:
         session, bound = self.tools.session, bind(func, args, kwargs)
-        if session.wants_backward and self._gradients(bound) and not misses_backward():
-            raise CannotWeave(BACKWARD)  # The program itself enables gradients.
         outputs = outputs_of(returned)
         if returned is None and bound.signature.in_place:
             outputs = [bound.values[0]]
@@ -338,14 +360,24 @@ class _Weaving:
             context.fill(outputs=outputs)
             after = self._trigger(context, IPoint.AFTER_FORWARD)
             arriving, leaving = map(context.plan, (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD))
-            if not self._gradients(bound) or (
-                not arriving.replacement and does_nothing(operator, func, bound, outputs)
-            ):
+            nothing = does_nothing(operator, func, bound, outputs)
+            if not self._gradients(bound) or (not arriving.replacement and nothing):
                 arriving = leaving = Plan()  # In eager mode it has no node, and so no gradients.
             if self.tools.exports:
                 before, after = _edits_only(before), _edits_only(after)
                 arriving = leaving = Plan()  # The program computes no gradients.
-            plan = OpPlan(self.tools.host, before, after, arriving, leaving, likes(outputs))
+            backward = None
+            if self._gradients(bound) and not nothing:
+                backward = self._backward(context, given, activation)
+            replacement = before.replacement
+            if backward is not None and replacement and not replacement.action.staged:
+                raise CannotWeave(
+                    "a tool analyses the backward operators of an operator that is replaced on the "
+                    f"host ({context.name})"
+                )
+            plan = OpPlan(
+                self.tools.host, before, after, arriving, leaving, likes(outputs), backward
+            )
             self.aliases.operator(plan, bound, outputs)
             if plan:
                 if self.tools.exports and (steps := plan.steps_on_host):
@@ -387,6 +419,30 @@ class _Weaving:
                 return call_routine(context.trigger_callback, i_point)
         except Exception as error:
             raise AnalysisFailed(error) from error
+
+    def _backward(
+        self, context: OpContext, given: Sequence[Any], activation: Activation
+    ) -> BackwardOperators | None:
+        """Return the backward operators of an operator, to be analysed; None if no tool does.
+
+        Args:
+            context: Its context.
+            given: Its arguments.
+            activation: The activation in which it runs.
+        """
+        session = self.tools.session
+        if not session.wants_backward or self.tools.exports:
+            return None
+        if misses_backward():
+            self.tools.gaps["backward operators of compiled callables"] = FORWARD_ONLY
+            session.note_inside("compiled training", f"backward operators: {FORWARD_ONLY}")
+            return None
+        attachment = STATE.attachment
+        assert attachment is not None
+        for value in tensors_in(given):
+            if id(value) in self.weights and value.requires_grad and value.is_leaf:
+                attachment.backward.name_leaf(value, activation.scope)
+        return BackwardOperators(self.tools.host, context, self._trigger, _CLOSED)
 
     def _gradients(self, bound: BoundCall) -> bool:
         return torch.is_grad_enabled() and any(

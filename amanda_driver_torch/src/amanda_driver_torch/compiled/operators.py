@@ -92,7 +92,7 @@ class Woven:
     @property
     def stages_gradients(self) -> bool:
         """Whether a staged routine gets gradients."""
-        plans = (p for plan in self.plans if plan for p in (plan.arriving, plan.leaving))
+        plans = (p for plan in self.plans if plan for p in plan.gradients)
         steps = (step for plan in plans for step in (*plan.steps, plan.replacement))
         return any(step is not None and step.action.staged for step in steps)
 

@@ -13,6 +13,7 @@ import torch
 
 from amanda_core.driver_kit import OpContext, Step
 from amanda_core.interface import UnsupportedError
+from amanda_driver_torch.compiled.choice import CannotWeave
 from amanda_driver_torch.compiled.execution import OpPlan
 from amanda_driver_torch.compiled.host import like_of
 from amanda_driver_torch.execution.native_plans import refusals
@@ -22,11 +23,7 @@ from amanda_driver_torch.operators.operator import Operator
 from amanda_driver_torch.operators.signature import BoundCall, outputs_of
 from amanda_driver_torch.torch_internals.dynamo import tree_leaves
 
-__all__ = ["REFUSALS", "CannotWeave", "check", "does_nothing", "likes", "not_exported"]
-
-
-class CannotWeave(Exception):
-    """A reason why a graph cannot be instrumented, so that its frame must run eagerly."""
+__all__ = ["REFUSALS", "check", "does_nothing", "likes", "not_exported"]
 
 
 def not_exported(why: str) -> UnsupportedError:

@@ -18,9 +18,11 @@ from amanda_driver_torch.compiled.operators import Woven
 from amanda_driver_torch.torch_internals.dynamo import (
     FakeTensor,
     add_buffer,
+    enable_python_dispatcher,
     tree_leaves,
     tree_map,
 )
+from amanda_driver_torch.torch_internals.internals import is_view
 
 __all__ = ["TracedGraph", "example"]
 
@@ -68,8 +70,14 @@ class TracedGraph:
                 return owner
         return example(node)  # None for the parts of context managers such as `record_function`.
 
-    def find_lifted(self, node: fx.Node, woven: Woven) -> None:
-        """Run a node on fake tensors once, and note the real ones that its routines use."""
+    def find_lifted(self, node: fx.Node, woven: Woven, analyses: bool = False) -> None:
+        """Run a node on fake tensors once, and note the real ones that its routines use.
+
+        Args:
+            node: The node.
+            woven: Its plans.
+            analyses: Whether to differentiate it, so that its backward operators are analysed.
+        """
         fake_mode = self.fake_mode
         if fake_mode is None:
             return
@@ -87,18 +95,20 @@ class TracedGraph:
 
         # Of what the run writes nothing may remain. What is the same tensor remains the same.
         copies: dict[int, Any] = {}
+        sources: list[torch.Tensor] = []
 
         def copied(value: Any) -> Any:
             if id(value) not in copies:
-                copies[id(value)] = _copied(value)
+                copies[id(value)] = _copied(value, sources)
             return copies[id(value)]
 
         records_gradients = torch.is_grad_enabled() or bool(_differentiable(example(node)))
-        with torch.set_grad_enabled(records_gradients):
+        # As where AOTAutograd traces: some operators are composed of others there.
+        with torch.set_grad_enabled(records_gradients), enable_python_dispatcher():
             args, kwargs = tree_map(copied, (args, kwargs))
             found = woven.run(args, kwargs, lifted := Lifted(lift))
-            sources, results = map(_differentiable, ((args, kwargs), found))
-            if sources and results and woven.stages_gradients:
+            results = _differentiable((found, args, kwargs))  # It may have written some.
+            if sources and results and (analyses or woven.stages_gradients):
                 seeds = [torch.ones_like(result) for result in results]
                 torch.autograd.grad(results, sources, seeds, allow_unused=True)
         lifted.end()
@@ -148,11 +158,16 @@ def example(node: fx.Node) -> Any:
     return node.meta.get("example_value")
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, sources: list[torch.Tensor]) -> Any:
+    """Return a copy of a fake tensor; add what it is differentiated by to `sources`."""
     if isinstance(value, FakeTensor):
         copied = value.detach().clone()
-        # The node may write it, which is an error for a leaf.
-        return copied.requires_grad_().clone() if value.requires_grad else copied
+        if value.requires_grad:
+            sources.append(copied.requires_grad_())
+            copied = copied.clone()  # The node may write it, which is an error for a leaf.
+            # Writing a view makes other autograd nodes.
+            return copied.view_as(copied) if is_view(value) else copied
+        return copied
     return value
 
 

@@ -13,6 +13,7 @@ import torch
 
 from amanda_core.driver_kit import OpContext, Plan, Session, Step
 from amanda_core.interface import IPoint, is_annotated
+from amanda_driver_torch.communication import complete, is_unfinished
 from amanda_driver_torch.execution.native_plans import compiled
 from amanda_driver_torch.execution.node_plans import are_native
 from amanda_driver_torch.execution.pending_hooks import hook_as_before, hook_nodes
@@ -240,6 +241,7 @@ class Run(OperatorCall):
 
     def _open(self) -> OpContext:
         bound = self.bound
+        self.record.kept = False
         context = self.context = self.record.context = self.session.open(
             self.record.site,
             self.operator.raw,
@@ -257,6 +259,8 @@ class Run(OperatorCall):
     def _run(self, context: OpContext) -> Any:
         before = self.before = self._analyse(BEFORE_FORWARD)
         if before.steps:
+            if is_unfinished(self.operator.op_type, before.steps):
+                call_routine(complete, self.values)
             if self.edited is None:
                 self._edit_inputs(before)
             context.execution["inputs"] = self.values
@@ -286,6 +290,8 @@ class Run(OperatorCall):
                 tracked = hook_nodes(self.execution.backward, self, outputs, settled)
             taps.after(outputs, self.start)
         if after.steps:
+            if is_unfinished(self.operator.op_type, after.steps):
+                call_routine(complete, results)
             results = self._edit_outputs(after, results)
         if self.session.caching:
             self._remember(taps, settled, tracked)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from amanda_driver_torch.communication import is_unfinished
 from amanda_driver_torch.execution.native_gradients import gradient_parts
 from amanda_driver_torch.execution.node_plans import MANY, are_plain
 from amanda_driver_torch.gradients.nodes import new_nodes, tensors_in
@@ -64,6 +65,7 @@ def _saves_elsewhere(facts: _Facts) -> bool:
 
 _NAMED = refusals(
     absent="The extension is not used.",
+    is_unfinished="A routine gets what a functional collective may not have written yet.",
     recomputes="A checkpointed function is being recomputed.",
     replaces="A tool replaces the op or its backward.",
     has_many_values="The op has more than 16 values.",
@@ -88,6 +90,8 @@ class _Facts:
         self.call, session, before, after = call, call.session, call.before, call.after
         arriving, leaving, layout = call.arriving, call.leaving, call.bound.layout
         self.absent = native is None or call.execution.backward.watch is None
+        steps = (*before.steps, *after.steps)
+        self.is_unfinished = is_unfinished(call.operator.op_type, steps)
         self.recomputes = STATE.recomputing
         self.replaces = any((before.replacement, arriving.replacement, leaving.replacement))
         width = len(layout.sources)
@@ -99,7 +103,7 @@ class _Facts:
         self.on_gradients = bool(arriving.steps or leaving.steps)
         # Without gradients there is nothing to differentiate.
         self.with_gradients = not (self.on_gradients and taps is None) and not [
-            step for step in (*before.steps, *after.steps) if step.action.autodiff
+            step for step in steps if step.action.autodiff
         ]
         in_place = call.bound.signature.in_place
         self.assigns = in_place and call.operator.op_type == "__setitem__"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import OpContext, Ref, Session
+from amanda_core.driver_kit import OpContext, Ref, Scope, Session
 from amanda_core.interface import Site
 from amanda_driver_torch.gradients.node_hooks import (
     Lifetime,
@@ -24,16 +24,17 @@ from amanda_driver_torch.gradients.node_hooks import (
     unchanged,
 )
 from amanda_driver_torch.gradients.nodes import name_of, new_nodes, new_nodes_behind
-from amanda_driver_torch.gradients.records import NodeRecord
+from amanda_driver_torch.gradients.records import FlatRecord, NodeRecord, PartRecord
 from amanda_driver_torch.identity.leaves import Leaves
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.extension import native
 from amanda_driver_torch.torch_internals.internals import current_node
 
-__all__ = ["Backward", "keyed"]
+__all__ = ["Backward", "keyed", "site_of"]
 
 # Key in the metadata of a leaf's node; the value tells which attachment has hooked the node.
 _MARK = "amanda"
+_NO_NAMES: Mapping[str, str] = {}
 
 
 class Backward(NodeHooks):
@@ -282,50 +283,40 @@ class Backward(NodeHooks):
         """Return the record of a forward op's node, creating it if there is none."""
         record = records.get(key)
         if record is None:
-            site = Site(
-                key=("backward", *key),
-                op_type=key[1],
-                namespace=self._namespace,
-                name=f"{forward.name}:{key[1]}",
-                module_path=forward.module_path,
-                source=forward.source,
-                zone=forward.zone,
-            )
+            site = site_of(forward, key)
             record = records[key] = NodeRecord(self, site, forward)
         return record
 
-    def _track_leaf(self, node: Any, epoch: int = 0, number: int | None = None) -> bool:
+    def _track_leaf(
+        self, node: Any, epoch: int = 0, number: int | None = None, *, remembered: bool = False
+    ) -> bool:
         """Register hooks on the accumulation into a leaf, unless it has some or needs none.
 
         Args:
             node: The node.
             epoch: Epoch in which it was used; 0 for now.
             number: Number of the hook that these hooks replace in the order, if they are set later.
+            remembered: Whether the modules that used the leaf do not run any more.
 
         Returns:
             Whether it needs no hook in this epoch.
         """
         leaf = node.variable
-        key_of = self._names.key if number is None else self._names.remembered_key
+        is_used = number is None and not remembered
+        key_of = self._names.key if is_used else self._names.remembered_key
         key, name = key_of(leaf)
         held = self._leaves.get(key)
         record = held[1] if held is not None else None
         if held is not None and isinstance(leaf, torch.nn.Parameter) and held[0]() is not leaf:
             # A new parameter of the same name must not inherit the context of the dead one.
-            if held[1].context is not None:
-                self.session.forget(held[1].context)
+            for one in held[1], *(part for part, _, _ in getattr(held[1], "parts", ())):
+                if one.context is not None:
+                    self.session.forget(one.context)
             record = None
         if record is None:
-            site = Site(
-                key=("accumulate", key),
-                op_type="AccumulateGrad",
-                namespace=self._namespace,
-                name=f"{name}:AccumulateGrad",
-                module_path=name.rpartition(".")[0],
-            )
-            record = NodeRecord(self, site, None)
+            record = self._leaf_record(leaf, key, name)
             self._leaves[key] = (Ref(leaf), record)
-            self._leaf_sites.add(site.key)
+            self._leaf_sites.add(record.site.key)
         if record.idle(self.session):
             return True
         token = Token(epoch or self.epoch())
@@ -339,6 +330,40 @@ class Backward(NodeHooks):
 
         self._hook_leaf(node, token, register, planned=False)
         return False
+
+    def name_leaf(self, leaf: torch.Tensor, scope: Scope) -> None:
+        """Remember how a leaf is named that a compiled program uses in a scope."""
+        self._names.key(leaf, scope)
+
+    def track_leaves(self, leaves: Sequence[Any]) -> bool:
+        """Register hooks on the accumulation into leaves that a compiled program has used.
+
+        Returns:
+            Whether they are parameters, and need no hooks in this epoch.
+        """
+        settled = [self._track_leaf(leaf, remembered=True) for leaf in leaves]
+        are_parameters = (isinstance(leaf.variable, torch.nn.Parameter) for leaf in leaves)
+        return bool(settled) and all(settled) and all(are_parameters)
+
+    def _leaf_record(self, leaf: torch.Tensor, key: Hashable, name: str) -> NodeRecord:
+        site = self._leaf_site(key, name)
+        if not (parts := self._names.parts(leaf)):
+            return NodeRecord(self, site, None)
+        record = FlatRecord(self, site, None)
+        record.parts = [
+            (PartRecord(self, self._leaf_site(of, part), None), start, shape)
+            for of, part, start, shape in parts
+        ]
+        return record
+
+    def _leaf_site(self, key: Hashable, name: str) -> Site:
+        return Site(
+            key=("accumulate", key),
+            op_type="AccumulateGrad",
+            namespace=self._namespace,
+            name=f"{name}:AccumulateGrad",
+            module_path=name.rpartition(".")[0],
+        )
 
     def has_hooked(self, key: Hashable) -> bool:
         """Return True if this session has hooked the leaf of a site with this key."""
@@ -377,11 +402,39 @@ class Backward(NodeHooks):
         self.pending.clear()
 
 
-def keyed(nodes: Sequence[Any], prefix: str = "") -> Iterator[tuple[Any, tuple[str, str, int]]]:
-    """Return each node with a key that identifies it among those of its op."""
+def keyed(
+    nodes: Sequence[Any], prefix: str = "", names: Mapping[str, str] = _NO_NAMES
+) -> Iterator[tuple[Any, tuple[str, str, int]]]:
+    """Return each node with a key that identifies it among those of its op.
+
+    Args:
+        nodes: The nodes.
+        prefix: Distinguishes orders of differentiation.
+        names: Other names of nodes -> their names in eager mode.
+    """
     same: Counter[str] = Counter()
     for node in nodes:
         name = name_of(node)
+        name = names.get(name, name)
         # Counted per type in order of creation, since sequence numbers may have gaps.
         same[name] += 1
         yield node, (prefix, name, same[name])
+
+
+def site_of(forward: OpContext, key: tuple[str, str, int]) -> Site:
+    """Return the facts of a backward op.
+
+    Args:
+        forward: Context of the forward op.
+        key: Identifies it among the nodes of this op, as in `keyed`.
+    """
+    return Site(
+        key=("backward", *key),
+        op_type=key[1],
+        namespace=forward.namespace,
+        name=f"{forward.name}:{key[1]}",
+        module_path=forward.module_path,
+        source=forward.source,
+        zone=forward.zone,
+        same_as=forward.site.same_as,
+    )

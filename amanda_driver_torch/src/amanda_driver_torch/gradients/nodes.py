@@ -74,6 +74,17 @@ class BackwardOp:
         return () if node is None else node.next_functions
 
 
+class PartOp(BackwardOp):
+    """The raw operator of what has no node of its own."""
+
+    __slots__ = ()
+
+    @property
+    def node(self) -> Any:
+        """None: the node that runs is that of all parts."""
+        return None
+
+
 def name_of(node: Any) -> str:
     """Return a node's name without its C++ namespace, which some nodes have (`CopySlices`)."""
     # By the type, since a user's autograd function may store an attribute of this name.

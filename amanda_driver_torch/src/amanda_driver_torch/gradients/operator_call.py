@@ -14,7 +14,7 @@ from amanda_driver_torch.operators.operator import Operator
 from amanda_driver_torch.operators.signature import BoundCall, bind, outputs_of
 from amanda_driver_torch.torch_internals.tensor_attributes import base_of, requires_grad
 
-__all__ = ["OperatorCall"]
+__all__ = ["OperatorCall", "made_by"]
 
 
 class OperatorCall:
@@ -85,17 +85,7 @@ class OperatorCall:
 
     def made(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
         """Return the tensors whose nodes this call made: its outputs and the arguments it wrote."""
-        bound = self.bound
-        written = tensors_in(bound.values[position] for position in self.mutated)
-        # Writing a view makes a node of its base. The view's own node is made when it is next read.
-        tensors = []
-        for tensor in written:
-            base = base_of(tensor)
-            tensors.append(tensor if base is None else base)
-        # A returned input has no node of this op, except that unknown signatures may write it.
-        old = {id(t) for t in (tensors_in(bound.values) if bound.bound else written)}
-        tensors += (t for t in tensors_in(outputs) if id(t) not in old)
-        return [t for t in tensors if requires_grad(t)]
+        return made_by(self.bound, self.bound.values, outputs)
 
     @property
     def writes_whole(self) -> bool:
@@ -113,3 +103,23 @@ class OperatorCall:
         if returned is None and self.bound.signature.in_place:
             return [self.values[0]]
         return outputs_of(returned)
+
+
+def made_by(bound: BoundCall, values: Sequence[Any], outputs: Sequence[Any]) -> list[torch.Tensor]:
+    """Return the tensors whose nodes a call made: its outputs and the arguments it wrote.
+
+    Args:
+        bound: The call.
+        values: The values that it ran on.
+        outputs: Its outputs.
+    """
+    written = tensors_in(values[position] for position in bound.signature.mutated)
+    # Writing a view makes a node of its base. The view's own node is made when it is next read.
+    tensors = []
+    for tensor in written:
+        base = base_of(tensor)
+        tensors.append(tensor if base is None else base)
+    # A returned input has no node of this op, except that unknown signatures may write it.
+    old = {id(t) for t in (tensors_in(values) if bound.bound else written)}
+    tensors += (t for t in tensors_in(outputs) if id(t) not in old)
+    return [t for t in tensors if requires_grad(t)]

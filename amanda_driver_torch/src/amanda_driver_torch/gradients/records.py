@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -10,12 +11,12 @@ import torch
 from amanda_core.driver_kit import OpContext, Plan, Session
 from amanda_core.interface import RoutineResultError, Site
 from amanda_driver_torch.gradients.edits import check_gradient, edited_gradient, refused
-from amanda_driver_torch.gradients.nodes import BackwardOp, tensors_in
+from amanda_driver_torch.gradients.nodes import BackwardOp, PartOp, tensors_in
 from amanda_driver_torch.threads.modes import call_routine, changes_of
 from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD
 from amanda_driver_torch.torch_internals.internals import current_node, next_sequence
 
-__all__ = ["BackwardProgram", "NodeRecord", "OpRecord"]
+__all__ = ["BackwardProgram", "FlatRecord", "NodeRecord", "OpRecord", "PartRecord"]
 
 
 class BackwardProgram(Protocol):
@@ -44,6 +45,7 @@ class OpRecord:
         "hooks",
         "idle_epoch",
         "idle_nodes",
+        "kept",
         "nodes",
         "program",
         "site",
@@ -60,6 +62,8 @@ class OpRecord:
         #: again. -1 if some of them have not run, and so have not been analysed.
         self.idle_nodes = 0
         self.nodes: dict[Any, NodeRecord] = {}
+        #: Whether it is that of an earlier session, and its op has not been analysed since.
+        self.kept = False
         #: The plan in the native interceptor's form, if it has one.
         self.program: Any = None
         #: The plans of its nodes in the native interceptor's form.
@@ -71,6 +75,7 @@ class OpRecord:
         Args:
             epoch: The last epoch of the session.
         """
+        self.kept = True
         if self.hooks is not None or any(one.settled != epoch for one in self.nodes.values()):
             self.nodes, self.hooks, self.program, self.idle_epoch = {}, None, None, 0
         elif self.program is not None and not self.program.is_plain:
@@ -133,7 +138,8 @@ class NodeRecord:
         self._acting = session.epoch, acts
         return acts
 
-    def _open(self, session: Session) -> OpContext:
+    def open_context(self, session: Session) -> OpContext:
+        """Open its context for this execution."""
         op = BackwardOp(self.site.op_type)
         self.context = session.open(self.site, op, forward=self.forward, backward=True)
         return self.context
@@ -146,7 +152,7 @@ class NodeRecord:
             done: Results of the first steps' routines, if they have been called already.
         """
         session = self.backward.session
-        context = self._open(session)
+        context = self.open_context(session)
         self._start = next_sequence()
         try:
             context.execution["grad_outputs"] = list(grads)
@@ -166,7 +172,7 @@ class NodeRecord:
             done: Results of the first steps' routines, if they have been called already.
         """
         session, backward = self.backward.session, self.backward
-        context = self.context = self._open(session)
+        context = self.context = self.open_context(session)
         try:
             context.execution["grad_outputs"] = list(grads)
             before = context.plan(BEFORE_BACKWARD)
@@ -186,6 +192,62 @@ class NodeRecord:
             return tuple(results) if results is not grad_inputs else None
         finally:
             context.release()
+
+
+class PartRecord(NodeRecord):
+    """The accumulation into one of the parameters that are parts of a leaf."""
+
+    __slots__ = ()
+
+    def open_context(self, session: Session) -> OpContext:
+        """Open its context for this execution."""
+        self.context = session.open(self.site, PartOp(self.site.op_type), backward=True)
+        return self.context
+
+
+class FlatRecord(NodeRecord):
+    """The accumulation into a leaf that consists of several parameters: an op for each of them.
+
+    Attributes:
+        parts: The record of each parameter, where it begins in the leaf, and its shape.
+    """
+
+    __slots__ = ("parts",)
+
+    parts: list[tuple[PartRecord, int, tuple[int, ...]]]
+
+    def idle(self, session: Session) -> bool:
+        """Return True if no part needs a hook."""
+        return all(record.idle(session) for record, _, _ in self.parts)
+
+    def analysed(self, session: Session) -> bool:
+        """Return False: C cannot run the plans of parts."""
+        return False
+
+    def before(self, grads: Sequence[Any], done: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+        """Analyse the parts and run the routines before them; return the gradient if it changed."""
+        (whole,) = grads
+        changed = None
+        for record, start, shape in self.parts:
+            if whole is None or (new := record.before([_cut(whole, start, shape)])) is None:
+                continue
+            changed = whole.clone() if changed is None else changed
+            _cut(changed, start, shape).copy_(new[0])
+        return None if changed is None else (changed,)
+
+    def after(
+        self, grad_inputs: Sequence[Any], grads: Sequence[Any], done: tuple[Any, ...] = ()
+    ) -> tuple[Any, ...] | None:
+        """Run the routines after the parts, which have no results."""
+        for record, start, shape in self.parts:
+            if grads[0] is not None:
+                record.after(grad_inputs, [_cut(grads[0], start, shape)])
+        return None
+
+
+def _cut(whole: torch.Tensor, start: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a view of a part of a tensor with one dimension."""
+    return whole[start : start + math.prod(shape)].view(shape)
 
 
 def _fold(plan: Plan, grads: Sequence[Any], done: tuple[Any, ...]) -> tuple[Any, ...] | None:

@@ -13,7 +13,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 import amanda_core
-from amanda_driver_torch.torch_internals.entry_points import COMPILED_FRAMES
+from amanda_driver_torch.torch_internals.distributed import Unit, unit_of
+from amanda_driver_torch.torch_internals.entry_points import (
+    COMPILED_FRAMES,
+    DECORATING,
+    ENGINE_CALLERS,
+)
 from amanda_driver_torch.torch_internals.internals import (
     COPIES,
     LOOKED_AWAY,
@@ -22,12 +27,21 @@ from amanda_driver_torch.torch_internals.internals import (
     TENSOR_METHODS,
 )
 
-__all__ = ["BOUNDARY", "FORWARDS", "in_compiled_callable", "is_own", "is_torchs", "looks_away"]
+__all__ = [
+    "BOUNDARY",
+    "FORWARDS",
+    "in_compiled_callable",
+    "is_own",
+    "is_torchs",
+    "looks_away",
+    "unit_around",
+]
 
 #: Codes at which a call site ends, by id, since some that Dynamo makes cannot be hashed: what lies
 #: further out may differ between a first run and a recomputation. Module calls, checkpointed
-#: functions and closures of optimizers add theirs.
-BOUNDARY: dict[int, CodeType] = {}
+#: functions and closures of optimizers add theirs. Which line begins a backward pass does not
+#: distinguish what runs in it.
+BOUNDARY: dict[int, CodeType] = {id(code): code for code in ENGINE_CALLERS}
 
 #: Codes of this driver that run the `forward` of a module in its place, by id.
 FORWARDS: dict[int, CodeType] = {}
@@ -38,10 +52,12 @@ _OWN = tuple(
     for folder in (Path(amanda_core.__file__).parent, Path(__file__).parents[1])
 )
 
+_TORCHS = frozenset({"torch", *DECORATING})
+
 
 def is_torchs(namespace: Mapping[str, Any]) -> bool:
     """Return True if code with these globals is of torch's own Python modules."""
-    return str(namespace.get("__name__", "")).partition(".")[0] == "torch"
+    return str(namespace.get("__name__", "")).partition(".")[0] in _TORCHS
 
 
 def is_own(code: CodeType) -> bool:
@@ -67,6 +83,17 @@ def in_compiled_callable(eager: Mapping[int, CodeType]) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def unit_around(frame: FrameType | None) -> tuple[Unit | None, FrameType | None]:
+    """Return the unit of FSDP that communicates in the frames from this one outwards, if there is
+    one, and its frame.
+    """
+    while frame is not None and id(frame.f_code) not in BOUNDARY:
+        if (unit := unit_of(frame)) is not None:
+            return unit, frame
+        frame = frame.f_back
+    return None, None
 
 
 def looks_away(code: CodeType, namespace: Mapping[str, Any]) -> bool:

@@ -92,7 +92,7 @@ def _holder_of(module: nn.Module) -> nn.Module | None:
 
 def new_labels() -> Labels:
     """Return a new table of labels for tensors."""
-    return Labels(RULES.weight_types)
+    return Labels()
 
 
 def new_parameters(scopes: Scopes, labels: Labels) -> Parameters:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import Patches, forget_all_edited
-from amanda_driver_torch.torch_internals.distributed import COMMUNICATORS
+from amanda_core.driver_kit import Patches, forget_all_edited, made_once
+from amanda_driver_torch.execution.collectives import Collective, finish
+from amanda_driver_torch.execution.reductions import expect
+from amanda_driver_torch.threads.state import STATE
+from amanda_driver_torch.torch_internals.distributed import COMMUNICATORS, Communicator
 
 __all__ = ["forgetting", "replace"]
 
@@ -24,12 +28,62 @@ def replace(patches: Patches) -> None:
         return
     from torch.distributed import ProcessGroup, Work
 
-    for owner, names in ((ProcessGroup, COMMUNICATORS), (Work, ("wait", "synchronize"))):
-        for name in names:
-            if name in vars(owner):
-                patches.replace(owner, name, forgetting(getattr(owner, name)))
+    for name, communicator in COMMUNICATORS.items():
+        if name in vars(ProcessGroup):
+            original = getattr(ProcessGroup, name)
+            patches.replace(ProcessGroup, name, _starting(original, communicator))
+    reducer: Any = getattr(torch.distributed, "Reducer", None)
+    if hasattr(reducer, "prepare_for_backward"):
+        prepare = reducer.prepare_for_backward
+        patches.replace(reducer, "prepare_for_backward", _preparing(prepare))
+    for name in ("wait", "synchronize"):
+        patches.replace(Work, name, _waiting(getattr(Work, name)))
 
 
+@made_once
+def _starting(original: Callable[..., Any], communicator: Communicator) -> Callable[..., Any]:
+    collective = Collective(original, communicator)
+
+    @functools.wraps(original)
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        try:
+            # Also inside of operators that are otherwise opaque, and in backward passes.
+            if attachment is None or STATE.quiet or not attachment.session.enabled:
+                return original(group, *args, **kwargs)
+            return attachment.execute_collective(collective, original, group, args, kwargs)
+        finally:
+            forget_all_edited()
+
+    return call
+
+
+@made_once
+def _preparing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(reducer: Any, *args: Any, **kwargs: Any) -> Any:
+        expect(reducer)
+        return original(reducer, *args, **kwargs)
+
+    return call
+
+
+@made_once
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(work: Any, *args: Any, **kwargs: Any) -> Any:
+        begin = perf_counter()
+        try:
+            result = original(work, *args, **kwargs)
+        finally:
+            forget_all_edited()
+        finish(work, perf_counter() - begin)
+        return result
+
+    return call
+
+
+@made_once
 def forgetting(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that writes tensors and leaves their versions as they are."""
 

@@ -19,8 +19,13 @@ _COMMON = (
         "register them with amanda_driver_torch.extensions.register_op",
     ),
     CoverageGap(
-        "collectives of torch.distributed",
-        "they write their arguments through a process group; operators around them are seen",
+        "collectives that C++ code begins",
+        "DistributedDataParallel reduces gradients and copies buffers so; what it reduces is seen "
+        "where it is accumulated",
+    ),
+    CoverageGap(
+        "the end of collectives that are awaited by a future or together with others",
+        "routines after them run where the program waits for one by its own Work",
     ),
     CoverageGap(
         "backward passes under torch._dynamo.compiled_autograd._enable",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import Patches
+from amanda_core.driver_kit import Patches, made_once
 from amanda_core.interface import CoverageGap
 from amanda_driver_torch.threads.state import STATE
 
@@ -47,6 +47,7 @@ def _end_all() -> None:
     STATE.recordings = 0
 
 
+@made_once
 def _beginning(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def begin(*args: Any, **kwargs: Any) -> Any:
@@ -59,6 +60,7 @@ def _beginning(original: Callable[..., Any]) -> Callable[..., Any]:
     return begin
 
 
+@made_once
 def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def end(*args: Any, **kwargs: Any) -> Any:
@@ -76,6 +78,7 @@ def _end() -> None:
     STATE.quiet -= 1
 
 
+@made_once
 def _replaying(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def replay(*args: Any, **kwargs: Any) -> Any:

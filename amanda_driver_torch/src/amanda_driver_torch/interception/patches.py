@@ -16,9 +16,10 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from amanda_core.driver_kit import ImportWatcher, Patches
+from amanda_core.driver_kit import ImportWatcher, Patches, made_once
 from amanda_driver_torch import extensions
 from amanda_driver_torch.execution.pending_hooks import hook_at_once
+from amanda_driver_torch.execution.reductions import REDUCE_GRAD
 from amanda_driver_torch.gradients import function_apply
 from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.interception import (
@@ -189,8 +190,7 @@ class _Patches(Patches):
             if not reason:
                 chosen = original(callback)  # The user's stance may forbid it.
                 found = attachment.compiled_callback(chosen)
-                # What analyses backward operators depends on whether gradients are recorded.
-                if found and chosen is callback and not attachment.session.wants_backward:
+                if found and chosen is callback:
                     attachment.watch.keep_callback(callback, found, found.backend.region)
                 if found is not None or chosen in (None, False):
                     return found
@@ -228,6 +228,7 @@ PATCHES = _Patches()
 # Modules.
 
 
+@made_once
 def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # First, so that Dynamo evaluates it while tracing and only traces the original.
@@ -259,7 +260,7 @@ class _Engine:
         self._engine = engine
         if native is not None:
             in_python = self.run_backward
-            run = native.engine(engine.run_backward, in_python, compiles_backward)
+            run = native.engine(engine.run_backward, in_python, _runs_in_python)
             self.run_backward = run  # type: ignore[method-assign]
 
     def __getattr__(self, name: str) -> Any:
@@ -279,14 +280,26 @@ class _Engine:
         if args[3] if len(args) > 3 else kwargs.get("create_graph", False):
             attachment.watch_second_order()
         before = STATE.backward, STATE.opaque
+        is_reduced = not before[0] and attachment.reductions.wanted()
         try:
+            if is_reduced:
+                attachment.attempt(REDUCE_GRAD, None, attachment.reductions.begin)
             STATE.backward, STATE.opaque = before[0] + 1, before[1] + 1
             result = self._engine.run_backward(*args, **kwargs)
             STATE.backward, STATE.opaque = before
+            if is_reduced and STATE.attachment is attachment:
+                attachment.attempt(REDUCE_GRAD, None, attachment.reductions.end)
             return result
         except BaseException:
             STATE.backward, STATE.opaque = before
             raise
+
+
+def _runs_in_python() -> bool:
+    """Return True if the extension must not run a backward pass itself."""
+    attachment = STATE.attachment
+    reduced = attachment is not None and attachment.reductions.wanted()
+    return reduced or compiles_backward()
 
 
 # Compiled callables.
@@ -333,6 +346,7 @@ def _operator_call(original: Callable[..., Any], op_type: str) -> Callable[..., 
     return hastened(call)
 
 
+@made_once
 def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(script: Any, *args: Any, **kwargs: Any) -> Any:
         attachment = STATE.attachment
@@ -345,6 +359,7 @@ def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+@made_once
 def _higher_order_call(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(operator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from amanda_core.driver_kit import Activation, Patches
+from amanda_core.driver_kit import Activation, Patches, made_once
 from amanda_driver_torch.facts import STEPPED
 from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.threads.state import STATE
@@ -43,6 +43,7 @@ def replace(patches: Patches) -> None:
         handle.hooks_dict_ref()[handle.id] = hook
 
 
+@made_once
 def _entering(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __enter__(self: Any) -> Any:
@@ -60,6 +61,7 @@ def _entering(original: Callable[..., Any]) -> Callable[..., Any]:
     return __enter__
 
 
+@made_once
 def _leaving(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __exit__(self: Any, *error: Any) -> Any:
@@ -123,6 +125,7 @@ def _step_ended(optimizer: Any, args: Any, kwargs: Any) -> None:
     attachment = STATE.attachment
     if attachment is not None:
         STEPPED.add(optimizer)
+        attachment.reductions.passes = 0
         attachment.attempt("the end of a step", None, attachment.session.end_step)
 
 

@@ -37,6 +37,18 @@ int32_t (*get_dimensions)(void* const*, int64_t*) = nullptr;
 int32_t (*get_dtype)(void* const*, int32_t*) = nullptr;
 int32_t (*get_contiguous)(void* const*, bool*) = nullptr;
 int32_t (*get_sizes)(void* const*, int64_t**) = nullptr;
+int32_t (*get_strides)(void* const*, int64_t**) = nullptr;
+int32_t (*get_device)(void* const*, int32_t*) = nullptr;
+void* plain_class = nullptr;  // the virtual functions of c10::TensorImpl
+bool (*storage_there)(const void*) = nullptr;        // c10::TensorImpl::has_storage() const
+bool (*negated)(void* const&) = nullptr;             // at::native::is_neg(const at::Tensor&)
+bool (*conjugated)(void* const&) = nullptr;          // at::native::is_conj(const at::Tensor&)
+bool (*without_version)(void* const&) = nullptr;     // at::native::is_inference(const at::Tensor&)
+int64_t (*version)(void* const&) = nullptr;          // at::TensorBase::_version() const
+// at::TensorBase::const_data_ptr<const T>() const, which copies nothing, for each dtype by its
+// number in torch.
+constexpr int32_t DTYPES = 16;
+const void* (*data_of[DTYPES])(void* const&) = {};
 
 // A tensor as torch returns it. It must be moved away, since it cannot be destroyed here.
 struct Returned {
@@ -84,6 +96,26 @@ const Symbol SYMBOLS[] = {
     {"aoti_torch_get_dtype", place_of(get_dtype)},
     {"aoti_torch_is_contiguous", place_of(get_contiguous)},
     {"aoti_torch_get_sizes", place_of(get_sizes)},
+    {"aoti_torch_get_strides", place_of(get_strides)},
+    {"aoti_torch_get_device_type", place_of(get_device)},
+    {"_ZTVN3c1010TensorImplE", &plain_class},
+    {"_ZNK3c1010TensorImpl11has_storageEv", place_of(storage_there)},
+    {"_ZN2at6native6is_negERKNS_6TensorE", place_of(negated)},
+    {"_ZN2at6native7is_conjERKNS_6TensorE", place_of(conjugated)},
+    {"_ZN2at6native12is_inferenceERKNS_6TensorE", place_of(without_version)},
+    {"_ZNK2at10TensorBase8_versionEv", place_of(version)},
+    {"_ZNK2at10TensorBase14const_data_ptrIKhEEPKT_v", place_of(data_of[0])},
+    {"_ZNK2at10TensorBase14const_data_ptrIKaEEPKT_v", place_of(data_of[1])},
+    {"_ZNK2at10TensorBase14const_data_ptrIKsEEPKT_v", place_of(data_of[2])},
+    {"_ZNK2at10TensorBase14const_data_ptrIKiEEPKT_v", place_of(data_of[3])},
+    {"_ZNK2at10TensorBase14const_data_ptrIKlEEPKT_v", place_of(data_of[4])},
+    {"_ZNK2at10TensorBase14const_data_ptrIKN3c104HalfEEEPKT_v", place_of(data_of[5])},
+    {"_ZNK2at10TensorBase14const_data_ptrIKfEEPKT_v", place_of(data_of[kFloat])},
+    {"_ZNK2at10TensorBase14const_data_ptrIKdEEPKT_v", place_of(data_of[7])},
+    {"_ZNK2at10TensorBase14const_data_ptrIKN3c107complexIfEEEEPKT_v", place_of(data_of[9])},
+    {"_ZNK2at10TensorBase14const_data_ptrIKN3c107complexIdEEEEPKT_v", place_of(data_of[10])},
+    {"_ZNK2at10TensorBase14const_data_ptrIKbEEPKT_v", place_of(data_of[11])},
+    {"_ZNK2at10TensorBase14const_data_ptrIKN3c108BFloat16EEEPKT_v", place_of(data_of[15])},
     {"_Z16THPVariable_WrapON2at10TensorBaseE", place_of(wrapped_away)},
     {"_ZN2at4_ops7reshape4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE", place_of(reshape)},
     {"_ZN2at4_ops1t4callERKNS_6TensorE", place_of(transpose)},
@@ -215,6 +247,47 @@ TensorLayout layout_of(void* const& tensor) {
 const int64_t* sizes_of(void* const& tensor) {
     int64_t* sizes = nullptr;
     return get_sizes(&tensor, &sizes) == 0 ? sizes : nullptr;
+}
+
+bool can_read_memory() {
+    return can_read_tensors() && get_strides != nullptr && get_device != nullptr &&
+           plain_class != nullptr && storage_there != nullptr && negated != nullptr &&
+           conjugated != nullptr && without_version != nullptr && version != nullptr;
+}
+
+Memory memory_of(void* const& tensor) {
+    constexpr size_t SIZES[DTYPES] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 0, 0, 0, 2};
+    Memory memory;
+    // An object begins with the address of its virtual functions, which follow two words. Those of
+    // sparse, nested, quantized and wrapped tensors are other ones.
+    if (tensor == nullptr || *static_cast<void* const*>(tensor) !=
+                                 static_cast<void*>(static_cast<void**>(plain_class) + 2)) {
+        return memory;
+    }
+    int32_t device = -1;
+    int64_t *sizes = nullptr, *strides = nullptr;
+    if (!storage_there(tensor) || get_device(&tensor, &device) != 0 || device != 0 ||
+        get_dtype(&tensor, &memory.dtype) != 0 || memory.dtype < 0 || memory.dtype >= DTYPES ||
+        data_of[memory.dtype] == nullptr || negated(tensor) ||
+        ((memory.dtype == 9 || memory.dtype == 10) && conjugated(tensor)) ||
+        get_dimensions(&tensor, &memory.dimensions) != 0 || get_sizes(&tensor, &sizes) != 0 ||
+        get_strides(&tensor, &strides) != 0 ||
+        get_contiguous(&tensor, &memory.is_contiguous) != 0) {
+        return memory;
+    }
+    memory.sizes = sizes;
+    memory.strides = strides;
+    memory.item = SIZES[memory.dtype];
+    for (int64_t i = 0; i < memory.dimensions; ++i) memory.elements *= sizes[i];
+    try {
+        if (!without_version(tensor)) memory.version = version(tensor);
+        auto* data = static_cast<const uint8_t*>(data_of[memory.dtype](tensor));
+        static const uint8_t nothing = 0;
+        memory.data = data == nullptr && memory.elements == 0 ? &nothing : data;
+    } catch (...) {
+        memory.data = nullptr;
+    }
+    return memory;
 }
 
 bool can_compute() {

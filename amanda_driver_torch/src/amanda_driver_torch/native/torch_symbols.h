@@ -80,6 +80,26 @@ TensorLayout layout_of(void* const& tensor);
 // Returns as many sizes as it has dimensions.
 const int64_t* sizes_of(void* const& tensor);
 
+// Returns true if `memory_of` may be called.
+bool can_read_memory();
+
+// Where the elements of a tensor are, and what they are.
+struct Memory {
+    const uint8_t* data = nullptr;  // null for what is not a dense tensor in main memory
+    size_t item = 0;                // size of an element in bytes
+    int64_t version = -1;           // -1 if it has none
+    int32_t dtype = -1;
+    int64_t dimensions = 0, elements = 1;
+    const int64_t *sizes = nullptr, *strides = nullptr;
+    bool is_contiguous = false;
+
+    bool is_integer() const { return (dtype >= 0 && dtype <= 4) || dtype == 11; }
+};
+// Reads a tensor of torch's own class, not of a subclass. Neither copies on write nor throws.
+Memory memory_of(void* const& tensor);
+// The number of float32 in torch.
+constexpr int32_t kFloat = 6;
+
 // Returns true if the next three functions may be called.
 bool can_compute();
 // Return the Python object of a changed tensor. Null, perhaps without an exception, if it fails.

@@ -38,6 +38,7 @@ class Watcher(Protocol):
     watch: Any
     backward: Any
     first_runs: list[Any]
+    reductions: Any
 
     @property
     def edits(self) -> int:
@@ -61,6 +62,16 @@ class Watcher(Protocol):
         kwargs: dict[str, Any],
     ) -> Any:
         """Execute one call of an operator written in Python or as a script."""
+
+    def execute_collective(
+        self,
+        collective: Any,
+        call: Callable[..., Any],
+        group: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Execute one call of a method of a process group that communicates."""
 
     def report_failure(self, error: Exception, where: str) -> None:
         """Raise an error of the driver, or list it so that the program can go on."""

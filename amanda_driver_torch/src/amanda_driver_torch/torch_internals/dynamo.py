@@ -25,6 +25,7 @@ from torch._C._dynamo.eval_frame import (
     _FrameAction as FrameAction,
     _FrameExecStrategy as FrameExecStrategy,
 )
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
@@ -38,6 +39,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor as FakeTensor,
     unset_fake_temporarily as unset_fake_temporarily,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor as FunctionalTensor
 from torch.utils._pytree import (
     tree_flatten as tree_flatten,
     tree_leaves as tree_leaves,
@@ -72,6 +74,8 @@ CREATE_PROXY = (torch._dynamo.output_graph.SubgraphTracer, "create_proxy")
 MODULE_CALL = (torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable, "call_function")
 #: Notes such a call, by another source.
 MODULE_NOTE = (torch._dynamo.variables.nn_module, "record_nn_module_stack")
+#: Traces a loss that a program makes as a function: its call is not seen as that of a module.
+LOSS_MADE = (torch._dynamo.variables.UserDefinedClassVariable, "_call_cross_entropy_loss")
 #: Functions in graphs that change how later nodes run.
 STATE_CHANGES = frozenset(
     {
@@ -89,14 +93,6 @@ _ENTER_AND_LEAVE = (
 )
 #: Higher-order operators that are one operator each, as where they are called eagerly.
 HIGHER_ORDER = frozenset({"cond", "flex_attention", "map_impl", "scan", "while_loop"})
-
-
-def quantized_operators() -> Any:
-    """Return the operators for quantized numbers that runtimes of exported programs know."""
-    # It registers them. Imported late, since it imports all of torch.ao.
-    from torch.ao.quantization.fx import _decomposed  # noqa: F401
-
-    return torch.ops.quantized_decomposed
 
 
 def effectful(library: torch.library.Library, name: str) -> None:

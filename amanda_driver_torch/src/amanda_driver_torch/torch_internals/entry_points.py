@@ -36,6 +36,14 @@ FRAMES_UP = "_frames_up"
 HOOK_REGISTRATION = (Function, "_register_hook")
 #: The object whose `run_backward` runs a backward pass: its owner and attribute name.
 ENGINE = (Variable, "_execution_engine")
+#: The code of the function that calls it, in a tuple; empty where that is another one.
+ENGINE_CALLERS = tuple(
+    function.__code__
+    for function in [getattr(torch.autograd.graph, "_engine_run_backward", None)]
+    if function is not None
+)
+#: Modules whose decorators wrap functions of torch that are deprecated.
+DECORATING = ("typing_extensions", "warnings", "_py_warnings")
 #: The function by which modules ask whether to run as one operator.
 FUSED_PATH = (torch.backends.mha, "get_fastpath_enabled")
 #: The function that makes the initial gradients of a backward pass.

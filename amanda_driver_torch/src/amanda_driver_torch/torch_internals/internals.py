@@ -417,6 +417,11 @@ def inner_of(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
+def wraps_compiled(module: torch.nn.Module, inner: torch.nn.Module) -> bool:
+    """Return True if a module is what `torch.compile` returns for another one."""
+    return inner is not module and module.__dict__.get("_modules", {}).get("_orig_mod") is inner
+
+
 def flat_parameter_of(tensor: torch.Tensor) -> Any:
     """Return the parameter of FSDP1 of which a tensor is a view, or None."""
     flat = read_base(tensor)

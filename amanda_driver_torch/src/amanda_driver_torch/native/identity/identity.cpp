@@ -16,10 +16,15 @@ namespace {
 constexpr size_t MANY = 16384;
 // The sequence of a longer activation is not kept: each step is looked up.
 constexpr size_t LONGEST = 65536;
+// Entries are of weights, and stay when these die. The table is rebuilt after so many deaths, and
+// when as many as half of its entries could be of dead ones.
+constexpr uint64_t FEW = 256;
+uint64_t deaths = 0;
 
 // Called when a parameter dies; the table of tokens holds the references that call it.
 PyObject* parameter_died(PyObject*, PyObject*) {
     ++generation;
+    ++deaths;
     Py_RETURN_NONE;
 }
 PyMethodDef parameter_died_definition = {"parameter_died", parameter_died, METH_O, nullptr};
@@ -385,7 +390,8 @@ Entry* Identity::resolve_new(Thread* thread, const OpType& type, const Operands&
         regional_.at(site) = std::move(record);
         return nullptr;
     }
-    if (entries_.size() > 16 * MANY) forget();
+    uint64_t dead = deaths - deaths_;
+    if (entries_.size() > 16 * MANY || (dead > FEW && dead > entries_.size() / 2)) forget();
     Shared<Entry> entry(new Entry);
     entry->hash = hash;
     if (PyTuple_Check(record.get())) {
@@ -422,6 +428,7 @@ void Identity::forget() {
     roots.clear();
     entries_.clear();
     tokens_.clear();
+    deaths_ = deaths;
     ++generation;
 }
 

@@ -250,6 +250,7 @@ class Identity {
     Table<Token> tokens_;
     Table<Type> types_;
     Table<Shared<Entry>> entries_;
+    uint64_t deaths_ = 0;  // How many weights had died when it was last rebuilt.
     Shared<Entry> passing_;  // The last one that is looked up again next time.
     Table<Shared<ScopeInfo>> scopes_;
     // Sites that read regions of parameters -> their number in `Sites`.

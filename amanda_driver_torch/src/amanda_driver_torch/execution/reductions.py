@@ -1,0 +1,252 @@
+"""Gradients of parameters after their reduction over processes, each as a backward op of its own.
+
+Owns which gradients a backward pass has reduced. `DistributedDataParallel` reduces in C++, and FSDP
+writes the gradients of its parameters after a collective, so they are looked at when the pass has
+ended. Nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from amanda_core.driver_kit import OpContext, Ref, Scopes, Session, WeakGroup
+from amanda_core.interface import Site, UnsupportedError
+from amanda_driver_torch.execution.written_values import write_argument
+from amanda_driver_torch.gradients.records import BackwardProgram, NodeRecord
+from amanda_driver_torch.groups import WRAPPERS, processes
+from amanda_driver_torch.placements import distributed, local
+from amanda_driver_torch.threads.modes import call_routine, changes_of
+from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD
+from amanda_driver_torch.torch_internals.distributed import (
+    groups_of,
+    ranks_of,
+    reduces_now,
+    reducible,
+    sharded_groups,
+)
+from amanda_driver_torch.torch_internals.internals import inner_of, modules_in, version_of
+
+__all__ = ["REDUCE_GRAD", "Reductions", "expect"]
+
+#: Type of the ops.
+REDUCE_GRAD = "ReduceGrad"
+#: Where its routines run -> how contexts call the values there.
+_POINTS = ((BEFORE_BACKWARD, "grad_outputs"), (AFTER_BACKWARD, "grad_inputs"))
+#: `DistributedDataParallel` modules that reduce in the next backward pass that reaches them.
+_EXPECTED: WeakGroup[nn.Module] = WeakGroup()
+
+
+def expect(reducer: Any) -> None:
+    """Note that a `DistributedDataParallel` module will reduce its gradients.
+
+    Args:
+        reducer: Its attribute of this name.
+    """
+    for known in list(WRAPPERS.values()):
+        module = known()
+        if module is not None and getattr(module, "reducer", None) is reducer:
+            _EXPECTED.add(module)
+
+
+class Reductions:
+    """The reductions of one attachment.
+
+    Attributes:
+        passes: How many backward passes have ended since the last step of an optimizer.
+
+    Args:
+        session: The session.
+        scopes: Names the parameters of modules.
+        backward: The backward program.
+        namespace: Namespace of the contexts.
+    """
+
+    def __init__(
+        self, session: Session, scopes: Scopes, backward: BackwardProgram, namespace: str
+    ) -> None:
+        self._session, self._scopes, self._backward = session, scopes, backward
+        self._namespace = namespace
+        self._records: dict[tuple[str, str], tuple[Ref, _Reduction]] = {}
+        #: Outermost module -> the modules in it that `fully_shard` has changed.
+        self._sharded: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        #: Module -> an epoch, and the parameters by id whose gradients have no actions in it.
+        self._idle: weakref.WeakKeyDictionary[nn.Module, tuple[int, dict[int, Ref]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        #: Module -> the epoch in which these are all of its parameters.
+        self._settled: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._gradients: dict[int, _Gradient] = {}
+        self.passes = 0
+
+    def wanted(self) -> bool:
+        """Return True if a tool looks at backward ops of one of several processes."""
+        return self._session.wants_backward and processes() > 1
+
+    def begin(self) -> None:
+        """Note the gradients before a backward pass."""
+        self._gradients = {}
+        if not self._session.enabled:
+            return
+        for module in self._modules():
+            if self._session.caching and self._settled.get(module) == self._session.epoch:
+                continue
+            idle = self._idle_of(module)
+            for parameter, _ in reducible(module):
+                known = idle.get(id(parameter))
+                if known is None or known() is not parameter:
+                    self._gradients[id(parameter)] = _Gradient(parameter)
+
+    def end(self) -> None:
+        """Run the ops of the gradients that a backward pass has reduced."""
+        before, self._gradients = self._gradients, {}
+        number, self.passes = self.passes, self.passes + 1
+        for module in self._modules() if before else ():
+            changed = [
+                (parameter, names)
+                for parameter, names in reducible(module)
+                if id(parameter) in before and before[id(parameter)].has_changed(parameter)
+            ]
+            if changed and reduces_now(module):
+                _EXPECTED.discard(module)
+                groups, idle = groups_of(module), self._idle_of(module)
+                for parameter, names in changed:
+                    if not self._run(module, parameter, names, groups, number):
+                        idle[id(parameter)] = Ref(parameter)
+                if len(idle) == len([*reducible(module)]):
+                    self._settled[module] = self._session.epoch
+
+    def _idle_of(self, module: nn.Module) -> dict[int, Ref]:
+        """Return the parameters of a module whose gradients have no actions in this epoch."""
+        epoch, idle = self._idle.get(module, (0, {}))
+        if epoch != self._session.epoch or not self._session.caching:
+            epoch, idle = self._idle[module] = self._session.epoch, {}
+        return idle
+
+    def _modules(self) -> Iterator[nn.Module]:
+        """Yield the modules that may reduce gradients in this backward pass."""
+        for known in list(WRAPPERS.values()):
+            module = known()
+            if module is not None and (not hasattr(module, "reducer") or module in _EXPECTED):
+                yield module
+        for root in self._scopes.roots():
+            if root not in self._sharded:
+                found = [part for _, part in modules_in(root) if sharded_groups(part)]
+                self._sharded[root] = [weakref.ref(part) for part in found]
+            yield from (part for one in self._sharded[root] if (part := one()) is not None)
+
+    def _run(
+        self,
+        module: nn.Module,
+        parameter: torch.Tensor,
+        same: Sequence[torch.Tensor],
+        groups: Sequence[Any],
+        number: int,
+    ) -> bool:
+        """Run the op of one gradient; return False if it needs none in this epoch."""
+        scope = self._scopes.known(inner_of(module))
+        if scope is None:
+            return False
+        names = (self._scopes.weight_name(scope, one) for one in (parameter, *same))
+        name = next((one for one in names if one is not None), None)
+        if name is None:
+            self._session.note_call(REDUCE_GRAD, "FSDP1 without use_orig_params")
+            return False
+        key = scope.root, name
+        held = self._records.get(key)
+        if held is None or held[0]() is not parameter:
+            if held is not None and held[1].context is not None:
+                self._session.forget(held[1].context)
+            site = Site(
+                key=("reduce", ("parameter", *key)),
+                op_type=REDUCE_GRAD,
+                namespace=self._namespace,
+                name=f"{name}:{REDUCE_GRAD}",
+                module_path=name.rpartition(".")[0],
+            )
+            held = self._records[key] = Ref(parameter), _Reduction(self._backward, site, None)
+        record = held[1]
+        if record.idle(self._session):
+            return False
+        ranks = tuple(dict.fromkeys(rank for group in groups for rank in ranks_of(group)))
+        record.keys = {"group": ranks, "micro_batch": number}
+        record.run(self._session, parameter.grad)
+        return not record.idle(self._session)
+
+
+class _Gradient:
+    """The gradient of a parameter before a backward pass."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        self._held = None if gradient is None else weakref.ref(gradient)
+        self._written = None if gradient is None else version_of(_part(gradient))
+
+    def has_changed(self, parameter: torch.Tensor) -> bool:
+        gradient = parameter.grad
+        if gradient is None:
+            return False
+        held = None if self._held is None else self._held()
+        return held is not gradient or self._written != version_of(_part(gradient))
+
+
+class _Reduction(NodeRecord):
+    """The op of one parameter.
+
+    Attributes:
+        keys: Keys of its context in this execution.
+    """
+
+    __slots__ = ("keys",)
+
+    keys: dict[str, Any]
+
+    def open_context(self, session: Session) -> OpContext:
+        """Open its context for this execution."""
+        context = super().open_context(session)
+        context.update(self.keys)
+        return context
+
+    def run(self, session: Session, gradient: Any) -> None:
+        """Analyse it, and run its routines; an edit is written into the gradient."""
+        context = self.open_context(session)
+        if _is_distributed(gradient):
+            mesh = gradient.device_mesh
+            context["mesh"] = tuple(mesh.mesh.shape)
+            context["placements"] = tuple(str(one) for one in gradient.placements)
+        try:
+            acts = False
+            for point, values in _POINTS:
+                context.execution[values] = [gradient]
+                plan = call_routine(context.trigger_callback, point)
+                if plan.replacement is not None:
+                    raise UnsupportedError(
+                        "The reduction of a gradient cannot be replaced",
+                        where=plan.replacement.where,
+                        fix="Edit the gradient before it, at AccumulateGrad, or after it",
+                    )
+                for step in plan.steps:
+                    acts = True
+                    for _, new in changes_of(step, [gradient], ()):
+                        write_argument(_part(gradient), _part(new), step)
+            if not acts and session.caching:
+                self.settled = session.epoch
+        finally:
+            context.release()
+
+
+def _part(gradient: Any) -> torch.Tensor:
+    """Return the part of a gradient that this process holds."""
+    part: torch.Tensor = local(gradient) if _is_distributed(gradient) else gradient
+    return part
+
+
+def _is_distributed(gradient: torch.Tensor) -> bool:
+    """Return True for a distributed tensor."""
+    return distributed(type(gradient))
