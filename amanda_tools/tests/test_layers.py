@@ -10,7 +10,7 @@ from amanda_core.testing.checks.layers import Layers
 FRONT_ENDS = ("commands", "notebook", "overview", "report", "training")
 #: The tools: those that use others stand above them.
 TOOLS: list[tuple[str, ...]] = [
-    ("replicas",),
+    ("replay", "replicas"),
     (
         *("capture", "diff", "effective_path", "faults", "gating", "prune", "rematerialize"),
         *("rewriting", "sensitivity", "sparsity", "steer", "summary", "trace"),
@@ -33,6 +33,8 @@ BORROWED = {
     ("graph", "latency"): "the times that it shows",
     ("prune", "flops"): "multiply-accumulates that are left",
     ("rematerialize", "memory"): "the ledger of live buffers",
+    ("replay", "diff"): "how far values are apart",
+    ("replay", "dump"): "what it executes again",
     ("replicas", "diff"): "which values correspond",
     ("replicas", "fingerprint"): "its rows, to which it adds",
     ("rewriting", "graph"): "the graph in which it searches",

@@ -12,11 +12,14 @@ from amanda_tools.kit.tensors.statistics import statistics_of
 from amanda_tools.kit.tensors.values import HostTensor
 
 
+@pytest.mark.parametrize("bins", [1, 3, 16, 32, 33, 100])
 @pytest.mark.parametrize("seed", range(5))
-def test_histograms_are_those_of_numpy(seed: int) -> None:
+def test_histograms_are_those_of_numpy(seed: int, bins: int) -> None:
     values = np.random.default_rng(seed).normal(size=1000)
-    found = statistics_of(HostTensor(values, "float64"), 16)
-    assert found.histogram == np.histogram(values, 16)[0].tolist()
+    values[:200] = np.linspace(values.min(), values.max(), 2 * bins + 1)[np.arange(200) % bins]
+    found = statistics_of(HostTensor(values, "float64"), bins)
+    assert found.histogram == np.histogram(values, bins)[0].tolist()
+    assert {type(number) for number in (found.zeros, found.nan, *found.histogram)} == {int}
 
 
 def test_figures_of_large_numbers() -> None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from amanda_core.cli.drawing import show, show_json
+from amanda_core.cli.drawing import show, show_json, wrapped
 from amanda_core.cli.progress import told_if_slow
 from amanda_core.cli.ranks import chosen, parse_ranks
+from amanda_core.cli.reports import ReportPage
 from amanda_core.errors import AmandaError, MissingExtraError, ResultError
 from amanda_core.results import printable
 from amanda_core.results.output import processes_in
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     _Found = DiffResult | FingerprintDiff | ReplicasReport
 
-__all__ = ["diff"]
+__all__ = ["diff", "replay"]
 
 #: Number of rows shown without --all.
 _ROWS = 20
@@ -40,9 +41,10 @@ _DIFF = """Compare two runs, A and B, and name the operator at which they part.
 
 A and B are folders of results of the tools `fingerprint` or `dump`, or folders that these tools
 wrote themselves. Fingerprints are compared bit for bit. Dumps may be of different frameworks, and
-are compared within a tolerance. Of two runs of several processes, each rank of A is compared with
-that of B; what only one of them has is named first. Without B, the processes of A are compared with
-one another where they should be equal, by what the tool `replicas` has recorded.
+are compared within a tolerance; so are folders of .npy and .safetensors files of any program. Of
+two runs of several processes, each rank of A is compared with that of B; what only one of them has
+is named first. Without B, the processes of A are compared with one another where they should be
+equal, by what the tool `replicas` has recorded.
 
 \b
 Exit status:
@@ -84,6 +86,22 @@ class _Command(click.Command):
 @click.option(
     "--limit", type=click.IntRange(min=0), help="Of each list in --json, this many entries."
 )
+@click.option(
+    "--html",
+    "page",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Also write a page that shows where the runs differ, by module and step.",
+)
+@click.option("--force", is_flag=True, help="Replace FILE even if it is not such a page.")
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, option, value: _print_schema() if value else None,
+    help="Print the JSON schema of what --json prints, and exit.",
+)
 def diff(
     a: Path,
     b: Path | None,
@@ -94,18 +112,21 @@ def diff(
     everything: bool,
     as_json: bool,
     limit: int | None,
+    page: Path | None,
+    force: bool,
 ) -> int:
     """Compare two runs; `_DIFF` says the rest."""
     from amanda_tools.diff import compare, compare_fingerprints
 
     numbers = parse_ranks(ranks)
+    shown = _Shown(a, b, None if page is None else ReportPage(page, force=force))
     if b is None:
         if rtol is not None or atol is not None or align != "auto":
             raise _WrongUse(
                 "Processes of one run are compared bit for bit: --rtol, --atol and --align are for "
                 "two runs"
             )
-        return _processes(a, numbers, everything, as_json, limit)
+        return _processes(a, numbers, everything, as_json, limit, shown)
     is_exact = _have_fingerprints(a, b)
     pairs, alone = (None, []) if is_exact else _pairs(a, b, numbers)
     if is_exact and (rtol or atol or align not in ("auto", "names")):
@@ -122,7 +143,7 @@ def diff(
                 found = compare_fingerprints(a, b, numbers)
             else:
                 found = compare(a, b, rtol, atol, align)
-        return _tell(found, everything, as_json, limit)
+        return _tell(found, everything, as_json, limit, shown)
     for text in alone:
         click.echo(printable(text), err=as_json)
     statuses, contents, is_shown = [2] if alone else [0], {}, False
@@ -130,6 +151,7 @@ def diff(
         with _errors():
             found = compare(mine, its, rtol, atol, align)
         statuses.append(_status(found))
+        shown.add(name, found)
         if as_json:
             contents[name] = json.loads(found.to_json())
         elif statuses[-1] == 1 and (everything or not is_shown):
@@ -141,11 +163,108 @@ def diff(
                 click.echo(printable(f"{name}: {line}"))
     if as_json:
         show_json(contents, limit)
+    shown.write(alone)
     return 1 if 1 in statuses else max(statuses)
 
 
+class _Shown:
+    """What a page shows of a comparison.
+
+    Args:
+        a: The first run.
+        b: The second run, or None.
+        page: The page; None if nobody asked for one.
+    """
+
+    def __init__(self, a: Path, b: Path | None, page: ReportPage | None) -> None:
+        self._title = f"{a.name} and {b.name}" if b is not None else a.name
+        self._page = page
+        self._contents: dict[str, object] = {}
+        self._lines: list[str] = []
+
+    def add(self, name: str, found: _Found) -> None:
+        """Add what was found; of several processes each has a name."""
+        if self._page is not None:
+            self._contents[name or "diff"] = json.loads(found.to_json())
+            lines = found.conclusion(_ROWS).splitlines()
+            self._lines += [f"{name}: {line}" if name else line for line in lines]
+
+    def write(self, lines: Sequence[str] = ()) -> None:
+        """Write the page.
+
+        Args:
+            lines: What could not be compared.
+        """
+        if self._page is not None:
+            self._page.write_contents(self._contents, self._title, [*lines, *self._lines])
+            click.echo(f"amanda: report: {self._page.path}", err=True)
+
+
+def _print_schema() -> None:
+    """Print the JSON schema of what `amanda diff --json` prints, and exit."""
+    from importlib import resources
+
+    click.echo(resources.files("amanda_tools.diff").joinpath("schema.json").read_text("utf-8"))
+    raise SystemExit(0)
+
+
+_REPLAY = """Execute one operator of a recorded run A again, from its recorded inputs.
+
+A is the folder of results of the tool `dump`, recorded with `dump:calls=true`. The operator runs on
+this machine, and where you ask for it on another device or with its inputs in another dtype. What
+it returns is compared bit for bit with what was recorded; what differs is said by how much.
+
+\b
+Exit status:
+    0  it returns the same, bit for bit
+    1  it returns something else
+    2  it cannot be executed again; the error says why
+    3  wrong use
+"""
+
+
+@click.command(cls=_Command, help=_REPLAY)
+@click.argument("a", type=click.Path(exists=True, path_type=Path))
+@click.option("--op", required=True, metavar="NAME", help="Name of the operator.")
+@click.option("--step", type=click.IntRange(min=0), default=0, help="The step; 0 by default.")
+@click.option(
+    "--execution",
+    type=click.IntRange(min=0),
+    help="Number of its earlier executions; the first in the step by default.",
+)
+@click.option("--device", default="", help="Where to execute it; in main memory by default.")
+@click.option("--dtype", help="Convert floating-point inputs to this dtype first.")
+@click.option("--json", "as_json", is_flag=True, help="For programs to read.")
+def replay(
+    a: Path,
+    op: str,
+    step: int,
+    execution: int | None,
+    device: str,
+    dtype: str | None,
+    as_json: bool,
+) -> int:
+    """Execute one operator again; `_REPLAY` says the rest."""
+    from amanda_tools.replay import replay
+
+    with _errors():
+        found = replay(a, op, step, execution, device, dtype)
+    if as_json:
+        show_json(json.loads(found.to_json()), None)
+    else:
+        show(found.table(), sys.stdout)
+        for line in found.conclusion().splitlines():
+            click.echo(printable(line))
+    return 0 if found.same else 1
+
+
 def _processes(
-    folder: Path, ranks: set[int] | None, everything: bool, as_json: bool, limit: int | None
+    folder: Path,
+    ranks: set[int] | None,
+    everything: bool,
+    as_json: bool,
+    limit: int | None,
+    shown: _Shown,
 ) -> int:
     """Compare the processes of one run.
 
@@ -161,15 +280,17 @@ def _processes(
         )
     with _errors():
         found = compare_replicas(folder, ranks)
-    return _tell(found, everything, as_json, limit)
+    return _tell(found, everything, as_json, limit, shown)
 
 
-def _tell(found: _Found, everything: bool, as_json: bool, limit: int | None) -> int:
+def _tell(found: _Found, everything: bool, as_json: bool, limit: int | None, shown: _Shown) -> int:
     """Print what was found; return the exit status."""
     if as_json:
         show_json(json.loads(found.to_json()), limit)
     else:
         _show(found, everything)
+    shown.add("", found)
+    shown.write()
     return _status(found)
 
 
@@ -241,4 +362,7 @@ def _show(found: _Found, everything: bool) -> None:
     if not everything and len(table.rows) > _ROWS:
         click.echo(f"{len(table.rows) - _ROWS} more; --all shows them")
     for line in found.conclusion(None if everything else _ROWS).splitlines():
-        click.echo(printable(line))
+        # A command is copied.
+        click.echo(
+            printable(line) if "amanda run" in line else wrapped(printable(line), sys.stdout)
+        )

@@ -17,7 +17,7 @@ from math import prod
 from typing import Literal, TypeVar
 
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
-from amanda_tools.kit.operators.entries import REARRANGING, OpFacts
+from amanda_tools.kit.operators.entries import REARRANGING, OpFacts, with_parents
 from amanda_tools.kit.tensors.statistics import Statistics
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Outline",
     "align",
     "alike",
+    "by_module",
     "corresponding",
     "frameworks",
     "is_movement",
@@ -179,6 +180,44 @@ def align(
     )
     found = _sequences([ones[n] for n in numbers], [others[n] for n in theirs])
     return {numbers[i]: theirs[j] for i, j in found}
+
+
+def by_module(
+    named: Sequence[DumpedOp],
+    values: Mapping[int, DumpedTensor],
+    ops: Sequence[DumpedOp],
+    outputs: Mapping[int, DumpedTensor],
+) -> dict[int, int]:
+    """Map values with names of operators or of modules to the operators that made them.
+
+    What a module returns is the output of the last operator in it with that shape, or of the last
+    one if none has that shape. A module that returns what a module in it returns has no
+    counterpart if the inner one has a name.
+
+    Args:
+        named: The values' names.
+        values: The value of each number of `named`.
+        ops: The operators.
+        outputs: First output of the operators, by their numbers.
+    """
+    names: dict[str, int] = {}
+    modules: dict[str, list[int]] = {}
+    for number in outputs:
+        names.setdefault(ops[number].name, number)
+        for path in with_parents(ops[number].module)[1:]:
+            modules.setdefault(path, []).append(number)
+    found: dict[int, int] = {}
+    taken: set[int] = set()
+    # Modules before those that contain them.
+    for number in sorted(values, key=lambda one: -len(named[one].name)):
+        name = named[number].name
+        inside = modules.get(name, [])
+        fitting = [one for one in inside if outputs[one].shape == values[number].shape]
+        for other in [names[name]] if name in names else (fitting or inside)[-1:]:
+            if other not in taken:
+                found[number] = other
+                taken.add(other)
+    return found
 
 
 def _by_name(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> dict[int, int]:

@@ -19,6 +19,7 @@ from amanda_tools.diff.align import (
     Outline,
     align as align_ops,
     alike,
+    by_module,
     frameworks,
     is_movement,
     is_one_framework,
@@ -26,9 +27,22 @@ from amanda_tools.diff.align import (
     ways,
 )
 from amanda_tools.diff.compared import Compared
-from amanda_tools.diff.created import CreatedError, created_table, judge, precisions
+from amanda_tools.diff.created import (
+    CreatedError,
+    created_json,
+    created_table,
+    created_title,
+    difference_in_kind,
+    judge,
+    largest_of,
+    not_judged,
+    precisions,
+)
 from amanda_tools.diff.numbers import Difference, Tolerance, compare_statistics, compare_tensors
-from amanda_tools.dump.files import Dumped, load_dump
+from amanda_tools.diff.readers import read_record
+from amanda_tools.diff.spread import Reach, spread_chart, spread_of
+from amanda_tools.diff.tensor_files import FRAMEWORK, TABLES, TensorFiles
+from amanda_tools.dump.files import Dumped
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
 from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.output import charts
@@ -50,7 +64,8 @@ class DiffResult:
     """Result of a comparison.
 
     Attributes:
-        compared: The tensors that are in both dumps, in the order of the first.
+        compared: The tensors that are in both dumps, in the order of the first; of files of another
+            program and a dump, in the order of the dump.
         unmatched_a: Operators of the first dump without a counterpart. Across frameworks and
             modes this leaves out operators that only move or create values, and across precisions
             casts.
@@ -58,8 +73,9 @@ class DiffResult:
         alone: Number of tensors of matched operators that only one dump has.
         first_alone: The first of them in each dump, described; None if it has none.
         across: Whether values decide which operators correspond, as across frameworks.
-        complete: Whether each dump has all that the other has. Always true then, since two
-            frameworks or implementations divide a network into other operators.
+        complete: Whether each dump has all that the other has, and all could be read. If values
+            decide, what only one has does not count: two frameworks or implementations divide a
+            network into other operators.
         uninitialized: Number of tensors that were not compared, because they have no values yet.
         precisions: Dtypes of the runs, such as ``float32 and bfloat16``, if they differ.
         created: The error that each execution makes, from the largest to the smallest, if the
@@ -67,6 +83,12 @@ class DiffResult:
         not_judged: Number of executions whose created error is not known, then.
         jump: The first value that is not rounded, such as an index, and that differs since the
             values differ from which an operator made it, then; None if there is none.
+        unread: What could not be read of files that another program wrote, and why.
+        spread: The modules and steps in which tensors differ, in the order of the first run; if
+            created errors are known, those in which operators make more than is explained.
+        suspects: Operators of the first dump without a counterpart that ran after the last operator
+            that agrees and before the first one that differs, unless the inputs of this one agree.
+            One of them makes the difference, then, if a replaced operator does.
     """
 
     compared: list[Compared] = field(default_factory=list)
@@ -81,6 +103,9 @@ class DiffResult:
     created: list[CreatedError] = field(default_factory=list)
     not_judged: int = 0
     jump: Compared | None = None
+    unread: list[str] = field(default_factory=list)
+    spread: list[Reach] = field(default_factory=list)
+    suspects: list[OpFacts] = field(default_factory=list)
 
     @property
     def first(self) -> Compared | None:
@@ -104,7 +129,9 @@ class DiffResult:
         Args:
             limit: Number of operators without a counterpart that are named; None for all.
         """
-        texts = []
+        texts = [f"Not read: {one}" for one in self.unread[:limit]]
+        if len(texts) < len(self.unread):
+            texts.append(f"Not read: {len(self.unread) - len(texts)} more")
         for name, ops in (("A", self.unmatched_a), ("B", self.unmatched_b)):
             if ops:
                 named = ", ".join(op.name for op in ops[:limit])
@@ -131,6 +158,14 @@ class DiffResult:
         how = "equal bit for bit" if exact else "within the tolerance"
         if self.first is not None:
             texts.append(f"First: {self.first}")
+            if self.suspects:
+                suspects = (
+                    f"op {op.name!r}{f', at {op.source}' if op.source else ''}"
+                    for op in self.suspects[:limit]
+                )
+                texts.append(f"Only in A, just before it: {'; '.join(suspects)}")
+        elif self.unread:
+            texts.append(f"The {count} that could be read and correspond are {how}.")
         elif not self.complete:
             texts.append(
                 f"The {count} that both dumps have are {how}. One dump has more, which was not "
@@ -146,40 +181,21 @@ class DiffResult:
         return "\n".join(texts)
 
     def _conclusion_on_precision(self) -> list[str]:
-        kinds = f"precisions ({'; '.join(self.precisions)})" if self.precisions else ""
-        texts = [
-            f"The runs have different {kinds or 'releases or modes'}: operators are judged by the "
-            "error that they make."
-        ]
-        if self.not_judged:
-            count = format_count(self.not_judged, "execution")
-            texts.append(f"Not judged: {count}, whose inputs were not recorded or may jump.")
+        texts = [difference_in_kind(self.precisions), *not_judged(self.not_judged)]
         if self.jump is not None:
             texts.append(f"What follows from this was not judged: {self.jump}")
         misshapen = next((one for one in self.compared if one.difference is None), None)
         if misshapen is not None:
             texts.append(f"First: {misshapen}")
-        largest = self.created[0]
-        if largest.is_beyond:
-            said = "" if largest.outside else ": this operator makes the error"
-            where = "Outside" if largest.outside else "Largest"
-            texts.append(f"{where}: {largest}{said}.")
-            if largest.op.word in ("dropout", "random"):
-                texts.append("It draws random numbers, which are others in another dtype.")
-        elif misshapen is None:
-            texts.append(
-                "No operator makes more error than its inputs and rounding explain. "
-                f"Largest: {largest}."
-            )
+        if misshapen is None or self.created[0].is_beyond:
+            texts += largest_of(self.created)
         return texts
 
     @property
     def title(self) -> str:
         """Return a summary in one line."""
         if self.created:
-            beyond = sum(one.is_beyond for one in self.created)
-            executions = format_count(len(self.created), "execution")
-            return f"{beyond} of {executions} make more error than precision explains"
+            return created_title(self.created)
         beyond = sum(not one.same for one in self.compared)
         equal = sum(one.difference is not None and one.difference.equal for one in self.compared)
         text = f"{beyond} of {len(self.compared)} tensors differ, {equal} are equal bit for bit"
@@ -199,8 +215,7 @@ class DiffResult:
             everything: Include the tensors that agree.
         """
         if self.created:
-            judged = self.created if everything else [c for c in self.created if c.is_beyond]
-            return created_table(self.title, judged)
+            return created_table(self.title, self.created, everything)
         columns = ("op", "tensor", "step", "max abs", "max rel", "cosine", "ulp", "beyond")
         rows = [
             (
@@ -222,6 +237,7 @@ class DiffResult:
                 "same": self.same,
                 "first": self.first,
                 **fields_of(self),
+                "created": created_json(self.created),
                 "charts": self._charts(),
             }
         )
@@ -238,6 +254,7 @@ class DiffResult:
         figures.append(charts.figure("in one dump only", self.alone))
         return [
             charts.figures(*figures),
+            *([spread_chart()] if self.spread else []),
             charts.points(
                 "Where the runs diverge",
                 "compared",
@@ -269,8 +286,8 @@ def compare(
     """Compare two dumps.
 
     Args:
-        a: The first dump, or its path.
-        b: The second dump, or its path.
+        a: The first dump, or its path; or a folder of ``.npy`` and ``.safetensors`` files.
+        b: The second, likewise.
         rtol: Relative tolerance. By default 0 for two runs of one release of a framework, and
             otherwise that of PyTorch's tests for the coarser of the two dtypes. Two runs of
             different precision are judged by the error that each operator makes instead, if the
@@ -291,17 +308,25 @@ def compare(
             raise ValueError(f"{name} must not be negative, but is {number}")
     if align not in get_args(Align):
         raise ValueError(f"align must be of {', '.join(get_args(Align))}, not {align!r}")
-    first, second = (d if isinstance(d, Dumped) else load_dump(Path(d)) for d in (a, b))
+    first, second = (d if isinstance(d, Dumped) else read_record(Path(d)) for d in (a, b))
     comparison = _Comparison(first, second, Tolerance(rtol, atol), align)
     result = DiffResult(across=comparison.across)
     result.compared = list(comparison.tensors())
     result.uninitialized = comparison.uninitialized
     if not result.compared:
+        unread = "".join(f"; not read: {one}" for one in comparison.unread[:3])
         raise ResultError(
-            "The dumps have no tensor in common",
+            f"The dumps have no tensor in common{unread}",
             where=f"{first.folder} and {second.folder}",
-            fix="Dump outputs of both, of the same model",
+            fix="Dump outputs of both, of the same model. Files of tensors need names of operators "
+            f"or modules: write a table {' or '.join(TABLES)} beside them"
+            if FRAMEWORK in comparison.frameworks
+            else "Dump outputs of both, of the same model",
         )
+    result.unread = comparison.unread
+    result.spread = spread_of(
+        (one.a.module, one.step, one.a.name, not one.same) for one in result.compared
+    )
     if rtol is None and atol is None and not comparison.across:
         result.precisions = precisions(result.compared)
         inexact = bool(result.precisions) or comparison.tolerance != Tolerance(0.0, 0.0)
@@ -309,6 +334,7 @@ def compare(
             judged = judge(result.compared)
             result.created, result.not_judged = judged.created, judged.left_out
             result.jump = judged.jump
+            result.spread = judged.spread if judged.created else result.spread
     mine, theirs = (
         [one for one in tensors if not (result.precisions and _is_cast(dumped, one))]
         for dumped, tensors in zip((first, second), comparison.alone, strict=True)
@@ -330,9 +356,23 @@ def compare(
         ]
         for d, present, taken in zip((first, second), with_tensors, matched, strict=True)
     )
+    if result.first is not None and result.first.inputs_agree is not True:
+        result.suspects = _between(first.index.ops, result)
     more = result.unmatched_a or result.unmatched_b or result.alone
-    result.complete = comparison.across or not (more or result.jump)
+    result.complete = not result.unread and (comparison.across or not (more or result.jump))
     return result
+
+
+def _between(ops: Sequence[DumpedOp], result: DiffResult) -> list[OpFacts]:
+    """Return the operators without a counterpart that ran just before the first difference."""
+    places: dict[int, int] = {}
+    for number, op in enumerate(ops):
+        places.setdefault(op.id, number)
+    differing = next(n for n, one in enumerate(result.compared) if not one.same)
+    end = places[result.compared[differing].a.id]
+    agreeing = [places[one.a.id] for one in result.compared[:differing] if one.what == "output"]
+    begin = max((number for number in agreeing if number < end), default=-1)
+    return [one for one in result.unmatched_a if begin < places[one.id] < end]
 
 
 def _is_cast(dumped: Dumped, tensor: DumpedTensor) -> bool:
@@ -355,17 +395,51 @@ class _Comparison:
         self.second = second
         self.tolerance = tolerance
         ops = first.index.ops, second.index.ops
+        is_open = way == "auto"
         way = ways(*ops) if way == "auto" else way
+        self.frameworks = frameworks(ops[0]) | frameworks(ops[1])
+        if is_open and self.frameworks == {FRAMEWORK} and _have_common_names(*ops):
+            way = "names"
         self.across = way == "values" or frameworks(ops[0]) != frameworks(ops[1])
         versions = [{op.namespace for op in listed} for listed in ops]
-        if tolerance == Tolerance() and not self.across and versions[0] == versions[1]:
+        is_one_release = versions[0] == versions[1] and FRAMEWORK not in self.frameworks
+        if tolerance == Tolerance() and not self.across and is_one_release:
             # The same releases compute the same bits.
             self.tolerance = Tolerance(0.0, 0.0)
-        self.pairs = align_ops(*ops, lambda: (_outlines(first), _outlines(second)), way)
+        self.pairs: dict[int, int] = {}
+        if is_open and self.across and FRAMEWORK in self.frameworks:
+            self.pairs = self._by_module()
+        if not self.pairs:
+            self.pairs = align_ops(*ops, lambda: (_outlines(first), _outlines(second)), way)
+        #: What could not be read of files of other programs.
+        self.unread = [
+            f"{dumped.folder / left.first}: {left.reason}"
+            for dumped in (first, second)
+            if isinstance(dumped, TensorFiles)
+            for left in dumped.index.left_out
+        ]
         #: Number of tensors that have no values yet.
         self.uninitialized = 0
         #: Tensors of matched operators that only the first or only the second dump has.
         self.alone: tuple[list[DumpedTensor], list[DumpedTensor]] = ([], [])
+
+    def _by_module(self) -> dict[int, int]:
+        """Pair tensors of files with the operators or modules that their names say."""
+        outlines = [
+            {number: outline.output for number, outline in _outlines(dumped).items()}
+            for dumped in (self.first, self.second)
+        ]
+        for dumped, outputs in zip((self.first, self.second), outlines, strict=True):
+            if isinstance(dumped, TensorFiles):
+                # Which operator made which of several tensors that a module returns is not known.
+                for tensor in dumped.index.tensors:
+                    if tensor.what == "output" and tensor.position != "0":
+                        outputs.pop(tensor.op, None)
+        ops = self.first.index.ops, self.second.index.ops
+        if isinstance(self.first, TensorFiles):
+            return by_module(ops[0], outlines[0], ops[1], outlines[1])
+        found = by_module(ops[1], outlines[1], ops[0], outlines[0])
+        return {number: other for other, number in found.items()}
 
     def tensors(self) -> Iterator[Compared]:
         """Yield a comparison of each tensor that is in both dumps."""
@@ -375,7 +449,13 @@ class _Comparison:
         #: Operator and execution -> whether its inputs and weights agreed.
         read: dict[tuple[int, int, int], bool] = {}
         used: set[int] = set()
-        for number, tensor in enumerate(self.first.index.tensors):
+        tensors = self.first.index.tensors
+        numbers: Sequence[int] = range(len(tensors))
+        if isinstance(self.first, TensorFiles) and not isinstance(self.second, TensorFiles):
+            # Only the dump knows in which order operators ran.
+            numbers = sorted(numbers, key=lambda number: self.pairs.get(tensors[number].op, -1))
+        for number in numbers:
+            tensor = tensors[number]
             if tensor.op not in self.pairs:
                 continue
             key = backwards[number]
@@ -461,6 +541,10 @@ class _Comparison:
             [tensor.dtype, other.dtype],
             weight=tensor.weight,
         )
+
+
+def _have_common_names(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> bool:
+    return not {op.name for op in first}.isdisjoint(op.name for op in second)
 
 
 def _outlines(dumped: Dumped) -> dict[int, Outline]:

@@ -9,15 +9,31 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from amanda_core.results import Table
 from amanda_tools.diff.compared import Compared
 from amanda_tools.diff.numbers import epsilon, spacing
+from amanda_tools.diff.spread import Reach, spread_of
 from amanda_tools.kit.operators.entries import OpFacts
+from amanda_tools.kit.output.rendering import fields_of, format_count
 
-__all__ = ["CreatedError", "Judged", "created_table", "judge", "precisions"]
+__all__ = [
+    "CreatedError",
+    "Hidden",
+    "Judged",
+    "created_json",
+    "created_table",
+    "created_title",
+    "difference_in_kind",
+    "differing_precisions",
+    "execution_of",
+    "judge",
+    "largest_of",
+    "not_judged",
+    "precisions",
+]
 
 #: Ratio of the error that an operator wrote and what explains it, beyond which it makes an error.
 #: Correct operators of networks stay below 3 in bfloat16 and float16.
@@ -60,6 +76,7 @@ class CreatedError:
             something else although what it read was equal and rounding plays no part.
         outside: Whether the error is in what the operator read, and no operator before it has such
             an error: it comes from outside, such as data or a weight.
+        process: Which process it is in, such as ``rank1``; None if the run has one only.
     """
 
     op: OpFacts
@@ -71,6 +88,7 @@ class CreatedError:
     error_in: float
     ratio: float
     outside: bool = False
+    process: str | None = None
 
     @property
     def is_beyond(self) -> bool:
@@ -83,6 +101,7 @@ class CreatedError:
         place += f", module {self.op.module!r}" if self.op.module else ""
         place += f", at {self.op.source}" if self.op.source else ""
         place += f", step {self.step}, execution {self.execution}"
+        place += "" if self.process is None else f", {self.process}"
         if self.outside:
             explained = "while no value before it has an error as large"
         else:
@@ -95,9 +114,13 @@ def precisions(compared: Sequence[Compared]) -> list[str]:
     """Return the floating-point dtypes of tensors whose dtypes differ, such as ``float32 and
     bfloat16``.
     """
-    pairs = (one.dtypes for one in compared if one.dtypes[0] != one.dtypes[1])
-    floats = [pair for pair in pairs if all(epsilon(dtype) is not None for dtype in pair)]
-    return [f"{a} and {b}" for a, b in dict.fromkeys(tuple(pair) for pair in floats)]
+    return differing_precisions((one.dtypes[0], one.dtypes[1]) for one in compared)
+
+
+def differing_precisions(dtypes: Iterable[tuple[str, str]]) -> list[str]:
+    """Return those of pairs of dtypes that are of floating-point numbers and differ, as text."""
+    pairs = (pair for pair in dict.fromkeys(dtypes) if pair[0] != pair[1])
+    return [f"{a} and {b}" for a, b in pairs if epsilon(a) is not None and epsilon(b) is not None]
 
 
 @dataclass
@@ -110,25 +133,43 @@ class Judged:
             change what they wrote or read altogether.
         jump: The first value that is not rounded, such as an index, and differs since the values
             differ from which an operator made it; None if there is none.
+        spread: The modules and steps in which executions make more error than is explained.
     """
 
     created: list[CreatedError]
     left_out: int = 0
     jump: Compared | None = None
+    spread: list[Reach] = field(default_factory=list)
 
 
-def judge(compared: Sequence[Compared]) -> Judged:
+@dataclass
+class Hidden:
+    """What tensors do not show of their errors.
+
+    Attributes:
+        errors: Errors of what an execution read beyond those that the tensors show, by
+            `execution_of`.
+        shown: Returns how much of an error of a tensor is shown.
+    """
+
+    errors: Mapping[object, float] = field(default_factory=dict)
+    shown: Callable[[Compared, float], float] = lambda one, error: error
+
+
+def judge(compared: Sequence[Compared], hidden: Hidden | None = None) -> Judged:
     """Judge the executions of two runs, in the order of the first.
 
     Args:
         compared: The tensors of both runs, those that an execution read before those that it wrote.
+        hidden: Which errors the tensors do not show; None if they show all.
     """
+    hidden = hidden or Hidden()
     result = Judged([])
     #: Largest error of a value so far.
     largest = 0.0
     #: Execution -> largest error of what its forward pass read and wrote.
     forward: dict[tuple[object, ...], float] = {}
-    for (key, phase), parts in _executions(compared):
+    for (key, phase), parts in _executions(compared).items():
         read = [one for one in parts if one.what in ("input", "weight", "grad_output")]
         wrote = [one for one in parts if one.what in ("output", "grad_input")]
         worst = max(read, key=_error, default=None)
@@ -136,12 +177,14 @@ def judge(compared: Sequence[Compared]) -> Judged:
         # Gradients that several operators give are added without an operator, and may cancel.
         is_explained = phase == "backward" or (math.isinf(error_in) and result.jump is not None)
         if worst is not None and not (is_explained or _is_overwritten(worst)):
-            ratio = error_in / (largest + _rounding(worst) or _LEAST)
+            explained = largest + hidden.shown(worst, _rounding(worst))
+            ratio = error_in / (explained or _LEAST)
             if ratio > LIMIT:
                 result.created.append(_created(worst, phase, largest, ratio, outside=True))
         largest = max(largest, error_in if math.isfinite(error_in) else 0.0)
         if phase == "backward":  # Backward operators read what the forward pass saved.
             error_in = max(error_in, forward.get(key, 0.0))
+        before = hidden.errors.get((key, phase), 0.0)
         jumps = phase == "backward" and (parts[0].a.word in _JUMPS or _vanishes(wrote, read))
         if error_in and (jumped := [one for one in wrote if _jumps(one)]):
             result.jump = result.jump or jumped[0]
@@ -149,7 +192,11 @@ def judge(compared: Sequence[Compared]) -> Judged:
         if wrote and read and not jumps and math.isfinite(error_in):
             ratios = [
                 _error(one, _reference(one, read, phase))
-                / (_gain(one, read, phase) * (error_in + _rounding(one, read)) or _LEAST)
+                / (
+                    _gain(one, read, phase)
+                    * (error_in + hidden.shown(one, math.hypot(before, _rounding(one, read))))
+                    or _LEAST
+                )
                 for one in wrote
             ]
             ratio = max(ratios)
@@ -160,6 +207,9 @@ def judge(compared: Sequence[Compared]) -> Judged:
         largest = max([largest, *errors])
         if phase == "forward":
             forward[key] = max([error_in, *errors])
+    result.spread = spread_of(
+        (one.op.module, one.step, one.op.name, one.is_beyond) for one in result.created
+    )
     result.created.sort(key=lambda one: -one.ratio)
     return result
 
@@ -200,8 +250,15 @@ def _jumps(one: Compared) -> bool:
     return math.isinf(_error(one)) and any(epsilon(dtype) is None for dtype in one.dtypes)
 
 
-def created_table(title: str, judged: Sequence[CreatedError]) -> Table:
-    """Return a table with a row for each execution."""
+def created_title(judged: Sequence[CreatedError]) -> str:
+    """Return a summary in one line."""
+    beyond = sum(one.is_beyond for one in judged)
+    executions = format_count(len(judged), "execution")
+    return f"{beyond} of {executions} make more error than precision explains"
+
+
+def created_table(title: str, judged: Sequence[CreatedError], everything: bool) -> Table:
+    """Return a table with a row for each execution that makes an error, or for each."""
     columns = ("op", "value", "step", "error", "error of inputs", "ratio")
     rows = [
         (
@@ -209,8 +266,47 @@ def created_table(title: str, judged: Sequence[CreatedError]) -> Table:
             *(float(f"{number:.3g}") for number in (one.error, one.error_in, one.ratio)),
         )
         for one in judged
+        if everything or one.is_beyond
     ]
     return Table(title, columns, rows)
+
+
+def created_json(judged: Sequence[CreatedError]) -> list[dict[str, object]]:
+    """Return what a result's JSON has of created errors; infinite numbers are null."""
+    return [
+        {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in fields_of(one).items()
+        }
+        for one in judged
+    ]
+
+
+def difference_in_kind(precisions: Sequence[str]) -> str:
+    """Return a sentence on why operators are judged by the error that they make."""
+    kinds = f"precisions ({'; '.join(precisions)})" if precisions else "releases or modes"
+    return f"The runs have different {kinds}: operators are judged by the error that they make."
+
+
+def not_judged(count: int) -> list[str]:
+    """Return a sentence on executions that were not judged, if there are any."""
+    what = f"{format_count(count, 'execution')}, whose inputs were not recorded or may jump"
+    return [f"Not judged: {what}."] if count else []
+
+
+def largest_of(judged: Sequence[CreatedError]) -> list[str]:
+    """Return sentences on the largest of created errors."""
+    largest = judged[0]
+    if not largest.is_beyond:
+        return [
+            "No operator makes more error than its inputs and rounding explain. "
+            f"Largest: {largest}."
+        ]
+    said = "" if largest.outside else ": this operator makes the error"
+    texts = [f"{'Outside' if largest.outside else 'Largest'}: {largest}{said}."]
+    if largest.op.word in ("dropout", "random"):
+        texts.append("It draws random numbers, which are others in another dtype.")
+    return texts
 
 
 def _created(
@@ -223,19 +319,20 @@ def _created(
     )
 
 
+def execution_of(one: Compared) -> tuple[tuple[object, ...], str]:
+    """Return what identifies the execution of a tensor, forward and backward apart."""
+    phase = "forward" if one.what in _FORWARD else "backward"
+    return (one.a.id, one.a.type, one.a.name, one.step, one.execution), phase
+
+
 def _executions(
     compared: Sequence[Compared],
-) -> Iterator[tuple[tuple[tuple[object, ...], str], list[Compared]]]:
-    """Yield the tensors of each execution, forward and backward apart, by their key."""
-
-    def key(one: Compared) -> tuple[tuple[object, ...], str]:
-        phase = "forward" if one.what in _FORWARD else "backward"
-        return (one.a.id, one.a.type, one.a.name, one.step, one.execution), phase
-
+) -> dict[tuple[tuple[object, ...], str], list[Compared]]:
+    """Return the tensors of each execution, by their key."""
     together: dict[tuple[tuple[object, ...], str], list[Compared]] = {}
     for one in compared:
-        together.setdefault(key(one), []).append(one)
-    yield from together.items()
+        together.setdefault(execution_of(one), []).append(one)
+    return together
 
 
 def _error(one: Compared, norm: float | None = None) -> float:

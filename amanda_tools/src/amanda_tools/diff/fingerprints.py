@@ -6,6 +6,7 @@ in the order of execution, that wrote other values although it read the same one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,19 @@ from typing import Any, Literal
 from amanda_core.errors import ResultError
 from amanda_core.results import Table
 from amanda_core.results.output import processes_in
+from amanda_tools.diff.created import (
+    CreatedError,
+    created_json,
+    created_table,
+    created_title,
+    difference_in_kind,
+    differing_precisions,
+    largest_of,
+    not_judged,
+)
+from amanda_tools.diff.norms import has_norms, judge_norms
 from amanda_tools.diff.pairing import paired
+from amanda_tools.diff.spread import Reach, reached, spread_chart, spread_table
 from amanda_tools.fingerprint.files import (
     HANDLE,
     INPUT,
@@ -28,6 +41,7 @@ from amanda_tools.fingerprint.files import (
     Fingerprinted,
     load_fingerprint,
 )
+from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
     dataframe,
     fields_of,
@@ -42,7 +56,8 @@ __all__ = ["Divergence", "FingerprintDiff", "compare_fingerprints", "is_fingerpr
 #: ``writer``: it reads what was written since by something that was not seen. ``outside``: no
 #: operator made what it reads, such as data or a weight. ``state``: it draws random numbers, and
 #: the states of the generators differ. ``order``: an operator made what it reads in one run only.
-Cause = Literal["operator", "writer", "outside", "state", "order"]
+#: ``coarse``: the runs were recorded by steps or modules, which do not show it.
+Cause = Literal["operator", "writer", "outside", "state", "order", "coarse"]
 
 #: Common types of operators that draw random numbers.
 _RANDOM = ("random", "dropout")
@@ -67,10 +82,11 @@ class Divergence:
         cause: Why it differs, if nothing before it does; else None.
         producer: The operator that wrote the value, or None.
         types: Dtype and shape in both runs, if they differ; else None.
-        norms: Norms in both runs, if they were recorded; else None.
+        norms: Norms in both runs, if they were recorded and are finite; else None.
         doubts: What the operator may have read that was not compared.
         states: The random generators whose states differed at the beginning of the step, as far as
             they may be the cause.
+        level: What was recorded: ``operators``, ``modules`` or ``steps``.
     """
 
     process: str | None
@@ -88,13 +104,15 @@ class Divergence:
     norms: tuple[float, float] | None = None
     doubts: list[str] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
+    level: str = "operators"
 
     def __str__(self) -> str:
         """Describe where it is and why it differs."""
         place = f"{self.what}"
-        place += f", module {self.module!r}" if self.module else ""
+        place += f", module {self.module!r}" if self.module and self.level != "modules" else ""
         place += f", at {self.source}" if self.source else ""
-        place += f", step {self.step}, execution {self.execution}"
+        place += f", step {self.step}"
+        place += f", execution {self.execution}" if self.level != "steps" else ""
         place += "" if self.process is None else f", {self.process}"
         if self.types is not None:
             place += f": {self.types[0]} and {self.types[1]}"
@@ -111,19 +129,23 @@ class Divergence:
         made = f"op {self.producer!r}" if self.producer else "an operator"
         doubts = f" Not compared is {'; '.join(self.doubts)}." if self.doubts else ""
         why = {
-            "operator": "The tensors that it read are equal: this operator makes the difference."
+            "operator": "The tensors that it read are equal: this "
+            f"{'operator' if self.level == 'operators' else 'module'} makes the difference."
             f"{doubts}",
             "writer": f"What {made} wrote is equal: something that is not an operator, or was not "
             "recorded, wrote it since.",
             "outside": "No operator made it: it comes from outside, such as data, or from an "
             "operator that was not recorded.",
             "state": "It draws random numbers.",
+            "coarse": "The runs were recorded by modules or steps, which do not show what makes "
+            "the difference.",
             "order": f"In one run {made} wrote it, in the other none or another one.",
         }.get(self.cause or "", "")
         if self.types is not None and _dtype(self.types[0]) != _dtype(self.types[1]):
             why = (
-                "The runs have different precisions, so that no values are equal: compare dumps, "
-                "with dump:values=[inputs,weights,outputs]."
+                "The runs have different precisions, so that no values are equal: record norms, "
+                "with fingerprint:norms=true, or compare dumps, with "
+                "dump:values=[inputs,weights,outputs]."
             )
         return why + states
 
@@ -150,27 +172,6 @@ class Missing:
 
 
 @dataclass
-class Reach:
-    """How far the difference reaches in one module and step.
-
-    Attributes:
-        process: Which process it is in, such as ``rank1``; None if the run has one only.
-        module: Path of the module; empty outside of modules.
-        step: The step.
-        first: Name of the first operator there of which a value differs.
-        different: Number of values that differ.
-        values: Number of values that were compared.
-    """
-
-    process: str | None
-    module: str
-    step: int
-    first: str
-    different: int
-    values: int
-
-
-@dataclass
 class FingerprintDiff:
     """Result of comparing two fingerprinted runs.
 
@@ -186,6 +187,10 @@ class FingerprintDiff:
         unreadable: Number of values without a digest in one run, which were not compared.
         missing: What only one run has.
         notes: What else was not compared, or not seen.
+        precisions: Dtypes of the runs, such as ``float32 and bfloat16``, if they differ.
+        created: The error that each execution makes at least, by its norms, from the largest to the
+            smallest, if precisions, releases or modes differ and norms were recorded.
+        not_judged: Number of executions whose created error is not known, then.
     """
 
     first: Divergence | None = None
@@ -198,20 +203,49 @@ class FingerprintDiff:
     unreadable: int = 0
     missing: list[Missing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    precisions: list[str] = field(default_factory=list)
+    created: list[CreatedError] = field(default_factory=list)
+    not_judged: int = 0
 
     @property
     def same(self) -> bool:
-        """Return True if all values that were compared are equal."""
+        """Return True if all values that were compared are equal; if operators are judged by norms,
+        if no operator makes more error than its inputs and rounding explain.
+        """
+        if self.created:
+            return not self.created[0].is_beyond
         return self.first is None
 
     @property
     def complete(self) -> bool:
-        """Return True if each run has all that the other has, and all of it has a digest."""
-        return not (self.missing or self.unreadable)
+        """Return True if each run has all that the other has, and all of it has a digest. Norms
+        show only a part of an error.
+        """
+        return not (self.missing or self.unreadable or self.created)
+
+    @property
+    def again(self) -> str:
+        """Return the command that records the window around the first difference in full; an empty
+        text if there is none.
+        """
+        where = self.created[0] if self.created else self.first
+        if where is None:
+            return ""
+        rank = "" if where.process is None else where.process.removeprefix("rank")
+        tool = f"fingerprint:ranks={rank}," if rank.isdecimal() else "fingerprint:"
+        if not isinstance(where, Divergence):
+            values = "inputs,weights,outputs"
+            values += ",gradients" if where.phase == "backward" else ""
+            tool = f"dump:values=[{values}],everything=true,"
+        elif where.level == "operators":
+            tool = "dump:values=[gradients],calls=true,everything=true,"
+        return f"amanda run -t '{tool}steps={where.step}' -o FOLDER PROGRAM"
 
     @property
     def title(self) -> str:
         """Return a summary in one line."""
+        if self.created:
+            return created_title(self.created)
         text = f"{self.different} of {format_count(self.values, 'value')} differ, "
         text += f"{self.equal} are equal bit for bit"
         if self.missing:
@@ -236,8 +270,11 @@ class FingerprintDiff:
         texts += [f"... and {more} more that only one run has"] if more else []
         texts += self.notes
         count = format_count(self.values, "value")
-        if self.first is not None:
-            texts += [f"First: {self.first}", self.first.explanation, *self._reached(limit)]
+        if self.created:
+            texts += self._conclusion_on_norms()
+        elif self.first is not None:
+            texts += [f"First: {self.first}", self.first.explanation, *reached(self.spread, limit)]
+            texts.append(f"Record only this step, in full, in both runs: {self.again}")
         elif self.complete:
             texts.append(f"No difference in {count}: all are equal bit for bit.")
         else:
@@ -246,32 +283,32 @@ class FingerprintDiff:
             )
         return "\n".join(texts)
 
-    def _reached(self, limit: int | None) -> list[str]:
-        """Return a sentence on the modules that the difference reaches after the first one."""
-        modules = list(dict.fromkeys(one.module for one in self.spread if one.module))
-        steps = sorted({one.step for one in self.spread})
-        if len(modules) < 2 and len(steps) < 2:
-            return []
-        named = ", ".join(map(repr, modules[:limit]))
-        named += f" and {len(modules) - limit} more" if limit and len(modules) > limit else ""
-        within = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-        return [f"Values differ in {within}" + (f", in modules {named}." if modules else ".")]
+    def _conclusion_on_norms(self) -> list[str]:
+        """Return what the norms show, and what they cannot show."""
+        texts = [
+            difference_in_kind(self.precisions),
+            "Norms show how large an error is at least. They do not show one that keeps the norm "
+            "and the largest magnitude, such as permuted or negated values: it is named where the "
+            "first operator changes these.",
+            *not_judged(self.not_judged),
+            *largest_of(self.created),
+        ]
+        step = self.created[0].step
+        return [*texts, f"Compare the values of step {step}: {self.again}"]
 
     def spread_table(self) -> Table:
         """Return a table with one row for each module and step in which values differ."""
-        columns = ("module", "step", "process", "different", "values", "first")
-        rows = [
-            (one.module, one.step, one.process or "", one.different, one.values, one.first)
-            for one in self.spread
-        ]
-        return Table("Where values differ", columns, rows)
+        return spread_table(self.spread)
 
     def table(self, everything: bool = False) -> Table:
         """Return a table with one row for each value that differs.
 
         Args:
-            everything: Has no effect: equal values are not listed.
+            everything: If operators are judged by norms, include all; else without effect, since
+                equal values are not listed.
         """
+        if self.created:
+            return created_table(self.title, self.created, everything)
         columns = ("value", "step", "execution", "process", "module", "source")
         rows = [
             (
@@ -288,7 +325,22 @@ class FingerprintDiff:
 
     def to_json(self) -> str:
         """Return the whole result as JSON."""
-        content = {"same": self.same, "complete": self.complete, **fields_of(self)}
+        more = {"same": self.same, "complete": self.complete, "again": self.again}
+        name, text = None, ""
+        if self.created:
+            name, text = self.created[0].op.name, str(self.created[0])
+        elif self.first is not None:
+            name, text = self.first.op, str(self.first)
+        drawn = [
+            charts.figures(
+                charts.figure("values compared", self.values),
+                charts.figure("different", self.different),
+                charts.figure("most error" if self.created else "first", name, "", text),
+            ),
+            *([spread_chart()] if self.spread else []),
+        ]
+        content = {**more, **fields_of(self), "created": created_json(self.created)}
+        content["charts"] = drawn
         return render_json({"format": "amanda.fingerprint_diff/1", **content})
 
     def to_dataframe(self) -> Any:
@@ -346,6 +398,7 @@ def compare_fingerprints(
     starts = [one for one in result.differing if one.cause is not None]
     starts.sort(key=lambda one: (one.step, one.cause != "operator", one.order))
     result.first = starts[0] if starts else None
+    result.created.sort(key=lambda one: -one.ratio)
     return result
 
 
@@ -371,12 +424,24 @@ class _Comparison:
     ) -> None:
         self.one, self.other, self.process, self.result = one, other, process, result
 
+    @property
+    def _where(self) -> str:
+        return "" if self.process is None else f", {self.process},"
+
     def run(self) -> None:
         """Add what differs and what is missing to the result."""
         import numpy
 
         one, other, result = self.one, self.other, self.result
+        if one.level != other.level:
+            raise ResultError(
+                f"A is recorded by {one.level}, B by {other.level}",
+                where=f"{one.folder} and {other.folder}",
+                fix=f"Record both alike: amanda run -t fingerprint:level={one.level}",
+            )
         for run, recorded in (("A", one), ("B", other)):
+            if window := recorded.window:
+                result.notes.append(f"In {run}{self._where} only {window} were recorded.")
             if not recorded.ended:
                 self._note_early_end(run, recorded)
         mine, theirs = paired(one, other)
@@ -403,7 +468,8 @@ class _Comparison:
         result.equal += int((compared & ~differs).sum())
         result.unwritten += int(unwritten.sum())
         result.unreadable += int(unreadable.sum())
-        self._note_spread(rows, compared, differs)
+        if not self._judge_norms(mine[compared], theirs[compared]):
+            self._note_spread(rows, compared, differs)
         places = numpy.flatnonzero(differs)
         for number, place in enumerate(places[:_LISTED].tolist()):
             row, there = rows[place], others[place]
@@ -414,6 +480,40 @@ class _Comparison:
                 ]
                 self._explain(found, row, there, names)
             result.differing.append(found)
+
+    def _judge_norms(self, mine: Any, theirs: Any) -> bool:
+        """Judge the operators by their norms, if precisions, releases or modes differ; return True
+        if it was done.
+        """
+        import numpy
+
+        one, other, result = self.one, self.other, self.result
+        if one.level != "operators":
+            return False
+        rows, others = one.rows[mine], other.rows[theirs]
+        types, ops = (
+            numpy.unique(numpy.stack([rows[name], others[name]]), axis=1).T.tolist()
+            for name in ("type", "op")
+        )
+        dtypes = [(_dtype(one.types[a]), _dtype(other.types[b])) for a, b in types]
+        for text in differing_precisions(dtypes):
+            result.precisions += [text] if text not in result.precisions else []
+        modes = {(one.ops[a].namespace, other.ops[b].namespace) for a, b in ops}
+        named = [f"{a} in A and {b} in B" for a, b in sorted(modes) if a != b]
+        if named:
+            result.notes.append(f"Operators ran as {'; '.join(named)}, which may round otherwise.")
+        exact = not (result.precisions or named)
+        if exact or not (has_norms(one) and has_norms(other)):
+            return False
+        judged = judge_norms(one, other, mine, theirs)
+        result.not_judged += judged.left_out
+        for error in judged.created:
+            error.process = self.process
+        for reach in judged.spread:
+            reach.process = self.process
+        result.created += judged.created
+        result.spread += judged.spread
+        return True
 
     def _doubts(self, row: Any) -> list[str]:
         """Return what the execution of a row may have read that was not compared."""
@@ -456,15 +556,19 @@ class _Comparison:
         import numpy
 
         rows = recorded.rows[places]
-        rows = rows[rows["what"] != STATE]
+        # Loaders make room for batches whenever their workers have some, in any step.
+        data = numpy.asarray([op.zone == "data" for op in recorded.ops], bool)
+        room = data[rows["op"]] & ((rows["what"] == NONE) | (rows["flags"] & UNWRITTEN != 0))
+        rows = rows[(rows["what"] != STATE) & ~room]
         _, first, counts = numpy.unique(rows["op"], return_index=True, return_counts=True)
         for index in numpy.argsort(first).tolist():
             row = rows[first[index]]
-            place = f"{recorded.place_of(row)}, step {row['step']}, execution {row['execution']}"
+            place = f"{recorded.place_of(row)}, step {row['step']}"
+            place += f", execution {row['execution']}" if recorded.level != "steps" else ""
             self.result.missing.append(Missing(self.process, run, place, int(counts[index])))
 
     def _note_early_end(self, run: str, recorded: Fingerprinted) -> None:
-        where = "" if self.process is None else f", {self.process},"
+        where = self._where
         why = recorded.damage or "it broke off"
         last = ""
         if len(recorded.rows):
@@ -488,7 +592,8 @@ class _Comparison:
             types=(self.one.types[row["type"]], self.other.types[there["type"]])
             if retyped
             else None,
-            norms=norms if any(norms) else None,
+            norms=norms if any(norms) and all(map(math.isfinite, norms)) else None,
+            level=self.one.level,
         )
 
     def _explain(self, found: Divergence, row: Any, there: Any, states: list[str]) -> None:
@@ -500,7 +605,9 @@ class _Comparison:
             there: Its row in the second run.
             states: The random generators whose states differed at the beginning of its step.
         """
-        if row["what"] != INPUT:
+        if found.level != "operators" and (found.level == "steps" or row["what"] == INPUT):
+            found.cause, found.states = "coarse", states
+        elif row["what"] != INPUT:
             op = self.one.ops[row["op"]]
             found.states = [name for name in states if name.startswith(op.namespace.split("/")[0])]
             found.cause = "state" if found.states and op.word in _RANDOM else "operator"

@@ -16,6 +16,7 @@ __all__ = [
     "compare_statistics",
     "compare_tensors",
     "epsilon",
+    "is_huge",
     "orders",
     "spacing",
 ]
@@ -257,7 +258,7 @@ def _compare(first: HostTensor, second: HostTensor, tolerance: Tolerance) -> Dif
         ratios = known[known > 0] / size[finite][known > 0]
         ratios = ratios[numpy.isfinite(ratios)]
         # A mask has infinities, or numbers near the largest of its dtype, which do not compare.
-        masked = _is_huge(x, first.dtype) & _is_huge(y, second.dtype) & (x * y > 0)
+        masked = is_huge(x, first.dtype) & is_huge(y, second.dtype) & (x * y > 0)
         ordinary = finite & ~masked
         parts = [values[ordinary] for values in (apart, x, y) if near[~finite].all()]
         norms = [float(numpy.linalg.norm(part)) for part in parts]
@@ -283,7 +284,7 @@ def _compare(first: HostTensor, second: HostTensor, tolerance: Tolerance) -> Dif
     return difference
 
 
-def _is_huge(values: Any, dtype: str) -> Any:
+def is_huge(values: Any, dtype: str) -> Any:
     """Return where elements are so large that a mask may have set them."""
     import numpy
 

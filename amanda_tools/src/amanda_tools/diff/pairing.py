@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from amanda_tools.diff.align import corresponding
-from amanda_tools.fingerprint.files import INPUT, NOBODY, UNWRITTEN, Fingerprinted, digest_of
+from amanda_tools.fingerprint.files import (
+    INPUT,
+    LAST_ITEM,
+    LAST_POSITION,
+    NOBODY,
+    UNWRITTEN,
+    Fingerprinted,
+    digest_of,
+)
 from amanda_tools.kit.operators.entries import EitherWayOp
 
 __all__ = ["counterparts", "paired"]
@@ -45,7 +53,7 @@ def counterparts(first: Sequence[EitherWayOp], second: Sequence[EitherWayOp]) ->
     shifts nothing after it.
     """
     found = corresponding(
-        first, second, exact=lambda op: (op.phase, op.id, op.type), shapes=lambda op: op.phase
+        first, second, exact=lambda op: (op.phase, op.id, op.type), shapes=lambda op: None
     )
     taken = set(found.values())
     mine = [number for number in range(len(first)) if number not in found]
@@ -83,6 +91,12 @@ def _keys(rows: Any, ops: Any, threaded: set[int]) -> Any:
         _number_by_inputs(rows, numpy.flatnonzero(keys["op"] == op), keys)
     place = rows["position"].astype(numpy.uint64) << numpy.uint64(16) | rows["item"]
     keys["place"] = rows["what"].astype(numpy.uint64) << numpy.uint64(32) | place
+    crowded = (rows["position"] == LAST_POSITION) | (rows["item"] == LAST_ITEM)
+    if len(places := numpy.flatnonzero(crowded)):
+        _, begin, of = numpy.unique(keys[places], return_index=True, return_inverse=True)
+        # The values of one place are next to one another.
+        nth = (numpy.arange(len(places)) - begin[of]).astype(numpy.uint64)
+        keys["place"][places] |= nth << numpy.uint64(35)
     return keys
 
 

@@ -19,7 +19,16 @@ from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.output.rendering import fields_of, render_json
 from amanda_tools.kit.tensors.statistics import Statistics
 
-__all__ = ["INDEX", "WHAT", "DumpIndex", "DumpedOp", "DumpedTensor", "LeftOut", "read_index"]
+__all__ = [
+    "INDEX",
+    "WHAT",
+    "DumpIndex",
+    "DumpedArguments",
+    "DumpedOp",
+    "DumpedTensor",
+    "LeftOut",
+    "read_index",
+]
 
 FORMAT = "amanda.dump/1"
 #: Name of the index in the folder of a dump.
@@ -91,6 +100,22 @@ class DumpedTensor:
 
 
 @dataclass
+class DumpedArguments:
+    """The arguments of an execution, and of those after it, until other ones are listed.
+
+    Attributes:
+        op: Number of the operator in the index.
+        execution: Number of earlier executions of the operator.
+        values: The arguments by the names of the operator's positions and attributes, as
+            `dump.arguments` encodes them.
+    """
+
+    op: int
+    execution: int
+    values: dict[str, Any]
+
+
+@dataclass
 class LeftOut:
     """Tensors that are missing from the dump.
 
@@ -119,6 +144,7 @@ class DumpIndex:
         left_out: What is missing.
         tool_seconds: Time spent in the tool.
         wall_seconds: Time from the first operator to the last.
+        arguments: The arguments of executions, if they were recorded.
     """
 
     ops: list[DumpedOp] = field(default_factory=list)
@@ -126,6 +152,7 @@ class DumpIndex:
     left_out: list[LeftOut] = field(default_factory=list)
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
+    arguments: list[DumpedArguments] = field(default_factory=list)
 
     def to_json(self) -> str:
         """Return the whole index as JSON."""
@@ -163,6 +190,10 @@ def _index(read: Any) -> DumpIndex:
         [_left_out(item, f"left_out[{i}]") for i, item in enumerate(_list(top, "left_out", "it"))],
         _of(top, "tool_seconds", _is_number, "it"),
         _of(top, "wall_seconds", _is_number, "it"),
+        [
+            _arguments(item, f"arguments[{i}]")
+            for i, item in enumerate(_list({"arguments": [], **top}, "arguments", "it"))
+        ],
     )
     for number, tensor in enumerate(index.tensors):
         if tensor.op >= len(index.ops):
@@ -209,6 +240,14 @@ def _statistics(item: Any, where: str) -> Statistics:
             for name in ("min", "max", "mean", "std", "norm")
         },
         histogram=_of(read, "histogram", _is_counts, where),
+    )
+
+
+def _arguments(item: Any, where: str) -> DumpedArguments:
+    read = _mapping(item, where)
+    return DumpedArguments(
+        **{name: _of(read, name, _is_count, where) for name in ("op", "execution")},
+        values=_of(read, "values", lambda value: isinstance(value, dict), where),
     )
 
 

@@ -17,8 +17,16 @@ from typing import Any, Literal
 
 from amanda_core import OpContext
 from amanda_core.results import Table
+from amanda_tools.dump.arguments import encoded
 from amanda_tools.dump.files import Dumped, Form, Writer, problems_of, reserve
-from amanda_tools.dump.index import INDEX, DumpedOp, DumpedTensor, DumpIndex, LeftOut
+from amanda_tools.dump.index import (
+    INDEX,
+    DumpedArguments,
+    DumpedOp,
+    DumpedTensor,
+    DumpIndex,
+    LeftOut,
+)
 from amanda_tools.kit.operators.tool import OperatorTool
 from amanda_tools.kit.operators.weights import WeightKeys
 from amanda_tools.kit.output.extras import need_safetensors
@@ -151,6 +159,8 @@ class Dump(OperatorTool["_Op"]):
         max_bytes: Maximum number of bytes to write or keep.
         max_files: Maximum number of files.
         everything: Include operators outside the model, such as those of an optimizer.
+        calls: Also dump inputs, weights, outputs and the arguments that are not tensors, so that
+            ``amanda replay`` can execute an operator again.
 
     Raises:
         ValueError: An option has an invalid value, or the folder contains a dump already or is
@@ -173,9 +183,13 @@ class Dump(OperatorTool["_Op"]):
         max_bytes: int = 1 << 32,
         max_files: int = 1000,
         everything: bool = False,
+        calls: bool = False,
     ) -> None:
         super().__init__(everything)
-        chosen = ["outputs"] if values is None else list(values)
+        chosen: list[str] = ["outputs"] if values is None else list(values)
+        chosen += ["inputs", "weights", "outputs"] if calls else []
+        if calls and stats:
+            raise ValueError("calls needs values: leave out stats")
         for value in chosen:
             if value not in _VALUES:
                 raise ValueError(f"values must be of {', '.join(_VALUES)}, not {value!r}")
@@ -201,6 +215,7 @@ class Dump(OperatorTool["_Op"]):
         self.max_bytes = max_bytes
         self._keeps = folder is not None
         if folder is not None:
+            folder = Path(folder)
             lock = reserve(folder, INDEX)
             weakref.finalize(self, lock.release)
         else:
@@ -210,6 +225,8 @@ class Dump(OperatorTool["_Op"]):
         self._writer = Writer(folder, form, max_files)
         self._tensors: list[DumpedTensor] = []
         self._left_out: dict[str, LeftOut] = {}
+        self._calls = calls
+        self._arguments: list[DumpedArguments] = []
         #: Tensors of the last steps, the newest step last.
         self._kept: deque[list[_Kept]] | None = deque(maxlen=last) if last else None
         self._bytes = 0
@@ -242,6 +259,12 @@ class Dump(OperatorTool["_Op"]):
                     op=op,
                     wanted=[(position, "grad_input")],
                 )
+        if self._calls:
+            # Attributes are those of the first execution.
+            op.attributes = {
+                name: encoded(value, op.tensors, "") for name, value in context.attrs.items()
+            }
+            context.insert_before_op(self.note_call, observe=True, op=op)
         context.insert_before_op(
             self.enter, observe=True, inputs=[p for p, _ in wanted], op=op, wanted=wanted
         )
@@ -274,6 +297,20 @@ class Dump(OperatorTool["_Op"]):
         with self._clock, self._lock:
             self._step = step
             self._takes = self.steps is None or step in self.steps
+
+    def note_call(self, *inputs: Any, op: _Op) -> None:
+        """Record the arguments of one execution, if they are not those of the one before."""
+        with self._clock, self._lock:
+            if not self._takes or (self.first is not None and op.facts.calls >= self.first):
+                return
+            names = [*op.names, *(f"arg{n}" for n in range(len(op.names), len(inputs)))]
+            values = {
+                name: encoded(value, op.tensors, str(position))
+                for position, (name, value) in enumerate(zip(names, inputs, strict=False))
+            } | op.attributes
+            if values != op.arguments:
+                op.arguments = values
+                self._arguments.append(DumpedArguments(op.number, op.facts.calls, values))
 
     def enter(self, *inputs: Any, op: _Op, wanted: Sequence[tuple[int, str]]) -> None:
         """Dump the inputs of one execution and count it."""
@@ -326,6 +363,7 @@ class Dump(OperatorTool["_Op"]):
                 ],
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
+                list(self._arguments),
             )
             written = list(self._writer.written)
             found = DumpResult(index, self._writer.folder, written, self._keeps, self)
@@ -417,6 +455,9 @@ class _Op:
             layout=context.get("layout"),
             weight_layout=context.get("weight_layout"),
         )
+        #: The arguments of the last execution that was recorded.
+        self.arguments: dict[str, Any] | None = None
+        self.attributes: dict[str, Any] = {}
         #: Position and kind of a gradient -> number that arrived.
         self.gradients: dict[tuple[int, str], int] = {}
 

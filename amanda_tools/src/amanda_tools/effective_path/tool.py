@@ -351,7 +351,11 @@ class EffectivePath(OperatorTool["_Op"]):
             new.pop(key, None)
         self._logged.update(new)
         if new:
-            ends = ", ".join(f"{end.name} ({end.type}: {end.reason})" for end in new.values())
+            # Layers that are equal end them alike.
+            named = [f"{end.name} ({end.type}: {end.reason})" for end in new.values()]
+            ends = ", ".join(named[:3])
+            if len(new) > 3:
+                ends += f" and {len(new) - 3} more, which the result lists"
             # Not a warning, which the program may have turned into an exception.
             _LOG.warning("Effective paths may end at %s. What is before is missing.", ends)
 

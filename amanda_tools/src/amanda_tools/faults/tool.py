@@ -6,21 +6,27 @@ framework mode.
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from amanda_core import OpContext
-from amanda_core.errors import ResultError, UnsupportedError
+from amanda_core.engine.action import staged
+from amanda_core.errors import ResultError, ToolError, UnsupportedError
 from amanda_core.interface.facts import Facts, Placement
+from amanda_core.weights.reads import Weight
 from amanda_tools.faults.models import Bits, Model, apply_model, bits_of, fields_of
 from amanda_tools.faults.result import Fault, FaultSite, FaultsResult
 from amanda_tools.kit.operators.tool import OperatorTool
 from amanda_tools.kit.tensors.values import NotReadableError, facts_of, host, need_numpy
-from amanda_tools.kit.weights.coverage import WeightCoverage
+from amanda_tools.kit.weights.baking import Edit
+from amanda_tools.kit.weights.baking_tool import BakingTool
+from amanda_tools.kit.weights.coverage import UnreachedWeight, WeightCoverage
+from amanda_tools.kit.weights.edited_reads import EditedReads
 
 __all__ = ["InjectFaults"]
 
@@ -31,7 +37,7 @@ _MODELS = get_args(Model)
 _OF_BITS = ("bit_flip", "stuck_at_0", "stuck_at_1")
 
 
-class InjectFaults(OperatorTool["_Op"]):
+class InjectFaults(OperatorTool["_Op"], BakingTool):
     """Injects faults into operators, as soft errors of hardware would.
 
     Which elements are hit depends on the seed, the run, the operator and its execution only. A
@@ -69,6 +75,8 @@ class InjectFaults(OperatorTool["_Op"]):
     """
 
     whole = True
+    words: ClassVar[tuple[str, str]] = ("faulty", "original")
+    otherwise: ClassVar[str] = "Not all operators can read these weights with the same faults"
 
     def __init__(
         self,
@@ -109,6 +117,10 @@ class InjectFaults(OperatorTool["_Op"]):
         self._profile: list[tuple[_Op, int, int]] = []
         self._planned: dict[tuple[int, int], list[int]] = {}
         self._coverage = WeightCoverage(self)
+        self._reads = EditedReads()
+        if site != "weight":
+            self.refuse_baking(f"changes activations, as site={site} says")
+            del self.saves_to
         #: Whether runs begin by `begin_run`; otherwise whether the first part has ended.
         self._counted, self._parts = False, 0
         faults = _read(Path(replay)) if isinstance(replay, (Path, str)) else replay
@@ -130,7 +142,7 @@ class InjectFaults(OperatorTool["_Op"]):
             self.run = run
             self._runs.add(run)
             for op in self._ops.values():
-                op.call, op.noted = 0, False
+                op.call, op.noted, op.wrong = 0, False, None
             self._planned.clear()
             if self.mode == "per_run" and run and self._profile:
                 self._plan()
@@ -158,6 +170,9 @@ class InjectFaults(OperatorTool["_Op"]):
 
     def analyse(self, context: OpContext) -> None:
         """Insert the routine that changes elements, if the op is one of those chosen."""
+        if not self.cannot_bake:
+            self.note_weights(context)
+            self._reads.add(context)
         names = (context["type"] or "", context.op_type)
         chosen = any(fnmatch.fnmatch(name, p) for name in names for p in self.ops)
         if not chosen or not self.is_wanted(context):
@@ -176,7 +191,20 @@ class InjectFaults(OperatorTool["_Op"]):
         if self.site == "weight" and position in context.weights:
             self._coverage.add_parameters(context.weights, context.zone)
             self._coverage.add_reached(context.weights[position])
-        op = self.account_of(context, lambda: _Op(context, f"{self.site} {position}"))
+        if self.is_exported:
+            op = self._executed(context, position)
+        else:
+            op = self.account_of(context, lambda: _Op(context, f"{self.site} {position}"))
+            op.reads.add(_read_of(context, position))
+        if self.site == "weight" and position in context.weights:
+            self._reads.add(context, position, op.edit, op.id)
+        elif self.site == "weight":
+            self.refuse_baking(f"changes input {position} of {context.name}")
+        if self.is_exported:
+            wrong = self._exported(context, op, position)
+            if wrong is not None:
+                context.insert_before_op(replaced, inputs=[position], wrong=wrong)
+            return
         arguments: dict[str, Any] = {"op": op, "position": position}
         if self.site in ("input", "weight"):
             context.insert_before_op(self.change, inputs=[position], **arguments)
@@ -184,6 +212,59 @@ class InjectFaults(OperatorTool["_Op"]):
             context.insert_after_op(self.change, outputs=[0], **arguments)
         else:
             context.insert_before_backward_op(self.change, grad_outputs=[0], **arguments)
+
+    def before_export(self) -> None:
+        """Refuse faults that are others in each execution.
+
+        Raises:
+            ToolError: They are not in weights.
+        """
+        if self.site != "weight":
+            raise ToolError(
+                f"Faults with site={self.site} are others in each execution, and a program has the "
+                "same in all",
+                where=f"{self.tool_name}.before_export",
+                fix="Use site='weight'",
+            )
+
+    def _executed(self, context: OpContext, position: int) -> _Op:
+        """Return the operator of the model that has the faults of an operator of a program.
+
+        Modes of a framework may give an operator different ids. Then it is known by its weight.
+
+        Raises:
+            ToolError: It has not been executed, or several read its weight with other faults.
+        """
+        executed = [op for op in self._ops.values() if op.site.calls]
+        read = _read_of(context, position)
+        found = [op for op in executed if op.id == context.get_op_id()]
+        found = found or [op for op in executed if read is not None and read in op.reads]
+        if len(found) == 1:
+            return found[0]
+        raise ToolError(
+            f"{len(found)} operators have been executed that read its weight, each with its own "
+            "faults"
+            if found
+            else "It has not been executed under the tool, so the faults of its weight are not "
+            "known",
+            where=context.where,
+            fix="Run the model under the tool before, as it is exported: in a function or jitted "
+            "if the program is",
+        )
+
+    def _exported(self, context: OpContext, op: _Op, position: int) -> Any:
+        """Return a weight with the faults of this run, for a program; None if it has none."""
+        value = context.value(position)
+        if value is None:
+            raise ToolError(
+                "The values of this weight are not known while a program is made",
+                where=context.where,
+                fix="Leave this operator out by `ops`, or export a model that bake() has written",
+            )
+        if not op.call:  # It has not run in this run.
+            self.change(value, op, position)
+        edit = op.edit()
+        return None if edit is None else edit(value)
 
     def change(self, value: Any, op: _Op, position: int) -> Any:
         """Return the value with some elements changed; None if no element is hit."""
@@ -227,10 +308,14 @@ class InjectFaults(OperatorTool["_Op"]):
         bits = np.asarray(fields)[random.integers(0, len(fields), len(places))]
         if own is not None:
             places, bits = places[own], bits[own]
-        before = bits_of(flat)[places]
+        before, drawn = bits_of(flat)[places], copy.deepcopy(random)
         apply_model(self.model, flat, tensor.dtype, places, bits, self.amount, random)
         if when >= 0 or not op.noted:  # A fault of a weight is the same in each execution.
             op.noted = True
+            if when < 0:
+                op.wrong = lambda flat, dtype: apply_model(
+                    self.model, flat, dtype, places, bits, self.amount, copy.deepcopy(drawn)
+                )
             after = bits_of(flat)[places]
             for index, old, new in zip(places, before, after, strict=True):
                 fault = Fault(self.run, op.id, when, position, int(index), int(old), int(new))
@@ -271,10 +356,21 @@ class InjectFaults(OperatorTool["_Op"]):
         tensor = host(op.facts, value)
         flat = tensor.array.reshape(-1)
         raw = bits_of(flat)
-        raw[[f.index for f in faults]] = np.asarray([f.after for f in faults], raw.dtype)
+        new = np.asarray([f.after for f in faults], raw.dtype)
+        raw[[f.index for f in faults]] = new
+        if when < 0:
+            op.wrong = lambda flat, dtype: bits_of(flat).put([f.index for f in faults], new)
         self.faults += faults
         op.site.faults += len(faults)
         return op.facts.restore(flat.reshape(tensor.array.shape), value)
+
+    def baked(self, weight: Weight) -> Edit | None:
+        """Return the function that puts the faults of this run into a parameter."""
+        return self._reads.edit_of(weight)
+
+    def read_otherwise(self) -> list[UnreachedWeight]:
+        """Return the weights that operators read with different faults."""
+        return self._reads.read_otherwise()
 
     def facts(self) -> list[Facts]:
         """Return the facts of the frameworks whose operators the tool has seen."""
@@ -291,7 +387,7 @@ class InjectFaults(OperatorTool["_Op"]):
     def _missing(self) -> list[str]:
         """Return why there are no faults, or not all of those of a file."""
         if self._no_rate:
-            return ["NO rate was given, so nothing was injected: give one as `rate`"]
+            return ["No rate was given, so nothing was injected: give one as `rate`"]
         if self._replay is not None:
             asked = sum(map(len, self._replay.values()))
             if len(self.faults) < asked:
@@ -314,8 +410,38 @@ class _Op:
                 self.rank = self.facts.group(context.weights.model(context.weights.root)).rank
         self.site = FaultSite(context.name, context.source, value)
         self.call = 0
+        #: Its weight as it reads it: the key, and the axes.
+        self.reads: set[object] = set()
         #: Whether the faults of its weight in this run were noted.
         self.noted = False
+        #: Puts the faults of its weight in this run into a flat array of its bits, of a dtype.
+        self.wrong: Callable[[Any, str], None] | None = None
+
+    def edit(self) -> Edit | None:
+        """Return the function that puts the faults of this run into its weight."""
+        wrong = self.wrong
+        if wrong is None:
+            return None
+
+        def edited(seen: Any) -> Any:
+            tensor = host(self.facts, seen)
+            flat = tensor.array.reshape(-1)
+            wrong(flat, tensor.dtype)
+            return self.facts.restore(flat.reshape(tensor.array.shape), seen)
+
+        return edited
+
+
+def _read_of(context: OpContext, position: int) -> object:
+    """Return what tells the weight at a position, and how it is read; None if it is not known."""
+    weight = context.weights.get(position)
+    return None if weight is None else (weight.key, weight.axes)
+
+
+@staged
+def replaced(value: Any, *, wrong: Any) -> Any:
+    """Return a constant in place of a value."""
+    return wrong
 
 
 def _here(places: Any, placement: Placement) -> tuple[Any, Any]:

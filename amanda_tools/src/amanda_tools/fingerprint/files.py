@@ -33,6 +33,8 @@ __all__ = [
     "HANDLE",
     "INPUT",
     "KEPT",
+    "LAST_ITEM",
+    "LAST_POSITION",
     "NOBODY",
     "NONE",
     "NO_ITEM",
@@ -69,6 +71,8 @@ NONE, INPUT, OUTPUT, STATE, ARGUMENTS, GRADIENT, SKETCH = range(7)
 UNWRITTEN, UNREADABLE, UNSEEN_WRITER, REUSED, HANDLE, CONSTANT, KEPT = (1 << n for n in range(7))
 #: No operator made the input, or the position has no items.
 NOBODY, NO_ITEM = 0xFFFFFFFF, 0xFFFF
+#: Further positions, and further items, share a number.
+LAST_POSITION, LAST_ITEM = 0xFFFF, NO_ITEM - 1
 
 #: order, op, step, execution, producer, type, position, item, what, flags, thread, digest, norm,
 #: largest magnitude.
@@ -128,10 +132,11 @@ class Stream:
             raise ValueError(
                 f"folder must have no fingerprint yet, but {str(folder)!r} has one"
             ) from None
-        self._pending = bytearray()
+        #: Rows that are not written yet; a driver's recorder appends to them, too.
+        self.pending = bytearray()
+        self._written = 0
         #: A fork has the open files, too, and must not write to them.
         self._process = os.getpid()
-        self.count = 0
         self.lost = 0
         self.problem = ""
         self._line({"format": FORMAT})
@@ -158,14 +163,20 @@ class Stream:
 
     def add_row(self, *values: int | float) -> None:
         """Append a row; `row_dtype` names the values."""
-        self._pending += _ROW.pack(*values)
-        self.count += 1
-        if len(self._pending) >= _ENOUGH:
+        self.pending += _ROW.pack(*values)
+        if len(self.pending) >= _ENOUGH:
             self.flush()
+
+    @property
+    def count(self) -> int:
+        """Return the number of rows so far."""
+        return self._written + len(self.pending) // _ROW.size
 
     def flush(self) -> None:
         """Write the rows that are pending. A full disk is a problem of the result, not an error."""
-        block, self._pending = bytes(self._pending), bytearray()
+        block = bytes(self.pending)
+        del self.pending[: len(block)]  # Others may have been appended.
+        self._written += len(block) // _ROW.size
         if not block or os.getpid() != self._process:
             return
         if self.problem:
@@ -231,6 +242,17 @@ class Fingerprinted:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def level(self) -> str:
+        """Return what has a digest: ``operators``, ``modules`` or ``steps``."""
+        return str(self.about.get("level", "operators"))
+
+    @property
+    def window(self) -> str:
+        """Return the steps and ranks to which the record was restricted, in a few words."""
+        chosen = ((name, self.about.get(name)) for name in ("steps", "ranks"))
+        return " and ".join(f"{name} {_ranges(numbers)}" for name, numbers in chosen if numbers)
+
+    @property
     def ended(self) -> bool:
         """Return True if the run ended, and did not break off, and everything can be read."""
         return self.end == len(self.rows) and not self.damage
@@ -238,6 +260,13 @@ class Fingerprinted:
     def place_of(self, row: Any) -> str:
         """Return what a row is of, such as ``input 1 (weight) of op '3/linear'``."""
         op = self.ops[row["op"]]
+        if self.level == "steps" and row["what"] != STATE:
+            return "the values of all operators"
+        if self.level == "modules" and row["what"] != STATE:
+            kind = "gradients" if op.phase == "backward" else "values"
+            how = "read from elsewhere" if row["what"] == INPUT else "wrote"
+            where = f"of module {op.name!r}" if op.module else op.name
+            return f"{kind} that the operators {where} {how}"
         if row["what"] == STATE:
             return f"the state of the random generator {op.name!r}"
         if row["what"] in (GRADIENT, SKETCH):
@@ -253,6 +282,21 @@ class Fingerprinted:
             if kind == "input" and row["position"] < len(names):
                 what += f" ({names[row['position']]})"
         return f"{what} of {op.phase + ' ' if backward else ''}op {op.name!r}"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return numbers in rising order as text.
+
+    >>> _ranges([0, 3, 4, 5])
+    '0, 3 to 5'
+    """
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join(" to ".join(map(str, part)) for part in parts)
 
 
 def load_fingerprint(path: Path | str) -> Fingerprinted:
@@ -349,8 +393,29 @@ def _read_rows(found: Fingerprinted) -> None:
     for name, count in (("op", len(found.ops)), ("type", len(found.types))):
         wrong = found.rows[name] >= count
         if name == "type":
+            wrong &= found.level == "operators"
             wrong &= (found.rows["what"] == INPUT) | (found.rows["what"] == OUTPUT)
         if wrong.any():
             # The lines that these rows refer to are cut off.
             found.rows = found.rows[: int(numpy.argmax(wrong))]
             found.damage = found.damage or f"{OPS} lacks lines"
+    if found.level != "operators":
+        _keep_last_rows(found)
+        return
+    order = found.rows["order"]
+    if (order[1:] < order[:-1]).any():
+        # A thread read a large tensor while another one recorded.
+        found.rows = found.rows[numpy.argsort(order, kind="stable")]
+
+
+def _keep_last_rows(found: Fingerprinted) -> None:
+    """Keep the last row of each visit of a module, which was written several times, in order."""
+    import numpy
+
+    rows = found.rows[::-1]
+    # The first of equal keys is kept, which was written last.
+    keys = numpy.ascontiguousarray(rows[["order", "op", "what", "position"]])
+    _, places = numpy.unique(keys, return_index=True)
+    if found.end is not None:
+        found.end -= len(rows) - len(places)
+    found.rows = rows[places]

@@ -82,6 +82,8 @@ class FingerprintResult:
         problems: What could not be written.
         tool_seconds: Time spent in the tool itself.
         wall_seconds: Time from the tool's first work to its last.
+        level: What has a digest: ``operators``, ``modules`` or ``steps``. In the latter two, values
+            are digests of many, and executions are visits of a module.
     """
 
     _format: ClassVar[str] = "amanda.fingerprint/1"
@@ -96,6 +98,7 @@ class FingerprintResult:
     problems: list[str] = field(default_factory=list)
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
+    level: str = "operators"
     #: The tool, kept alive as long as its temporary folder is needed.
     _owner: Any = field(default=None, repr=False)
 
@@ -135,6 +138,7 @@ class FingerprintResult:
             problems,
             tool_seconds,
             wall_seconds,
+            found.level,
             owner,
         )
 
@@ -150,6 +154,8 @@ class FingerprintResult:
         text = [
             f"{format_count(values, 'value')} of {format_count(executions, 'execution')} of "
             f"{format_count(self.ops, 'operator')}"
+            if self.level == "operators"
+            else f"{format_count(values, 'digest')} of {self.level}"
         ]
         if self.unseen_writes:
             first = self.unseen_writes[0]

@@ -10,20 +10,26 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from amanda_core import OpContext
+from amanda_core.driver_kit.recording import Recorder
+from amanda_core.engine.action import Routine
 from amanda_core.interface.facts import Facts, NotReadableError
-from amanda_core.runtime.weak import Known
+from amanda_core.processes.launched import Process
+from amanda_core.runtime.weak import Known, Witness, add_holder
 from amanda_tools.fingerprint.files import (
     CONSTANT,
     HANDLE,
     INPUT,
     KEPT,
+    LAST_ITEM,
+    LAST_POSITION,
     NO_ITEM,
     NOBODY,
     NONE,
@@ -38,26 +44,35 @@ from amanda_tools.fingerprint.files import (
     digest_of,
 )
 from amanda_tools.fingerprint.result import FingerprintResult
-from amanda_tools.kit.operators.entries import REARRANGING, EitherWayOp
+from amanda_tools.fingerprint.visits import MODULE, STEP, Group, StepDigest, Visit
+from amanda_tools.kit.operators.entries import REARRANGING, EitherWayOp, words
 from amanda_tools.kit.operators.tool import OperatorTool, runs_in_order
 from amanda_tools.kit.tensors.values import facts_of, need_numpy, numbers
 
-__all__ = ["Fingerprint", "norms_of"]
+__all__ = ["Fingerprint", "Level", "norms_of"]
+
+#: What has a digest: each value, what each module read and wrote, or each step.
+Level = Literal["operators", "modules", "steps"]
 
 #: Types that write all of their first input, if they work in place.
 _WRITES = frozenset({"random", "full", "assign"})
+#: Types whose outputs have elements of their inputs beside others, or that write parts of their
+#: first input: the rest of it is what it was.
+_KEEPS_PARTS = words("assign assign_slice cast diag gather masked_fill pad scatter where")
 #: Further threads share a number.
 _MOST_THREADS = 0xFFFF
 #: Dtypes of handles of variables and the like, which have no values of their own.
 _HANDLES = frozenset({"resource", "variant"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Made:
     """What is known of a tensor that an operator wrote or read."""
 
     version: int | None
     step: int
+    #: The last step in which its elements were read.
+    read: int
     digest: int
     #: Order of the row of the operator that wrote it.
     producer: int
@@ -78,9 +93,13 @@ class Fingerprint(OperatorTool["_Op"]):
             process is killed. By default a temporary one, from which the result is written.
         everything: Record all operators; False leaves out those outside the model, such as those
             of an optimizer.
-        backward: Record gradients as well. Without them, compiled callables stay compiled.
+        backward: Record gradients as well.
         check: Of so many inputs whose tensor version says that nothing has written them since their
             last digest was made, one is read again. 1 reads all, since not all writes are counted.
+        level: What has a digest. ``modules`` writes two rows for each visit of a module, and
+            ``steps`` one for each step, which suffices to find the window that is worth recording
+            again with ``operators``.
+        ranks: Numbers of the processes to record; the default is all.
 
     Raises:
         ValueError: An option has an invalid value, or the folder has a fingerprint already.
@@ -94,6 +113,8 @@ class Fingerprint(OperatorTool["_Op"]):
     outermost: ClassVar[bool] = True
     changes_values: ClassVar[bool | None] = False
     _form: ClassVar[type[FingerprintResult]] = FingerprintResult
+    #: Whether a driver's recorder may add the rows: a subclass adds no others.
+    _has_plain_rows: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -103,10 +124,16 @@ class Fingerprint(OperatorTool["_Op"]):
         everything: bool = True,
         backward: bool = True,
         check: int = 1,
+        level: Level = "operators",
+        ranks: list[int] | None = None,
     ) -> None:
         super().__init__(everything)
         if check < 1:
             raise ValueError(f"check must be 1 or more, but is {check}")
+        if level not in get_args(Level):
+            raise ValueError(f"level must be of {', '.join(get_args(Level))}, not {level!r}")
+        if norms and level != "operators":
+            raise ValueError(f"norms are of single values: leave them out with level={level}")
         need_numpy()
         self.norms = norms
         self.steps = None if steps is None else frozenset(steps)
@@ -115,7 +142,18 @@ class Fingerprint(OperatorTool["_Op"]):
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._stream = Stream(Path(folder))
         weakref.finalize(self, self._stream.close)
+        self.level: Level = level
+        if level != "operators":
+            self.needs = (*self.needs, "ordered")  # type: ignore[misc]
+        chosen = {"level": level, "steps": _listed(steps), "ranks": _listed(ranks)}
+        self._stream.say(**{name: value for name, value in chosen.items() if value})
+        #: The visit in progress, by thread, and the number of earlier ones.
+        self._visits: dict[int, Visit] = {}
+        self._visited: dict[Group, int] = {}
+        #: The digest of this step, if steps have one.
+        self._whole: StepDigest | None = None
         self._types: dict[tuple[object, ...], int] = {}
+        self._type_digests: list[int] = []
         self._local = threading.local()
         #: Number of threads so far.
         self._threads = 0
@@ -124,14 +162,20 @@ class Fingerprint(OperatorTool["_Op"]):
         self._facts: dict[str, Facts] = {}
         self._unreadable: dict[str, int] = {}
         self._order = -1
+        #: What records in place of `enter` and `leave`, and its questions.
+        self._recorder: Recorder | None = None
+        self._keeper: _Keeper | None = None
+        self._may_use_recorder = level == "operators" and self._has_plain_rows
         #: Number of operators so far.
         self._count = 0
         self.check = check
         self._checks = 0
         self._step, self._takes = 0, self.steps is None or 0 in self.steps
         #: Numbers of what is not an operator, by kind and name.
-        self._others: dict[tuple[str, str], int] = {}
+        self._others: dict[tuple[str, str, str], int] = {}
         self._states_due = True
+        if not self._is_chosen(ranks):
+            return
         self.add_inst_for_op(self.analyse)
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
@@ -141,24 +185,28 @@ class Fingerprint(OperatorTool["_Op"]):
         """Insert routines that record the inputs and outputs of an operator."""
         if not self.is_wanted(context):
             return
-        op = self._op(context)
-        context.insert_before_op(self.enter, observe=True, op=op)
-        context.insert_after_op(self.leave, observe=True, op=op)
+        enter, leave, options = self._routines(self._op(context))
+        context.insert_before_op(enter, observe=True, **options)
+        context.insert_after_op(leave, observe=True, **options)
 
     def analyse_backward(self, context: OpContext) -> None:
         """Insert routines that record the gradients that a backward operator reads and writes."""
         if not self.is_wanted(context):
             return
-        op = self._op(context)
-        context.insert_before_backward_op(self.enter, observe=True, op=op)
-        context.insert_after_backward_op(self.leave, observe=True, op=op)
+        enter, leave, options = self._routines(self._op(context))
+        context.insert_before_backward_op(enter, observe=True, **options)
+        context.insert_after_backward_op(leave, observe=True, **options)
 
     def begin(self, step: int) -> None:
         """Record the number of the step, and whether it is recorded."""
         with self._lock:
+            self._end_visits()
             self._step = step
             self._takes = self.steps is None or step in self.steps
             self._states_due = True
+            if self._recorder is not None:
+                self._recorder.step, self._recorder.takes = step, self._takes
+                self._recorder.due = True
             # What is in the buffer is on the disk at the latest after each step.
             self._stream.flush()
 
@@ -185,15 +233,37 @@ class Fingerprint(OperatorTool["_Op"]):
     def result(self) -> FingerprintResult:
         """Return what has been recorded so far."""
         with self._lock:
+            self._write_visits()
             notes = [*self._notes, *self.not_seen()]
             notes += [
                 f"{count} tensors without a digest: {why}"
                 for why, count in self._unreadable.items()
             ]
             self._stream.end(notes)
-            return self._form.of(
-                self._stream, notes, self._clock.spent / 1e9, self._clock.wall / 1e9, self
-            )
+            clock = self._clock
+            if self._recorder is not None:
+                clock = clock.joined(self._recorder)
+            return self._form.of(self._stream, notes, clock.spent / 1e9, clock.wall / 1e9, self)
+
+    def _routines(self, op: _Op) -> tuple[Routine, Routine, dict[str, Any]]:
+        """Return the routines before and after an operator, and their keyword arguments.
+
+        They are the driver's own if it has a recorder, of which there is one in a process.
+        """
+        if self._recorder is None and self._may_use_recorder and op.facts.recorder is not None:
+            keeper = _Keeper(self, op.facts, self._lock)
+            recorder = self._recorder = op.facts.recorder(keeper, self._stream.pending)
+            self._may_use_recorder = recorder is not None
+            if recorder is not None:
+                self._keeper, keeper.recorder = keeper, weakref.ref(recorder)
+                recorder.order, recorder.step, recorder.check = self._order, self._step, self.check
+                recorder.takes, recorder.due = self._takes, self._states_due
+                recorder.with_norms = self.norms
+        if self._recorder is None or self._keeper is None or self._keeper.facts is not op.facts:
+            return self.enter, self.leave, {"op": op}
+        if op.notes is None:
+            op.notes = self._recorder.notes(op.number, op.is_empty, op.rearranges, op.overwrites)
+        return *op.notes, {}
 
     def _op(self, context: OpContext) -> _Op:
         facts = facts_of(context)
@@ -208,19 +278,87 @@ class Fingerprint(OperatorTool["_Op"]):
     def _new_op(self, context: OpContext, facts: Facts) -> _Op:
         described = EitherWayOp.of(context)
         names = [] if context.is_backward() else list(context.input_names)
-        self._stream.add_op(described, names, self._weights_of(context))
-        self._count += 1
+        if self.level == "operators":
+            self._stream.add_op(described, names, self._weights_of(context))
+            self._count += 1
         return _Op(context, described, facts, self._count - 1)
 
     def _weights_of(self, context: OpContext) -> list[tuple[int, int, str]] | None:
         """Return the position, item and name of each weight, for those who need them."""
         return None
 
+    def _is_chosen(self, ranks: list[int] | None) -> bool:
+        """Return True if this process is to be recorded; add a note if it is not, or not known."""
+        if ranks is None:
+            return True
+        rank = Process.of_environment().rank
+        if rank in ranks:
+            return True
+        if rank is None:
+            self._notes["no launcher says the rank of this process, so that it was recorded"] = None
+            return True
+        self._notes[f"rank {rank} was not to be recorded"] = None
+        return False
+
+    def _visit(self, op: _Op) -> Visit:
+        """Return the visit to which an execution of an operator belongs."""
+        thread = self._number_of_thread()
+        visit = self._visits.get(thread)
+        if visit is None or visit.group != op.group:
+            if visit is not None:
+                self._end_visit(visit)
+            group = op.group
+            number = self._named(MODULE, group.name, group) if self.level == "modules" else 0
+            execution = self._visited[group] = self._visited.get(group, -1) + 1
+            visit = self._visits[thread] = Visit(group, number, self._next(), execution, thread)
+            if self.level == "steps" and self._whole is None:
+                self._whole = StepDigest(self._named(STEP, "all values"), visit.order)
+        return visit
+
+    def _end_visit(self, visit: Visit) -> None:
+        if self._whole is not None:
+            self._whole.add(visit)
+        else:
+            self._write_visit(visit)
+
+    def _end_visits(self) -> None:
+        """Write what was recorded of the step, which ends."""
+        for visit in self._visits.values():
+            self._end_visit(visit)
+        self._visits.clear()
+        if self._whole is not None:
+            self._write_visit(self._whole)
+        self._whole = None
+
+    def _write_visits(self) -> None:
+        """Write what was recorded of the step so far; readers take the last row of a visit."""
+        if self._whole is not None:
+            self._write_visit(self._whole.with_visits(iter(self._visits.values())))
+        else:
+            for visit in self._visits.values():
+                self._write_visit(visit)
+
+    def _write_visit(self, visit: Visit | StepDigest) -> None:
+        for what, position, flags, digest in visit.rows():
+            self._aside(
+                what,
+                visit.order,
+                visit.op,
+                visit.execution,
+                digest,
+                position=position,
+                type_=NOBODY,
+                flags=flags,
+                thread=visit.thread,
+            )
+
     def _next(self) -> int:
+        if self._recorder is not None:
+            return self._recorder.next()
         self._order += 1
         return self._order
 
-    def _thread(self) -> int:
+    def _number_of_thread(self) -> int:
         # The system gives the number of a thread that has ended to another one.
         try:
             number: int = self._local.number
@@ -230,15 +368,20 @@ class Fingerprint(OperatorTool["_Op"]):
         return number
 
     def _add_rows(self, values: Sequence[Any], op: _Op, what: int, execution: _Execution) -> None:
-        order, recorded = self._next(), False
-        for position, value in enumerate(values):
+        if self.level != "operators" and op.is_empty and op.group.zone == "data":
+            return  # Loaders make room for batches whenever their workers have some.
+        order, recorded = self._next(), self.level != "operators"
+        if recorded and what == OUTPUT:
+            self._visit(op).add_execution(op.digest)
+        for number, value in enumerate(values):
+            position = min(number, LAST_POSITION)
             if op.facts.is_tensor(value):
                 self._one(value, op, what, order, execution, position, NO_ITEM)
                 recorded = True
             elif isinstance(value, (list, tuple)):
                 for item, inner in enumerate(value):
                     if op.facts.is_tensor(inner):
-                        place = min(item, NO_ITEM - 1)
+                        place = min(item, LAST_ITEM)
                         self._one(inner, op, what, order, execution, position, place)
                         recorded = True
         if not recorded:
@@ -255,9 +398,16 @@ class Fingerprint(OperatorTool["_Op"]):
         position: int = 0,
         type_: int = 0,
         flags: int = 0,
+        thread: int | None = None,
     ) -> None:
         """Append a row that is not of a tensor that an operator reads or writes."""
-        place = position, NO_ITEM, what, flags, self._thread()
+        place = (
+            position,
+            NO_ITEM,
+            what,
+            flags,
+            self._number_of_thread() if thread is None else thread,
+        )
         self._stream.add_row(
             order, op, self._step, execution, NOBODY, type_, *place, digest, *norms
         )
@@ -281,7 +431,15 @@ class Fingerprint(OperatorTool["_Op"]):
         if made is not None and made.step < self._step:
             flags |= KEPT
         if made is not None and (version is None or version != made.version):
-            made = None  # It has been written since, and the write was counted.
+            # It has been written since, and the write was counted. Operators replace what is known
+            # of all that they write, so that this one wrote a view, which may be a part.
+            flags |= UNWRITTEN * made.unwritten
+            made = None
+        visit = None if self.level == "operators" else self._visit(op)
+        if visit is not None:
+            order = visit.order
+            if made is not None and made.producer == order and not made.unwritten:
+                return  # It stays within the module.
         if dtype in _HANDLES:
             digest, flags = None, flags | HANDLE
         elif made is not None and self._is_reused(made):
@@ -303,32 +461,42 @@ class Fingerprint(OperatorTool["_Op"]):
             norm, largest, constant = norms_of(tensor, facts)
             flags |= CONSTANT * constant
         if digest is not None and (what == OUTPUT or made is None or digest != made.digest):
-            by = order if what == OUTPUT else producer
-            self._known.set(tensor, _Made(version, self._step, digest, by, bool(flags & UNWRITTEN)))
+            by, unwritten = order if what == OUTPUT else producer, bool(flags & UNWRITTEN)
+            self._known.set(tensor, _Made(version, self._step, self._step, digest, by, unwritten))
+        elif made is not None and digest is not None:
+            made.read = self._step
+        number = self._type(tensor, dtype, facts)
+        if visit is not None:
+            if not flags & HANDLE:
+                kind = self._type_digests[number]
+                visit.add(what, op.digest, kind, position, item, digest or 0, flags)
+            return
         self._stream.add_row(
             order,
             op.number,
             self._step,
             execution.number,
             producer,
-            self._type(tensor, dtype, facts),
+            number,
             position,
             item,
             what,
             flags,
-            self._thread(),
+            self._number_of_thread(),
             digest or 0,
             norm,
             largest,
         )
 
     def _is_reused(self, made: _Made) -> bool:
-        """Return True if a tensor that was written before need not be read again.
+        """Return True if a tensor that was read in this step need not be read again.
 
         A write through ``.data``, a NumPy array or a collective is not counted.
         """
+        if made.read != self._step:
+            return False
         self._checks += 1
-        return made.step == self._step and self._checks % self.check != 0
+        return self._checks % self.check != 0
 
     def _digest(self, tensor: Any, facts: Facts) -> int | None:
         try:
@@ -343,6 +511,7 @@ class Fingerprint(OperatorTool["_Op"]):
         number = self._types.get(key)
         if number is None:
             number = self._types[key] = len(self._types)
+            self._type_digests.append(digest_of(repr(key).encode()))
             shape = key[1]
             self._stream.add_type(key[0], None if shape is None else list(shape), key[2])
         return number
@@ -352,9 +521,11 @@ class Fingerprint(OperatorTool["_Op"]):
         import numpy.random
 
         self._states_due = False
+        if self._recorder is not None:
+            self._recorder.due = False
         states = {
             "python": repr(random.getstate()).encode(),
-            "numpy": repr(numpy.random.get_state()).encode(),
+            "numpy": _bytes_of(numpy.random.get_state()),
         }
         for namespace, facts in self._facts.items():
             for device, state in facts.random_states().items():
@@ -365,14 +536,78 @@ class Fingerprint(OperatorTool["_Op"]):
                 STATE, order, self._named("random state", name), self._step, digest_of(state)
             )
 
-    def _named(self, kind: str, name: str) -> int:
+    def _named(self, kind: str, name: str, group: Group | None = None) -> int:
         """Return the number of something that has rows and is not an operator."""
-        number = self._others.get((kind, name))
+        module, phase = ("", "forward") if group is None else (group.module, group.phase)
+        number = self._others.get((kind, name, phase))
         if number is None:
-            number = self._others[kind, name] = self._count
+            number = self._others[kind, name, phase] = self._count
             self._count += 1
-            self._stream.add_op(EitherWayOp(0, kind, None, name, "", None, "", zone="state"), [])
+            described = EitherWayOp(
+                0, kind, None, name, module, None, "", phase=phase, zone="state"
+            )
+            self._stream.add_op(described, [])
         return number
+
+
+class _Keeper:
+    """Answers what a driver's recorder asks, for values that it cannot read itself.
+
+    Args:
+        tool: The tool, which is not kept alive.
+        facts: The facts of the driver.
+        lock: That of the tool.
+
+    Attributes:
+        recorder: Leads to the recorder, once there is one.
+    """
+
+    def __init__(self, tool: Fingerprint, facts: Facts, lock: AbstractContextManager[Any]) -> None:
+        self._tool: Fingerprint = weakref.proxy(tool)
+        self.facts, self._lock = facts, lock
+        self.recorder: Callable[[], Recorder | None] = lambda: None
+        #: What is known of tensors to which nothing may refer while no tool is applied.
+        self._kept: Known[Sequence[Any]] = Known()
+        add_holder(self)
+
+    def flush(self) -> None:
+        with self._lock:  # Of two threads, both would write the same rows.
+            self._tool._stream.flush()
+
+    def number_of_type(self, tensor: Any) -> int:
+        with self._lock:
+            return self._tool._type(tensor, self.facts.dtype(tensor), self.facts)
+
+    def digest(self, tensor: Any) -> int | None:
+        return self._tool._digest(tensor, self.facts)
+
+    def version(self, tensor: Any) -> int | None:
+        return self.facts.version(tensor)
+
+    def norms(self, tensor: Any) -> tuple[float, float, bool]:
+        return norms_of(tensor, self.facts)
+
+    def thread(self) -> int:
+        with self._lock:
+            return self._tool._number_of_thread()
+
+    def record_states(self) -> None:
+        with self._lock:
+            self._tool._record_states()
+
+    def kept(self, tensor: Any) -> Sequence[Any] | None:
+        known = self._kept.get(tensor)
+        self._kept.pop(tensor)
+        return known
+
+    def let_go(self, kind: type, witness: Witness) -> None:
+        recorder = self.recorder()
+        if recorder is None:
+            return
+        for tensor, known in recorder.take():
+            self._kept.set(tensor, known)
+        self._kept.let_go(kind, witness)
+        recorder.has_kept = len(self._kept) > 0
 
 
 @dataclass(slots=True)
@@ -395,10 +630,14 @@ class _Op:
         self.number = number
         self.facts = facts
         self._in_order = runs_in_order(context.namespace)
+        self.group = Group(described.phase, described.module, described.zone)
+        self.digest = digest_of(repr((described.phase, described.type, described.name)).encode())
         word, backward = described.word, described.phase == "backward"
         self.is_empty = not backward and word == "empty"
-        self.rearranges = not backward and (word in REARRANGING or word == "cast")
+        self.rearranges = not backward and (word in REARRANGING or word in _KEEPS_PARTS)
         self.overwrites = not backward and word in _WRITES and described.type.endswith("_")
+        #: The routines of the driver's recorder.
+        self.notes: tuple[Routine, Routine] | None = None
         self._entered = self._left = 0
         #: Executions in progress by thread, where routines run with their operator.
         self._running: dict[int, _Execution] = {}
@@ -422,6 +661,20 @@ class _Op:
         if thread not in running and running:
             thread = next(reversed(running))
         return running.pop(thread, None) or _Execution(self._entered - 1)
+
+
+def _listed(numbers: list[int] | None) -> list[int] | None:
+    return None if numbers is None else sorted(set(numbers))
+
+
+def _bytes_of(state: Any) -> bytes:
+    """Return the state of NumPy's generator as bytes; to print its array takes longer than a step
+    of a small model.
+    """
+    if not isinstance(state, tuple):
+        return repr(state).encode()
+    name, keys, *rest = state
+    return bytes(keys.tobytes()) + repr((name, rest)).encode()
 
 
 def norms_of(tensor: Any, facts: Facts) -> tuple[float, float, bool]:

@@ -99,10 +99,10 @@ FREE = words(
     "identity "
     "depth_to_space space_to_depth channel_shuffle one_hot constant full empty range eye meshgrid "
     "random topk sort argsort nonzero unique histogram where masked_fill real imag complex conj "
-    "accumulate_grad"
+    "accumulate_grad reduce_grad all_gather all_to_all broadcast send recv barrier"
 )
 #: Arithmetic without a formula here: reported as not counted.
-UNCOUNTED = words("inverse solve det cholesky qr svd eigh fft ctc_loss")
+UNCOUNTED = words("inverse solve det cholesky qr svd eigh fft ctc_loss all_reduce reduce_scatter")
 
 
 def formula_of(word: str, context: OpContext) -> Formula | str | None:

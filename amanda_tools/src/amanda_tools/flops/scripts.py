@@ -79,7 +79,16 @@ class _Unknown(str):
 
 
 def _made(like: Any, size: Any) -> Callable[[], Any]:
-    """Return a function that makes an argument of this size."""
+    """Return a function that makes an argument like another one.
+
+    Args:
+        like: What to make: the dtype and device of a tensor, a list or tuple of such, or a value,
+            which is returned itself.
+        size: The shape of the tensor, or a list of those of the items.
+
+    Raises:
+        ValueError: It is of a type whose shapes are not known.
+    """
     import torch
 
     if isinstance(like, _Unknown):

@@ -39,6 +39,7 @@ class PruneAttention(Gating):
 
     name = "prune_attention"
     saved = ("block",)
+    works_on = ("pytorch/*/eager",)
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 
 from amanda_core import OpContext
 from amanda_core.errors import ToolError
+from amanda_core.interface.namespace import matches
 from amanda_tools.gating.result import GatedOp, GatingResult
 from amanda_tools.kit.tensors.values import facts_of
 from amanda_tools.kit.weights.learned_parameters import OptimizerJoin
@@ -36,6 +37,8 @@ class Gating(WeightTool):
 
     #: Name of the tool in its results.
     name = ""
+
+    works_on = ("pytorch/*/*",)
 
     def __init__(self, layers: Sequence[str], seed: int, state: str | None) -> None:
         super().__init__()
@@ -66,16 +69,22 @@ class Gating(WeightTool):
         """Note the weights that an op reads; return False where there are no gates.
 
         Raises:
-            ToolError: The framework is not PyTorch, and the op would get a gate.
+            ToolError: The tool does not work in the op's namespace, and the op would get a gate.
         """
-        if context.namespace.startswith("pytorch/"):
+        namespace = context.namespace
+        if any(matches(pattern, namespace) for pattern in self.works_on):
             self._processes = facts_of(context).processes()
             return super().meets(context)
         if context["type"] in ("conv2d", "attention") and self.chosen(context):
+            is_torch = namespace.startswith("pytorch/")
             raise ToolError(
-                f"{self.name} needs gates that learn, which are PyTorch's",
+                f"{self.name} changes how many tokens a layer has, which a compiled graph cannot"
+                if is_torch
+                else f"{self.name} needs gates that learn, which are PyTorch's",
                 where=context.where,
-                fix="Apply the tool on PyTorch, or give other layers",
+                fix="Do not compile the model"
+                if is_torch
+                else "Apply the tool on PyTorch, or give other layers",
             )
         return False
 

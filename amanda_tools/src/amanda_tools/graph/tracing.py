@@ -174,9 +174,15 @@ class GraphTracing(OperatorTool["_Traced"]):
             context["graph_op"] = traced.op
             node = context.get_backward_op()
             if traced.has_nodes:
+                if not traced.is_eager:
+                    self._notes.setdefault(
+                        "compiled callables: the edges of backward operators are not known"
+                    )
+                    return
                 if node.node is not None:
                     self._connect_node(traced, node.node, 0)
-                if not traced.graph.edges_into(traced.op):
+                is_seed = context.forward is not None or not self._has_compiled
+                if is_seed and not traced.graph.edges_into(traced.op):
                     self._sources.seed(traced.facts, gradients, graph, traced.op)
                 context.insert_before_backward_op(
                     self.enter_node, observe=True, grad_outputs=[], traced=traced, op=node
@@ -243,6 +249,11 @@ class GraphTracing(OperatorTool["_Traced"]):
         """
         known = is_eager(context.namespace) or facts_of(context).follows_graphs
         return super().why_unsupported(context) if known else "its graphs cannot be read"
+
+    @property
+    def _has_compiled(self) -> bool:
+        """True if gradients may come from compiled code."""
+        return any(namespace.endswith("/compiled") for namespace in self.graphs)
 
     def _graph_of(self, context: OpContext) -> Graph:
         graph = self.graphs.get(context.namespace)

@@ -85,11 +85,10 @@ class Stack(Generic[T]):
         """
         if not (self._open and self._open[-1].what is what) and what not in self:
             return None
-        while True:
-            interval = self._open.pop()
-            if interval.what is what:
-                break
+        interval = self._open.pop()
+        while interval.what is not what:
             self._give_up(interval)
+            interval = self._open.pop()
         interval.end = end
         if interval.parent is not None:
             interval.parent.inner += end - interval.start

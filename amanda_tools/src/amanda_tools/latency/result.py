@@ -93,6 +93,11 @@ class LatencyResult(Summed[Times]):
         return [step for step in self.counted if step.ended] or self.counted
 
     @property
+    def waiting(self) -> int:
+        """Return the nanoseconds in collectives, waiting for other processes included."""
+        return sum(op.self for op in self.ops if op.waits)
+
+    @property
     def advice(self) -> str:
         """Return a sentence that says what to do; empty if other tools work between operators."""
         rest, ops = (sum(getattr(step, name) for step in self.counted) for name in ("rest", "ops"))
@@ -100,7 +105,10 @@ class LatencyResult(Summed[Times]):
             return ""
         name, found = next(iter(self.by_type().items()))
         share = found.typical / (self.total.typical or 1)
-        return advise(self.wall, ops, rest, {op.namespace for op in self.ops}, (name, share))
+        waiting = self.waiting
+        return advise(
+            self.wall, ops, rest, {op.namespace for op in self.ops}, (name, share), waiting
+        )
 
     def take_op_figures(self, figures: Mapping[str, Sequence[OpFigures]]) -> None:
         """Note the tools that ran together with the profiler."""
@@ -244,6 +252,9 @@ class LatencyResult(Summed[Times]):
         if longest is not None:
             detail = f"median of {format_count(longest.calls, 'call')} of {longest.name}"
             items.append(charts.figure("longest", longest.median, "ns", detail, longest.name))
+        if (waiting := self.waiting) and wall:
+            detail = "waiting for other processes included"
+            items.append(charts.figure("in collectives", waiting / wall, "%", detail))
         typical = charts.measure("calls at their median time", "typical", unit="ns")
         own = charts.measure("own time", "self")
         kernels = [charts.measure("on the device", "device_self")] if self._is_on_device() else []
@@ -337,6 +348,8 @@ class LatencyResult(Summed[Times]):
                 if rest >= 0
                 else f"those of {len(self.threads)} threads ran at once"
             )
+            if waiting := self.waiting:
+                parts.append(f"{waiting / wall:.1%} in collectives, waiting included")
             if len(steps) > 1:
                 middle, last, spread = (t / 1e6 for t in quantiles(s.wall for s in steps))
                 parts.append(f"a step: median {middle:.3f} ms, p95 {last:.3f}, spread {spread:.3f}")

@@ -40,36 +40,39 @@ class TimedOp(EitherWayOp):
         total: Time of all executions from start to end.
         self: Time of all executions without the operators that ran inside them, and without what
             is certainly the driver's; see `StepTime.driver`.
+        typical: `self`, if each execution took the median time.
+        median: Median time of an execution.
+        p95: Time that 95% of the executions do not exceed.
         first: Time of the first execution, which often includes initialization.
         shortest: Time of the shortest execution.
         longest: Time of the longest execution.
-        median: Median time of an execution.
-        p95: Time that 95% of the executions do not exceed.
         spread: Difference of the 75th and the 25th percentile.
-        typical: `self`, if each execution took the median time.
         device: Device on which its work was timed, or None.
         device_total: Time on the device from start to end.
         device_self: Time on the device without the operators inside.
         kernels: Number of kernels that it started itself, if requested.
         kernel_time: Time of these kernels on the device.
+        waits: Whether it communicates with other processes, so that its time is that of the call
+            and of waiting for it, without what the program does until it waits.
     """
 
     calls: int = 0
     unfinished: int = 0
     total: int = 0
     self: int = 0
+    typical: int = 0
+    median: int = 0
+    p95: int = 0
     first: int = 0
     shortest: int = 0
     longest: int = 0
-    median: int = 0
-    p95: int = 0
     spread: int = 0
-    typical: int = 0
     device: str | None = None
     device_total: int = 0
     device_self: int = 0
     kernels: int = 0
     kernel_time: int = 0
+    waits: bool = False
 
     def estimate(self) -> None:
         """Set `typical`."""
@@ -88,6 +91,14 @@ class TimedOp(EitherWayOp):
         if total > self.longest:
             self.longest = total
 
+    def emptied(self) -> TimedOp:
+        """Return a copy without executions, in which `first` stays."""
+        # Not by `dataclasses.replace`, which reads and checks each field: in the first steps, all
+        # accounts are copied in each.
+        new = object.__new__(TimedOp)
+        vars(new).update(vars(self), **_EMPTY)
+        return new
+
     def merge(self, earlier: TimedOp) -> None:
         """Add the executions of an earlier account of the same operator."""
         if not earlier.calls:
@@ -98,6 +109,13 @@ class TimedOp(EitherWayOp):
         self.shortest, self.longest = shortest, max(self.longest, earlier.longest)
         for name in ("calls", "unfinished", "total", "self", "device_total", "device_self"):
             setattr(self, name, getattr(self, name) + getattr(earlier, name))
+
+
+#: Figures of an account without executions.
+_EMPTY: dict[str, int] = dict.fromkeys(
+    ("calls", "unfinished", "total", "self", "shortest", "longest", "device_total", "device_self"),
+    0,
+)
 
 
 class Samples:

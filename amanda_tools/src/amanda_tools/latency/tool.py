@@ -12,7 +12,7 @@ import threading
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -145,6 +145,9 @@ class Latency(OperatorTool["_Op"]):
             if op.waits_unseen(context.get_op(), values):
                 self._unseen.add(context.name)
                 return
+            if op.facts.waits:  # The program may execute others until it waits for this one.
+                context.insert_after_op(self.wait, observe=True, outputs=[], op=op, context=context)
+                return
             (enter, start), (leave, end) = self._routines(op)
             inputs = op.awaited(values)
             context.insert_before_op(enter, observe=True, inputs=inputs, **start)
@@ -168,7 +171,8 @@ class Latency(OperatorTool["_Op"]):
         arrived = self.now()
         with self._lock:
             thread = self._threads.get(threading.get_ident()) or self._new_thread()
-            self._settle()
+            if self._entered is not None or self._has_graphs:
+                self._settle()
             if not self._last:
                 self._step_begin = arrived
             self._between.end(arrived, op.module)
@@ -187,11 +191,12 @@ class Latency(OperatorTool["_Op"]):
             thread = self._threads.get(threading.get_ident()) or self._new_thread()
             self._settle()
             self._between.end(end, op.module)
-            if op.facts.phase == "backward" and op not in thread.stack:
+            interval = thread.stack.leave(op, end)
+            if interval is None and op.facts.phase == "backward":
                 # A framework's workers may begin it in one thread and end it in another.
                 others = self._threads.values()
                 thread = next((other for other in others if op in other.stack), thread)
-            interval = thread.stack.leave(op, end)
+                interval = thread.stack.leave(op, end)
             if thread.stack.dropped:
                 self._give_up(thread)
             if interval is not None:
@@ -200,6 +205,24 @@ class Latency(OperatorTool["_Op"]):
                 self._count(interval, thread)
             done = self.now()
             thread.stack.spent(done - end)
+            self._spent(end, done)
+            # Mostly this thread is the only one.
+            if thread.stack.innermost is None and not self._is_running:
+                self._between.begin(done, op.module)
+
+    def wait(self, op: _Op, context: OpContext) -> None:
+        """Count one execution of a collective: the time that the program spent in it."""
+        end = self.now()
+        with self._lock:
+            thread = self._threads.get(threading.get_ident()) or self._new_thread()
+            self._settle()
+            begin = max(end - round(1e9 * context["wait"]), self._last)
+            if not self._last:
+                self._step_begin = begin
+            self._between.end(begin, op.module)
+            self._count(Interval(op, begin, end), thread)
+            done = self.now()
+            thread.stack.spent(done - begin)
             self._spent(end, done)
             if not self._is_running:
                 self._between.begin(done, op.module)
@@ -422,7 +445,7 @@ class Latency(OperatorTool["_Op"]):
         self._keep(op, pair.stream, start, start + total, step)
 
     def _count(self, interval: Interval[_Op], thread: _Thread) -> None:
-        op, total = interval.what, interval.total
+        op, total = interval.what, interval.end - interval.start
         own = total - interval.inner
         op.facts.add(total, own)
         op.samples.add(total)
@@ -586,7 +609,7 @@ def _subtract_inside(
 
 class _Op:
     def __init__(self, context: OpContext, number: int) -> None:
-        facts = TimedOp.of(context)
+        facts = TimedOp.of(context, waits="wait" in context and not context.is_backward())
         self.facts, self.tensors, self.number = facts, facts_of(context), number
         self.is_graph = not is_eager(facts.namespace)
         self.is_torch = facts.namespace.startswith("pytorch/")
@@ -601,7 +624,7 @@ class _Op:
         """Begin a new account."""
         if self.facts.calls or self.facts.unfinished:
             self.closed[key], self.samples = (self.facts, self.samples), Samples()
-            self.facts = replace(self.facts, **_EMPTY)
+            self.facts = self.facts.emptied()
 
     def summary(self, keys: Sequence[int]) -> TimedOp:
         """Return a copy of the account, with those that were closed under these keys."""
@@ -685,10 +708,3 @@ _PLAIN = [first + place for first in (5, 20, 50, 200, 500, 2000, 5000) for place
 #: The steps after these, in which tools analyse operators again; left out like the warm-up.
 _AGAIN = frozenset(number + 1 for place, number in enumerate(_PLAIN) if place % 4 == 3)
 _MEASURED = frozenset(number for place, number in enumerate(_PLAIN) if place % 4 > 1)
-#: Figures of an account without executions, in which `first` stays.
-_EMPTY: dict[str, Any] = {
-    item.name: 0
-    for item in fields(TimedOp)
-    if item.name in ("calls", "unfinished", "total", "self", "shortest", "longest")
-    or item.name.startswith("device_")
-}

@@ -11,11 +11,13 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from amanda_core.interface.facts import Storage
 
 __all__ = ["Ledger"]
+
+K = TypeVar("K")
 
 
 @dataclass(slots=True)
@@ -29,8 +31,9 @@ class _Entry:
 class _Holder(weakref.ref[Any]):
     """A weak reference to what holds a buffer: one object, as there is one for each tensor."""
 
-    __slots__ = ("dead", "key", "number")
+    __slots__ = ("dead", "entry", "key", "number")
     dead: deque[tuple[int, int]]
+    entry: _Entry
     key: object
     number: int
 
@@ -62,9 +65,9 @@ class Ledger:
         self._entries: dict[object, _Entry] = {}
         self._holders: dict[int, _Holder] = {}
         self._dead: deque[tuple[int, int]] = deque()
-        self._at_peak: dict[int | None, int] = {}
-        self._kinds_at_peak: dict[str, int] = {}
-        self._peak_is_new = False
+        #: What has changed since the peak: owner or kind -> the bytes that were live at the peak.
+        self._owners_since: dict[int | None, int] = {}
+        self._kinds_since: dict[str, int] = {}
 
     def meet(self, buffer: Storage, owner: int | None, now: int, kind: str = "") -> int:
         """Record a buffer, and its owner if it is new.
@@ -76,26 +79,39 @@ class Ledger:
         """
         if self._dead:
             self.settle()
-        entry = self._entries.get(buffer.key)
+        key, size, held = buffer
+        known = self._holders.get(id(held))
+        if known is not None and known.key == key:
+            met = known.entry
+            unnamed = kind and not met.kind and owner is None and met.owner is None
+            if met.size == size and not unnamed:
+                return 0
+        entry = self._entries.get(key)
         new = entry is None
         if entry is None:
-            entry = self._entries[buffer.key] = _Entry(owner, 0, kind)
+            entry = self._entries[key] = _Entry(owner, 0, kind)
         elif owner is None and entry.owner is None and kind and not entry.kind:
-            self.by_kind[""] -= entry.size
-            self.by_kind[kind] += entry.size
+            _count(self.by_kind, "", -entry.size, self._kinds_since, at_peak=True)
+            _count(self.by_kind, kind, entry.size, self._kinds_since, at_peak=True)
             entry.kind = kind
-        known = self._holders.get(id(buffer.holder))
-        if known is None or known.key != buffer.key:
-            self._hold(buffer, entry, now)
-        more = buffer.nbytes - entry.size
+        if known is None or known.key != key:
+            entry.holders += 1
+            self._holders[id(held)] = holder = _Holder(held, _died)
+            holder.number, holder.key, holder.entry = id(held), key, entry
+            holder.dead = self._dead
+            if known is not None:
+                # A storage that was resized has a new address.
+                self._release(known, now)
+        more = size - entry.size
         if not more:
             return 0
-        if more < 0:
-            self._before_less()
-        entry.size = buffer.nbytes
-        self._add(entry, more)
+        entry.size = size
+        # A buffer that existed before was live at the peak, even if it is met only now.
+        self._add(entry, more, at_peak=new and owner is None)
         if self.live > self.peak:
-            self.peak, self.peak_owner, self._peak_is_new = self.live, owner, True
+            self.peak, self.peak_owner = self.live, owner
+            self._owners_since.clear()
+            self._kinds_since.clear()
         self.changed(now, entry.owner, more)
         # Growth of a buffer that existed before was caused by the operator that wrote it.
         return more if new or more > 0 else 0
@@ -110,52 +126,49 @@ class Ledger:
         """Remove the buffers that have died."""
         while self._dead:
             holder, when = self._dead.popleft()
-            self._release(self._holders.pop(holder).key, when)
+            self._release(self._holders.pop(holder), when)
 
     @property
     def at_peak(self) -> dict[int | None, int]:
         """Return the live bytes of each owner at the peak."""
-        self._before_less()
-        return self._at_peak
+        return _nonzero({**self.by_owner, **self._owners_since})
 
     @property
     def kinds_at_peak(self) -> dict[str, int]:
         """Return the live bytes of each kind at the peak."""
-        self._before_less()
-        return self._kinds_at_peak
+        return _nonzero({**self.by_kind, **self._kinds_since})
 
-    def _hold(self, buffer: Storage, entry: _Entry, now: int) -> None:
-        number = id(buffer.holder)
-        known = self._holders.get(number)
-        entry.holders += 1
-        self._holders[number] = holder = _Holder(buffer.holder, _died)
-        holder.number, holder.key, holder.dead = number, buffer.key, self._dead
-        if known is not None:
-            # A storage that was resized has a new address.
-            self._release(known.key, now)
-
-    def _release(self, key: object, when: int) -> None:
-        entry = self._entries[key]
+    def _release(self, holder: _Holder, when: int) -> None:
+        entry = holder.entry
         entry.holders -= 1
         if not entry.holders:
-            self._before_less()
-            del self._entries[key]
+            del self._entries[holder.key]
             self._add(entry, -entry.size)
             self.changed(when, entry.owner, -entry.size)
 
-    def _add(self, entry: _Entry, size: int) -> None:
+    def _add(self, entry: _Entry, size: int, at_peak: bool = False) -> None:
         owner = entry.owner
-        self.by_owner[owner] += size
-        self.by_kind[entry.kind] += size
+        _count(self.by_owner, owner, size, self._owners_since, at_peak)
+        _count(self.by_kind, entry.kind, size, self._kinds_since, at_peak)
         if owner is None:
             self.given += size
             self.given_peak = max(self.given_peak, self.given)
         else:
             self.live += size
 
-    def _before_less(self) -> None:
-        # Copy once for each peak, not at each birth on the way to it.
-        if self._peak_is_new:
-            self._at_peak = {owner: size for owner, size in self.by_owner.items() if size}
-            self._kinds_at_peak = {kind: size for kind, size in self.by_kind.items() if size}
-            self._peak_is_new = False
+
+def _count(
+    sizes: Counter[K], of: K, size: int, since_peak: dict[K, int], at_peak: bool = False
+) -> None:
+    """Add to a size; `at_peak` says whether it was so at the peak, too."""
+    before = sizes.get(of, 0)
+    if of in since_peak:
+        if at_peak:
+            since_peak[of] += size
+    elif not at_peak:
+        since_peak[of] = before
+    sizes[of] = before + size
+
+
+def _nonzero(sizes: dict[K, int]) -> dict[K, int]:
+    return {owner: size for owner, size in sizes.items() if size}

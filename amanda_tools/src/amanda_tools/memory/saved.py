@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 from typing import Any
 
 __all__ = ["next_sequence_number", "saved_tensors"]
@@ -11,10 +11,7 @@ __all__ = ["next_sequence_number", "saved_tensors"]
 
 def next_sequence_number() -> int:
     """Return the sequence number of PyTorch's next autograd node."""
-    import torch
-
-    found: int = torch._C._autograd._get_sequence_nr()
-    return found
+    return _autograd()[0]()
 
 
 def saved_tensors(outputs: Any, start: int) -> list[Any]:
@@ -27,12 +24,12 @@ def saved_tensors(outputs: Any, start: int) -> list[Any]:
         outputs: Outputs of the operator.
         start: The value of `next_sequence_number` before it ran.
     """
-    import torch
-
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    sequence_number, hooks, tensor_type = _autograd()
+    made = sequence_number() - start
+    if hooks(True) is not None:
         return []
     found: list[Any] = []
-    nodes = [_node(tensor) for tensor in _tensors(outputs, torch.Tensor)]
+    nodes = [_node(tensor) for tensor in _tensors(outputs, tensor_type)]
     seen: set[Any] = {None}
     while nodes:
         node = nodes.pop()
@@ -40,10 +37,12 @@ def saved_tensors(outputs: Any, start: int) -> list[Any]:
             continue
         kind: Any = type(node)
         names = _names(kind)
-        if names is None or node._sequence_nr() < start:
+        if names is None or (number := node._sequence_nr()) < start:
             continue
         seen.add(node)
-        nodes += (following for following, _ in node.next_functions)
+        # A single node has none of the operator's own after it.
+        if made != 1 or number != start:
+            nodes += (following for following, _ in node.next_functions)
         for name in tuple(names):
             try:
                 value = getattr(node, name)
@@ -66,6 +65,14 @@ def _names(kind: Any) -> list[str] | None:
     if kind.__name__.endswith("AccumulateGrad"):
         return None
     return [name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors"]
+
+
+@cache
+def _autograd() -> tuple[Callable[[], int], Callable[[bool], Any], type]:
+    import torch
+
+    autograd = torch._C._autograd
+    return autograd._get_sequence_nr, autograd._top_saved_tensors_default_hooks, torch.Tensor
 
 
 def _node(tensor: Any) -> Any:

@@ -6,14 +6,14 @@ live buffers, and `result` has the result.
 
 from __future__ import annotations
 
-import time
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from time import perf_counter_ns as now
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.interface.facts import Facts, NotReadableError, Storage
+from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_core.runtime.weak import Known
 from amanda_tools.kit.operators.entries import leaf_of
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
@@ -112,7 +112,8 @@ class Memory(OperatorTool["_Op"]):
 
     def take(self, *inputs: Any, op: _Op) -> None:
         """Record the buffers that exist before an operator runs."""
-        with self._clock, self._lock:
+        start = now()
+        with self._lock:
             if op.weights:
                 self._meet(op, [v for p, v in enumerate(inputs) if p not in op.weights], None)
                 inputs = tuple(v for p, v in enumerate(inputs) if p in op.weights)
@@ -121,37 +122,44 @@ class Memory(OperatorTool["_Op"]):
             self._meet(op, inputs, None, "weights" if op.weights else "")
             if op.is_torch:
                 op.sequence = next_sequence_number()
+        self._clock.add(start, now())
 
     def give(self, *outputs: Any, op: _Op) -> None:
         """Record the outputs of an operator, and what autograd saves for its backward."""
-        with self._clock, self._lock:
-            if not op.is_eager:
+        start = now()
+        with self._lock:
+            if op.is_eager:
+                self._ledger.settle()
+                # Reading a variable returns its buffer without allocating one.
+                owner = None if op.facts.type in _VIEWS_OF_VARIABLES else op
+                self._meet(op, outputs, owner)
+                if op.is_torch:
+                    self._meet(op, saved_tensors(outputs, op.sequence), op)
+                self._count(op)
+            else:
                 self._count_outputs(op, outputs)
-                return
-            self._ledger.settle()
-            # Reading a variable returns its buffer without allocating one.
-            owner = None if op.facts.type in _VIEWS_OF_VARIABLES else op
-            self._meet(op, outputs, owner)
-            if op.is_torch:
-                self._meet(op, saved_tensors(outputs, op.sequence), op)
-            self._count(op)
+        self._clock.add(start, now())
 
     def arrive(self, *gradients: Any, op: _Op) -> None:
         """Record gradients that were created between operators, such as sums."""
-        with self._clock, self._lock:
+        start = now()
+        with self._lock:
             self._meet(op, gradients, op)
+        self._clock.add(start, now())
 
     def give_gradients(self, *gradients: Any, op: _Op) -> None:
         """Record the outputs of a backward operator."""
-        with self._clock, self._lock:
-            if not op.is_eager:
+        start = now()
+        with self._lock:
+            if op.is_eager:
+                self._meet(op, gradients, op)
+                leaf = None if op.leaf is None else self._leaves.value(op.leaf)
+                if leaf is not None:
+                    self._meet(op, [leaf.grad], op)
+                self._count(op)
+            else:
                 self._count_outputs(op, gradients)
-                return
-            self._meet(op, gradients, op)
-            leaf = None if op.leaf is None else self._leaves.value(op.leaf)
-            if leaf is not None:
-                self._meet(op, [leaf.grad], op)
-            self._count(op)
+        self._clock.add(start, now())
 
     def begin_step(self, number: int) -> None:
         """Record the start of a step."""
@@ -239,25 +247,40 @@ class Memory(OperatorTool["_Op"]):
         number = None
         if owner is not None:
             number, kind = owner.number, owner.kind
-        meet, now = self._ledger.meet, time.perf_counter_ns()
+        meet, is_tensor, storage_of = self._ledger.meet, op.tensors.is_tensor, op.tensors.storage
+        when = 0
         try:
-            for storage in op.storages(values):
-                more = meet(storage, number, now, kind)
+            for value in values:
+                if not is_tensor(value):
+                    if isinstance(value, (list, tuple)):
+                        self._meet(op, value, owner, kind)
+                    continue
+                storage = storage_of(value)
+                if storage is None:
+                    continue
+                when = when or now()
+                more = meet(storage, number, when, kind)
                 if more and owner is not None:
-                    owner.facts.allocated += more
-                    owner.facts.buffers += 1
-                    if owner.facts.zone == _BUILDING:
-                        self._building += more
-                    elif self._steps:
-                        step = self._steps[-1]
-                        step.allocated += more
-                        step.peak = max(step.peak, self._ledger.live)
+                    self._allocate(owner.facts, more)
         except NotReadableError as problem:
             self._notes.setdefault(f"not counted: {problem}")
 
+    def _allocate(self, facts: AllocatingOp, size: int) -> None:
+        facts.allocated += size
+        facts.buffers += 1
+        if facts.zone == _BUILDING:
+            self._building += size
+        elif self._steps:
+            step, live = self._steps[-1], self._ledger.live
+            step.allocated += size
+            if live > step.peak:
+                step.peak = live
+
     def _count(self, op: _Op) -> None:
-        op.facts.calls += 1
-        op.facts.live_after = max(op.facts.live_after, self._ledger.live)
+        facts, live = op.facts, self._ledger.live
+        facts.calls += 1
+        if live > facts.live_after:
+            facts.live_after = live
 
     def _count_outputs(self, op: _Op, values: Sequence[Any]) -> None:
         op.facts.calls += 1
@@ -298,20 +321,6 @@ class _Op:
         """Its module, or the part of the program in which it is, for the timeline."""
         zone = "building" if self.facts.zone == _BUILDING else self.facts.zone
         return self.facts.module or f"({'no module' if zone == 'model' else zone})"
-
-    def storages(self, values: Sequence[Any]) -> Iterator[Storage]:
-        """Yield the storages of the tensors among these values.
-
-        Raises:
-            NotReadableError: The driver does not know the storage.
-        """
-        for value in values:
-            if self.tensors.is_tensor(value):
-                storage = self.tensors.storage(value)
-                if storage is not None:
-                    yield storage
-            elif isinstance(value, (list, tuple)):
-                yield from self.storages(value)
 
 
 def _first_of(names: list[str]) -> str:

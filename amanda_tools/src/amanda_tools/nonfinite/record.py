@@ -41,6 +41,8 @@ class Op:
         self.of = of
         self.names = context.input_names if not of else ()
         self.allowed = False
+        #: Whether its input is the gradient of a parameter, which has been reduced.
+        self.is_reduction = False
         #: Of a backward operator, the forward operator, whose values it may have saved.
         self.forward: Op | None = None
         #: Bits of the values that it read or returned in this step, which its backward passes on.

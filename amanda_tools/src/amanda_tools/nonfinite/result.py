@@ -26,7 +26,7 @@ from amanda_tools.nonfinite.norms import Norms
 __all__ = ["Fault", "Looked", "NonFiniteResult", "Origin"]
 
 #: Origin of a value that is not finite.
-Origin = Literal["operator", "gradient", "parameter", "data", "constant"]
+Origin = Literal["operator", "gradient", "reduction", "parameter", "data", "constant"]
 
 
 @dataclass
@@ -64,8 +64,10 @@ class Fault(OpFacts):
 
     Attributes:
         origin: ``operator``: its inputs were finite, its outputs are not. ``gradient``: the same
-            for one of its backward operators. ``parameter``, ``data``, ``constant``: it was the
-            first to read a parameter, a tensor of the program, or a number that was not finite.
+            for one of its backward operators. ``reduction``: a gradient was not finite after its
+            reduction over processes, and none was before in this process in that step.
+            ``parameter``, ``data``, ``constant``: it was the first to read a parameter, a tensor of
+            the program, or a number that was not finite.
         kind: ``nan`` or ``inf``.
         what: Name of the backward operator, or of the input that was not finite; otherwise empty.
         step: Step in which it first happened.
@@ -91,6 +93,8 @@ class Fault(OpFacts):
             "operator": f"The result of {place} has {self.kind}, its inputs had none",
             "gradient": f"The gradient of {place}, by {self.what}, has {self.kind}, what arrived "
             "there had none",
+            "reduction": f"The gradient of parameter {self.what!r} has {self.kind} after its "
+            "reduction, and no operator of this process has returned one: it is of another process",
         }.get(self.origin, f"The {self.origin} {self.what!r} of {place} has {self.kind}")
         lines = [f"{text}; step {self.step}"]
         lines += [f"  output {tensor}" for tensor in self.outputs]

@@ -140,10 +140,13 @@ class NonFinite(OperatorTool[Op]):
         self._looks = True
         #: The last step in which a forward operator had a fault.
         self._faulted = -1
+        #: The last step in which a gradient was not finite.
+        self._spoiled = -1
         #: Whether there was a NaN earlier in this step.
         self._seen = False
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_step(self.begin, self.end)
+        self._is_backward = backward
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
 
@@ -157,6 +160,10 @@ class NonFinite(OperatorTool[Op]):
             self._notes.setdefault(
                 f"on {context.namespace} checks run in any order: the first fault of a step is the "
                 "first that was found, not the first of the program"
+            )
+        if self._is_backward and not context.supports("gradients"):
+            self._notes.setdefault(
+                f"gradients are not checked on {context.namespace}, which does not show them"
             )
         if context["type"] in REARRANGING:
             return  # These operators only move values.
@@ -177,6 +184,7 @@ class NonFinite(OperatorTool[Op]):
         op = Op(context, self._running, of=context.op_type)
         self._live.add(op)
         holder = context if context.forward is None else context.forward
+        op.is_reduction = context["backward_type"] == "reduce_grad"
         op.forward = self._forward.get(key_of(holder))
         op.allowed = any(test(holder) for test in self._allowed)
         context.insert_before_backward_op(self.enter, observe=True, op=op)
@@ -354,6 +362,8 @@ class NonFinite(OperatorTool[Op]):
         """Decide which operator or input to report for non-finite outputs."""
         op = execution.op
         before, after = union(execution.inputs), union(execution.outputs)
+        spoiled = self._spoiled == execution.step
+        self._spoiled = execution.step if op.of else self._spoiled
         seen, self._seen = self._seen, self._seen or bool((before | after) & NAN)
         if not op.of:
             # Infinities are usually masks, unless one has been reported in this step.
@@ -361,6 +371,9 @@ class NonFinite(OperatorTool[Op]):
             op.spoiled |= (before | after) & counts
         if op.allowed:
             self._result.allowed += 1
+            return
+        if op.is_reduction and not spoiled:
+            self._fault(execution, "reduction", after, op.facts.name.rpartition(":")[0], raises)
             return
         # In steps after a fault, parameters are non-finite because of it.
         sound = not any(fault.step < execution.step for fault in self._faults.values())

@@ -7,7 +7,7 @@ and `scores` makes masks. The routine only multiplies, which all tensors can. A 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -89,6 +89,10 @@ class Pruning(WeightTool):
         #: Weight or operator -> its last mask, while masks are made again.
         self.earlier: dict[str, Any] = {}
         self.arrays["earlier"] = self.earlier
+        #: Owner -> where compiled programs read the weight, which have its mask as a constant.
+        self._woven: dict[str, tuple[OpContext, Weight, int | tuple[int, int]]] = {}
+        #: Owners of the weights that are pruned elsewhere, too.
+        self._not_woven: set[str] = set()
         self._macs = MacCount()
         self._clock = Clock()
         self.depends_on(self._copies, Watch(self.masks), rules())
@@ -97,17 +101,43 @@ class Pruning(WeightTool):
         self.add_inst_for_op(lambda op: count(op, self._rows), require_outputs=True)
 
     def renew(self) -> None:
-        """Make all masks again, in the next execution. `earlier` has the present ones."""
+        """Make all masks again, in the next execution. `earlier` has the present ones.
+
+        Those that only compiled programs have are made at once, and changed in place, so that
+        nothing is compiled again.
+        """
         kept = zip(self.masks, self.masks.saved().values(), strict=True)
         self.earlier.update({owner: self.array(owner, mask) != 0 for owner, mask in kept})
         self.earlier.update(self.by_op)
+        if self._renew_in_place():
+            return
         self.masks.load({})
         self.by_op.clear()
+        self._woven.clear()
+        self._not_woven.clear()
         self.invalidate()
+
+    def _renew_in_place(self) -> bool:
+        """Change the masks of compiled programs; return False if there are others."""
+        owners = set(self.masks)
+        if self.by_op or not owners or not owners <= self._woven.keys() - self._not_woven:
+            return False
+        new = []
+        for owner in owners:
+            context, weight, place = self._woven[owner]
+            facts, mask = facts_of(context), self.masks.get(weight, _unknown)
+            parameter = weight.parameter
+            if parameter is None or facts.placement(mask) or facts.version(mask) is None:
+                return False
+            new.append((facts, mask, self._mask_of(context, weight, place)(parameter)))
+        for facts, mask, values in new:
+            facts.update(mask, _replacing(values))
+        return True
 
     def forget(self, owner: str) -> None:
         """Drop what masks are made of, since the parameter has died."""
         self.earlier.pop(owner, None)
+        self._woven.pop(owner, None)
 
     # The rule.
 
@@ -130,6 +160,10 @@ class Pruning(WeightTool):
             key: Identifies the weight.
         """
         raise NotImplementedError
+
+    def without_mask(self) -> Collection[str]:
+        """Return the owners of weights that were read and never had a mask."""
+        return ()
 
     def insert(
         self, context: OpContext, position: int, weights: Mapping[int | None, Weight]
@@ -226,11 +260,17 @@ class Pruning(WeightTool):
         weights: Mapping[int | None, Weight],
         varies: bool,
     ) -> None:
-        if KEEPS not in context or (self.is_exported and not varies):
+        compiled = context.namespace.endswith("/compiled")
+        if compiled and not varies and None in weights:
+            self._woven[weights[None].owner] = context, weights[None], position
+        else:
+            self._not_woven.update(weight.owner for weight in weights.values())
+        if KEEPS not in context or ((compiled or self.is_exported) and not varies):
             # The masks are constants and may be in a graph.
             part = context.get(PART, lambda mask, weight: mask)
             masks = {i: part(self.masks.get(one, _unknown), one) for i, one in weights.items()}
-            routine, mask = (multiply, masks[None]) if None in masks else (multiply_items, masks)
+            whole = torch_multiply if KEEPS in context else multiply
+            routine, mask = (whole, masks[None]) if None in masks else (multiply_items, masks)
             context.insert_before_op(routine, inputs=[position], mask=mask)
             return
         context.insert_before_op(
@@ -378,6 +418,11 @@ class Pruning(WeightTool):
             self._note(f"{context.name} is not pruned: {error}")
             return
         self._rows[key] = row
+        if context.weights.supported and not context.module_path:
+            self._note(
+                f"on {context.namespace} weights outside of modules are not known by name: a mask "
+                "belongs to an operator, and all iterations of a loop share it"
+            )
         self._macs.expect(context, {key: 1.0})
         context.insert_before_op(multiply, inputs=[position], mask=mask)
         if self.gradients and self.sees_gradients(context, "not masked"):
@@ -404,11 +449,16 @@ class Pruning(WeightTool):
     def baked(self, weight: Weight) -> Edit | None:
         """Return the multiplication by the mask."""
         mask = dict(zip(self.masks, self.masks.saved().values(), strict=True)).get(weight.owner)
-        return None if mask is None else lambda values: values * mask
+        if mask is None:
+            return None
+        _, facts = self._met[weight.owner]
+        return lambda values: values * facts.whole(mask)
 
     def result(self) -> PruneResult:
         """Return which weights are pruned so far."""
         coverage = self._coverage
+        for owner in self.without_mask():
+            coverage.add_unchanged(owner, "gone when its mask was to be made")
         weights = [
             row if row.read else replace(row, read=coverage.read(owner))
             for owner, row in self._rows.items()
@@ -431,6 +481,10 @@ class Pruning(WeightTool):
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
+
+
+def _replacing(values: Any) -> Callable[[Any], Any]:
+    return lambda _: values
 
 
 def _unknown(parameter: Any) -> Any:

@@ -6,7 +6,7 @@ several weights or gradients, after an execution that shows them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, get_args
 
 from amanda_core import OpContext
@@ -72,7 +72,11 @@ class ScoredPruning(Pruning):
         self._seen: dict[str, tuple[Any, Order, tuple[int, ...]]] = {}
         self._gradients: dict[str, Any] = {}
         self._ready: dict[str, Any] = {}
+        #: Owners of weights that died before they had a mask.
+        self._lost: set[str] = set()
         self._unsettled = False
+        #: Where the last weight was analysed.
+        self._namespace = ""
         #: Root -> the processes whose gradients decide.
         self._groups: dict[str, Group] = {}
         #: The outermost modules that were called.
@@ -112,6 +116,7 @@ class ScoredPruning(Pruning):
         import numpy as np
 
         array = array_of(context, tensor)
+        self._namespace = context.namespace
         if self.waits:
             ready = self._ready.get(key)
             kept = np.ones(array.shape, bool) if ready is None else ready
@@ -128,6 +133,10 @@ class ScoredPruning(Pruning):
         self._seen.pop(owner, None)
         self._ready.pop(owner, None)
         self._gradients.pop(owner, None)
+
+    def without_mask(self) -> Collection[str]:
+        """Return the owners of weights that died first, and of what the program made after them."""
+        return self._lost | (self._seen.keys() - self._ready.keys() if self._lost else set())
 
     def _refused(self, context: OpContext, weight: Weight) -> str:
         if self.score != "magnitude" and not self.sees_gradients(context, "not known"):
@@ -226,13 +235,20 @@ class ScoredPruning(Pruning):
             return
         self._unsettled = False
         for owner in [key for key, one in self._weights.items() if one.parameter is None]:
+            if owner in self._seen and owner not in self._ready:
+                self._lost.add(owner)
             self.forget(owner)
         with self._clock:
             self._agree()
             orders = {key: order for key, (_, order, _) in self._seen.items()}
             scores = {key: self._scores(key) for key in self._seen}
             known = {key: values for key, values in scores.items() if values is not None}
-            for key, kept in self.decide(known, orders).items():
+            if not known:
+                self._note(
+                    f"not supported on {self._namespace}: the weights are gone when masks are "
+                    "made, since the program makes them at each call"
+                )
+            for key, kept in (self.decide(known, orders) if known else {}).items():
                 self._ready[key] = orders[key].restore(kept, self._seen[key][2]).copy()
         self.renew()
 

@@ -50,6 +50,8 @@ class Activation:
         made: The arguments of `fake_quantize`, made from the grid when first needed.
         copied: Whether it is a copy of a weight.
         group: The processes whose values decide.
+        ops: Ids of the operators of this name and role that ran.
+        exported: Ids of those in a program that is exported.
     """
 
     op: str
@@ -62,6 +64,8 @@ class Activation:
     made: dict[str, Any] | None = None
     copied: bool = False
     group: Group = ALONE
+    ops: set[int] = field(default_factory=set)
+    exported: set[int] = field(default_factory=set)
 
     @property
     def key(self) -> str:
@@ -100,15 +104,38 @@ class Activations:
         self.groups: dict[str, Group] = {}
         self.frozen = False
 
-    def get(self, context: OpContext, operand: Operand) -> Activation:
-        """Return what is known of an operand."""
+    def get(self, context: OpContext, operand: Operand, exported: bool = False) -> Activation:
+        """Return what is known of an operand.
+
+        Args:
+            context: The operator's context.
+            operand: The operand.
+            exported: Whether it is that of a program.
+
+        Raises:
+            ToolError: Its range is not known, since operators of a program share its name.
+        """
         key = f"{context.name}/{operand.role}"
         one = self._known.get(key)
         if one is None:
             one = self._known[key] = Activation(context.name, operand.role, context.source)
         one.source, one.copied = context.source, operand.copied
         one.group = self.groups.get(context.weights.root, ALONE)
+        (one.exported if exported else one.ops).add(context.get_op_id())
+        # They share a range. A running mean depends on their order besides.
+        allowed = len(one.ops) if one.mean is None else 1
+        if one.ops and len(one.exported) > allowed:
+            raise ToolError(
+                f"Several operators are called {context.name}, so the range of each is not known",
+                where=context.where,
+                fix="Give them names of their own, as a layer or a scope of names does",
+            )
         return one
+
+    def begin_export(self) -> None:
+        """Forget the operators of an earlier program."""
+        for one in self._known.values():
+            one.exported.clear()
 
     def insert(
         self, context: OpContext, facts: Facts, operand: Operand, exported: bool = False
@@ -124,7 +151,7 @@ class Activations:
         form = self._options.format_of(operand.copied)
         if form is None:
             return
-        one, positions = self.get(context, operand), [operand.position]
+        one, positions = self.get(context, operand, exported), [operand.position]
         if exported:
             self._insert_final(context, facts, operand, one)
         elif self._options.learns:
@@ -308,7 +335,9 @@ class Activations:
     def _grid_of(self, one: Activation) -> Grid:
         form, options = self._options.format_of(one.copied), self._options
         assert form is not None
-        return one.histogram.grid(form, options.observer, options.percentile, options.symmetric)
+        return one.histogram.grid(
+            form, options.observer, options.percentile, bool(options.symmetric)
+        )
 
     def _shown(self, one: Activation, form: Format) -> QuantizedActivation:
         grid = self._grid_of(one) if self._decided(one) else None

@@ -29,6 +29,7 @@ def fake_quantize(
     limits: tuple[float, float],
     float8: str,
     offset: Any = None,
+    blocks: tuple[int, ...] = (),
 ) -> Any:
     """Return the value that a quantized number in place of each element would have.
 
@@ -43,10 +44,16 @@ def fake_quantize(
         limits: The smallest and the largest number.
         float8: The type of the numbers if they are not integers.
         offset: What is subtracted from a value before, and added again; None for nothing.
+        blocks: The shape of the value in which the scale broadcasts to it; empty if it is its own.
     """
     if not is_real(facts, value):
         return value
     arithmetic, dtype = arithmetic_of(facts, value), facts.dtype(value)
+    if blocks:
+        made = {"facts": facts, "scale": scale, "inverse": inverse, "zero": zero}
+        parts, shape = arithmetic.reshape(value, blocks), [n or 0 for n in facts.shape(value) or ()]
+        new = fake_quantize(parts, limits=limits, float8=float8, **made)
+        return arithmetic.reshape(new, shape)
     numbers = widened(facts, value)
     if offset is not None:
         new = arithmetic.quantized(numbers - offset, scale, inverse, zero, limits) + offset
@@ -117,4 +124,5 @@ def constants(facts: Facts, grid: Grid, like: Any) -> dict[str, Any]:
         "zero": number(grid.zero) if grid.zero.any() else None,
         "limits": (grid.lowest, grid.highest),
         "float8": grid.float8,
+        **({"blocks": grid.blocks} if grid.blocks else {}),
     }

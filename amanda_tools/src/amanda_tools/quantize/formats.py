@@ -65,11 +65,14 @@ class Grid:
     """The values that quantized numbers can have: ``(n - zero) * scale``.
 
     Attributes:
-        scale: The distance of neighbours, a float32 array that broadcasts to the values.
+        scale: The distance of neighbours, a float32 array that broadcasts to the values, or to
+            their blocks.
         zero: The number of the value 0, an array of the same shape.
         lowest: The smallest number.
         highest: The largest number.
         float8: The type of the numbers if they are not integers.
+        blocks: The shape in which the values have an axis of groups, and one in each group; empty
+            if there are no groups.
     """
 
     scale: Any
@@ -77,6 +80,7 @@ class Grid:
     lowest: float
     highest: float
     float8: str = ""
+    blocks: tuple[int, ...] = ()
 
 
 def symmetric(form: Format, largest: Any) -> Grid:
@@ -88,15 +92,16 @@ def symmetric(form: Format, largest: Any) -> Grid:
     return Grid(scale, numpy.zeros_like(scale), -form.highest, form.highest, form.float8)
 
 
-def affine(form: Format, low: float, high: float) -> Grid:
+def affine(form: Format, low: Any, high: Any) -> Grid:
     """Return the unsigned grid over a range, which is extended to contain 0; of floats the
-    symmetric one.
+    symmetric one. The ends are numbers or arrays.
     """
     import numpy
 
     if form.float8:
-        return symmetric(form, max(abs(low), abs(high)))
-    least, most = numpy.float32(min(low, 0.0)), numpy.float32(max(high, 0.0))
+        return symmetric(form, numpy.maximum(abs(low), abs(high)))
+    least = numpy.minimum(low, 0.0).astype(numpy.float32)
+    most = numpy.maximum(high, 0.0).astype(numpy.float32)
     last = 2.0**form.bits - 1
     scale = numpy.maximum((most - least) / numpy.float32(last), numpy.float32(EPSILON))
     zero = numpy.clip(-numpy.round(least / scale), 0, last)

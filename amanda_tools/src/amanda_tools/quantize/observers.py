@@ -31,19 +31,28 @@ def quantized(values: Any, grid: Grid) -> Any:
 
 
 def weight_grid(
-    values: Any, axes: Sequence[int], form: Format, observer: str, percentile: float
+    values: Any,
+    axes: Sequence[int],
+    form: Format,
+    observer: str,
+    percentile: float,
+    has_zero: bool = False,
 ) -> Grid:
-    """Return the symmetric grid of a weight.
+    """Return the grid of a weight.
 
     Args:
         values: The weight as an array.
         axes: The axes whose elements share a scale; the scale has size 1 there.
         form: The number format.
         observer: One of `OBSERVERS`.
-        percentile: How many of 100 magnitudes lie in the range, for the observer of that name.
+        percentile: How many of 100 magnitudes lie in the range, for the observer of that name; of a
+            grid with a zero point, how many of 100 values.
+        has_zero: Whether it has a zero point, and is not symmetric.
     """
     import numpy
 
+    if has_zero and not form.float8:
+        return _affine_grid(values, tuple(axes), form, observer, percentile)
     magnitudes = numpy.abs(values.astype(numpy.float32))
     magnitudes = numpy.where(numpy.isfinite(magnitudes), magnitudes, numpy.float32(0))
     axes = tuple(axes)
@@ -62,6 +71,30 @@ def weight_grid(
             )
         largest = best
     return symmetric(form, largest)
+
+
+def _affine_grid(
+    values: Any, axes: tuple[int, ...], form: Format, observer: str, percentile: float
+) -> Grid:
+    import numpy
+
+    known = values.astype(numpy.float32)
+    known = numpy.where(numpy.isfinite(known), known, numpy.float32(0))
+    low = known.min(axis=axes, keepdims=True, initial=0.0)
+    high = known.max(axis=axes, keepdims=True, initial=0.0)
+    if observer == "percentile" and known.size:
+        outside = (100 - percentile) / 2
+        low, high = numpy.percentile(known, (outside, 100 - outside), axis=axes, keepdims=True)
+    if observer != "mse":
+        return affine(form, low, high)
+    best, least = numpy.ones(low.shape, numpy.float32), numpy.full(low.shape, numpy.inf)
+    for tried in range(1, _TRIED + 1):
+        share = numpy.float32(tried / _TRIED)
+        error = quantized(known, affine(form, low * share, high * share)) - known
+        squared = (error.astype(numpy.float64) ** 2).sum(axis=axes, keepdims=True)
+        best = numpy.where(squared <= least, share, best)
+        least = numpy.minimum(squared, least)
+    return affine(form, low * best, high * best)
 
 
 class Histogram:

@@ -33,10 +33,16 @@ class Options:
     per_token: bool
     observer: str
     percentile: float
-    symmetric: bool
+    symmetric: bool | None
     calibration: int
     ema: float
+    group: int = 0
     mixed: Mapping[str, Format] = field(default_factory=dict)
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether grids of weights have zero points."""
+        return self.symmetric is False
 
     @property
     def learns(self) -> bool:
@@ -55,6 +61,13 @@ class Options:
         """Return what a resumed tool must have as well; a calibration may be continued."""
         found = asdict(self)
         del found["calibration"], found["weights"], found["activations"], found["mixed"]
+        # What an earlier version did not have is there only if it is used.
+        found["symmetric"] = bool(self.symmetric)
+        del found["group"]
+        if self.has_zeros:
+            found["has_zeros"] = True
+        if self.group:
+            found["group"] = self.group
         if self.mixed:
             found["mixed"] = {owner: form.name for owner, form in self.mixed.items()}
         return {**found, "formats": [f and f.name for f in (self.weights, self.activations)]}
@@ -88,11 +101,24 @@ def checked(
         raise ValueError("calibration is from 0, ema from 0 to 1, percentile from 0 to 100")
     if (rest["per_token"] or rest["ema"]) and method != "dynamic":
         raise ValueError("per_token and ema are for the method dynamic")
+    if method != "static" and (rest["group"] or rest["symmetric"] is False):
+        raise ValueError(f"group and symmetric=False are for the method static, not for {method}")
+    if rest["group"] < 0:
+        raise ValueError(f"group is a positive number of neighbours, or 0, not {rest['group']}")
+    if rest["group"] and per == "tensor":
+        raise ValueError("group divides channels: leave out per=tensor, or the group")
+    if rest["symmetric"] and method == "lsq+":
+        raise ValueError("lsq+ learns an offset of activations; use lsq for symmetric grids")
     if rest["per_token"] and rest["ema"]:
         raise ValueError("per_token and ema do not go together: rows have no running mean")
     formats = format_named(weights), format_named(activations)
     if method in RULES_OF_STEPS and any(form is not None and form.float8 for form in formats):
         raise ValueError(f"{method} learns steps of integers, not of {weights}, {activations}")
+    if rest["group"] and formats[0] is None:
+        raise ValueError("group is for weights, which weights=none leaves out")
+    integers = bits or any(form is not None and not form.float8 for form in formats)
+    if rest["symmetric"] is False and not integers:
+        raise ValueError("symmetric=False is for integers: grids of floats lie around 0")
     per = per or ("channel" if method == "static" else "tensor")
     if bits and formats[0] is None:
         raise ValueError("bits chooses the formats of weights, which weights=none leaves out")

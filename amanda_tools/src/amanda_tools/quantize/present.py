@@ -75,7 +75,7 @@ def insert_present(
         elif form is not None and operand.copied:
             plans.append(Plan(operand, form, axes))
         elif form is not None:
-            one = activations.get(context, operand)
+            one = activations.get(context, operand, exported)
             # Other executions may have another number of axes.
             plans.append(Plan(operand, form, (-1,) if rank and options.per_token else None, one))
     # A bias is quantized by the scales of both factors.

@@ -35,8 +35,11 @@ class QuantizedWeight:
         format: The number format.
         scales: The scales, in the order of the weight's axes; those of each execution are the first
             one's if they change.
-        scales_shape: Their shape: that of the weight, with size 1 where elements share a scale.
+        scales_shape: Their shape: along each axis of the weight the number of groups that have a
+            scale, or 1 where all elements share it.
         sqnr: Signal-to-quantization-noise ratio in dB; None if nothing is lost.
+        zeros: The numbers of the value 0, in the order of the scales; none if the grid lies around
+            0, which is then number 0.
     """
 
     name: str
@@ -47,6 +50,7 @@ class QuantizedWeight:
     scales: list[float]
     scales_shape: list[int]
     sqnr: float | None
+    zeros: list[float] = field(default_factory=list)
 
 
 @dataclass

@@ -18,7 +18,6 @@ from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_core.interface.groups import Group
 from amanda_core.weights.reads import Weight
 from amanda_tools.kit.operators.clock import Clock
-from amanda_tools.kit.output.folders import create_folder
 from amanda_tools.kit.output.rendering import format_count
 from amanda_tools.kit.tensors.arithmetic import arithmetic_of
 from amanda_tools.kit.tensors.types import is_real
@@ -31,7 +30,8 @@ from amanda_tools.kit.weights.tool import Edit, WeightTool
 from amanda_tools.kit.weights.writes import Watch
 from amanda_tools.quantize.activations import Activations
 from amanda_tools.quantize.experts import Experts
-from amanda_tools.quantize.integers import write_integers
+from amanda_tools.quantize.formats import Grid
+from amanda_tools.quantize.integers import has_integers, write_integers
 from amanda_tools.quantize.learned import can_learn
 from amanda_tools.quantize.observers import Observer
 from amanda_tools.quantize.operands import (
@@ -77,13 +77,17 @@ class Quantize(WeightTool):
         observer: Of ``static``: ``minmax`` covers all values, ``percentile`` the given share of
             them, ``mse`` the range with the least squared error.
         percentile: The share in percent.
-        symmetric: Whether grids of activations are symmetric around 0 also if ``static``.
+        symmetric: Of ``static``: whether grids are symmetric around 0. If it is left out, those of
+            weights are, and those of activations have a zero point. Grids of floats always are.
         calibration: Of ``static``: in how many runs of the program the range of an operand is
             observed before it is quantized; 0 until `freeze` is called. A run is a call of the
             outermost module, or a step; outside of both, an execution of the operator.
         ema: Of ``dynamic``: the decay of a running mean of the largest magnitudes that is used in
             place of the present one and no longer changes after `freeze`, such as 0.9999; 0 for
             none.
+        group: Of ``static``: how many neighbours of a channel of a weight share a scale, such as
+            128; 0 for all of them. Weights of products that sum over several axes, as convolutions
+            do, or over an axis that does not hold such groups, are left out.
         from_: File of a result of `sensitivity`, whose ranking `keep` and `bits` use; the option
             ``from`` on the command line.
         keep: How many of the most sensitive operators stay as they are.
@@ -111,9 +115,10 @@ class Quantize(WeightTool):
         per_token: bool = False,
         observer: Observer = "minmax",
         percentile: float = 99.99,
-        symmetric: bool = False,
+        symmetric: bool | None = None,
         calibration: int = 1,
         ema: float = 0.0,
+        group: int = 0,
         from_: str | None = None,
         keep: int | None = None,
         bits: float | None = None,
@@ -133,6 +138,7 @@ class Quantize(WeightTool):
             symmetric=symmetric,
             calibration=calibration,
             ema=ema,
+            group=group,
         )
         self.method = method
         self._coverage = WeightCoverage(self)
@@ -147,7 +153,7 @@ class Quantize(WeightTool):
             self._steps,
             self._coverage,
             self._clock,
-            lambda weight: self.claimed("scale", weight),
+            self.claimed,
         )
         self._activations = Activations(
             self._options, self._steps, Rounds(self), self._clock, self._notes
@@ -155,6 +161,8 @@ class Quantize(WeightTool):
         self._experts = Experts()
         self.grids = self._weights.grids
         self.states = {"scale": self.grids}
+        if self._options.has_zeros:
+            self.states["zero"] = self._weights.zeros
         self.depends_on(self._copies, Watch(self.grids))
         self.add_inst_for_op(self.analyse)
 
@@ -179,7 +187,7 @@ class Quantize(WeightTool):
         """Return why an array is not that of the scales of a parameter."""
         wanted = tuple(shape)
         fits = len(kept.shape) == len(wanted) and all(
-            size in (1, whole) for size, whole in zip(kept.shape, wanted, strict=True)
+            size and whole % size == 0 for size, whole in zip(kept.shape, wanted, strict=True)
         )
         return "" if fits else f"its shape {tuple(kept.shape)} is not one of scales for {wanted}"
 
@@ -226,43 +234,61 @@ class Quantize(WeightTool):
             )
         if needs and not self.frozen:
             self.freeze()
+        self._activations.begin_export()
+
+    def save_baked(self, folder: Path | str) -> list[Path]:
+        """Write the weights as operators read them; also as integers, in the folder ``integers``.
+
+        See `BakingTool.save_baked` and `save_integers`. The second folder is left out if there are
+        no integers, or several models.
+        """
+        files = super().save_baked(folder)
+        roots = {weight.root for weight, _ in self._met.values() if self.baked(weight) is not None}
+        if len(roots) == 1 and self._scales():
+            files += self.save_integers(Path(folder) / "integers")
+        return files
 
     def save_integers(self, folder: Path | str) -> list[Path]:
-        """Write the quantized weights as integers of 8 bits and scales, and return the files.
+        """Write the quantized weights as integers and scales, and return the files.
 
-        ``model.safetensors`` has ``NAME`` and ``NAME_scale`` for each of them, and ``config.json``
-        the configuration that compressed-tensors reads.
+        ``model.safetensors`` and ``config.json`` are those of compressed-tensors. Of weights that
+        its formats do not have, such as those of convolutions, the quantized numbers are written.
 
         Args:
             folder: The folder, which is made if there is none.
 
         Raises:
-            ToolError: Several models ran, or none; weights are not integers of one format with a
-                scale for each row; or see `save_baked`.
+            ToolError: Several models ran, or none; no weight is a matrix of integers with scales
+                for each row or one for all; or see `save_baked`.
         """
-        found = [one for one in self._baked("save_integers") if one.edit is not None]
-        roots = {one.weight.root for one in found}
-        forms = {self._options.format_for(one.weight) for one in found}
-        form = next(iter(forms), None)
-        if (
-            len(roots) != 1
-            or len(forms) != 1
-            or form is None
-            or form.float8
-            or self._options.learns
-        ):
+        weights = self._baked("save_integers")
+        roots = {one.weight.root for one in weights if one.edit is not None}
+        scales = self._scales()
+        if len(roots) != 1 or not scales:
             raise ToolError(
-                "The tool did not see one model whose weights all have one integer format",
+                "The tool did not see one model with matrices that have a scale for each row or "
+                "one for all",
                 where=f"{self.tool_name}.save_integers",
-                fix="Run one model under the tool before, with the method static and weights of "
-                "int2 to int8",
+                fix="Run one model under the tool before, with the method static or dynamic and "
+                "weights of int2 to int8; or use save_baked, which writes all weights",
             )
         (root,) = roots
-        weights = [one for one in self._baked("save_integers") if one.weight.root == root]
+        weights = [one for one in weights if one.weight.root == root]
         with disabled():
             model = BakedModel(root, self._model(root), weights)
-        scales = {one.weight.name: self.grids.get(one.weight, _no_scale) for one in found}
-        return write_integers(create_folder(folder), model, scales, form.bits)
+        return write_integers(Path(folder), model, scales)
+
+    def _scales(self) -> dict[str, tuple[Grid, int]]:
+        """Return the grids and bits of the weights that files of integers have, by their names."""
+        found = {}
+        for weight, facts in self._met.values() if not self._options.learns else ():
+            grid = self._weights.grid(weight, facts)
+            form = self._options.format_for(weight)
+            if form is None or form.float8 or grid is None:
+                continue
+            if has_integers(weight, grid, form.bits):
+                found[weight.name] = grid, form.bits
+        return found
 
     def parameters(self) -> list[Any]:
         """Return the learned tensors, for an optimizer; they exist after the model ran once.
@@ -444,7 +470,3 @@ class Quantize(WeightTool):
     def _parameters(self) -> list[Any]:
         found = (weight.parameter for weight, _ in self._met.values())
         return [parameter for parameter in found if parameter is not None]
-
-
-def _no_scale(parameter: Any) -> Any:
-    raise LookupError("the scales of a weight that was not analysed")

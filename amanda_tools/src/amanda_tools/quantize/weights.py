@@ -6,7 +6,7 @@ Owns the scales, which are those of whole parameters, so that all readers share 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,11 +18,12 @@ from amanda_core.weights.reads import Weight
 from amanda_core.weights.state import WeightState
 from amanda_tools.kit.operators.clock import Clock
 from amanda_tools.kit.tensors.values import host, numbers
+from amanda_tools.kit.weights.baking import values_of
 from amanda_tools.kit.weights.coverage import WeightCoverage
 from amanda_tools.quantize.fake import constants, fake_quantize, quantize_item, quantize_now
-from amanda_tools.quantize.formats import Format, Grid
+from amanda_tools.quantize.formats import EPSILON, Format, Grid
 from amanda_tools.quantize.learned import can_learn
-from amanda_tools.quantize.observers import weight_grid
+from amanda_tools.quantize.observers import quantized, weight_grid
 from amanda_tools.quantize.operands import (
     Operand,
     scale_part,
@@ -46,11 +47,12 @@ class Weights:
         steps: The learned steps.
         coverage: Where it is noted which weights are reached.
         clock: Measures the time that grids take.
-        claimed: Returns the loaded scales of a weight, or None.
+        claimed: Returns what is loaded for a weight under a name, or None.
 
     Attributes:
         grids: The scales of each parameter: NumPy arrays of its rank, with size 1 along the axes
-            whose elements share a scale.
+            whose elements share a scale. An axis of groups has their number.
+        zeros: The zero points, of the same shapes, if grids have some.
         rows: Owner -> what the result says of a parameter.
     """
 
@@ -60,11 +62,12 @@ class Weights:
         steps: Steps,
         coverage: WeightCoverage,
         clock: Clock,
-        claimed: Callable[[Weight], Any],
+        claimed: Callable[[str, Weight], Any],
     ) -> None:
         self._options, self._steps, self._coverage = options, steps, coverage
         self._clock, self._claimed = clock, claimed
         self.grids: WeightState[Any] = WeightState()
+        self.zeros: WeightState[Any] = WeightState()
         self.rows: dict[str, QuantizedWeight] = {}
         #: Owner -> the facts of its framework.
         self._facts: dict[str, Facts] = {}
@@ -134,12 +137,29 @@ class Weights:
         if step is not None:
             return step.quantized
         facts = self._facts[owner]
-        scale: Any = self.grids.get(weight, _unknown)
+        grid = self._whole(weight, form)
         if self._options.method == "dynamic":
-            axes = tuple(axis for axis, size in enumerate(scale.shape) if size == 1)
+            axes = tuple(axis for axis, size in enumerate(grid.scale.shape) if size == 1)
             return lambda values: quantize_now(values, facts=facts, axes=axes, form=form)[0]
-        grid = _grid(scale, form)
+        grid = _in_blocks(grid, weight.shape)
         return lambda values: fake_quantize(values, facts=facts, **constants(facts, grid, values))
+
+    def grid(self, weight: Weight, facts: Facts) -> Grid | None:
+        """Return the grid of a whole parameter at present; None if it has none."""
+        import numpy
+
+        form, parameter = self._options.format_for(weight), weight.parameter
+        if form is None or parameter is None or weight.owner not in self.rows:
+            return None
+        grid = self._whole(weight, form)
+        if self._options.method == "dynamic":  # They follow the values.
+            tensor = values_of(facts, parameter)
+            axes = tuple(axis for axis, size in enumerate(grid.scale.shape) if size == 1)
+            largest = abs(numbers(tensor.array, tensor.dtype)).max(axis=axes, keepdims=True)
+            largest = largest.astype(numpy.result_type(largest, numpy.float32))
+            scale = numpy.maximum(largest / form.highest, EPSILON)  # As `quantize_now` does.
+            grid = replace(grid, scale=scale, zero=0 * scale)
+        return grid
 
     def result(self) -> list[QuantizedWeight]:
         """Return what is known of each quantized parameter."""
@@ -192,15 +212,28 @@ class Weights:
             grid, _ = step.grid()
             scale = scale_part(grid.scale, weight)
             return replace(grid, scale=scale, zero=0 * scale)
-        return _grid(scale_part(self.grids.get(weight, _unknown), weight), form)
+        grid = self._whole(weight, form)
+        if weight.exact and not weight.region and weight.axes == (*range(len(weight.shape)),):
+            return _in_blocks(grid, weight.shape)
+        grid = _spread(grid, weight.shape)
+        scale, zero = scale_part(grid.scale, weight), scale_part(grid.zero, weight)
+        return replace(grid, scale=scale, zero=zero)
+
+    def _whole(self, weight: Weight, form: Format) -> Grid:
+        """Return the grid of a whole parameter, whose groups are not apart."""
+        scale: Any = self.grids.get(weight, _unknown)
+        if not self._options.has_zeros or form.float8:
+            return _grid(scale, form)
+        return Grid(scale, self.zeros.get(weight, _unknown), 0.0, 2.0**form.bits - 1)
 
     def _make(
         self, context: OpContext, facts: Facts, operand: Operand, weight: Weight, form: Format
     ) -> None:
         """Make the scales of the whole parameter that a weight is part of, or its learned step."""
+        zeros: list[Any] = []
 
         def make(parameter: Any) -> Any:
-            loaded = self._claimed(weight)
+            loaded = [self._claimed(name, weight) for name in ("scale", "zero")]
             with self._clock:
                 whole = parameter
                 # The handle of a variable has no values; the operator reads all of it.
@@ -215,9 +248,18 @@ class Weights:
                 values = numbers(tensor.array, tensor.dtype)
                 axes = self._axes(context, operand, weight)
                 options = self._options
-                grid = weight_grid(values, axes, form, options.observer, options.percentile)
-                if loaded is not None:
-                    grid = _grid(loaded, form)
+                shown = values
+                if options.group:
+                    shown, axes = _grouped(values, axes, options.group)
+                how = form, options.observer, options.percentile, options.has_zeros
+                grid = weight_grid(shown, axes, *how)
+                if options.group:
+                    scale, zero = (one.squeeze(axes[0]) for one in (grid.scale, grid.zero))
+                    grid = replace(grid, scale=scale, zero=zero)
+                if loaded[0] is not None:
+                    zero = 0 * loaded[0] if loaded[1] is None else loaded[1]
+                    grid = replace(grid, scale=loaded[0], zero=zero)
+                zeros.append(grid.zero)
                 self._facts[weight.owner] = facts
                 self.rows[weight.owner] = _row(context, weight, values, grid, form)
                 if options.learns:
@@ -226,7 +268,9 @@ class Weights:
             return grid.scale
 
         scale = self.grids.get(weight, make)
-        if scale is None or scale_part(scale, weight) is None:
+        if self._options.has_zeros and scale is not None:
+            self.zeros.get(weight, lambda parameter: zeros[0])
+        if scale is None or scale_part(_repeated(scale, weight.shape), weight) is None:
             raise NotReadableError(f"read by {context.op_type} as a part that has no indices")
         self._coverage.add_reached(weight)
 
@@ -247,8 +291,7 @@ def _row(
     sqnr = None
     if not grid.float8:
         known = numpy.where(numpy.isfinite(values), values, 0).astype(float)
-        rounded = numpy.clip(numpy.round(known / grid.scale), grid.lowest, grid.highest)
-        noise = ((rounded * grid.scale - known) ** 2).sum()
+        noise = ((quantized(known, _spread(grid, weight.shape)) - known) ** 2).sum()
         sqnr = decibels(float((known**2).sum()), float(noise))
     return QuantizedWeight(
         "" if weight.name.startswith("#") else weight.name,
@@ -259,7 +302,47 @@ def _row(
         [float(one) for one in grid.scale.ravel()],
         list(grid.scale.shape),
         sqnr,
+        # Integers from 0 on, as those of an unsigned grid are.
+        [float(one) for one in grid.zero.ravel()] if grid.lowest == 0 else [],
     )
+
+
+def _grouped(values: Any, axes: Sequence[int], group: int) -> tuple[Any, list[int]]:
+    """Return values with an axis of groups before the one along which a group has a scale."""
+    if len(axes) != 1:
+        raise NotReadableError(f"groups lie along one axis, and it sums over {len(axes)}")
+    (axis,), shape = axes, values.shape
+    if shape[axis] % group:
+        raise NotReadableError(f"its axis of {shape[axis]} does not hold groups of {group}")
+    new = (*shape[:axis], shape[axis] // group, group, *shape[axis + 1 :])
+    return values.reshape(new), [axis + 1]
+
+
+def _in_blocks(grid: Grid, shape: Sequence[int]) -> Grid:
+    """Return a grid that broadcasts to the blocks of values of a shape."""
+    blocks: list[int] = []
+    inner: list[int] = []
+    for size, groups in zip(shape, grid.scale.shape, strict=True):
+        is_grouped = groups not in (1, size)
+        blocks += [groups, size // groups] if is_grouped else [size]
+        inner += [groups, 1] if is_grouped else [groups]
+    if len(blocks) == len(shape):
+        return grid
+    scale, zero = grid.scale.reshape(inner), grid.zero.reshape(inner)
+    return replace(grid, scale=scale, zero=zero, blocks=(*blocks,))
+
+
+def _spread(grid: Grid, shape: Sequence[int]) -> Grid:
+    """Return a grid that has a scale for each index of an axis of groups."""
+    scale, zero = _repeated(grid.scale, shape), _repeated(grid.zero, shape)
+    return replace(grid, scale=scale, zero=zero)
+
+
+def _repeated(array: Any, shape: Sequence[int]) -> Any:
+    for axis, (size, groups) in enumerate(zip(shape, array.shape, strict=True)):
+        if groups not in (1, size):
+            array = array.repeat(size // groups, axis)
+    return array
 
 
 def _grid(scale: Any, form: Format) -> Grid:

@@ -14,6 +14,7 @@ from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
     dataframe,
     fields_of,
+    format_count,
     format_quantity,
     render_html,
     render_json,
@@ -57,6 +58,8 @@ class RematerializeResult:
         computed_seconds: Time that operators took the first time, without backward.
         repeated_seconds: Time that running them again took.
         notes: What takes no part, and why.
+        measured: The steps of which the peak and the floor are, if other steps ran as well: what
+            these need is unknown. Empty if all steps were measured.
     """
 
     budget: int | None
@@ -66,6 +69,7 @@ class RematerializeResult:
     computed_seconds: float = 0.0
     repeated_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    measured: list[int] = field(default_factory=list)
 
     def table(self) -> Table:
         """Return a table with a row for each operator, the most often repeated first."""
@@ -78,7 +82,8 @@ class RematerializeResult:
         parts = [
             # Exactly, since it is what a reader gives as the budget next.
             f"Peak {format_quantity(self.peak, 'B')} of {budget}, at least {self.floor:,} bytes "
-            "needed",
+            f"needed{' in the steps that were measured' if self.measured else ''}",
+            *self._unknown(),
             f"{sum(op.evicted for op in ops)} evicted, {sum(op.repeated for op in ops)} computed "
             f"again in {self.repeated_seconds:.3g} s beside {self.computed_seconds:.3g} s",
             "workspaces inside an operator not counted",
@@ -86,11 +91,21 @@ class RematerializeResult:
         ]
         return Table("; ".join(parts), ("op", "calls", "makes", "evicted", "repeated"), rows)
 
+    def _unknown(self) -> list[str]:
+        """Return which steps were measured, as a sentence, if these are not all."""
+        if not self.measured:
+            return []
+        last = max(self.measured)
+        return [
+            f"measured were {format_count(len(self.measured), 'step')} up to {last}; whether "
+            "others need more is unknown: select them, such as all by `--steps 0:`"
+        ]
+
     def to_json(self) -> str:
         """Return the result as JSON. Sizes are in bytes, times in seconds."""
         drawn = [
             charts.figures(
-                charts.figure("peak", self.peak, "B"),
+                charts.figure("peak", self.peak, "B", "; ".join(self._unknown())),
                 charts.figure("budget", self.budget, "B"),
                 charts.figure("smallest budget", self.floor, "B"),
                 charts.figure("time computing again", self.repeated_seconds, "s"),

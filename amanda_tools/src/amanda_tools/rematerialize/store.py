@@ -316,7 +316,8 @@ class Store:
                     f"evicted, and the budget is {self.budget:,} bytes",
                     where="rematerialize",
                     fix=f"At least {self.floor:,} bytes are needed so far. Run it once without a "
-                    "budget: the result says one that is enough",
+                    "budget: the result says one that is enough for the steps that it measured. "
+                    "Measure this step, too, by `--steps 0:` or `where(amanda.select(steps=...))`",
                 )
             value = choose(candidates, self.heuristic, self._now)
             op = self._held[value]

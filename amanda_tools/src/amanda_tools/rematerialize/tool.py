@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any, get_args
 
 from amanda_core import OpContext
+from amanda_core.engine.selection import Selection, select
 from amanda_core.interface.namespace import matches
 from amanda_core.runtime.threads import original
 from amanda_tools.kit.operators.tool import OperatorTool
@@ -19,6 +20,8 @@ from amanda_tools.rematerialize.policy import Heuristic
 from amanda_tools.rematerialize.result import RematerializedOp, RematerializeResult
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from amanda_tools.rematerialize.store import Store
 
 __all__ = ["Rematerialize"]
@@ -33,6 +36,8 @@ _VIEWS = frozenset(
 )
 _UNITS = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+#: Steps that are measured without a budget. The others run as without the tool.
+_MEASURED = [*range(10), *(first * 10**power for power in range(1, 7) for first in (2, 5, 10))]
 
 
 class Rematerialize(OperatorTool["RematerializedOp"]):
@@ -49,7 +54,9 @@ class Rematerialize(OperatorTool["RematerializedOp"]):
 
     Args:
         budget: Bytes, or text such as ``500MB`` or ``2GiB``. Without one nothing is evicted; the
-            result gives the peak and a budget that is large enough.
+            result gives the peak and a budget that is large enough. Then the first ten steps are
+            measured and a few later ones (20, 50, 100, ...), unless `where` or ``--steps`` selects
+            steps.
         heuristic: Which value is evicted: the one with the lowest cost for its size and age.
             ``neighborhood`` adds the cost of the evicted values around it, ``classes`` an
             approximation of this that is faster, ``local`` nothing.
@@ -78,7 +85,30 @@ class Rematerialize(OperatorTool["RematerializedOp"]):
         self.strict = strict
         self._store: Store | None = None
         self._roots: set[str] = set()
+        #: Whether only some steps are measured; those, and whether there were others.
+        self._samples = False
+        self._measured: list[int] = []
+        self._others = False
+        self.where(None)
         self.add_inst_for_op(self.analyse)
+        if self.budget is None:
+            self.add_inst_for_step(self.begin_step)
+
+    def where(self, selection: Selection | None) -> Self:
+        """Restrict the tool to a selection; without a budget, see the class."""
+        chooses = selection is not None and bool(selection.phase(0))
+        self._samples = self.budget is None and not chooses
+        if self._samples:
+            measured = select(steps=_MEASURED)
+            selection = measured if selection is None else selection & measured
+        return super().where(selection)
+
+    def begin_step(self, number: int) -> None:
+        """Note which steps are measured."""
+        if self._samples and number in _MEASURED:
+            self._measured.append(number)
+        elif self._samples:
+            self._others = True
 
     def analyse(self, context: OpContext) -> None:
         """Run an operator of the model so that what it saves can be evicted; watch the others."""
@@ -150,6 +180,8 @@ class Rematerialize(OperatorTool["RematerializedOp"]):
         """Return what has been evicted and computed again so far."""
         with self._lock:
             found = RematerializeResult(self.budget, notes=list(self._notes))
+            if self._others:
+                found.measured = list(self._measured)
             found.ops = [op for op in self._ops.values() if op.calls]
             store = self._store
             if store is not None:

@@ -37,7 +37,8 @@ class Pair:
         other: The second one.
 
     Attributes:
-        values: Number of values that were compared.
+        compared: Kind -> number of comparisons: of ``weights`` in a step, of their ``gradients``,
+            and of other ``values``.
     """
 
     def __init__(self, one: Process, other: Process) -> None:
@@ -51,7 +52,7 @@ class Pair:
         self._varied = self.a["flags"] & CONSTANT == 0
         about = one.run.about
         self._replicated, self._sharded = about.get("replicated", []), about.get("sharded", [])
-        self.values = 0
+        self.compared = {"weights": 0, "gradients": 0, "values": 0}
 
     def violations(self) -> list[Violation]:
         """Return the violations of the first step that has any, in order of execution."""
@@ -125,7 +126,7 @@ class Pair:
             mine, theirs = (p.reads[name].get(step) for p in (self.one, self.other))
             if mine is None or theirs is None:
                 continue
-            self.values += 1
+            self.compared["weights"] += 1
             if self.one.rows["digest"][mine] != self.other.rows["digest"][theirs]:
                 first = next(iter(self.one.reads[name]))
                 why = "It differs when both processes read it first."
@@ -144,7 +145,7 @@ class Pair:
                 kinds = self.one.kinds[a], self.other.kinds[b]
                 weight = self.one.kinds[next(iter(self.one.reads[name].values()))]
                 whole = kinds[0] == kinds[1] and shape_of(kinds[0]) == shape_of(weight)
-                self.values += whole
+                self.compared["gradients"] += whole
                 if whole and self.one.rows["digest"][a] != self.other.rows["digest"][b]:
                     is_own = all(_is_own(p, step, name) for p in (self.one, self.other))
                     why = "It differs after the reduction, where the optimizer reads it."
@@ -169,7 +170,7 @@ class Pair:
         known = {*self.one.groups.values()} == {self.one.processes}
         if known or not self._reads_same_data(now):
             return
-        self.values += int(now.sum())
+        self.compared["values"] += int(now.sum())
         yield from self._operators(step, now)
 
     def _placed(self, now: Any) -> Iterator[Violation]:
@@ -180,7 +181,7 @@ class Pair:
         same_kind = kinds == self.other.kinds[self._theirs]
         placed = numpy.asarray([is_replica(kind) for kind in kinds], bool)
         compared = now & same_kind & placed
-        self.values += int(compared.sum())
+        self.compared["values"] += int(compared.sum())
         for place in numpy.flatnonzero(compared & ~self._equal)[:1].tolist():
             why = "Its placement says that both processes have the same value."
             yield self._at(place, "value", why)
@@ -218,7 +219,10 @@ class Pair:
         """Return True if both processes read the same data in a step, and drew the same."""
         import numpy
 
-        forward = now & self._varied & ~self._backward
+        # What an operator gives to other processes is no data that it reads.
+        told = [op.word in _COMMUNICATING for op in self.one.run.ops]
+        own = ~numpy.asarray(told or [False])[self.a["op"]]
+        forward = now & self._varied & ~self._backward & own
         data = forward & (self.a["what"] == INPUT) & (self.a["producer"] == NOBODY)
         readers = numpy.unique(self._groups[now & (self.a["what"] == INPUT)])
         drawn = forward & (self.a["what"] == OUTPUT) & ~numpy.isin(self._groups, readers)

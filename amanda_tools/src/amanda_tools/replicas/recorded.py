@@ -1,4 +1,4 @@
-"""What one process has recorded, by weight and step, for the comparison with other processes."""
+"""`Process`: the record of one process by weight and step, for comparison with other processes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Process:
 
     Attributes:
         kinds: Dtype, shape and placement of each row, as text.
+        unreadable: Number of reads of weights, and of gradients, without a digest.
         is_weight: Which rows are of a weight that an operator of the forward pass reads.
     """
 
@@ -44,6 +45,8 @@ class Process:
         self.is_weight = numpy.zeros(len(run.rows), bool)
         #: Weight -> step -> the row of its first read in that step.
         self.reads: dict[str, dict[int, int]] = {}
+        unread = run.rows["flags"] & UNREADABLE != 0
+        self.unreadable = int((unread & (run.rows["what"] == GRADIENT)).sum())
         inputs = run.rows["what"] == INPUT
         for number, weights in enumerate(run.weights):
             if not weights:
@@ -53,6 +56,8 @@ class Process:
             for (position, item), name in weights.items():
                 of = own[(rows["position"] == position) & (rows["item"] == item)]
                 self.is_weight[of] = True
+                self.unreadable += int(unread[of].sum())
+                of = of[~unread[of]]
                 if run.ops[number].zone != "model" or not len(of):
                     continue
                 first = self.reads.setdefault(name, {})
@@ -90,7 +95,8 @@ class Process:
         import numpy
 
         found: dict[tuple[int, int], dict[str, list[int]]] = {}
-        for row in numpy.flatnonzero(self.rows["what"] == what).tolist():
+        has_digest = self.rows["flags"] & UNREADABLE == 0
+        for row in numpy.flatnonzero((self.rows["what"] == what) & has_digest).tolist():
             one = self.rows[row]
             by_name = found.setdefault((int(one["step"]), int(one["position"])), {})
             by_name.setdefault(self.run.ops[one["op"]].name, []).append(row)

@@ -25,7 +25,7 @@ Kind = Literal["weight", "gradient", "buffer", "random", "output", "loss", "valu
 
 
 class ReplicasResult(FingerprintResult):
-    """What one process has recorded: a fingerprint with more rows. `compare_replicas` reads it."""
+    """The record of one process, a fingerprint with more rows. `compare_replicas` reads it."""
 
     _format: ClassVar[str] = "amanda.replicas/1"
 
@@ -73,7 +73,8 @@ class ReplicasReport:
         violations: The first step with violations of each pair of processes, in order of execution.
         processes: The names of the processes.
         weights: Number of weights that are equal in two or more processes.
-        values: Number of values that were compared.
+        compared: Kind -> number of comparisons that were made: ``weights`` in a step, their
+            ``gradients``, and other ``values``.
         missing: What was not recorded, such as processes.
         notes: What else was found.
     """
@@ -81,7 +82,7 @@ class ReplicasReport:
     violations: list[Violation] = field(default_factory=list)
     processes: list[str] = field(default_factory=list)
     weights: int = 0
-    values: int = 0
+    compared: dict[str, int] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -97,8 +98,13 @@ class ReplicasReport:
 
     @property
     def complete(self) -> bool:
-        """Return True if all processes have recorded the whole run."""
-        return not self.missing
+        """Return True if something was compared, and all processes have recorded the whole run."""
+        return self.values > 0 and not self.missing
+
+    @property
+    def values(self) -> int:
+        """Return the number of all values that were compared."""
+        return sum(self.compared.values())
 
     @property
     def title(self) -> str:
@@ -119,10 +125,11 @@ class ReplicasReport:
         texts = [*self.missing[:limit], *self.notes]
         if self.first is not None:
             texts += [f"First: {self.first}", self.first.why]
-        elif not self.weights and not self.values:
+        elif not self.values:
             texts.append("No value is known to be equal in two processes: nothing was compared.")
         else:
-            texts.append("What should be equal is equal bit for bit.")
+            found = [f"{count} {kind}" for kind, count in self.compared.items() if count]
+            texts.append(f"What was compared is equal bit for bit: {', '.join(found)}.")
         return "\n".join(texts)
 
     def table(self, everything: bool = False) -> Table:

@@ -129,7 +129,7 @@ def _added(sketches: Sequence[Sketch]) -> Sketch:
 
 
 def _ratio(after: Sketch, before: Sketch) -> float | None:
-    """Return how many times as large a sketch is; None if it is no multiple."""
+    """Return by which factor a sketch is larger; None if it is not another one times a factor."""
     square = sum(x * x for x in before)
     size = sum(x * x for x in after)
     if not (0 < square < float("inf") and 0 < size < float("inf")):

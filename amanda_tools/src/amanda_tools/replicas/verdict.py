@@ -52,6 +52,8 @@ def compare_replicas(path: Path | str, ranks: Collection[int] | None = None) -> 
         if not run.ended:
             report.missing.append(f"{name} is not complete: {run.damage or 'it broke off'}")
         processes.append(_process(name, run))
+        if (count := processes[-1].unreadable) > 0:
+            report.missing.append(f"{name} has {count} weights and gradients without a digest")
     if len(processes) < 2:
         raise ResultError(
             "There are no records of several processes",
@@ -92,8 +94,13 @@ def _compare(processes: Sequence[Process], report: ReplicasReport) -> None:
         pair = Pair(one, other)
         report.violations += pair.violations()
         weights |= pair.replicas
-        report.values += pair.values
+        for kind, count in pair.compared.items():
+            report.compared[kind] = report.compared.get(kind, 0) + count
     report.weights = len(weights)
+    if any(process.first_backward for process in processes) and not report.compared["gradients"]:
+        report.notes.append(
+            "No gradients were compared: no optimizer read whole ones of replicated weights"
+        )
     last = min((one.step for one in report.violations), default=None)
     for step in sorted({step for process in processes for step in process.steps}):
         if last is not None and step > last:

@@ -63,6 +63,8 @@ class Rewrite(Tool):
     """
 
     whole = True
+    #: As far as the rules that have a name.
+    works_on = ("pytorch/*/*", "tensorflow/*/*")
 
     def __init__(
         self,
@@ -93,6 +95,8 @@ class Rewrite(Tool):
         self._inside: dict[int, Inside] = {}
         self._deferred = 0
         self._depth = 0
+        #: Whether a run has ended, so that matches were searched for.
+        self._has_ended = False
         self._lock = threading.RLock()
         self._clock = Clock()
         self.depends_on(self._tracing)
@@ -202,6 +206,11 @@ class Rewrite(Tool):
             if self._rules and not any(rule.is_for(namespace) for rule in self._rules):
                 backend = namespace.partition("/")[0]
                 notes.append(f"not supported on {namespace}: none of the rules is for {backend}")
+        if self._known and not self._has_ended:
+            why = "no step ended"
+            if self.until == "module":
+                why = 'no module ended: use until="step", or call a module'
+            notes.append(f"nothing was searched for matches, because {why}")
         return notes
 
     # Values inside matches.
@@ -308,6 +317,7 @@ class Rewrite(Tool):
             self._end_run()
 
     def _end_run(self) -> None:
+        self._has_ended = True
         with self._clock, self._lock:
             for inside in list(self._inside.values()):
                 value = inside.ref()

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import add
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from amanda_core import OpContext
 from amanda_core.interface.facts import Arithmetic, Facts, NotReadableError
+from amanda_core.runtime.weak import Known
 from amanda_tools.flops.formulas import FREE, MATMUL, Formula, formula_of
 from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
@@ -80,6 +81,9 @@ class Sparsity(OperatorTool["_Op"]):
         self.block = block
         self.gradients = gradients
         self.channels = channels
+        #: What was counted of outputs, for the operators that read them. Not of other values: a
+        #: program may write its weights and batches without counting that.
+        self._made: Known[_Made] = Known()
         self.add_inst_for_op(self.analyse)
         if gradients:
             self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
@@ -174,6 +178,27 @@ class Sparsity(OperatorTool["_Op"]):
             for index, one in enumerate(value):
                 self._measure(op, which, one, index)
             return None
+        weight = op.weights.at(which[1], item) if which[0] == "input" else None
+        made = self._made.get(value) if which[0] == "input" and weight is None else None
+        if made is not None and (
+            made.version != op.facts.version(value)
+            or made.order != op.order(which, len(made.shape))
+        ):
+            made = None
+        if made is None:
+            made = self._count(op, which, value)
+        if made is None:
+            return None
+        if which[0] == "output" and made.version is not None:
+            self._made.set(value, made)
+        tensor = op.tensors.get((*which, weight))
+        if tensor is None:
+            tensor = op.tensors[(*which, weight)] = _Tensor(op.new_tensor(*which, weight), op.facts)
+        tensor.add(made.counts, made.shape)
+        return made.counts
+
+    def _count(self, op: _Op, which: tuple[str, int], value: Any) -> _Made | None:
+        """Count the zeros of a value; return None if it is not measured."""
         try:
             found = readable(op.facts, value)
         except NotReadableError as problem:
@@ -181,15 +206,11 @@ class Sparsity(OperatorTool["_Op"]):
             return None
         if found is None or 0 in found[0].shape:
             return None
-        value, arithmetic, at_once = found
-        weight = op.weights.at(which[1], item) if which[0] == "input" else None
-        tensor = op.tensors.get((*which, weight))
-        if tensor is None:
-            tensor = op.tensors[(*which, weight)] = _Tensor(op.new_tensor(*which, weight), op.facts)
-        order = op.order(which, len(value.shape))
-        counts = count(arithmetic, value, order, self.block, self.limit, at_once)
-        tensor.add(counts, value.shape)
-        return counts
+        x, arithmetic, at_once = found
+        order = op.order(which, len(x.shape))
+        counts = count(arithmetic, x, order, self.block, self.limit, at_once)
+        version = op.facts.version(value) if which[0] == "output" else None
+        return _Made(version, order, x.shape, counts)
 
     def _multiply(
         self, op: _Op, given: dict[int, Counts], sizes: Sequence[Any], outputs: Sequence[Any]
@@ -209,6 +230,15 @@ class Sparsity(OperatorTool["_Op"]):
         if right.arithmetic is not arithmetic and op.facts.arithmetic is not None:
             arithmetic = op.facts.arithmetic  # One of both was counted by NumPy.
         op.product.add(left, right, macs, arithmetic)
+
+
+class _Made(NamedTuple):
+    """What was counted of a value: at this tensor version, and read in this order."""
+
+    version: int | None
+    order: Order | None
+    shape: Sequence[int]
+    counts: Counts
 
 
 class _Tensor:

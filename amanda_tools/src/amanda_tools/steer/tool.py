@@ -1,6 +1,7 @@
 """`Steer`: chosen values of modules and operators, changed while a model runs.
 
-Owns what the changes are, and to which part of a value they apply. Choosing is `sequences`'.
+Owns to which part of a value a change applies. Choosing is `sequences`', and the arithmetic is
+`changes`'.
 """
 
 from __future__ import annotations
@@ -8,26 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from amanda_core import OpContext
 from amanda_core.engine.calls import MODULE_VALUES
-from amanda_core.errors import SelectionError
+from amanda_core.errors import SelectionError, ToolError
 from amanda_core.interface.facts import Facts
+from amanda_core.weights.reads import Weight
 from amanda_tools.kit.sequences.places import Area, NotChoosableError, Places
 from amanda_tools.kit.sequences.tool import SequenceTool
-from amanda_tools.kit.tensors.arithmetic import arithmetic_of, tensor_like
+from amanda_tools.kit.tensors.arithmetic import tensor_like
 from amanda_tools.kit.tensors.types import is_floating, type_of
 from amanda_tools.kit.tensors.values import facts_of, need_numpy
-from amanda_tools.kit.weights.coverage import WeightCoverage
+from amanda_tools.kit.weights.baking import Edit as WeightEdit
+from amanda_tools.kit.weights.baking_tool import BakingTool
+from amanda_tools.kit.weights.coverage import UnreachedWeight, WeightCoverage
+from amanda_tools.kit.weights.edited_reads import EditedReads
+from amanda_tools.steer.changes import Edit, steered
 from amanda_tools.steer.result import SteeredOp, SteerResult
 
 __all__ = ["Edit", "Steer"]
 
-Edit = Literal["add", "scale", "replace", "project", "ablate"]
 
-
-class Steer(SequenceTool["_Op"]):
+class Steer(SequenceTool["_Op"], BakingTool):
     """Changes chosen values: of modules or operators, at chosen calls, rows and positions.
 
     What is not chosen stays the same bit for bit. Restrict it to calls of the model, such as the
@@ -61,6 +65,8 @@ class Steer(SequenceTool["_Op"]):
     """
 
     whole = True
+    words: ClassVar[tuple[str, str]] = ("steered", "original")
+    otherwise: ClassVar[str] = "Not all operators can read these weights changed"
 
     def __init__(
         self,
@@ -105,6 +111,13 @@ class Steer(SequenceTool["_Op"]):
         self.edit, self.factor, self.operand = edit, factor, operand
         self._neurons, self._heads, self._of_heads = neurons, heads, of_heads
         self._coverage = WeightCoverage(self)
+        self._reads = EditedReads()
+        if modules or value == "outputs":
+            self.refuse_baking("changes activations with these options")
+        elif not places.are_all:
+            self.refuse_baking("changes some positions or rows")
+        if self.cannot_bake:
+            del self.saves_to
         self._vector: Any = None
         if vector is not None:
             self._vector = _array(vector)
@@ -115,12 +128,24 @@ class Steer(SequenceTool["_Op"]):
 
     def analyse(self, context: OpContext) -> None:
         """Change the input of a chosen op."""
+        if not self.cannot_bake:
+            self.note_weights(context)
         if not self.is_chosen(context):
+            self._reads.add(context)
             return
         op = self.account_of(context, lambda: _Op(context))
         if self.wants_inputs(context):
             op.facts.what = "input"
             self._note_weights(context)
+            if self.operand in context.weights:
+                self._reads.add(context, self.operand, lambda: lambda seen: self._steered(seen, op))
+            else:
+                self.refuse_baking(f"changes input {self.operand} of {context.name}")
+            if self.is_exported:
+                given = (context.get_inputs() or ())[self.operand]
+                if constants := self._exported(given, op):
+                    context.insert_before_op(steered, inputs=[self.operand], **constants)
+                return
             varies = any(weight.varies for weight in context.weights.values())
             context.insert_before_op(
                 self.change, inputs=[self.operand], op=op, context=context if varies else None
@@ -133,7 +158,23 @@ class Steer(SequenceTool["_Op"]):
             return
         op.facts.what = self.kind_of_output(context)
         operand = 0 if context.op_type in MODULE_VALUES else self.operand
-        context.insert_after_op(self.change, outputs=[operand], op=op)
+        if not self.is_exported:
+            context.insert_after_op(self.change, outputs=[operand], op=op)
+        elif constants := self._exported((context.get_outputs() or ())[operand], op):
+            context.insert_after_op(steered, outputs=[operand], **constants)
+
+    def before_export(self) -> None:
+        """Refuse positions and rows, which are those of one call.
+
+        Raises:
+            ToolError: Not all positions and rows are chosen.
+        """
+        if not self._places.are_all:
+            raise ToolError(
+                "Positions and rows are those of one call, and a program is for all calls",
+                where=f"{self.tool_name}.before_export",
+                fix="Leave positions and rows out",
+            )
 
     def change(self, value: Any, op: _Op, context: OpContext | None = None) -> Any:
         """Return the value with its chosen part changed; None if nothing is chosen."""
@@ -142,12 +183,7 @@ class Steer(SequenceTool["_Op"]):
                 self._note_weights(context)
             facts, span = op.tensors, self._span
             op.facts.calls += 1
-            if not facts.is_tensor(value):
-                raise SelectionError(
-                    f"A {type(value).__name__} cannot be steered: it is not a tensor",
-                    where=op.where,
-                    fix="Choose another one by operand=...",
-                )
+            _need_tensor(value, op)
             if not op.facts.shape:
                 op.facts.shape = str(type_of(facts, value))
             if not is_floating(facts, value):
@@ -168,11 +204,15 @@ class Steer(SequenceTool["_Op"]):
             if area is not None:
                 each = 1 if area.by_row else len(area.offsets)
                 op.facts.positions = (op.facts.positions or 0) + len(area.rows) * each
-            mask = self._mask(facts, value, area, op)
-            new = self._changed(facts, value)
-            if mask is None:
-                return new
-            return arithmetic_of(facts, value).where(facts.tensor(mask, value), new, value)
+            return self._steered(value, op, area)
+
+    def baked(self, weight: Weight) -> WeightEdit | None:
+        """Return the change of a parameter of which an input is changed."""
+        return self._reads.edit_of(weight)
+
+    def read_otherwise(self) -> list[UnreachedWeight]:
+        """Return the weights that are not changed in the same way wherever they are read."""
+        return self._reads.read_otherwise()
 
     def result(self) -> SteerResult:
         """Return what was changed so far."""
@@ -193,21 +233,34 @@ class Steer(SequenceTool["_Op"]):
             self._coverage.add_parameters(reads, context.zone)
             self._coverage.add_reached(weight)
 
-    def _changed(self, facts: Facts, value: Any) -> Any:
-        """Return the whole value changed."""
-        if self.edit == "scale":
-            return value * self.factor
-        if self.edit == "add":
-            return value + tensor_like(facts, self.factor * self._vector, value)
-        arithmetic = arithmetic_of(facts, value)
-        if self.edit == "ablate":
-            return arithmetic.zeros_like(value)
-        if self.edit == "replace":
-            # Of the value's shape, whatever the vector's is.
-            return arithmetic.zeros_like(value) + tensor_like(facts, self._vector, value)
-        length = (self._vector * self._vector).sum() ** 0.5
-        unit = tensor_like(facts, self._vector / length, value)
-        return value - self.factor * arithmetic.sum(value * unit, -1, keepdims=True) * unit
+    def _steered(self, value: Any, op: _Op, area: Area | None = None) -> Any:
+        """Return the value with its chosen part changed; the value itself if it is of integers."""
+        if not is_floating(op.tensors, value):
+            return value
+        return steered(value, **self._constants(value, op, area))
+
+    def _exported(self, value: Any, op: _Op) -> dict[str, Any]:
+        """Return the arguments of `steered` for the values of a program; none for integers."""
+        _need_tensor(value, op)
+        return self._constants(value, op) if is_floating(op.tensors, value) else {}
+
+    def _constants(self, like: Any, op: _Op, area: Area | None = None) -> dict[str, Any]:
+        """Return the arguments of `steered` for values like this one."""
+        facts, vector = op.tensors, self._vector
+        if vector is not None:
+            if self.edit == "add":
+                vector = self.factor * vector
+            elif self.edit == "project":
+                vector = vector / (vector * vector).sum() ** 0.5
+            vector = tensor_like(facts, vector, like)
+        mask = self._mask(facts, like, area, op)
+        return {
+            "facts": facts,
+            "edit": self.edit,
+            "factor": self.factor,
+            "vector": vector,
+            "mask": None if mask is None else facts.tensor(mask, like),
+        }
 
     def _mask(self, facts: Facts, value: Any, area: Area | None, op: _Op) -> Any:
         """Return which elements change, as an array that fits the value; None for all."""
@@ -267,6 +320,15 @@ class _Op:
     def __init__(self, context: OpContext) -> None:
         self.tensors, self.where = facts_of(context), context.where
         self.facts = SteeredOp.of(context)
+
+
+def _need_tensor(value: Any, op: _Op) -> None:
+    if not op.tensors.is_tensor(value):
+        raise SelectionError(
+            f"A {type(value).__name__} cannot be steered: it is not a tensor",
+            where=op.where,
+            fix="Choose another one by operand=...",
+        )
 
 
 def _array(vector: Any) -> Any:

@@ -61,7 +61,7 @@ class ModuleSummary:
 
 
 class Model(ModelParameters):
-    """What is known of one model: its modules, their parameters, and what they cost."""
+    """One model: its modules, their parameters, and what they cost."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)

@@ -202,10 +202,19 @@ class Canvas {
     }
     const full = [...this.pathOf(box), this.lines(box)[1]].join(" / ");
     add(group, "title", {}, box.children ? full : this.graph.nodes[box.index].name + "\n" + this.lines(box)[1]);
-    group.label = [box.kind === "op" ? this.graph.nodes[box.index].name : box.name || "program",
-                   box.kind === "op" ? "" : box.kind, this.lines(box)[1]].filter((one) => one).join(", ");
-    group.setAttribute("aria-label", group.label);
+    // Words that are drawn apart are so in its text, too.
+    for (const text of group.querySelectorAll("text, title")) text.before(" ");
+    this.call(group, box);
     return group;
+  }
+
+  // Set what a box is called: what it shows, by which it is asked for in speech, and its title,
+  // then its kind and what it measures.
+  call(element, box, measured = "") {
+    const shown = [...element.querySelectorAll("text, title")].map((text) => text.textContent).join(" ");
+    const kind = box.kind === "op" ? "" : box.kind;
+    const label = [shown.replace(/\s+/g, " ").trim(), kind, measured].filter(Boolean).join(", ");
+    element.setAttribute("aria-label", label);
   }
 
   // Return the family of an operator, or of a module that has only one; 0 for other boxes.
@@ -255,16 +264,16 @@ class Canvas {
       const level = place.level ? 0 : lib.levelOf(value, this.most);
       element.classList.remove(...[...element.classList].filter((name) => name.startsWith("heat-")));
       if (this.figure && !place.level) element.classList.add(`heat-${level}`);
-      let label = element.label;
+      let measured = "";
       const sub = element.querySelector(".sub");
       if (this.figure) {
         const part = total ? 100 * value / total : 0;
         const share = this.measure.per || part < .1 ? "" : ` · ${Number(part.toPrecision(2))} %`;
         const text = lib.shown(value, this.measure.unit) + share;
         if (sub) sub.textContent = value ? text : place.lines[1];
-        label += `, ${this.measure.name} ${text}`;
+        measured = `${this.measure.name} ${text}`;
       } else if (sub) sub.textContent = place.lines[1];
-      element.setAttribute("aria-label", label);
+      this.call(element, box, measured);
       const family = this.familyAt(box);
       const own = level ? `--scale-${level}` : place.level ? "--line"
         : family && !this.figure ? `--category-${family}` : "--map-box";

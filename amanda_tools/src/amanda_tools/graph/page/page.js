@@ -70,10 +70,14 @@ class Page {
         button("Fold", "Fold all", () => this.each((one) => one.foldAll())),
         button("−", "Zoom out (-)", () => this.main.view.zoom(.8)),
         button("+", "Zoom in (+)", () => this.main.view.zoom(1.25)),
-        button("Fit", "Show the whole drawing (0)", () => this.main.view.fit())),
+        button("Fit", "Fit the whole drawing (0)", () => this.main.view.fit())),
       this.exportChoice, this.file);
     this.stage = make("div", "stage");
     this.legend = make("div", "legend");
+    // On a narrow screen it scrolls, which must be possible by keyboard.
+    this.legend.tabIndex = 0;
+    this.legend.setAttribute("role", "group");
+    this.legend.setAttribute("aria-label", "Colours");
     this.said = make("p", "said");
     this.said.setAttribute("role", "status");
     this.panel = make("article", "details");

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amanda_core.driver_kit.recording import Recorder
 
 __all__ = ["Clock"]
 
@@ -44,6 +48,15 @@ class Clock:
             self._first = start
         self._last = end
         self.spent += end - start
+
+    def joined(self, other: Recorder) -> Clock:
+        """Return a clock with the intervals of this one and of a driver's recorder."""
+        clock = Clock()
+        clock.spent = self.spent + other.spent
+        clock._first, clock._last = self._first, max(self._last, other.last)
+        if other.first:
+            clock._first = other.first if self._first is None else min(self._first, other.first)
+        return clock
 
     @property
     def wall(self) -> int:

@@ -85,8 +85,6 @@ class OperatorTool(Tool, Generic[A]):
                 "compiled callables: these are the operators that were traced, before the compiler "
                 "fuses them"
             )
-            if self.analyses_backward:
-                self._notes.setdefault("compiled callables: backward operators are not seen")
         return self.everything or context.zone == "model"
 
     def why_unsupported(self, context: OpContext) -> str | None:

@@ -18,6 +18,9 @@ _NONE = "its driver provides no arithmetic, and its tensors are not NumPy's arra
 class _NumPy(Arithmetic):
     counts = True
 
+    def astype(self, x: Any, dtype: str) -> Any:
+        return x != 0 if dtype == "bool" else super().astype(x, dtype)  # Several times faster.
+
 
 @cache
 def numpy_arithmetic() -> Arithmetic:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from amanda_tools.kit.tensors.values import HostTensor, numbers
@@ -16,6 +17,9 @@ __all__ = ["PART", "Statistics", "statistics_of"]
 
 #: Number of elements that are looked at at once.
 PART = 1 << 24
+#: Up to this number of bins, one comparison with each bound is faster than to find the bin of each
+#: element.
+_FEW_BINS = 32
 
 
 @dataclass
@@ -68,9 +72,12 @@ def statistics_of(tensor: HostTensor, bins: int = 0) -> Statistics:
 
     values = numbers(tensor.array, tensor.dtype).ravel()
     parts = [values[first : first + PART] for first in range(0, values.size, PART)]
-    nan = sum(int(numpy.isnan(part).sum()) for part in parts)
-    inf = sum(int(numpy.isinf(part).sum()) for part in parts)
-    zeros = sum(int((part == 0).sum()) for part in parts)
+    nan = inf = zeros = 0
+    for part in parts:
+        zeros += int(numpy.count_nonzero(part == 0))
+        if numpy.count_nonzero(numpy.isfinite(part)) != part.size:
+            nan += int(numpy.count_nonzero(numpy.isnan(part)))
+            inf += int(numpy.count_nonzero(numpy.isinf(part)))
     count = values.size - nan - inf
     if not count:
         return Statistics(values.size, nan, inf, zeros, None, None, None, None, None, [])
@@ -85,20 +92,30 @@ def statistics_of(tensor: HostTensor, bins: int = 0) -> Statistics:
     def over(compute: Callable[[Any], Any]) -> list[Any]:
         return [compute(part) for part in kept or map(finite, parts) if part.size]
 
-    extremes = over(lambda part: (float(part.min()), float(part.max())))
+    # Methods of arrays call these in Python.
+    lowest, highest, add = numpy.minimum.reduce, numpy.maximum.reduce, numpy.add.reduce
+    extremes = over(lambda part: (float(lowest(part)), float(highest(part))))
     low, high = min(low for low, _ in extremes), max(high for _, high in extremes)
     # Divide by a power of two, which is exact, so that squares do not overflow.
     scale = 2.0 ** (math.frexp(max(abs(low), abs(high)))[1] - 1)
+    if kept:
+        kept[0] /= scale
+
+    def scaled(compute: Callable[[Any], Any]) -> list[Any]:
+        return over(compute if kept else lambda part: compute(part / scale))
+
     # Count from the smallest on if that is exact: NumPy refuses bins that are narrower than the
     # distance of neighbouring numbers.
     start = low / scale if high - low <= min(abs(low), abs(high)) else 0.0
     bounds = low / scale - start, high / scale - start
     histograms = (
-        over(lambda part: numpy.histogram(part / scale - start, bins, bounds)[0]) if bins else []
+        scaled(lambda part: _histogram(part - start if start else part, bins, *bounds))
+        if bins
+        else []
     )
-    mean = sum(over(lambda part: (part / scale).sum())) / count
-    squares = sum(over(lambda part: numpy.square(part / scale).sum()))
-    deviations = sum(over(lambda part: numpy.square(part / scale - mean).sum()))
+    mean = sum(scaled(add)) / count
+    squares = sum(scaled(lambda part: add(numpy.square(part))))
+    deviations = sum(scaled(lambda part: add(numpy.square(part - mean))))
     return Statistics(
         values.size,
         nan,
@@ -109,8 +126,23 @@ def statistics_of(tensor: HostTensor, bins: int = 0) -> Statistics:
         float(mean * scale),
         float(numpy.sqrt(deviations / count) * scale),
         _number(float(numpy.sqrt(squares)) * scale),
-        sum(histograms).tolist() if histograms else [],
+        [sum(numbers) for numbers in zip(*histograms, strict=True)],
     )
+
+
+def _histogram(values: Any, bins: int, low: float, high: float) -> list[int]:
+    """Return ``numpy.histogram(values, bins, (low, high))[0]`` in fewer steps if there are few
+    bins.
+    """
+    import numpy
+
+    if bins > _FEW_BINS or not low < high:
+        found: list[int] = numpy.histogram(values, bins, (low, high))[0].tolist()
+        return found
+    step = (high - low) / bins
+    inner = [numpy.count_nonzero(values >= number * step + low) for number in range(1, bins)]
+    above = [values.size, *inner, 0]
+    return [int(one - other) for one, other in pairwise(above)]
 
 
 def _number(value: float) -> float | None:

@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amanda_core.errors import ToolError
+from amanda_core.errors import ToolError, UnsupportedError
 from amanda_core.interface.facts import Facts, NotReadableError
+from amanda_core.interface.groups import Group
 from amanda_core.weights.reads import Weight
 from amanda_tools.kit.output.folders import whole_file, write_text
 from amanda_tools.kit.tensors.values import HostTensor, host
 
-__all__ = ["FORMAT", "Baked", "BakedModel", "Edit", "model_of", "write_models", "write_tensors"]
+__all__ = [
+    "FORMAT",
+    "Baked",
+    "BakedModel",
+    "Edit",
+    "meet",
+    "model_of",
+    "on_whole",
+    "values_of",
+    "write_models",
+    "write_tensors",
+]
 
 Edit = Callable[[Any], Any]
 
@@ -52,6 +65,9 @@ class BakedModel:
         tensors: Name -> values. The names are those of the model's own checkpoints, if it has a
             ``state_dict``; a parameter that is there under several names is there under all.
         changed: The names of those that the tool has changed.
+        is_written: Whether this process writes it: of those that hold parts of it the first one.
+
+    It communicates if processes hold parts of the model, so each of them makes one.
 
     Args:
         root: Name of the model.
@@ -67,13 +83,14 @@ class BakedModel:
         self.root = root
         facts = weights[0].facts
         named = _named(model, facts)
+        self.is_written = meet(f"saving {root}", model, weights)
         by_id: dict[int, tuple[str, HostTensor, bool]] = {}
         for one in weights:
             parameter = one.weight.parameter
             if parameter is None:
                 raise _lost(one.weight, "its model is gone")
             try:
-                value = _edited(one.facts, parameter, one.edit)
+                value = values_of(one.facts, parameter, one.edit)
             except Exception as error:
                 raise _lost(one.weight, str(error) or type(error).__name__) from error
             by_id[id(parameter)] = one.weight.name, value, one.edit is not None
@@ -86,15 +103,58 @@ class BakedModel:
             self.changed += [name] * is_changed
         for name, held in named.items():
             if name not in self.tensors:
-                self.tensors[name] = host(facts, held)
+                self.tensors[name] = host(facts, facts.whole(held))
+
+
+def meet(what: str, model: Any, weights: Sequence[Baked]) -> bool:
+    """Wait for the other processes that hold parts of weights; return True in the first of them.
+
+    Args:
+        what: What is done, for the error.
+        model: The model; None if it is not known.
+        weights: Its weights.
+
+    Raises:
+        UnsupportedError: They did not come.
+    """
+    placed = [(one.facts, one.facts.placement(one.weight.parameter)) for one in weights]
+    found = [(facts, placement) for facts, placement in placed if placement is not None]
+    if not found:
+        return True
+    group = Group()
+    with suppress(UnsupportedError):  # Then it is not known who they are.
+        group = found[0][0].group(model)
+    group.exchange(what)
+    begins = [one.start for _, placement in found for one in placement.parts or ()]
+    return group.rank == 0 and not any(begins)
+
+
+def on_whole(facts: Facts, edit: Edit) -> Edit:
+    """Return an edit that also edits the part of a value that this process holds.
+
+    Edits see whole values. To make one communicates.
+    """
+
+    def edited(values: Any) -> Any:
+        if facts.placement(values) is None:
+            return edit(values)
+        return facts.cast(edit(facts.whole(values)), values)
+
+    return edited
 
 
 class _Read(Exception):
     """Leaves the update of a parameter before it is written."""
 
 
-def _edited(facts: Facts, parameter: Any, edit: Edit | None) -> HostTensor:
-    """Return the values of a parameter as edited; the parameter itself is not written."""
+def values_of(facts: Facts, parameter: Any, edit: Edit | None = None) -> HostTensor:
+    """Return the values of a parameter as edited; the parameter itself is not written.
+
+    It communicates if processes hold parts of it.
+    """
+    if facts.placement(parameter) is not None:
+        whole = facts.whole(parameter)
+        return host(facts, whole if edit is None else edit(whole))
     found: list[HostTensor] = []
 
     def read(values: Any) -> Any:

@@ -104,6 +104,12 @@ class WeightCoverage:
         self._shapes.setdefault(weight.owner, weight.shape)
         self._reasons.setdefault(weight.owner, {})[reason] = None
 
+    def add_unchanged(self, owner: str, reason: str) -> None:
+        """Record that a parameter was not changed after all where it was read."""
+        self._regions.pop(owner, None)
+        self._parts.pop(owner, None)
+        self._reasons.setdefault(owner, {})[reason] = None
+
     def read(self, owner: str) -> int:
         """Return how many elements of a parameter were changed where they were read."""
         if (shape := self._shapes.get(owner)) is None:

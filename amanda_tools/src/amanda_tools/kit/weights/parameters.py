@@ -14,7 +14,7 @@ __all__ = ["ModelParameters"]
 
 
 class ModelParameters:
-    """What is known of the parameters of one model.
+    """The parameters of one model, by the modules and operators that were seen so far.
 
     Args:
         root: The label of its outermost module; empty outside of modules, and for drivers whose

@@ -1,32 +1,28 @@
 """`WeightTool`: the base of tools that keep tensors for each weight, such as masks or scales.
 
-Owns how such a tool is resumed in another process, removed, and baked into the parameters. What is
-kept, and what it means, belongs to the subclasses.
+Owns how such a tool is resumed in another process, and removed. What is kept, and what it means,
+belongs to the subclasses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from amanda_core import OpContext, Tool
-from amanda_core.engine.activation import disabled
-from amanda_core.errors import ResultError, ToolError
-from amanda_core.interface.facts import Facts, NotReadableError
+from amanda_core import OpContext
+from amanda_core.errors import ResultError
 from amanda_core.weights.reads import Reads, Weight
 from amanda_core.weights.state import WeightState
-from amanda_tools.kit.output.extras import require
-from amanda_tools.kit.output.folders import create_folder
-from amanda_tools.kit.tensors.values import UNKNOWN, facts_of, host, numbers
-from amanda_tools.kit.weights.baking import Baked, BakedModel, Edit, model_of, write_models
-from amanda_tools.kit.weights.coverage import UnreachedWeight, list_weights
+from amanda_tools.kit.tensors.values import UNKNOWN, host, numbers
+from amanda_tools.kit.weights.baking import Edit
+from amanda_tools.kit.weights.baking_tool import BakingTool
 from amanda_tools.kit.weights.files import load_weights, save_weights
 
 __all__ = ["Edit", "WeightTool"]
 
 
-class WeightTool(Tool):
+class WeightTool(BakingTool):
     """A tool that keeps tensors for each weight.
 
     A subclass fills `states`, and begins its analysis routine with
@@ -60,13 +56,7 @@ class WeightTool(Tool):
 
     #: Names of the options that a resumed tool must have as well.
     saved: tuple[str, ...] = ()
-    whole = True
     changes_values = True
-    #: The folder in which `amanda run` saves the weights at the end: the option ``save`` of the
-    #: tools that can bake, which alone have this attribute.
-    saves_to: str | None
-    #: What results call the weights that operators read, and those of the program.
-    words: ClassVar[tuple[str, str]] = ("changed", "unchanged")
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,19 +64,13 @@ class WeightTool(Tool):
         self.by_op: dict[str, Any] = {}
         self.arrays: dict[str, dict[str, Any]] = {"op": self.by_op}
         self.removed = False
-        #: Owner -> the weight, and the facts about tensors of its framework.
-        self._met: dict[str, tuple[Weight, Facts]] = {}
         #: Root -> name -> shape of each parameter of the models that ran.
         self._models: dict[str, dict[str, list[int]]] = {}
         #: The same of the models of a loaded state; None if none was loaded.
         self._expected: dict[str, dict[str, list[int]]] | None = None
         self._loaded: dict[str, Any] = {}
-        #: Returns the model of a root; None if it has died.
-        self._model: Callable[[str], Any] = lambda root: None
-        #: The models that must live until their weights are saved.
-        self._held: list[Any] = []
-        if type(self).baked is not WeightTool.baked:
-            self.saves_to = None
+        #: Whether what processes keep in parts is read as a whole, which communicates.
+        self._gathers = False
 
     # For subclasses.
 
@@ -102,16 +86,14 @@ class WeightTool(Tool):
         """Continue from the result of `progress`."""
 
     def check_kept(self, name: str, kept: Any, shape: tuple[int, ...]) -> str:
-        """Return why an array cannot be loaded for a parameter of a shape, or an empty string."""
+        """Return why an array cannot be loaded for a parameter, or an empty string.
+
+        Args:
+            name: Key of `states`, such as ``mask``.
+            kept: The array that was saved.
+            shape: The shape of the parameter.
+        """
         return ""
-
-    def baked(self, weight: Weight) -> Edit | None:
-        """Return the function to be written into a parameter, ``values -> values``, or None."""
-        return None
-
-    def read_otherwise(self) -> list[UnreachedWeight]:
-        """Return the weights that are changed where they are read, but not everywhere."""
-        return []
 
     def meets(self, context: OpContext) -> bool:
         """Note the weights that an op reads; return False if the tool was removed.
@@ -119,14 +101,8 @@ class WeightTool(Tool):
         Raises:
             ResultError: A loaded state is of a model with other parameters.
         """
-        reads = context.weights
-        for weight in reads.values():
-            if weight.owner not in self._met:
-                self._met[weight.owner] = weight, facts_of(context)
-                self._note_model(weight, reads)
-                self._model = reads.model
-                if getattr(self, "saves_to", None) is not None:
-                    self._held.append(reads.model(weight.root))
+        for weight in self.note_weights(context):
+            self._note_model(weight, context.weights)
         return not self.removed
 
     def claimed(self, name: str, weight: Weight) -> Any:
@@ -222,6 +198,17 @@ class WeightTool(Tool):
         """Call `load_state_dict` with the content of a file that `save` wrote."""
         self.load_state_dict(load_weights(path))
 
+    def write_kept(self, folder: Path | None) -> tuple[list[Path], dict[str, Any]]:
+        """Write masks or scales."""
+        name = "state.safetensors"
+        about = {"options": self.options(), "state": name, "by_operator": sorted(self.by_op)}
+        self._gathers = True
+        try:
+            state = self.state_dict()
+        finally:
+            self._gathers = False
+        return [save_weights(state, folder / name)] if folder is not None else [], about
+
     def remove(self) -> None:
         """Stop: from now on every weight is used as it is. Parameters were never changed."""
         self.removed = True
@@ -231,113 +218,19 @@ class WeightTool(Tool):
             arrays.clear()
         self.invalidate()
 
-    def bake(self, model: Any = None) -> list[str]:
-        """Write what the model runs with into its parameters, and return their names.
-
-        Afterwards the model computes the same without the tool, and so does what is saved of it.
-
-        Args:
-            model: The model; without it, all models that ran.
-
-        Raises:
-            ToolError: Parameters of this framework cannot be written in place, or a parameter is
-                also read unchanged, as that of an embedding may be which is tied to a product.
-                Or the model has none that the tool changes, such as one that has not yet run.
-        """
-        chosen = None if model is None else {id(one) for one in model_of(model)}
-        names = []
-        with disabled():
-            for weight, facts, edit in self._baked("bake"):
-                parameter = weight.parameter
-                if (
-                    edit is None
-                    or parameter is None
-                    or not (chosen is None or id(parameter) in chosen)
-                ):
-                    continue
-                try:
-                    facts.update(parameter, edit)
-                except NotReadableError as error:
-                    raise ToolError(
-                        f"{weight.name} cannot be written: {error}",
-                        where=f"{self.tool_name}.bake",
-                        fix="Apply the tool wherever the model runs, or multiply by state_dict()",
-                    ) from error
-                names.append(weight.name)
-        if chosen is not None and not names:
-            raise ToolError(
-                f"This {type(model).__name__} has no weights that the tool has changed",
-                where=f"{self.tool_name}.bake",
-                fix="Run the model once under the tool before",
-            )
-        return names
-
-    @property
-    def has_baked(self) -> bool:
-        """Whether the tool has changed weights that can be baked."""
-        return any(self.baked(weight) is not None for weight, _ in self._met.values())
-
-    def save_baked(self, folder: Path | str) -> list[Path]:
-        """Write the weights as operators read them, and return the files.
-
-        Nothing needs Amanda to load them, and the model itself is not changed. With them is what
-        the tool keeps, such as masks or scales, and ``weights.json`` tells what was changed.
-
-        Args:
-            folder: The folder, which is made if there is none.
-
-        Raises:
-            ToolError: No model ran, it is gone, its values cannot be read, or a parameter is also
-                read unchanged.
-            ImportError: NumPy or safetensors is not installed.
-        """
-        require("safetensors", "safetensors")
-        by_root: dict[str, list[Baked]] = {}
-        for one in self._baked("save_baked"):
-            by_root.setdefault(one.weight.root, []).append(one)
-        if not any(one.edit for some in by_root.values() for one in some):
-            raise ToolError(
-                "There are no weights that the tool has changed",
-                where=f"{self.tool_name}.save_baked",
-                fix="Run the model under the tool before",
-            )
-        with disabled():
-            models = [
-                BakedModel(root, self._model(root), some)
-                for root, some in by_root.items()
-                if any(one.edit for one in some)
-            ]
-        path = create_folder(folder)
-        kept = self.save(path / "state.safetensors")
-        about = {
-            "tool": type(self).__name__,
-            "options": self.options(),
-            "state": kept.name,
-            "by_operator": sorted(self.by_op),
-        }
-        return [*write_models(path, models, about), kept]
-
-    def _baked(self, method: str) -> list[Baked]:
-        """Return each weight that operators read, with the function to be written into it."""
-        others = list_weights("The model also reads weights unchanged", self.read_otherwise())
-        if others:
-            raise ToolError(
-                others[0],
-                where=f"{self.tool_name}.{method}",
-                fix="Change them wherever they are read, or untie them before the tool runs",
-            )
-        return [Baked(weight, facts, self.baked(weight)) for weight, facts in self._met.values()]
-
     def array(self, owner: str, kept: Any) -> Any:
         """Return what is kept for a weight, as a NumPy array if it is a tensor."""
         met = self._met.get(owner.partition("[")[0])
         facts = met[1] if met else UNKNOWN
         if not facts.is_tensor(kept):
             return kept
-        tensor = host(facts, kept)
+        tensor = host(facts, facts.whole(kept) if self._gathers else kept)
         return numbers(tensor.array, tensor.dtype)
 
     def _note_model(self, weight: Weight, reads: Reads) -> None:
+        known = self._models.get(weight.root, {}).get(weight.owner.partition(":")[2])
+        if known == list(weight.shape):
+            return  # With all parameters of its model: listing them at each would be quadratic.
         shapes = {key: list(shape) for key, shape in reads.shapes().items()}
         shapes.setdefault(weight.owner, list(weight.shape))
         for owner, shape in shapes.items():

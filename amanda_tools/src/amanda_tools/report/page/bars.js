@@ -5,7 +5,8 @@ amanda.charts.bars = (host, chart, context) => {
   // Where there is little room, names stand above their bars.
   const isNarrow = (width) => width < 440;
   const bar = amanda.make("div", "choices");
-  host.append(bar);
+  const nothing = amanda.make("p", "dim", "Nothing was measured.");
+  host.append(bar, nothing);
   const measures = rows.measures(context.result, chart);
   const parts = chart.by || [{label: "", part: chart.part}];
   let measure = measures[0], part = parts[0], shown = [], drawn = null;
@@ -17,9 +18,11 @@ amanda.charts.bars = (host, chart, context) => {
       .filter((row) => row.name !== "" && whole(row));
     if (!chart.ordered) found.sort((a, b) => (whole(b) - whole(a)) * (measure.lowest ? -1 : 1));
     shown = found.slice(0, MOST);
+    nothing.hidden = shown.length > 0;
     if (drawn) drawn.repaint();
   };
-  const height = (width) => (isNarrow(width) ? 40 : 24) * Math.max(1, shown.length) + (measure.values.length > 1 ? 34 : 10);
+  const room = (width) => measure.values.length > 1 ? amanda.frame.legendRoom(measure.labels, width) : 0;
+  const height = (width) => (isNarrow(width) ? 40 : 24) * Math.max(1, shown.length) + (measure.values.length > 1 ? 34 : 10) + room(width);
   const told = (number) => measure.unit === "%" ? rows.percent(number) : amanda.quantity(number, measure.unit);
   const text = (row) => [row.name, ...measure.values.map((one, n) => measure.values.length > 1
     ? `${measure.labels[n]}: ${told(rows.number(row, one))}` : told(rows.number(row, one)))].join("\n");
@@ -31,7 +34,7 @@ amanda.charts.bars = (host, chart, context) => {
     const {axis, legend, fitted} = amanda.frame, narrow = isNarrow(width);
     const names = fitted(shown.map((row) => brief(row.name)), narrow ? width : width * .45);
     return {
-      grid: {left: narrow ? 0 : names.width + 10, right: 88, top: measure.values.length > 1 ? 30 : 4, bottom: 2},
+      grid: {left: narrow ? 0 : names.width + 10, right: 88, top: measure.values.length > 1 ? 30 + room(width) : 4, bottom: 2},
       legend: measure.values.length > 1 ? legend() : undefined,
       // The longest bar takes all of the width.
       xAxis: axis({type: "value", show: false, max: Math.max(0, ...shown.map(whole)) || undefined}),

@@ -2,7 +2,8 @@
 // The frame of a chart: ECharts with the page's colours, its size, and use by keyboard. Tooltips
 // are drawn on the canvas, since the page's policy refuses the markup of others.
 amanda.frame = (() => {
-  const FONT = "system-ui, sans-serif", SIZE = 12;
+  const FONT = "system-ui, sans-serif", SIZE = 12, LINE = 18, GAP = 10;
+  const pen = document.createElement("canvas").getContext("2d");
   const common = () => ({
     animation: !matchMedia("(prefers-reduced-motion: reduce)").matches, animationDuration: 250,
     color: amanda.categories(),
@@ -21,17 +22,26 @@ amanda.frame = (() => {
     axisLabel: {color: amanda.color("--dim")}, nameTextStyle: {color: amanda.color("--dim")},
     ...more,
   });
+  // A legend of all names, in as many lines as they need; pages of it would cut the last name.
   const legend = (more) => ({
-    type: "scroll", top: 0, left: 0, itemWidth: 12, itemHeight: 12, itemGap: 14,
-    // Names are clipped at the height of a line where there are several pages of them.
-    textStyle: {color: amanda.color("--text"), lineHeight: 18}, pageTextStyle: {color: amanda.color("--dim")},
-    pageIconColor: amanda.color("--accent"), pageIconInactiveColor: amanda.color("--line"), ...more,
+    type: "plain", top: 0, left: 0, padding: 5, itemWidth: 12, itemHeight: 12, itemGap: GAP,
+    textStyle: {color: amanda.color("--text"), lineHeight: LINE}, ...more,
   });
+  // The pixels that the lines after the first take in this width.
+  const legendRoom = (names, width) => {
+    pen.font = `${SIZE}px ${FONT}`;
+    let [lines, x] = [0, 0];
+    for (const name of names) {
+      const wide = 12 + 5 + 1.1 * pen.measureText(name).width;
+      if (x && x + wide > width - 10) [lines, x] = [lines + 1, 0];
+      x += wide + GAP;
+    }
+    return lines * (LINE + GAP);
+  };
 
   // How names are shown in this many pixels: `text(name)`, and the `width` of the longest. Of
   // modules the outermost are cut to their first letters, `e.l.3.attention/linear`, and what is
   // still too long loses its middle.
-  const pen = document.createElement("canvas").getContext("2d");
   const fitted = (names, most) => {
     pen.font = `${SIZE}px ${FONT}`;
     const width = (text) => pen.measureText(text).width;
@@ -112,5 +122,5 @@ amanda.frame = (() => {
     // Left of the labels of an axis of numbers, whose width ECharts estimates up to a tenth too small.
   const ROOM = 10;
 
-  return {draw, axis, legend, tooltip, choice, fitted, SHAPES, ROOM};
+  return {draw, axis, legend, legendRoom, tooltip, choice, fitted, SHAPES, ROOM};
 })();

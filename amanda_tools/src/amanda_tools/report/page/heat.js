@@ -3,11 +3,13 @@
 amanda.charts.heat = (host, chart, context) => {
   const {rows} = amanda, {axis} = amanda.frame, ROW = 20, MOST = 40;
   const found = rows.of(context.result, chart.part), [part, whole] = chart.value;
-  const names = [...new Set(found.map((row) => row[chart.row]))];
-  const columns = [...new Set(found.map((row) => row[chart.column]))];
+  // As texts: a number would be the place of a column, not its name.
+  const at = (row, field) => String(row[field] ?? "") || "(none)";
+  const names = [...new Set(found.map((row) => at(row, chart.row)))];
+  const columns = [...new Set(found.map((row) => at(row, chart.column)))];
   const sums = new Map();
   for (const row of found) {
-    const key = JSON.stringify([row[chart.column], row[chart.row]]);
+    const key = JSON.stringify([at(row, chart.column), at(row, chart.row)]);
     if (!sums.has(key)) sums.set(key, [0, 0, row]);
     const sum = sums.get(key);
     sum[0] += rows.number(row, part) || 0;
@@ -46,7 +48,7 @@ amanda.charts.heat = (host, chart, context) => {
   });
   const use = (row) => { if (rows.isOp(row)) context.select(row); };
   drawn.chart.on("click", (params) => {
-    const row = params.componentType === "yAxis" ? found.find((one) => one[chart.row] === params.value)
+    const row = params.componentType === "yAxis" ? found.find((one) => at(one, chart.row) === params.value)
       : cells[params.dataIndex].row;
     use(row);
   });

@@ -1,7 +1,7 @@
 "use strict";
 // Numbers over steps or time: columns or areas that stand on each other, or lines.
 amanda.charts.lines = (host, chart, context) => {
-  const {rows} = amanda, {axis, legend, fitted, ROOM} = amanda.frame;
+  const {rows} = amanda, {axis, legend, legendRoom, fitted, ROOM} = amanda.frame;
   const found = rows.of(context.result, chart.part);
   // Either fields of each row, or rows that each have a list of numbers.
   const every = chart.values
@@ -33,9 +33,11 @@ amanda.charts.lines = (host, chart, context) => {
 
   const top = highest(), isCut = (n) => top !== undefined && marked[n] && sum(n) > top;
   const lower = x.some((_, n) => isCut(n)) ? 16 : 0;  // For the line below the number of a step.
+  const names = (width) => fitted(series.map((one) => one.name), Math.max(260, width / 4)).text;
+  const room = (width) => legendRoom(series.map((one) => names(width)(one.name)), width);
   const option = (width) => ({
-    grid: {left: ROOM, right: xUnit ? 30 : 16, top: 34, bottom: 34, containLabel: true},
-    legend: legend({formatter: fitted(series.map((one) => one.name), Math.max(260, width / 4)).text}),
+    grid: {left: ROOM, right: xUnit ? 30 : 16, top: 34 + room(width), bottom: 34, containLabel: true},
+    legend: legend({formatter: names(width)}),
     xAxis: axis({
       type: columns || !xUnit ? "category" : "value", name: chart.x_label || rows.label(chart.x),
       nameLocation: "middle", nameGap: 26 + lower, boundaryGap: columns, splitLine: {show: false},
@@ -72,7 +74,7 @@ amanda.charts.lines = (host, chart, context) => {
   }
   if (left > 0) host.append(amanda.make("p", "dim", `The ${series.length} largest of ${every.length}`));
   const drawn = amanda.frame.draw(host, {
-    height: () => chart.height || 300, option, label: `${chart.title}, ${x.length} points`,
+    height: (width) => (chart.height || 300) + room(width), option, label: `${chart.title}, ${x.length} points`,
     items: () => x.map((_, n) => ({text: told(n).replaceAll("\n", ", ")})),
     show: (one, _, n) => one.dispatchAction({type: "showTip", seriesIndex: 0, dataIndex: n}),
   });

@@ -1,7 +1,7 @@
 "use strict";
 // A number of each row in the order of the rows, such as how far two runs are apart at each tensor.
 amanda.charts.points = (host, chart, context) => {
-  const {rows} = amanda, {axis, legend, SHAPES, ROOM} = amanda.frame;
+  const {rows} = amanda, {axis, legend, legendRoom, SHAPES, ROOM} = amanda.frame;
   const found = rows.of(context.result, chart.part);
   const name = (row) => rows.value(row, chart.label || "name");
   const kinds = [...new Set(found.map((row) => row[chart.color] ?? ""))];
@@ -19,8 +19,9 @@ amanda.charts.points = (host, chart, context) => {
 
   const series = kinds.map((kind, n) => ({kind, n, rows: found.map((row, at) => ({row, at}))
     .filter(({row}) => (row[chart.color] ?? "") === kind && value(row) !== null)}));
-  const option = () => ({
-    grid: {left: ROOM, right: 16, top: kinds.length > 1 ? 34 : 12, bottom: 34, containLabel: true},
+  const room = (width) => kinds.length > 1 ? legendRoom(kinds.map(String), width) : 0;
+  const option = (width) => ({
+    grid: {left: ROOM, right: 16, top: kinds.length > 1 ? 34 + room(width) : 12, bottom: 34, containLabel: true},
     legend: kinds.length > 1 ? legend() : undefined,
     xAxis: axis({type: "value", min: 0, max: Math.max(1, found.length - 1), name: chart.x_label || "in order",
       nameLocation: "middle", nameGap: 24, splitLine: {show: false}, axisLabel: {show: false}}),
@@ -48,7 +49,7 @@ amanda.charts.points = (host, chart, context) => {
   const every = series.flatMap((one) => one.rows.map((entry, n) => ({...entry, series: one.n, n})))
     .sort((a, b) => a.at - b.at);
   const drawn = amanda.frame.draw(host, {
-    height: () => chart.height || 320, option, label: `${chart.title}, ${every.length} points`,
+    height: (width) => (chart.height || 320) + room(width), option, label: `${chart.title}, ${every.length} points`,
     items: () => every.map(({row, series, n}) => ({series, n, text: text(row).replaceAll("\n", ", "),
       use: () => context.select({name: name(row)})})),
     show: (one, item) => one.dispatchAction({type: "showTip", seriesIndex: item.series, dataIndex: item.n}),

@@ -48,7 +48,8 @@ amanda.ready(() => {
     // A chart that needs other results is there if they are.
     const formats = new Set(Object.values(results).map((one) => one.format));
     const charts = (Array.isArray(result.charts) ? result.charts : [])
-      .filter((chart) => (chart.needs || []).every((format) => formats.has(format)));
+      .filter((chart) => (chart.needs || []).every((format) => formats.has(format)))
+      .filter((chart) => chart.kind !== "figures" || chart.items.length);
     // Of charts of half the width, two that follow one another are beside one another.
     const halves = new Set();
     charts.forEach((chart, n) => {

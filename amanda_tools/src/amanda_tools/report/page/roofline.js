@@ -28,8 +28,9 @@ amanda.charts.roofline = (host, chart, context) => {
     points: points.filter(({row}) => (row.word || row.type) === kind)}));
 
   // The ends of the axes are not round.
-  const option = (_, ends = {color: amanda.color("--dim"), showMinLabel: false, showMaxLabel: false}) => ({
-    grid: {left: ROOM, right: 24, top: 34, bottom: 36, containLabel: true},
+  const room = (width) => amanda.frame.legendRoom([...kinds, "the fastest here"], width);
+  const option = (width, ends = {color: amanda.color("--dim"), showMinLabel: false, showMaxLabel: false}) => ({
+    grid: {left: ROOM, right: 24, top: 34 + room(width), bottom: 36, containLabel: true},
     legend: amanda.frame.legend(),
     xAxis: axis({type: "log", min: left, max: right, name: "FLOPs for each byte", nameLocation: "middle",
       nameGap: 26, axisLabel: {...ends, formatter: (number) => amanda.quantity(number)}}),
@@ -52,7 +53,7 @@ amanda.charts.roofline = (host, chart, context) => {
   const every = series.flatMap((one) => one.points.map((point, n) => ({point, series: one.n, n})))
     .sort((a, b) => b.point.time - a.point.time);
   const drawn = amanda.frame.draw(host, {
-    height: () => 380, option, label: `${chart.title}, ${points.length} operators`,
+    height: (width) => 380 + room(width), option, label: `${chart.title}, ${points.length} operators`,
     items: () => every.map(({point, series, n}) => ({series, n, text: text(point).replaceAll("\n", ", "),
       use: () => context.select(point.row)})),
     show: (one, item) => one.dispatchAction({type: "showTip", seriesIndex: item.series, dataIndex: item.n}),

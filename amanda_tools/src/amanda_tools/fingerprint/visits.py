@@ -1,0 +1,127 @@
+"""Digests of what modules read and wrote, or of all values of a step, instead of each value.
+
+A visit is a sequence of executions of operators in one module, one after another in one thread.
+Owns the digests of visits and their sum; `tool` decides which values belong to them, and writes
+the rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from amanda_tools.fingerprint.files import INPUT, OUTPUT, UNREADABLE, UNWRITTEN, digest_of
+
+__all__ = ["MODULE", "STEP", "Group", "StepDigest", "Visit"]
+
+#: Types of the rows' operators, which are not those of a framework.
+MODULE, STEP = "module", "step"
+#: Flags of values that are not in the digest, by the position of the row that says so.
+LEFT_OUT = {1: UNREADABLE, 2: UNWRITTEN}
+_VALUE = struct.Struct("<QQQHH")
+
+
+class Group(NamedTuple):
+    """The phase, module and zone of a visit."""
+
+    phase: str
+    module: str
+    zone: str
+
+    @property
+    def name(self) -> str:
+        """Return how a reader knows it."""
+        name = self.module or "outside of modules"
+        return name if self.zone == "model" else f"{name} ({self.zone})"
+
+
+class Visit:
+    """Digests of what one visit of a module read from elsewhere and of what it wrote.
+
+    Args:
+        group: The module.
+        op: Number of the operator of its rows.
+        order: Its place in the order of execution.
+        execution: Number of earlier visits of the module.
+        thread: Number of the thread.
+    """
+
+    def __init__(self, group: Group, op: int, order: int, execution: int, thread: int) -> None:
+        import xxhash
+
+        self.group, self.op, self.order = group, op, order
+        self.execution, self.thread = execution, thread
+        self._digests = {INPUT: xxhash.xxh3_64(), OUTPUT: xxhash.xxh3_64()}
+        #: What was read or written and is not in the digest.
+        self._left_out: set[tuple[int, int]] = set()
+
+    def add_execution(self, op: int) -> None:
+        """Add that an operator ran.
+
+        Args:
+            op: Digest of its name.
+        """
+        self._digests[OUTPUT].update(struct.pack("<Q", op))
+
+    def add(
+        self, what: int, op: int, kind: int, position: int, item: int, digest: int, flags: int
+    ) -> None:
+        """Add a value.
+
+        Args:
+            what: `INPUT` or `OUTPUT`.
+            op: Digest of the operator's name.
+            kind: Digest of the value's type.
+            position: Its position.
+            item: Its place in a list.
+            digest: Its digest.
+            flags: Flags of its row.
+        """
+        left_out = [place for place, flag in LEFT_OUT.items() if flags & flag]
+        if left_out:
+            self._left_out.add((what, left_out[-1]))
+        else:
+            self._digests[what].update(_VALUE.pack(op, kind, digest, position, item))
+
+    def rows(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield what it is of, the position, the flags and the digest of each of its rows."""
+        for what, digest in self._digests.items():
+            yield what, 0, 0, digest.intdigest()
+        for what, position in sorted(self._left_out):
+            yield what, position, LEFT_OUT[position], 0
+
+
+class StepDigest:
+    """The digest of all visits of one step, which threads may begin in any order.
+
+    Args:
+        op: Number of the operator of its rows.
+        order: Its place in the order of execution.
+    """
+
+    def __init__(self, op: int, order: int) -> None:
+        self.op, self.order, self.execution, self.thread = op, order, 0, 0
+        self._sum = 0
+        self._left_out: set[int] = set()
+
+    def add(self, visit: Visit) -> None:
+        """Add a visit that has ended."""
+        own = [digest for _, position, _, digest in visit.rows() if position == 0]
+        content = repr((visit.group, own)).encode()
+        self._sum = (self._sum + digest_of(content)) % (1 << 64)
+        self._left_out |= {position for _, position, _, _ in visit.rows() if position}
+
+    def rows(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield what it is of, the position, the flags and the digest of each of its rows."""
+        yield OUTPUT, 0, 0, self._sum
+        for position in sorted(self._left_out):
+            yield OUTPUT, position, LEFT_OUT[position], 0
+
+    def with_visits(self, visits: Iterator[Visit]) -> StepDigest:
+        """Return a copy to which visits that have not ended are added."""
+        copy = StepDigest(self.op, self.order)
+        copy._sum, copy._left_out = self._sum, set(self._left_out)
+        for visit in visits:
+            copy.add(visit)
+        return copy
