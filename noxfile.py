@@ -31,6 +31,7 @@ from maintenance.sessions.shards import (
     REST,
     SHARDS,
     SLOW,
+    USUAL,
     Shard,
     measure_coverage,
     test,
@@ -65,7 +66,7 @@ def tests_all(session: nox.Session) -> None:
     unknown = [name for name in session.posargs if name not in SHARDS]
     if unknown:
         session.error(f"There is no shard {', '.join(unknown)}; there are {', '.join(SHARDS)}")
-    shards = [SHARDS[name] for name in session.posargs or SHARDS]
+    shards = [SHARDS[name] for name in session.posargs or USUAL]
     shared = [shard for shard in shards if not shard.apart]
     if shared:
         environment(session, "all-tests")
@@ -76,12 +77,12 @@ def tests_all(session: nox.Session) -> None:
 
 @nox.session
 def tests_rest(session: nox.Session) -> None:
-    """Run the slow tests without TensorFlow, and the fast ones of drivers with environments of
-    their own; CI runs it after `tests`.
+    """Run the slow tests without TensorFlow, and the fast ones of drivers whose environments are
+    small; CI runs it after `tests`.
     """
     environment(session, "all-tests")
     test(session, REST, ALL)
-    test_apart(session, [shard for shard in SHARDS.values() if shard.apart], FAST)
+    test_apart(session, [SHARDS[name] for name in USUAL if SHARDS[name].apart], FAST)
 
 
 @nox.session
@@ -100,6 +101,12 @@ def nightly(session: nox.Session) -> None:
 def jax(session: nox.Session) -> None:
     """Test the JAX driver in an environment of its own; select with `-- -k name`."""
     test_apart(session, [SHARDS["jax"]], EVERY, *session.posargs)
+
+
+@nox.session
+def mindspore(session: nox.Session) -> None:
+    """Test the MindSpore driver in an environment of its own; select with `-- -k name`."""
+    test_apart(session, [SHARDS["mindspore"]], EVERY, *session.posargs)
 
 
 @nox.session
@@ -255,7 +262,32 @@ def references(session: nox.Session) -> None:
 def screenshots(session: nox.Session) -> None:
     """Make the pictures of reports in docs/screenshots; needs Chromium and chromedriver."""
     environment(session, "all-tests")
-    run(session, "python", "docs/screenshots/screenshots.py", *session.posargs)
+    run(session, "python", "-m", "maintenance.browser.screenshots", *session.posargs)
+
+
+@nox.session
+def accessibility(session: nox.Session) -> None:
+    """Check reports of all tools, and pages such as `-- axe.min.js build/site`, with axe.
+
+    `npm pack axe-core` fetches axe.min.js. It needs Chromium and chromedriver, and no network.
+    """
+    environment(session, "all-tests")
+    with tempfile.TemporaryDirectory() as folder:
+        program = ("python", "-m", "maintenance.browser", "--reports", folder)
+        run(session, *program, *session.posargs)
+
+
+@nox.session(venv_backend="venv")
+def walk(session: nox.Session) -> None:
+    """Do what README and the guides print, in order, on a terminal, as a new user does; 30 minutes.
+
+    `-- docs/tutorial.md` walks over one page; `-- --folder walk` keeps the clone, the environment
+    and the screens, which are to be looked at.
+    """
+    session.install("-c", "constraints.txt", *group("walk"))
+    with tempfile.TemporaryDirectory() as temporary:
+        session.install(f"{copy_of('amanda_core', temporary)}[cli]")
+    session.run("python", "-m", "maintenance.walk", *session.posargs)
 
 
 @nox.session

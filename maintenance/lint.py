@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Folders with sources and tests of one distribution each.
 DISTRIBUTIONS = [
     *("amanda_core", "amanda_tools", "amanda_driver_torch", "amanda_driver_tf"),
-    *("amanda_driver_jax", "amanda_driver_mxnet"),
+    *("amanda_driver_jax", "amanda_driver_mindspore", "amanda_driver_mxnet"),
+    "amanda_driver_onnxruntime",
     *("examples/driver_numpy", "examples/tool_activation_ranges"),
 ]
 
@@ -42,7 +43,8 @@ def typed() -> list[str]:
     scripts = sorted(
         folder.relative_to(ROOT).as_posix()
         for folder in (ROOT / "examples").iterdir()
-        if folder.is_dir() and not (folder / "pyproject.toml").exists()
+        # The gallery has tools as their users write them.
+        if folder.is_dir() and folder.name != "gallery" and not (folder / "pyproject.toml").exists()
     )
     folders = [f"{name}/{part}" for name in DISTRIBUTIONS for part in ("src", "tests")]
     every = [*folders, "tests", "maintenance", "docs/screenshots", *scripts]

@@ -1,4 +1,4 @@
-"""The rows of one environment in docs/backends.md: `nox -s backends`.
+"""The rows of one environment in docs/backends.md and docs/tools/matrix.md: `nox -s backends`.
 
 `python -m maintenance.backends NAME` runs in the environment whose name is given: that of a driver,
 or `shared`.
@@ -14,13 +14,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The conformance kit over the drivers of the shared environment.
-KITS = ["tests/seam/conformance/test_torch.py", "tests/portable/test_conformance.py"]
+KITS = [
+    "tests/seam/conformance/test_torch.py",
+    "tests/portable/test_conformance.py",
+    "amanda_driver_onnxruntime/tests/test_conformance.py",
+]
 
 
 def main(name: str) -> None:
     """Run the tools and the kit, and write the page; whatever fails ends the program."""
     results = Path(__file__).with_name("results") / f"{name}.json"
     run(sys.executable, "-m", f"{__package__}.one_tool", str(results))
+    run(sys.executable, "-m", f"{__package__}.tool_matrix", name)
+    if name == "shared":
+        run(
+            *(sys.executable, "-m", f"{__package__}.tool_matrix", "in_python"),
+            AMANDA_TORCH_INTERCEPTOR="function_mode",
+        )
     pytest = str(Path(sys.executable).with_name("pytest"))
     with tempfile.TemporaryDirectory() as folder:
         reports = []

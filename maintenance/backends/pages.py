@@ -25,6 +25,8 @@ DRIVERS = {
     "tensorflow": "amanda_driver_tf",
     "jax": "amanda_driver_jax",
     "mxnet": "amanda_driver_mxnet",
+    "mindspore": "amanda_driver_mindspore",
+    "onnxruntime": "amanda_driver_onnxruntime",
 }
 
 TEXT = """\
@@ -38,7 +40,7 @@ This page is made of results by `nox -s backends`.
 backward. A perceptron is computed twice under each tool, with routines on the host and with staged
 ones, and once after it. *As by hand*: the output and the gradients are those of the same
 computation with the edit written into it, the routines ran as often as their operators, and the
-results afterwards are the plain ones.
+results afterwards are the plain ones. Where the framework only infers, that is the output.
 
 {tools}
 
@@ -65,7 +67,7 @@ that have what several drivers had written of their own; only drivers that need 
 
 {drivers}
 
-Of the drivers without an interceptor in C, JAX's has the most lines: JAX does not tell which
+JAX's driver is larger than MXNet's, which has no interceptor in C either: JAX does not tell which
 operators the user called and which one of its transformations did, and whether a compiled program
 has the tools of now; and one call of an operator may be traced, differentiated, mapped and compiled
 in any nesting. Its lines, by what they buy:
@@ -102,6 +104,7 @@ PARTS = {
     "identity.path_modules": "the module that runs, where programs make modules again at each call",
     "identity.modules": "what is a module of Flax (NNX, Linen) and Equinox, and what it holds",
     "identity.plain_trees": "parameters of programs without modules",
+    "identity.zones": "which part of a program runs that is not the model, such as an optimizer",
     "stacked_layers": "layers that a program scans over, as the loop that they are",
     "identity.immutable_parameters": "weights in arrays that are never written",
     "jax_internals": "private names; a callback that no transformation drops or repeats",
@@ -210,7 +213,7 @@ def tool_table() -> str:
     for path in sorted(RESULTS.glob("*.json")):
         if not path.name.endswith(".kit.json"):
             rows.update(json.loads(path.read_text(encoding="utf-8")))
-    frameworks = ("PyTorch", "TensorFlow", "JAX", "MXNet")
+    frameworks = ("PyTorch", "TensorFlow", "JAX", "MXNet", "MindSpore", "ONNX Runtime")
     order = [name for each in frameworks for name in rows if name.startswith(each)]
     lines = [f"| backend | version | {' | '.join(TOOLS)} |", "|---" * (len(TOOLS) + 2) + "|"]
     for name in order:

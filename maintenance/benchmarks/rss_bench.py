@@ -15,15 +15,17 @@ import sys
 import tempfile
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 #: Parts of the run after which memory is read. Before the first one, caches fill.
 PARTS = (0.05, 0.25, 0.5, 0.75, 1.0)
 #: Arguments of tools that need some.
-ARGUMENTS = {"prune": {"sparsity": 0.5}}
-TOOLS = (
-    *("plain", "flops", "latency", "memory", "nonfinite", "trace", "graph", "sparsity"),
-    *("prune", "prune_nm", "prune_tiles", "quantize", "inject_faults", "dump"),
-)
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "capture": {"ops": ["relu"]},
+    "prune": {"sparsity": 0.5},
+    "prune_tiles": {"sparsity": 0.5},
+}
+TOOLS = ("plain", *sorted(point.name for point in entry_points(group="amanda.tools")))
 
 
 def resident() -> float:

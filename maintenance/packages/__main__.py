@@ -20,7 +20,8 @@ from .publishing import follow
 
 MEMBERS = (
     *("amanda_core", "amanda_tools", "amanda_driver_torch", "amanda_driver_tf"),
-    *("amanda_driver_jax", "amanda_driver_mxnet"),
+    *("amanda_driver_jax", "amanda_driver_mindspore", "amanda_driver_mxnet"),
+    "amanda_driver_onnxruntime",
 )
 TRAIN = """
 import torch

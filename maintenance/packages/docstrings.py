@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = (
     "amanda_core",
     "amanda_driver_jax",
+    "amanda_driver_mindspore",
     "amanda_driver_mxnet",
+    "amanda_driver_onnxruntime",
     "amanda_driver_tf",
     "amanda_driver_torch",
     "amanda_tools",

@@ -15,7 +15,7 @@ __all__ = ["follow", "script"]
 
 GUIDE = ROOT / "docs/guides/publishing-a-tool.md"
 _BLOCK = re.compile(
-    r"^(?:<!-- file: (?P<file>\S+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    r"^(?:`(?P<file>[^\s`]+)`:\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 

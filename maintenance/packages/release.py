@@ -29,7 +29,8 @@ __all__ = ["MEMBERS", "PYTHONS", "changelog_versions", "project"]
 #: All distributions, by folder.
 MEMBERS = (
     *("amanda_core", "amanda_tools", "amanda_driver_torch", "amanda_driver_tf"),
-    *("amanda_driver_jax", "amanda_driver_mxnet", "amanda_dnn"),
+    *("amanda_driver_jax", "amanda_driver_mindspore", "amanda_driver_mxnet"),
+    *("amanda_driver_onnxruntime", "amanda_dnn"),
 )
 #: Distribution with an extension -> the variable with which a build leaves it out.
 NATIVE = {"amanda_driver_torch": "AMANDA_TORCH_PURE", "amanda_driver_tf": "AMANDA_TF_PURE"}

@@ -28,6 +28,7 @@ LEFT_BY_BUILDS = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
 #: The distributions, by folder, each with the extra that the sessions use.
 MEMBERS = {
     "amanda_core": "[cli]",
+    "amanda_driver_onnxruntime": "",
     "amanda_driver_tf": "",
     "amanda_driver_torch": "",
     "amanda_tools": "",
@@ -42,6 +43,8 @@ class Apart(NamedTuple):
     #: The newest Python that these packages have wheels for.
     newest: tuple[int, int] = (99, 0)
     oldest: tuple[int, int] = (3, 11)
+    #: Whether only its own session and `nightly` make it.
+    large: bool = False
 
     @property
     def fits(self) -> bool:
@@ -52,6 +55,8 @@ class Apart(NamedTuple):
 APART = {
     # Its environment is small, and that of the others large enough.
     "amanda_driver_jax": Apart("jax"),
+    # MindSpore takes 2.5 GB, and its last release is built for NumPy 1.
+    "amanda_driver_mindspore": Apart("mindspore", newest=(3, 12), large=True),
     "amanda_driver_mxnet": Apart("mxnet", newest=(3, 11)),
 }
 #: The environment of `tests`, beside those of `APART`.

@@ -24,6 +24,7 @@ __all__ = [
     "REST",
     "SHARDS",
     "SLOW",
+    "USUAL",
     "Shard",
     "measure_coverage",
     "test",
@@ -78,9 +79,13 @@ SHARDS = {
     "tf-functions": Shard(["amanda_driver_tf/tests/function"], True),
     "tf-graphs": Shard(["amanda_driver_tf/tests/graph"], True),
     "portable": Shard(["tests/portable"], True),
+    "onnxruntime": Shard(["amanda_driver_onnxruntime"]),
     "jax": Shard(["amanda_driver_jax/tests"], apart="amanda_driver_jax"),
+    "mindspore": Shard(["amanda_driver_mindspore/tests"], apart="amanda_driver_mindspore"),
     "mxnet": Shard(["amanda_driver_mxnet/tests"], apart="amanda_driver_mxnet"),
 }
+#: Those that do not need a large environment of their own.
+USUAL = [name for name, one in SHARDS.items() if not one.apart or not APART[one.apart].large]
 
 
 def test(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = ["files"]
@@ -26,9 +27,9 @@ def _navigation() -> list[tuple[str, list[Path]]]:
     return found
 
 
-def _title_and_gist(page: Path) -> tuple[str, str]:
+def _title_and_gist(text: str) -> tuple[str, str]:
     """Return the heading of a page, and its first sentence."""
-    title, _, rest = page.read_text("utf-8").partition("\n")
+    title, _, rest = text.partition("\n")
     rest = re.sub(r"(?s)<!--.*?-->|\*Measured on.*?\*\n", "", rest)
     paragraphs = (part.strip() for part in rest.split("\n\n"))
     prose = next((part for part in paragraphs if part[:1] not in "|#`!:-<*" and part), "")
@@ -36,8 +37,8 @@ def _title_and_gist(page: Path) -> tuple[str, str]:
     return title.removeprefix("# "), re.split(r"(?<=[.!?:])\s", prose, maxsplit=1)[0]
 
 
-def index() -> str:
-    """Return llms.txt: a line for each page."""
+def index(made: Mapping[Path, str]) -> str:
+    """Return llms.txt: a line for each page, of which some are not written yet."""
     lines = ["# Amanda", ""]
     lines += [
         "> Instrumentation of neural networks: write a tool once, and it sees and changes every"
@@ -49,7 +50,7 @@ def index() -> str:
     for part, pages in _navigation():
         lines += [f"## {part}", ""]
         for page in pages:
-            title, gist = _title_and_gist(page)
+            title, gist = _title_and_gist(made.get(page) or page.read_text("utf-8"))
             name = page.relative_to(ROOT / "docs").as_posix()
             lines.append(f"- [{title}]({URL}{name})" + (f": {gist}" if gist else ""))
         lines.append("")
@@ -67,6 +68,10 @@ def everything() -> str:
     return "\n".join(parts)
 
 
-def files() -> dict[Path, str]:
-    """Return what is committed: the index. The site has both."""
-    return {ROOT / "llms.txt": index()}
+def files(made: Mapping[Path, str]) -> dict[Path, str]:
+    """Return what is committed: the index. The site has both.
+
+    Args:
+        made: Pages that are made of the sources, with their texts.
+    """
+    return {ROOT / "llms.txt": index(made)}

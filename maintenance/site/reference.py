@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -21,26 +22,89 @@ __all__ = ["PAGES", "pages"]
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs/reference"
-#: Page -> the module whose public names it has, its title and an introduction.
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of public names.
+
+    A page of hundreds of names would take a browser a minute to check, so that a module that has
+    many is several pages, by where the names are defined.
+
+    Attributes:
+        module: The module whose public names it has.
+        title: Its title.
+        introduction: Its first paragraph.
+        rooms: Packages and modules that define the names; all names if there are none.
+    """
+
+    module: str
+    title: str
+    introduction: str
+    rooms: tuple[str, ...] = ()
+
+
+_KIT = "`from amanda_tools.kit import ...`; [the first page](kit.md) has bases of tools."
+_DRIVER_KIT = (
+    "`from amanda_core.driver_kit import ...`; [the first page](driver-kit.md) says what other "
+    "pages there are."
+)
 PAGES = {
-    "kit": (
+    "kit": Page(
         "amanda_tools.kit",
         "For authors of tools",
         "What tools inherit and use: `from amanda_tools.kit import OperatorTool`. "
-        "[Writing a tool](../guides/writing-a-tool.md) shows how.",
+        "[Writing a tool](../guides/writing-a-tool.md) shows how. This page has the bases of tools "
+        "and the accounts of operators; there are others for [tensors and weights](kit-tensors.md) "
+        "and for [results and pages](kit-results.md).",
+        ("mapping", "operators", "sequences"),
     ),
-    "interface": (
+    "kit-tensors": Page(
+        "amanda_tools.kit",
+        "For authors of tools: tensors and weights",
+        f"Values, types and statistics of tensors, and parameters. {_KIT}",
+        ("tensors", "weights"),
+    ),
+    "kit-results": Page(
+        "amanda_tools.kit",
+        "For authors of tools: results and pages",
+        f"Texts, charts, files and HTML pages of results. {_KIT}",
+        ("output", "page"),
+    ),
+    "interface": Page(
         "amanda_core.interface",
         "The interface of drivers",
         "What a driver is. [What a driver may call](../guides/driver-reference.md) has the same "
         "names in short, [the hooks](../guides/hooks.md) and [the errors](../errors.md) have "
         "pages of their own.",
     ),
-    "driver-kit": (
+    "driver-kit": Page(
         "amanda_core.driver_kit",
         "For authors of drivers",
-        "What a driver may inherit and call. [Writing a driver](../guides/writing-a-driver.md) "
-        "shows how.",
+        "What a driver may inherit and call: `from amanda_core.driver_kit import Session`. "
+        "[Writing a driver](../guides/writing-a-driver.md) shows how. This page has what executes, "
+        "patches and declares; there are others for [the engine and threads]"
+        "(driver-kit-engine.md), for [names, modules and imports](driver-kit-names.md), and for "
+        "[parameters](driver-kit-weights.md).",
+        ("driver_kit",),
+    ),
+    "driver-kit-engine": Page(
+        "amanda_core.driver_kit",
+        "For authors of drivers: engine and threads",
+        f"Sessions, contexts, plans, actions and calls; the state of a thread. {_DRIVER_KIT}",
+        ("engine", "runtime"),
+    ),
+    "driver-kit-names": Page(
+        "amanda_core.driver_kit",
+        "For authors of drivers: names, modules and imports",
+        f"Ids of operators, call sites, scopes of modules, and when drivers load. {_DRIVER_KIT}",
+        ("identity", "modules", "plugins"),
+    ),
+    "driver-kit-weights": Page(
+        "amanda_core.driver_kit",
+        "For authors of drivers: parameters",
+        f"Which parameter an operator reads, and which part of it. {_DRIVER_KIT}",
+        ("weights",),
     ),
 }
 
@@ -100,20 +164,33 @@ def _imports(module: str) -> dict[str, str]:
 
 
 def public(module: str) -> list[str]:
-    """Return the public names of a module that are no errors: these have a page."""
+    """Return the public names of a module that are not errors, which have a page of their own."""
     loaded = importlib.import_module(module)
     names = [name for name in loaded.__all__ if not name.startswith("__")]
     return [name for name in sorted(names, key=str.lower) if not _is_error(getattr(loaded, name))]
+
+
+def on_page(page: Page) -> list[str]:
+    """Return the names that a page has."""
+    loaded = importlib.import_module(page.module)
+
+    def room(name: str) -> str:
+        # A public name may be a module, such as `charts`.
+        place = loaded._MODULES.get(name) or getattr(loaded, name).__name__
+        return str(place).removeprefix(f"{page.module}.").partition(".")[0]
+
+    return [name for name in public(page.module) if not page.rooms or room(name) in page.rooms]
 
 
 def _is_error(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, (AmandaError, Warning))
 
 
-def names_page(module: str, title: str, introduction: str) -> str:
-    """Return a page with all public names of a module."""
-    parts = [f"# {title}\n\n{introduction}\n\nThis page is made by `nox -s docs`; do not edit it."]
-    parts += [entry(module, name) for name in public(module)]
+def names_page(page: Page) -> str:
+    """Return a page with public names of a module."""
+    made = "This page is made by `nox -s docs`; do not edit it."
+    parts = [f"# {page.title}\n\n{page.introduction}\n\n{made}"]
+    parts += [entry(page.module, name) for name in on_page(page)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -129,11 +206,12 @@ def command_line() -> str:
         "| exit status | meaning |",
         "|---|---|",
         "| 0 | done |",
-        "| 1 | `run`: the program ended well, and a result could not be written; `diff`: a value "
-        "differs; `doctor`: an error was found |",
+        "| 1 | `run`: the program ended well, and a result could not be written; `diff`, "
+        "`replay`: a value differs; `doctor`: an error was found |",
         "| 2 | wrong use, a wrong option or configuration, or a program that could not be "
-        "started; `diff`: one run has more than the other |",
-        "| 3 | `diff`: wrong use |",
+        "started; `diff`: one run has more than the other; `replay`: the operator "
+        "cannot be executed again |",
+        "| 3 | `diff`, `replay`: wrong use |",
         "| 4 | `run`: a condition of `--fail-if` holds |",
         "| any other | `run`: that of the program |",
         "",
@@ -167,11 +245,12 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
 
 def pages() -> dict[Path, str]:
     """Return all pages that are made of the sources."""
-    made = {FOLDER / f"{name}.md": names_page(*page) for name, page in PAGES.items()}
+    made = {FOLDER / f"{name}.md": names_page(page) for name, page in PAGES.items()}
     # What `amanda explain` reads.
     explained = ROOT / "amanda_core/src/amanda_core/cli/errors.md"
     errors = (ROOT / "docs/errors.md").read_text("utf-8")
-    return {**made, FOLDER / "command-line.md": command_line(), explained: errors, **agents.files()}
+    made |= {FOLDER / "command-line.md": command_line(), explained: errors}
+    return made | agents.files(made)
 
 
 if __name__ == "__main__":

@@ -48,15 +48,18 @@ DECIDING: dict[str, Callable[[], Any]] = {
 
 
 class _Ids(amanda.Tool):
-    """Notes the op ids and weights of the model."""
+    """Notes the op ids and weights of the model, and the op ids of collectives."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[Any] = []
+        self.collectives: list[Any] = []
         self.add_inst_for_op(self._note)
 
     def _note(self, context: amanda.OpContext) -> None:
-        if context.zone == "model":
+        if context.op_type.startswith("c10d::"):
+            self.collectives.append((context.get_op_id(), context.name))
+        elif context.zone == "model":
             weights = [weight.owner for weight in context.weights.values()]
             self.found.append((context.get_op_id(), context.name, weights))
 
@@ -220,6 +223,7 @@ def _work(rank: int, ranks: int, folder: Path, programs: list[str], tools: list[
                 "error": error,
                 "decided": _decided(tool) if not error else {},
                 "ids": getattr(tool, "found", []),
+                "collectives": getattr(tool, "collectives", []),
                 "left out": sorted({one.reason for one in getattr(result, "unreached", ())}),
             }
     torch.save(found, folder / f"{rank}")
@@ -305,7 +309,8 @@ def differences(found: list[dict[Any, Any]]) -> Iterator[tuple[str, str, str]]:
             if missing and not first["left out"]:
                 wrong.append(f"{missing} not decided, without a reason")
         elif tool == "ids":
-            wrong += [] if all(rank["ids"] == first["ids"] for rank in each) else ["ids differ"]
+            same = all(rank[of] == first[of] for rank in each for of in ("ids", "collectives"))
+            wrong += [] if same else ["ids differ"]
             if program != "tensor parallel" and first["ids"] != alone["ids"]:
                 wrong.append("ids differ from one process")
         elif any(
@@ -333,7 +338,7 @@ def _page(found: list[dict[Any, Any]], ranks: int) -> str:
         "and scales of one process with the whole batch, in all ranks; in bfloat16 they are the "
         "same in all ranks. What `replicas` compares is equal. `ids` are op ids and names of "
         "weights: those of one process, but for layers that are tensor "
-        "parallel, where they are the same in all ranks.",
+        "parallel, where they are the same in all ranks, as are those of collectives.",
         "",
         "| tool | " + " | ".join(programs) + " |",
         "|---" * (len(programs) + 1) + "|",

@@ -18,12 +18,14 @@ BOUNDS = {
     "fast": {
         "amanda_core": 90,
         "amanda_tools": 90,
+        "amanda_driver_onnxruntime": 80,
         "amanda_driver_tf": 80,
         "amanda_driver_torch": 80,
     },
     "all": {
         "amanda_core": 95,
         "amanda_tools": 95,
+        "amanda_driver_onnxruntime": 90,
         "amanda_driver_tf": 90,
         "amanda_driver_torch": 90,
     },

@@ -72,7 +72,14 @@ def test_a_driver_writes_down_the_interface_that_it_is_made_for(driver: str) -> 
 
 
 @pytest.mark.parametrize(
-    "driver", ["amanda_driver_jax", "amanda_driver_mxnet", "examples/driver_numpy"]
+    "driver",
+    [
+        "amanda_driver_jax",
+        "amanda_driver_mindspore",
+        "amanda_driver_mxnet",
+        "amanda_driver_onnxruntime",
+        "examples/driver_numpy",
+    ],
 )
 def test_so_does_one_with_a_table(driver: str) -> None:
     (table,) = (ROOT / driver / "src").rglob("driver.toml")
@@ -82,4 +89,4 @@ def test_so_does_one_with_a_table(driver: str) -> None:
 def test_entry_points_are_found() -> None:
     command = [sys.executable, "-m", "amanda", "drivers", "--json"]
     drivers = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    assert {driver["name"] for driver in drivers} == {"pytorch", "tensorflow"}
+    assert {driver["name"] for driver in drivers} == {"onnxruntime", "pytorch", "tensorflow"}

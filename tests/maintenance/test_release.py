@@ -48,8 +48,8 @@ def test_versions_are_in_lockstep_with_each_other_and_the_changelog() -> None:
 
 
 def test_all_members_say_the_same_of_python() -> None:
-    # TensorFlow has no build for 3.14, and MXNet's last one is for 3.11.
-    newest = {"amanda_driver_tf": 13, "amanda_driver_mxnet": 11}
+    # TensorFlow has no build for 3.14, MXNet's last one is for 3.11, MindSpore's for 3.12.
+    newest = {"amanda_driver_tf": 13, "amanda_driver_mxnet": 11, "amanda_driver_mindspore": 12}
     for member in release.MEMBERS:
         project = release.project(member)
         assert project["requires-python"] == f">=3.{release.PYTHONS[0]}"
@@ -81,7 +81,8 @@ def test_recipes_require_what_the_distributions_do() -> None:
     #: Where a name on conda-forge is another one than on PyPI.
     renamed = {"python-xxhash": "xxhash", "pytorch": "torch"}
     recipes = sorted((ROOT / "packaging/conda").glob("*/recipe.yaml"))
-    assert len(recipes) == len(release.MEMBERS) - 1  # All but MXNet, which conda-forge has not.
+    # All but MXNet and MindSpore, which conda-forge has not.
+    assert len(recipes) == len(release.MEMBERS) - 2
     for path in recipes:
         recipe = yaml.safe_load(path.read_text("utf-8"))
         name = recipe["package"]["name"]

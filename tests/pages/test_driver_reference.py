@@ -170,7 +170,9 @@ def test_every_public_name_says_what_it_is() -> None:
     "driver",
     [
         "amanda_driver_jax",
+        "amanda_driver_mindspore",
         "amanda_driver_mxnet",
+        "amanda_driver_onnxruntime",
         "amanda_driver_tf",
         "amanda_driver_torch",
         "examples/driver_numpy",

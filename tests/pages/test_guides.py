@@ -1,7 +1,7 @@
 """Guides and pages of tools: their files are written, their programs and commands run, in order.
 
-A Python block is executed; all blocks of a page share one namespace. A block after ``<!-- file:
-NAME -->`` is written to that file instead. In a `console` block each ``$`` line is run, and the
+A Python block is executed; all blocks of a page share one namespace. A block after the line
+`` `NAME`: `` is written to that file instead. In a `console` block each ``$`` line is run, and the
 lines below it must occur in the output in that order, with ``...`` for anything. Pages that install
 what they make do it in an environment of their own. Other blocks are ignored, but each line of any
 page that begins with ``amanda run`` is run with a program of the tests.
@@ -14,10 +14,7 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 import venv
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,12 @@ from amanda_core.testing import CAPABILITIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))  # `maintenance` lies in the root, which `-P` hides.
+
+from maintenance.walk import pages  # noqa: E402
+from maintenance.walk.pages import Block, blocks  # noqa: E402
+
 GUIDES = sorted(
     [
         *(page for part in ("guides", "tools") for page in (ROOT / "docs" / part).glob("*.md")),
@@ -36,11 +38,6 @@ GUIDES = sorted(
         *(ROOT / "skills").glob("*/SKILL.md"),
     ]
 )
-_BLOCK = re.compile(
-    r"^(?:<!-- file: (?P<file>\S+) -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$",
-    re.MULTILINE | re.DOTALL,
-)
-
 #: A command, and the comment after it. One whose comment says that it is wrong must fail.
 _LINE = re.compile(r"^ *(?:\$ )?(amanda run [^\n#]*?)(?: +# (?P<note>.*))?$", re.MULTILINE)
 #: What such commands run, and a tool that one of them names.
@@ -54,29 +51,28 @@ for _ in range(2):
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
 """,
+    "infer.py": """\
+import numpy, onnx, onnxruntime
+from onnx import helper
+kind, values = onnx.TensorProto.FLOAT, numpy.ones((8, 4), numpy.float32)
+graph = helper.make_graph(
+    [helper.make_node("MatMul", ["x", "w"], ["y"])],
+    "model",
+    [helper.make_tensor_value_info("x", kind, (2, 8))],
+    [helper.make_tensor_value_info("y", kind, (2, 4))],
+    [onnx.numpy_helper.from_array(values, "w")],
+)
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+session = onnxruntime.InferenceSession(model.SerializeToString())
+for _ in range(3):
+    session.run(None, {"x": numpy.ones((2, 8), numpy.float32)})
+""",
     "my_tools.py": """\
 import amanda
 class Counter(amanda.Tool):
     pass
 """,
 }
-
-
-@dataclass
-class Block:
-    """A fenced block of a page."""
-
-    language: str
-    file: str | None
-    text: str
-    line: int
-
-
-def blocks(page: Path) -> Iterator[Block]:
-    text = page.read_text()
-    for found in _BLOCK.finditer(text):
-        line = text[: found.start("text")].count("\n") + 1
-        yield Block(found["language"], found["file"], textwrap.dedent(found["text"]), line)
 
 
 def environment(folder: Path) -> Path:
@@ -108,9 +104,7 @@ def run(block: Block, where: str, programs: str) -> None:
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     # An installation needs nothing that is not here.
     offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
-    commands = re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]
-    for part in commands:
-        command, _, expected = part.partition("\n")
+    for command, expected in pages.commands(block):
         done = subprocess.run(
             command,
             shell=True,
@@ -204,8 +198,8 @@ def test_links_lead_somewhere() -> None:
 def commands() -> dict[str, list[tuple[str, str]]]:
     """Return page -> its commands that no other test runs, and their comments."""
     found = {}
-    pages = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", *ROOT.glob("amanda_*/README.md")]
-    for page in sorted(pages):
+    everywhere = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("amanda_*/README.md")]
+    for page in sorted([*everywhere, ROOT / "README.md"]):
         text = page.read_text()
         shown = [b.text for b in blocks(page) if b.language == "console"] if page in GUIDES else []
         lines = [(m[1].strip(), m["note"] or "") for m in _LINE.finditer(text)]

@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     "amanda_core": "core",
     "amanda_driver_jax": "jax",
+    "amanda_driver_mindspore": "mindspore",
     "amanda_driver_mxnet": "mxnet",
+    "amanda_driver_onnxruntime": "onnxruntime",
     "amanda_driver_tf": "tensorflow",
     "amanda_driver_torch": "pytorch",
     "amanda_tools": "tools",

@@ -96,7 +96,8 @@ class EagerBackend(Backend):
     conv2d_layouts: ClassVar[tuple[str, str]] = ("NHWC", "HWIO")
     not_interrupted: ClassVar[Mapping[str, str]] = {
         "tensorflow/python/eager/context.py": "C++ reads the context's handle without a check, and "
-        "the process ends by SIGSEGV"
+        "the process ends by SIGSEGV",
+        "abc>": "C++ goes on after an exception in `isinstance`, and the process ends by SIGSEGV",
     }
 
     def from_python(self, value: Value, like: Any = None) -> Any:

@@ -115,9 +115,10 @@ class Count(amanda.Tool):
         word = context["type"]
         if word in self.words:
             context.insert_before_op(self.count, counter=self.forward, word=word)
-            context.insert_before_backward_op(
-                self.count, grad_outputs=[0], counter=self.backward, word=word
-            )
+            if context.supports("aligned_gradients"):  # Some frameworks only infer.
+                context.insert_before_backward_op(
+                    self.count, grad_outputs=[0], counter=self.backward, word=word
+                )
 
     def analyse_backward(self, context: OpContext) -> None:
         word = context["backward_type"]
@@ -161,7 +162,7 @@ class MagnitudePrune(amanda.Tool):
         self.layouts.append(layout)
         factor = facts.tensor(mask, weight)
         context.insert_before_op(self.multiply, inputs=[position], factor=factor)
-        if self.gradients:
+        if self.gradients and context.supports("aligned_gradients"):
             context.insert_after_backward_op(self.multiply, grad_inputs=[position], factor=factor)
 
 
@@ -175,7 +176,7 @@ class ScaleGradient(amanda.Tool):
         self.add_inst_for_op(self.analyse)
 
     def analyse(self, context: OpContext) -> None:
-        if context["type"] == self.word:
+        if context["type"] == self.word and context.supports("aligned_gradients"):
             context.insert_before_backward_op(self.multiply, grad_outputs=[0], factor=self.factor)
 
 

@@ -131,6 +131,21 @@ def net() -> nn.Sequential:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("make", [nn.Parameter, torch.Tensor.requires_grad_])
+def test_objects_stay_flat_over_weights_made_again(make: Any) -> None:
+    def multiply(times: int) -> int:
+        for _ in range(times):
+            torch.autograd.backward(nn.functional.linear(x, make(torch.ones(4, 4))).sum())
+        gc.collect()
+        return len(gc.get_objects())
+
+    x = torch.ones(2, 4)
+    with amanda.apply(Trace()):
+        found = [multiply(500) for _ in range(4)]
+    assert found[3] - found[1] < 500  # 1,000 weights were made meanwhile.
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["one apply", "applied again"])
 def test_a_dead_models_contexts_go_with_it(again: bool) -> None:
     x = torch.randn(5, 3)

@@ -15,6 +15,7 @@ import amanda
 from amanda_driver_torch.compiled import callbacks
 from amanda_tools.dump import Dump
 from amanda_tools.faults import InjectFaults
+from amanda_tools.fingerprint import Fingerprint
 from amanda_tools.flops import Flops
 from amanda_tools.gating import PruneChannels
 from amanda_tools.graph import GraphTracing
@@ -46,7 +47,10 @@ def notes(make: Callable[[], Any], *calls: Callable[[torch.Tensor], torch.Tensor
 
 @EAGERLY
 @pytest.mark.parametrize("make", [Latency, Memory, Flops, GraphTracing])
-def test_they_say_that_it_ran_eagerly(make: Callable[[], Any]) -> None:
+def test_they_say_that_it_ran_eagerly(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_COMPILED", "eager")
     compiled = torch.compile(network(), backend="eager")
     assert NOTE in notes(make, compiled)
     assert NOTE in notes(make, network(), compiled)
@@ -54,7 +58,8 @@ def test_they_say_that_it_ran_eagerly(make: Callable[[], Any]) -> None:
 
 
 @EAGERLY
-def test_only_operators_of_compiled_callables_are_marked() -> None:
+def test_only_operators_of_compiled_callables_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_COMPILED", "eager")
     marked: dict[str, bool] = {}
 
     class Marks(amanda.Tool):
@@ -104,13 +109,14 @@ def trained(tool: amanda.Tool, folder: Path, compile_it: bool) -> list[torch.Ten
 
 #: Tool -> how it is made.
 TOOLS: dict[str, Callable[[Path], amanda.Tool]] = {
-    "flops": lambda folder: Flops(backward=False),
-    "latency": lambda folder: Latency(backward=False),
-    "memory": lambda folder: Memory(backward=False),
-    "graph": lambda folder: GraphTracing(backward=False),
-    "nonfinite": lambda folder: NonFinite(backward=False),
-    "sparsity": lambda folder: Sparsity(),
-    "dump": lambda folder: Dump(folder=folder),
+    "flops": lambda folder: Flops(),
+    "latency": lambda folder: Latency(warmup=0),
+    "memory": lambda folder: Memory(),
+    "graph": lambda folder: GraphTracing(),
+    "nonfinite": lambda folder: NonFinite(),
+    "fingerprint": lambda folder: Fingerprint(folder=folder),
+    "sparsity": lambda folder: Sparsity(gradients=True),
+    "dump": lambda folder: Dump(folder=folder, values=["outputs", "gradients"]),
     "faults": lambda folder: InjectFaults(rate=0.05),
     "faults in weights": lambda folder: InjectFaults(site="weight", rate=0.05),
     "prune": lambda folder: Prune(0.5),
@@ -139,6 +145,54 @@ def test_bits_of_eager_mode(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     found = trained(tools[1], tmp_path, compile_it=True)
     assert all(map(torch.equal, found, expected))
     assert len(found) == len(expected)
+
+
+def _executions(result: Any) -> Any:
+    return sorted((op.name, op.phase, op.calls) for op in result.ops)
+
+
+def _operators(result: Any) -> Any:
+    ops = (op for graph in result.graphs for op in (*graph.ops, *graph.backward_ops))
+    return sorted((op.name, op.id, op.word or "") for op in ops)
+
+
+def _measured(result: Any) -> Any:
+    return [(one.name, one.kind, one.executions, one.elements, one.zeros) for one in result.tensors]
+
+
+def _dumped(result: Any) -> Any:
+    return sorted((op.name, op.calls) for op in result.index.ops), len(result.index.tensors)
+
+
+#: Tool -> what its result says of training, however the program is run.
+FIGURES: dict[str, Callable[[Any], Any]] = {
+    "flops": lambda result: result.figures(),
+    "latency": _executions,
+    "memory": _executions,
+    "graph": _operators,
+    "nonfinite": lambda result: (result.checked, result.faults),
+    "fingerprint": lambda result: [(s.executions, s.values) for s in result.steps],
+    "sparsity": _measured,
+    "dump": _dumped,
+}
+
+
+@pytest.mark.one_interceptor
+@STAYS_COMPILED
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_of_compiled_training_are_those_of_eager_mode(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", "native")
+    figures = []
+    for compile_it in (False, True):
+        tool: Any = TOOLS[name](tmp_path / str(compile_it))
+        trained(tool, tmp_path, compile_it)
+        result = tool.result()
+        figures.append(FIGURES[name](result))
+        assert NOTE not in (getattr(result, "notes", None) or ())
+    assert figures[0] == figures[1]
+    assert figures[0]
 
 
 @pytest.mark.slow
@@ -194,7 +248,8 @@ def test_training_stays_compiled_if_tools_do_without_its_backward_operators(
     eager, compiled = ops
     inside = [name for name, space in compiled if space.endswith("/compiled")]
     assert inside == [name for name, _ in eager][: len(inside)] != []
-    assert "compiled callables: backward operators are not seen" in tool.result().notes
+    (unseen,) = [note for note in tool.result().notes if "compiled training" in note]
+    assert "backward operators: AMANDA_TORCH_COMPILED=forward is set" in unseen
     assert NOTE not in tool.result().notes
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from python_calls import python_calls
 from torch import nn
 
 import amanda
@@ -45,23 +45,6 @@ TOOLS: dict[str, Callable[[Path], Any]] = {
     "sparsity": lambda folder: Sparsity(gradients=True),
     "trace": lambda folder: Trace(),
 }
-
-
-def python_calls(run: Callable[[], object]) -> int:
-    """Return how many Python functions ran; a generator counts each time that it resumes."""
-    found = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal found
-        found += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        run()
-    finally:
-        sys.setprofile(before)
-    return found
 
 
 def costs(name: str, modules: int, folder: Path) -> dict[str, int]:

@@ -33,7 +33,9 @@ pytestmark = pytest.mark.one_interceptor
 ROOT = Path(__file__).parents[2]
 MEMBERS = [
     "amanda_driver_jax",
+    "amanda_driver_mindspore",
     "amanda_driver_mxnet",
+    "amanda_driver_onnxruntime",
     "amanda_driver_tf",
     "amanda_driver_torch",
     "amanda_tools",
@@ -41,8 +43,8 @@ MEMBERS = [
 HEADERS = sorted(path.name for path in (ROOT / "amanda_core/src").rglob("*.h"))
 #: These name private things of the frameworks, some of which are called like ones of the core.
 OF_FRAMEWORKS = (
-    *("jax_internals", "mxnet_internals", "tensorflow_internals", "torch_internals"),
-    *("torch_symbols", "bindings"),
+    *("jax_internals", "mindspore_internals", "mxnet_internals", "onnxruntime_internals"),
+    *("tensorflow_internals", "torch_internals", "torch_symbols", "bindings"),
 )
 
 

@@ -70,7 +70,7 @@ class _Reduced(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """The input of a layer after a part that is split along the sequence."""
+    """What all processes have: the parts of a sequence, or the tokens of each."""
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
@@ -208,26 +208,10 @@ class Experts(nn.Module):
     def forward(self, x: Any) -> Any:
         x = self.first(x)
         chosen = self.router(x).softmax(-1)
-        everything = _AllTokens.apply(x)
+        everything = _Gathered.apply(x)
         mine = self.expert(everything)
         y = _OwnTokens.apply(mine).reshape(_size(), *x.shape)
         return self.last((y * chosen.T.unsqueeze(-1)).sum(0))
-
-
-class _AllTokens(torch.autograd.Function):
-    """The tokens of all processes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        parts = [torch.empty_like(x) for _ in range(_size())]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        gradient = gradient.clone()
-        dist.all_reduce(gradient)
-        return gradient.chunk(_size())[_rank()]
 
 
 class _OwnTokens(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -15,9 +16,12 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import ToolError
+from amanda_tools.faults import InjectFaults
+from amanda_tools.kit.weights.baking_tool import BakingTool
 from amanda_tools.kit.weights.tool import WeightTool
 from amanda_tools.prune import Prune, PruneNM
 from amanda_tools.quantize import Quantize
+from amanda_tools.steer import Steer
 
 load_file = pytest.importorskip("safetensors.torch").load_file
 
@@ -47,12 +51,20 @@ def values():
 names: dict[str, Any] = {"__name__": "home"}
 exec(MODEL, names)
 
+LINEAR: dict[str, Any] = {"ops": ["linear"], "value": "inputs", "operand": 1}
+
 TOOLS: dict[str, Callable[[], WeightTool]] = {
     "prune": lambda: Prune(0.5),
     "global": lambda: Prune(0.5, scope="global"),
     "nm": lambda: PruneNM(2, 4),
     "int4": lambda: Quantize(weights="int4", activations="none"),
     "fp8": lambda: Quantize("dynamic", weights="fp8_e4m3", activations="none"),
+}
+
+
+RESTRICTED: dict[str, Callable[[], BakingTool]] = {
+    "prune": lambda: Prune(0.5),
+    "steer": lambda: Steer("scale", factor=0.5, **LINEAR),
 }
 
 
@@ -100,7 +112,7 @@ def test_a_process_without_amanda_computes_the_same(
         net(x)
         expected = net(x)
     files = tool.save_baked(tmp_path)
-    assert sorted(file.name for file in files) == [
+    assert sorted(file.name for file in files if file.parent == tmp_path) == [
         "state.safetensors",
         "weights.json",
         "weights.safetensors",
@@ -194,3 +206,127 @@ def test_a_run_saves_the_weights_of_a_model_that_is_gone(tmp_path: Path) -> None
     done = run("-t", "trace:save=folder", "-o", "third")
     assert done.returncode != 0
     assert "has no option 'save'" in done.stderr
+
+
+EDITS: dict[str, Callable[[], BakingTool]] = {
+    "scale": lambda: Steer("scale", factor=2.0, neurons=[0, 2], **LINEAR),
+    "project": lambda: Steer("project", vector=[0.5, 1, 2, 1, 0, 3, 1, 1], **LINEAR),
+    "flips": lambda: InjectFaults(["linear"], site="weight", rate=0.1, bits="mantissa"),
+    "noise": lambda: InjectFaults(
+        ["linear"], site="weight", mode="per_layer", model="noise", count=5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_edits_of_weights_are_written_as_operators_read_them(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    net, tool = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).to(dtype), EDITS[name]()
+    other, x = copy.deepcopy(net), torch.rand(3, 8).to(dtype)
+    with amanda.apply(tool), torch.no_grad():
+        net(x)
+        expected = net(x)
+    files = tool.save_baked(tmp_path)
+    assert [file.name for file in files] == ["weights.safetensors", "weights.json"]
+    about = json.loads((tmp_path / "weights.json").read_text())
+    assert about["models"]["Sequential"]["changed"] == ["0.weight", "2.weight"]
+    assert not torch.equal(net(x), expected)
+    other.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    assert torch.equal(other(x), expected)
+    assert tool.bake(net) == ["0.weight", "2.weight"]
+    assert torch.equal(net(x), expected)
+
+
+def test_replayed_faults_are_written() -> None:
+    net, x = nn.Linear(4, 3), torch.rand(2, 4)
+    first = InjectFaults(["linear"], site="weight", mode="per_layer", bits=[23])
+    with amanda.apply(first):
+        expected = net(x)
+    again = InjectFaults(["linear"], site="weight", replay=first.result().faults)
+    with amanda.apply(again):
+        net(x)
+    assert again.bake(net) == ["weight"]
+    assert torch.equal(net(x), expected)
+
+
+class Transposed(nn.Module):
+    """Reads one weight along other axes than it has, and part of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turned, self.stack = nn.Parameter(torch.rand(5, 4)), nn.Parameter(torch.rand(2, 5, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.turned.T @ self.stack[1]
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        Steer("ablate", neurons=[1, 3], ops=["matmul"], value="inputs", operand=1),
+        InjectFaults(["matmul"], site="weight", mode="per_layer", count=4, model="noise"),
+    ],
+)
+def test_edits_are_written_into_the_part_that_an_operator_reads(tool: BakingTool) -> None:
+    net, x = Transposed(), torch.rand(3, 4)
+    before = net.stack.detach().clone()
+    with amanda.apply(tool), torch.no_grad():
+        expected = net(x)
+    assert tool.bake(net) == ["turned", "stack"]
+    assert torch.equal(net(x), expected)
+    assert torch.equal(net.stack[0], before[0])
+    assert not torch.equal(net.stack[1], before[1])
+
+
+def test_edits_that_are_in_no_weight_are_refused_by_name(tmp_path: Path) -> None:
+    net = names["Net"]().eval()
+    activations = [Steer("scale", factor=2.0, modules=["first"]), InjectFaults(rate=0.1)]
+    mixed = Steer("scale", factor=2.0, ops=["linear", "relu"], value="inputs")
+    tied = Steer("scale", factor=2.0, ops=["first/linear"], value="inputs", operand=1)
+    differ = InjectFaults(["linear"], site="weight", mode="per_layer")
+    with amanda.apply(*activations, mixed, tied, differ):
+        net(names["values"]())
+    for tool, told in (
+        (activations[0], "Steer changes activations with these options: that is in no weight"),
+        (activations[1], "changes activations, as site=output says: that is in no weight"),
+        (mixed, "changes input 0 of first/linear: that is in no weight"),
+        (tied, "first.weight .64, also read by tied/linear, where it is not changed"),
+        (differ, "first.weight .64, changed differently for first/linear and tied/linear"),
+    ):
+        with pytest.raises(ToolError, match=told):
+            tool.bake(net)
+        with pytest.raises(ToolError, match=told):
+            tool.save_baked(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    for tool in (*activations, mixed):
+        assert not tool.has_baked
+
+
+@pytest.mark.parametrize("name", RESTRICTED)
+def test_a_tied_weight_that_a_selection_leaves_out_is_refused(name: str) -> None:
+    net, x = trained(torch.float32), names["values"]()
+    tool = RESTRICTED[name]().where(amanda.select(module="first"))
+    with torch.no_grad(), amanda.apply(tool):
+        net(x)
+    with pytest.raises(ToolError, match=r"also read by tied/linear, which where\(\) leaves out"):
+        tool.bake(net)
+    net, tool = trained(torch.float32), RESTRICTED[name]().where(amanda.select(module="last"))
+    with torch.no_grad():
+        with amanda.apply(tool):
+            under = net(x)
+        assert tool.bake(net) == ["last.weight"]
+        assert torch.equal(net(x), under)
+
+
+@pytest.mark.parametrize("name", RESTRICTED)
+@pytest.mark.parametrize("chosen", [{"steps": [0]}, {"calls": [0]}], ids=["steps", "calls"])
+def test_a_change_in_some_steps_or_calls_is_refused(name: str, chosen: dict[str, Any]) -> None:
+    net, tool = trained(torch.float32), RESTRICTED[name]().where(amanda.select(**chosen))
+    with torch.no_grad(), amanda.apply(tool):
+        net(names["values"]())
+    assert not tool.has_baked
+    with pytest.raises(ToolError, match="in some steps or calls only"):
+        tool.bake(net)

@@ -19,17 +19,6 @@ MARKS = {"test_a_framework_that_is_imported_under_tools_is_instrumented": pytest
 
 #: Reason to run eagerly -> tests whose tools ask for what a compiled graph cannot have.
 WHY_EAGERLY = {
-    "a tool analyses backward operators": (
-        "test_a_gradient_that_a_backward_op_computed_is_edited",
-        "test_a_gradient_that_arrives_at_a_backward_op_is_edited",
-        "test_a_tool_at_all_points_of_all_ops_changes_nothing",
-        "test_an_exception_in_backward_keeps_its_type",
-        "test_backward_ids_are_stable_and_analysed_once",
-        "test_backward_is_disabled_too",
-        "test_backward_ops_know_their_forward_op",
-        "test_gradients_arrive_before_and_leave_behind",
-        "test_watching_backward_changes_nothing",
-    ),
     "the cache of analysis is disabled": (
         "test_analysis_runs_each_time_without_the_cache",
         "test_ids_stay_the_same_from_run_to_run",
@@ -58,10 +47,6 @@ WHY_NOT_NATIVE = unavailable(NativeBackend)
 if not WHY_NOT_NATIVE:
     TestNative = conformance(NativeBackend, MARKS)
     TestCompiled = pytest.mark.slow(conformance(CompiledBackend, MARKS | EAGERLY))
-    # In one session the op of a graph and the eager op of the same call are two, with an id each.
-    pytest.mark.xfail(
-        raises=AssertionError, strict=True, reason="without the cache, the program runs eagerly"
-    )(getattr(TestCompiled, "test_ids_stay_the_same_from_run_to_run"))  # noqa: B009
     # Dynamo's own warnings, after a graph break and of one.
     for message in ("The .grad attribute", "Dynamo does not know how to trace"):
         TestCompiled = pytest.mark.filterwarnings(f"ignore:{message}")(TestCompiled)

@@ -102,6 +102,23 @@ def test_a_changed_weight_is_named(layer: str, values: Any, stats: bool) -> None
         assert first.inputs_agree is None
 
 
+def test_an_operator_of_another_type_is_named() -> None:
+    def program(activation: Any) -> None:
+        torch.manual_seed(0)
+        layers = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), activation, nn.Linear(4, 2)
+        nn.Sequential(*layers)(torch.randn(3, 4))
+
+    found = compare(*both(lambda: program(nn.ReLU()), lambda: program(nn.LeakyReLU())))
+    first = found.first
+    assert first is not None
+    assert first.a.name == "4/linear"
+    assert [op.name for op in found.suspects] == ["3/relu"]
+    assert "Only in A, just before it: op '3/relu', at " in found.conclusion()
+    assert json.loads(found.to_json())["suspects"][0]["name"] == "3/relu"
+    same = compare(*both(lambda: program(nn.ReLU()), lambda: program(nn.ReLU())))
+    assert same.suspects == []
+
+
 def test_dropout_of_another_seed_is_named() -> None:
     def program(seed: int) -> None:
         model = network(dropout=0.5)

@@ -366,7 +366,7 @@ def test_without_a_rate_it_is_said_that_nothing_is_injected() -> None:
     tool = InjectFaults()
     with amanda.apply(tool):
         nn.Linear(2, 2)(torch.ones(1, 2))
-    said = "NO rate was given, so nothing was injected: give one as `rate`"
+    said = "No rate was given, so nothing was injected: give one as `rate`"
     assert said in tool.result().table().title
     every: list[dict[str, Any]] = [{"rate": 0.0}, {"mode": "per_layer"}, {"replay": []}]
     for options in every:

@@ -28,6 +28,44 @@ def batch(seed: int = 1) -> torch.Tensor:
     return torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_pytorch_compresses_what_was_baked(dtype: torch.dtype) -> None:
+    """By the functions with which `torch.sparse.to_sparse_semi_structured` does so."""
+    conversions: Any = pytest.importorskip("torch.sparse._semi_structured_conversions")
+
+    def compressed(weight: torch.Tensor) -> torch.Tensor:
+        kept, numbers = conversions.sparse_semi_structured_from_dense_cutlass(weight)
+        assert kept.shape == (64, 64)
+        found: torch.Tensor = conversions.sparse_semi_structured_to_dense_cutlass(kept, numbers)
+        return found
+
+    linear, tool = nn.Linear(128, 64).to(dtype), PruneNM(2, 4)
+    weight = linear.weight.detach()
+    with amanda.apply(tool):
+        linear(torch.ones(2, 128, dtype=dtype))
+    assert not torch.equal(compressed(weight), weight)
+    tool.bake(linear)
+    assert torch.equal(compressed(weight), weight)
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="torch.sparse.to_sparse_semi_structured takes CUDA tensors only",
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of SparseSemiStructuredTensor")
+def test_baked_weights_become_semi_structured() -> None:
+    linear, tool = nn.Linear(128, 128).half().cuda(), PruneNM(2, 4)
+    x = torch.ones(64, 128).half().cuda()
+    with amanda.apply(tool), torch.no_grad():
+        expected = linear(x)
+    tool.bake(linear)
+    weight: Any = torch.sparse.to_sparse_semi_structured(linear.weight.detach())
+    assert torch.equal(weight.to_dense(), linear.weight)
+    linear.weight = nn.Parameter(weight)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(x), expected, rtol=1e-2, atol=1e-2)
+
+
 def test_masks_of_linear_layers_are_those_of_torch_ao() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

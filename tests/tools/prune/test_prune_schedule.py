@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.nn.utils import prune
 
 import amanda
@@ -223,3 +225,41 @@ def test_baking_writes_the_zeros() -> None:
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         Prune(**{"sparsity": 0.5, **options})
+
+
+def test_masks_of_compiled_programs_change_in_place() -> None:
+    """400 changes of the masks compile nothing again, and nothing runs on the host."""
+    changes, graphs, traces = 400, [], []
+
+    def lower(graph: torch.fx.GraphModule, _: Any) -> Any:
+        traces.append(graph)
+        return make_boxed_func(graph.forward)
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return aot_autograd(fw_compiler=lower, bw_compiler=lower)(graph, inputs)
+
+    def train(compiled: bool) -> tuple[list[torch.Tensor], Prune]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(24, 20), nn.Tanh(), nn.Linear(20, 3))
+        call = torch.compile(model, backend=backend, fullgraph=True) if compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        tool, losses = Prune(0.9, steps=changes), []
+        values = torch.randn(4, 24, generator=torch.Generator().manual_seed(1))
+        with amanda.apply(tool):
+            for _ in range(changes + 1):
+                loss = call(values).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.detach())
+        return losses, tool
+
+    expected, eager = train(compiled=False)
+    found, tool = train(compiled=True)
+    assert all(map(torch.equal, found, expected))
+    assert tool.result().weights == eager.result().weights
+    assert [one.pruned for one in tool.result().weights] == [432, 54]  # Nine tenths of them.
+    assert len(graphs) == 1
+    traced = [str(node.target) for graph in traces for node in graph.graph.nodes]
+    assert not any(name.startswith("amanda") for name in traced)  # Operators of routines.

@@ -240,3 +240,30 @@ def test_parameters_that_have_died(score: Any) -> None:
         assert torch.equal(pruned(tool, width), pruned(PruneTiles(0.5, score=score), width))
         gc.collect()
     assert {tuple(one.shape) for one in tool.result().weights} == {(16, 24), (16, 32)}
+
+
+def test_weights_that_the_program_makes_at_each_call_are_not_pruned_and_that_is_said() -> None:
+    made, x = torch.randn(8, 6), torch.randn(5, 6)
+    tool = PruneTiles(0.5, tile=2)
+    with amanda.apply(tool):
+        for _ in range(2):
+            weight = torch.tensor(made.tolist(), requires_grad=True)
+            found = nn.functional.linear(x, weight).detach()
+            del weight
+            amanda.step()
+    assert torch.equal(found, x @ made.T)
+    (note,) = tool.result().notes
+    assert note.startswith("not supported on pytorch/")
+    assert note.endswith("since the program makes them at each call")
+
+
+def test_weights_that_die_before_their_mask_are_not_reached() -> None:
+    tool = PruneTiles(sparsity=0.5)
+    with amanda.apply(tool):
+        for _ in range(3):
+            nn.Linear(64, 64, bias=False)(torch.ones(2, 64))
+    result = tool.result()
+    assert [row.pruned for row in result.weights] == [0] * len(result.weights)
+    assert result.parameters
+    assert not result.reached
+    assert "gone when its mask" in result.unreached[0].reason

@@ -128,6 +128,83 @@ def test_a_functional_model_has_the_scales_of_its_module_twin() -> None:
     assert len(ranges[0]) == 5
 
 
+@pytest.mark.parametrize(("group", "per"), [(0, "channel"), (0, "tensor"), (4, "channel")])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zero_points_and_groups_are_those_of_torch(bits: int, group: int, per: Any) -> None:
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(12, 6, bias=False), torch.eye(12)
+    with torch.no_grad():
+        layer.weight[0].abs_()  # Its range is extended to 0.
+        layer.weight[1] -= 1.0
+    last = 2**bits - 1
+    rows = layer.weight.detach().reshape(-1, 72 if per == "tensor" else group or 12)
+    observer = ao.PerChannelMinMaxObserver(
+        0, torch.quint8, torch.per_channel_affine, quant_min=0, quant_max=last
+    )
+    observer(rows)
+    scale, zero = observer.calculate_qparams()
+    rows = torch.fake_quantize_per_channel_affine(rows, scale, zero.int(), 0, 0, last)
+    tool = Quantize(weights=f"int{bits}", activations="none", symmetric=False, group=group, per=per)
+    with amanda.apply(tool), torch.no_grad():
+        found = layer(x)
+    assert torch.equal(found, F.linear(x, rows.reshape(6, 12)))
+    (row,) = tool.result().weights
+    assert math.prod(row.scales_shape) == len(row.scales)
+    assert row.scales == scale.tolist()
+    assert row.zeros == zero.tolist()
+    # Another process has the same grids, of other weights.
+    again = Quantize(
+        weights=f"int{bits}", activations="none", symmetric=False, group=group, per=per
+    )
+    again.load_state_dict(tool.state_dict())
+    with torch.no_grad():
+        layer.weight *= 2
+        with amanda.apply(again):
+            layer(x)
+    for name, state in tool.states.items():
+        (one,), (other,) = state.saved().values(), again.states[name].saved().values()
+        assert numpy.array_equal(one, other), name
+
+
+def test_groups_of_a_part_and_of_a_transposed_weight_are_those_of_the_parameter() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.eye(8), torch.nn.Parameter(torch.randn(8, 6))
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x: Any) -> Any:
+            return x @ weight, F.linear(x, weight.t()), x @ weight[:, 2:5]
+
+    net, tool = Net(), Quantize(weights="int4", activations="none", symmetric=False, group=4)
+    with amanda.apply(tool), torch.no_grad():
+        whole, turned, part = net(x)
+    assert torch.equal(whole, turned)
+    assert torch.equal(whole[:, 2:5], part)
+    assert tool.bake() == ["weight"]
+    assert torch.equal(weight.detach(), whole)
+
+
+def test_the_least_error_of_a_grid_with_a_zero_point_is_that_of_the_best_share() -> None:
+    weight = numpy.random.default_rng(0).standard_normal((3, 200)).astype(numpy.float32) + 1
+    form = format_named("int3")
+    assert form is not None
+    best = weight_grid(weight, [1], form, "mse", 0, True)
+    error = ((quantized(weight, best) - weight) ** 2).sum(1)
+    full = weight_grid(weight, [1], form, "minmax", 0, True)
+    assert (error < ((quantized(weight, full) - weight) ** 2).sum(1)).all()
+    known = torch.from_numpy(weight)
+    for row in range(3):
+        low, high = min(float(known[row].min()), 0.0), float(known[row].max())
+        for share in range(1, 101):
+            scale = (high - low) * share / 100 / 7
+            zero = min(max(round(-low * share / 100 / scale), 0), 7)
+            new = torch.fake_quantize_per_tensor_affine(known[row], scale, zero, 0, 7)
+            assert error[row] <= float(((new - known[row]) ** 2).sum()) * (1 + 1e-4)
+
+
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_a_weights_grid_of_the_least_error_is_the_best_of_those_tried(bits: int) -> None:
     weight = numpy.random.default_rng(0).standard_normal((3, 200)).astype(numpy.float32)
@@ -604,6 +681,13 @@ def test_a_removed_tool_changes_nothing() -> None:
         ({"per_token": True}, "for the method dynamic"),
         ({"method": "lsq", "weights": "fp8_e4m3"}, "learns steps of integers"),
         ({"calibration": -1}, "calibration is from 0"),
+        ({"method": "dynamic", "group": 4}, "for the method static"),
+        ({"method": "lsq", "symmetric": False}, "for the method static"),
+        ({"group": 4, "per": "tensor"}, "leave out per=tensor"),
+        ({"group": -4}, "positive number of neighbours, or 0, not -4"),
+        ({"group": 4, "weights": "none"}, "which weights=none leaves out"),
+        ({"method": "lsq+", "symmetric": True}, "use lsq"),
+        ({"weights": "fp8_e4m3", "activations": "none", "symmetric": False}, "floats lie around 0"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -196,6 +196,64 @@ def test_a_budget_that_is_too_small_is_an_error_and_the_advised_one_is_enough() 
 
 
 @pytest.mark.one_interceptor
+@pytest.mark.parametrize(
+    ("selection", "measured"),
+    [(None, 11), (amanda.select(op="*"), 11), (amanda.select(steps=[12]), 1)],
+)
+def test_without_a_budget_some_steps_are_measured(
+    selection: amanda.Selection | None, measured: int
+) -> None:
+    """The first ten and the twentieth of 25, unless the user selects steps."""
+
+    def steps() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        losses = []
+        for _ in range(25):
+            loss = model(torch.ones(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        return losses
+
+    plain, tool = steps(), Rematerialize()
+    with amanda.apply(tool.where(selection)):
+        assert all(map(torch.equal, steps(), plain))
+    result = tool.result()
+    assert {op.calls for op in result.ops} == {measured}
+    assert result.measured == ([*range(10), 20] if measured > 1 else [])
+    title = result.table().title
+    assert ("measured were 11 steps up to 20; whether others need more" in title) == (measured > 1)
+    # Weights and biases, their gradients and momenta, and the output of the layer at least.
+    assert 4 * (3 * 72 + 32) <= result.peak <= result.floor + 4 * 32 * 4
+
+
+def test_a_larger_step_that_was_not_measured_is_found_by_selecting_all() -> None:
+    def steps(tool: Rematerialize) -> RematerializeResult:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with amanda.apply(tool):
+            for step in range(14):
+                model(torch.ones(4096 if step == 12 else 4, 8)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return tool.result()
+
+    sampled = steps(Rematerialize())
+    assert sampled.measured == [*range(10)]
+    large = 4096 * 8 * 4  # The output of a layer.
+    assert sampled.peak < large
+    with pytest.raises(BudgetError, match="Measure this step, too, by `--steps 0:`"):
+        steps(Rematerialize(sampled.floor))
+    every = steps(Rematerialize().where(amanda.select(steps=slice(0, None))))
+    assert every.measured == []
+    assert every.peak > large
+    assert steps(Rematerialize(every.floor)).peak <= every.floor
+
+
+@pytest.mark.one_interceptor
 def test_the_users_of_memory_are_counted() -> None:
     facts: list[Facts | None] = []
     tool = amanda.Tool()

@@ -131,6 +131,46 @@ def test_a_missing_process_is_named_and_not_passed_over(sample: Path, tmp_path: 
         compare_replicas(tmp_path / "run")
 
 
+def test_weights_without_a_digest_are_not_called_equal(tmp_path: Path) -> None:
+    class Sparse(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.weight = nn.Parameter((value * torch.eye(3)).to_sparse(), requires_grad=False)
+            self.dense = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.dense(torch.sparse.mm(self.weight, x))
+            return result
+
+    for rank in (0, 1):
+        torch.manual_seed(0)
+        tool, model = Replicas(), Sparse(1.0 + rank)
+        with amanda.apply(tool), torch.no_grad():
+            model(torch.ones(3, 3))
+        tool.result().write(tmp_path / f"rank{rank}" / "replicas")
+    found = compare_replicas(tmp_path)
+    assert (found.same, found.complete, found.weights) == (True, False, 2)
+    assert found.missing == [
+        f"rank{rank} has 1 weights and gradients without a digest" for rank in (0, 1)
+    ]
+    assert amanda_diff(tmp_path) == 2
+
+
+def test_no_gradients_are_a_note(sample: Path, tmp_path: Path) -> None:
+    found = compare_replicas(sample / "seeds-right")
+    assert found.compared["gradients"] > 0
+    assert f"{found.compared['gradients']} gradients" in found.conclusion()
+    assert not found.notes
+    tool, model = Replicas(), nn.Linear(5, 3)
+    with amanda.apply(tool):
+        model(torch.randn(4, 5)).sum().backward()
+    for rank in (0, 1):
+        tool.result().write(tmp_path / f"rank{rank}" / "replicas")
+    found = compare_replicas(tmp_path)
+    assert (found.same, found.compared["gradients"]) == (True, 0)
+    assert "No gradients were compared" in found.conclusion()
+
+
 def test_records_that_are_empty_or_malformed(sample: Path, tmp_path: Path) -> None:
     shutil.copytree(sample / "seeds-right", tmp_path / "run")
     folder = tmp_path / "run" / "rank1" / "replicas"
@@ -139,6 +179,7 @@ def test_records_that_are_empty_or_malformed(sample: Path, tmp_path: Path) -> No
     found = compare_replicas(tmp_path / "run")
     assert found.same
     assert not found.complete
+    assert amanda_diff(tmp_path / "run") == 2
     assert (found.values, found.weights) == (0, 0)
     assert "nothing was compared" in found.conclusion()
     (folder / "rows.bin").write_bytes(rows)

@@ -580,3 +580,33 @@ def test_reasons_that_differ_in_names_alone_have_one_total() -> None:
         "the value of … is used by …, too": 3,
     }
     assert "not rewritten: 5 as the normalisation is in training, 3 as" in result.table().title
+
+
+@pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")
+def test_a_compiled_module_that_runs_eagerly_is_rewritten() -> None:
+    model, x = Pair().eval(), torch.randn(2, 4, 5, 5)
+    expected, tool = model(x), Rewrite(rules=["conv_bn"])
+    compiled = torch.compile(model, backend="eager")
+    with amanda.apply(tool):
+        for _ in range(3):
+            assert_close(compiled(x), expected)
+    result = tool.result()
+    assert [match.rewritten for match in result.matches] == [2]
+    assert not any("searched" in note for note in result.notes)
+
+
+def test_the_result_says_that_no_run_has_ended() -> None:
+    model, x = Pair().eval(), torch.randn(2, 4, 5, 5)
+    tools = {until: Rewrite(rules=["conv_bn"], until=until) for until in ("module", "step")}
+    with amanda.apply(*tools.values()):
+        for _ in range(2):
+            F.relu(x)
+    notes = {until: tool.result().notes for until, tool in tools.items()}
+    assert [len(found) for found in notes.values()] == [1, 1]
+    assert 'use until="step"' in notes["module"][0]
+    assert "no step ended" in notes["step"][0]
+    assert notes["module"][0] in tools["module"].result().table().title
+    with amanda.apply(*tools.values()):
+        model(x)
+        amanda.step()
+    assert [tool.result().notes for tool in tools.values()] == [[], []]

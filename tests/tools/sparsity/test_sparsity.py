@@ -321,6 +321,21 @@ def test_gradients() -> None:
     assert not measure(F.relu, x).of("gradient")
 
 
+def test_an_output_that_is_written_is_counted_again() -> None:
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.sigmoid()
+        found = [y.exp()]
+        y[:, 0] = 0
+        found.append(y.tanh())
+        y.view(-1)[4:] = 0
+        return [*found, y.sin(), y.cos()]
+
+    result = measure(program, torch.randn(4, 8))
+    zeros = {t.type: t.zeros for t in result.tensors if t.kind == "input"}
+    names = ("sigmoid", "exp", "tanh", "sin", "cos")
+    assert [zeros[name] for name in names] == [0, 0, 4, 32 - 3, 32 - 3]
+
+
 def test_what_moves_values_is_left_out() -> None:
     found = measure(lambda x: F.relu(x.reshape(4).clone()), torch.ones(2, 2))
     assert {tensor.type for tensor in found.tensors} == {"relu"}
