@@ -66,7 +66,9 @@ def readable(facts: Facts, x: Any) -> tuple[Any, Arithmetic, bool] | None:
 
 
 def _array(facts: Facts, x: Any) -> Any:
-    """Return an array of NumPy on the memory of a tensor; None without NumPy."""
+    """Return an array of NumPy on the memory of a tensor; None if it has more axes than NumPy has,
+    and without NumPy.
+    """
     try:
         import numpy
     except ImportError:
@@ -75,7 +77,10 @@ def _array(facts: Facts, x: Any) -> Any:
     if not isinstance(held, (bytes, memoryview)):
         return numpy.asarray(held)
     shape: Any = facts.shape(x)
-    return numpy.ndarray(shape, facts.dtype(x), held)
+    try:
+        return numpy.ndarray(shape, facts.dtype(x), held)
+    except ValueError:  # Of the number of axes; the memory is that of the tensor.
+        return None
 
 
 class Order(NamedTuple):
