@@ -114,12 +114,21 @@ CALLS: dict[str, tuple[Any, str | None, bool]] = {
 }
 
 
+def supported(call: Any) -> None:
+    """Skip the test if gloo lacks a collective in this release."""
+    try:
+        call(torch.zeros(2), torch.zeros(2))
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.usefixtures("group")
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", CALLS)
 def test_routines_get_what_is_given_and_what_is_written(name: str) -> None:
     call, common_type, in_place = CALLS[name]
     given, written, tool = torch.tensor([1.0, 2.0]), torch.zeros(2), Seen()
+    supported(call)
     with amanda.apply(tool):
         for _ in range(2):
             call(given, written)
@@ -138,6 +147,7 @@ def test_edits_are_sent_and_results_are_edited(name: str) -> None:
     call, _, in_place = CALLS[name]
     tool = inserting(insert_before_op=scaled, insert_after_op=scaled)
     given, written = torch.tensor([1.0, 2.0]), torch.zeros(2)
+    supported(call)
     with amanda.apply(tool):
         call(given, written)
     # What is only sent stays what it is in the program.
@@ -229,7 +239,7 @@ def test_weights_distinguish_them() -> None:
 def test_refusals() -> None:
     def refused(**inserted: Any) -> str:
         with amanda.apply(inserting(**inserted)), pytest.raises(AmandaError) as error:
-            dist.all_to_all([torch.ones(2)], [torch.ones(2)])
+            dist.reduce_scatter(torch.ones(2), [torch.ones(2)])
         return str(error.value)
 
     assert "A collective cannot be replaced" in refused(replace_op=lambda x: x)

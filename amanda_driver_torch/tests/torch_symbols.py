@@ -297,7 +297,7 @@ COMPILED = (
             *_in("torch._dynamo.variables.nn_module", "record_nn_module_stack"),
             *_in("torch._dynamo.variables.nn_module", "unpatched_nn_module_call"),
             *_in("torch._dispatch.python", "enable_python_dispatcher"),
-            *_in("torch._guards", "Guard"),
+            *_in("torch._guards", "Guard TracingContext"),
             *_in("torch._subclasses.fake_tensor", "FakeTensor"),
             *_in("torch._subclasses.functional_tensor", "FunctionalTensor"),
             *_in("torch.autograd.grad_mode", "_enter_inference_mode"),

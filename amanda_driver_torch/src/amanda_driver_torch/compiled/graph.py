@@ -7,7 +7,6 @@ one pass over a graph.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
@@ -54,10 +53,10 @@ from amanda_driver_torch.torch_internals.dynamo import (
     FakeTensor,
     HigherOrderOperator,
     ends_at_break,
-    fresh_symbols,
     guard_identity,
     is_made_inside,
     is_of_transforms,
+    on_fake_tensors,
     transform_levels,
     tree_leaves,
     tree_map,
@@ -176,8 +175,7 @@ class _Weaving:
     def weave(self) -> list[Woven]:
         grad = torch.is_grad_enabled()
         try:
-            fake_mode = self.graph.fake_mode
-            with fake_mode or contextlib.nullcontext(), fresh_symbols(fake_mode):
+            with on_fake_tensors(self.graph.fake_mode):
                 self._analyse_graph(self.graph.module)
                 if self.aliases.check(self.graph.module.graph, self.is_broken):
                     self.tools.gaps[VIEWS_PASSED_ON] = (

@@ -69,7 +69,13 @@ Bindings in_python{};
 struct Symbol {
     const char* name;
     void** place;
+    const char* older = nullptr;  // its name in earlier releases
 };
+
+// Some releases tell constant types apart by a second parameter of the template.
+#define CONST_DATA(type, place)                                                                  \
+    {"_ZNK2at10TensorBase14const_data_ptrIK" type "EEPKT_v", place_of(place),                    \
+     "_ZNK2at10TensorBase14const_data_ptrIK" type "Li0EEEPKNSt12remove_constIT_E4typeEv"}
 
 template <class F>
 void** place_of(F*& function) {
@@ -104,23 +110,24 @@ const Symbol SYMBOLS[] = {
     {"_ZN2at6native7is_conjERKNS_6TensorE", place_of(conjugated)},
     {"_ZN2at6native12is_inferenceERKNS_6TensorE", place_of(without_version)},
     {"_ZNK2at10TensorBase8_versionEv", place_of(version)},
-    {"_ZNK2at10TensorBase14const_data_ptrIKhEEPKT_v", place_of(data_of[0])},
-    {"_ZNK2at10TensorBase14const_data_ptrIKaEEPKT_v", place_of(data_of[1])},
-    {"_ZNK2at10TensorBase14const_data_ptrIKsEEPKT_v", place_of(data_of[2])},
-    {"_ZNK2at10TensorBase14const_data_ptrIKiEEPKT_v", place_of(data_of[3])},
-    {"_ZNK2at10TensorBase14const_data_ptrIKlEEPKT_v", place_of(data_of[4])},
-    {"_ZNK2at10TensorBase14const_data_ptrIKN3c104HalfEEEPKT_v", place_of(data_of[5])},
-    {"_ZNK2at10TensorBase14const_data_ptrIKfEEPKT_v", place_of(data_of[kFloat])},
-    {"_ZNK2at10TensorBase14const_data_ptrIKdEEPKT_v", place_of(data_of[7])},
-    {"_ZNK2at10TensorBase14const_data_ptrIKN3c107complexIfEEEEPKT_v", place_of(data_of[9])},
-    {"_ZNK2at10TensorBase14const_data_ptrIKN3c107complexIdEEEEPKT_v", place_of(data_of[10])},
-    {"_ZNK2at10TensorBase14const_data_ptrIKbEEPKT_v", place_of(data_of[11])},
-    {"_ZNK2at10TensorBase14const_data_ptrIKN3c108BFloat16EEEPKT_v", place_of(data_of[15])},
+    CONST_DATA("h", data_of[0]),
+    CONST_DATA("a", data_of[1]),
+    CONST_DATA("s", data_of[2]),
+    CONST_DATA("i", data_of[3]),
+    CONST_DATA("l", data_of[4]),
+    CONST_DATA("N3c104HalfE", data_of[5]),
+    CONST_DATA("f", data_of[kFloat]),
+    CONST_DATA("d", data_of[7]),
+    CONST_DATA("N3c107complexIfEE", data_of[9]),
+    CONST_DATA("N3c107complexIdEE", data_of[10]),
+    CONST_DATA("b", data_of[11]),
+    CONST_DATA("N3c108BFloat16E", data_of[15]),
     {"_Z16THPVariable_WrapON2at10TensorBaseE", place_of(wrapped_away)},
     {"_ZN2at4_ops7reshape4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE", place_of(reshape)},
     {"_ZN2at4_ops1t4callERKNS_6TensorE", place_of(transpose)},
     {"_ZN2at4_ops7permute4callERKNS_6TensorEN3c108ArrayRefIlEE", place_of(permute)},
 };
+#undef CONST_DATA
 
 PyObject* hidden = nullptr;  // a frozenset, or null
 
@@ -183,6 +190,9 @@ void find_symbols(const void* address, const Bindings& bindings) {
     for (const Symbol& symbol : SYMBOLS) {
         bool is_sought = library != nullptr && !is_hidden(symbol.name);
         *symbol.place = is_sought ? dlsym(library, symbol.name) : nullptr;
+        if (is_sought && *symbol.place == nullptr && symbol.older != nullptr) {
+            *symbol.place = dlsym(library, symbol.older);
+        }
     }
     if (library != nullptr) dlclose(library);  // This releases our handle only; torch stays loaded.
 #else

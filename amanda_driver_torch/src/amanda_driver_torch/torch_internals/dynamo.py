@@ -33,6 +33,7 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import ConstantSource, GlobalStateSource, SyntheticLocalSource
 from torch._dynamo.types import ConvertFrameReturn as ConvertFrameReturn
 from torch._functorch._aot_autograd import runtime_wrappers
+from torch._guards import TracingContext
 from torch._higher_order_ops.effects import _EffectType
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._subclasses.fake_tensor import (
@@ -141,10 +142,24 @@ def transform_levels(function: Any) -> int | None:
     return any(part in name for part in enters) - any(part in name for part in leaves)
 
 
-def fresh_symbols(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which runs on fake tensors may leave symbols that nothing uses."""
-    shapes = None if fake_mode is None else fake_mode.shape_env
-    return contextlib.nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
+@contextlib.contextmanager
+def on_fake_tensors(fake_mode: Any) -> Iterator[None]:
+    """Run operators of a graph on its fake tensors, and leave symbols that nothing uses.
+
+    Args:
+        fake_mode: Their mode, or None if there are none.
+    """
+    if fake_mode is None:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fake_mode)
+        if TracingContext.try_get() is not None:
+            # Dynamo gives the backend another mode, and some operators trace by that one.
+            stack.enter_context(TracingContext.patch(fake_mode=fake_mode))
+        if fake_mode.shape_env is not None:
+            stack.enter_context(fake_mode.shape_env.ignore_fresh_unbacked_symbols())
+        yield
 
 
 def new_recompile_region() -> int:

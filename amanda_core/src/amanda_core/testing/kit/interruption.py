@@ -71,7 +71,8 @@ def interrupt(
     handled = sys.exc_info()[1]
     raised = lines.run()
     assert sys.exc_info()[1] is handled, f"an exception is handled for ever after {lines.place}"
-    assert raised is None or lines.place, "the program raised by itself"
+    if raised is not None and not lines.place:
+        raise AssertionError("the program raised by itself") from raised
     # An exception in a driver's code that is not Ctrl-C becomes the cause of the driver's error. A
     # framework may raise another one in an `except` of its own.
     found = raised, getattr(raised, "__cause__", None), getattr(raised, "__context__", None)
