@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import amanda
 from amanda_core.driver_kit import OpContext
 from amanda_core.runtime.threads import original
 from amanda_core.testing.kit.tools import before
-from amanda_driver_onnxruntime.onnxruntime_internals import array_of
+from amanda_driver_onnxruntime.onnxruntime_internals import Part, array_of
 
 from .models import MODELS, X, control_flow, conv_net, drawn
 from .onnxruntime_backends import FLOAT, INT64, model_of, options, value, weight
@@ -115,6 +116,148 @@ def test_an_edit_in_a_loop() -> None:
         found = session.run(["exps"], {"x": X})[0]
     assert found.size
     assert (found == 1).all()
+
+
+class Observing(amanda.Tool):
+    """Notes all values before and after each operator."""
+
+    def __init__(self, types: Sequence[str] = (), *, observe: bool = True) -> None:
+        super().__init__()
+        self.values: list[tuple[str, list[Any]]] = []
+        self.types, self.observe = types, observe
+        self.add_inst_for_op(self.look)
+
+    def look(self, context: OpContext) -> None:
+        if not self.types or context.op_type in self.types:
+            for at, insert in (
+                ("before", context.insert_before_op),
+                ("after", context.insert_after_op),
+            ):
+                insert(self.note, observe=self.observe, where=f"{context.name} {at}")
+
+    def note(self, *values: Any, where: str) -> None:
+        arrays = [numpy.array(v) if isinstance(v, numpy.ndarray) else type(v) for v in values]
+        self.values.append((where, arrays))
+
+
+class Counted:
+    """How many sessions the driver runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs = 0
+        plain = Part.run
+
+        def run(part: Part, *args: Any) -> Any:
+            self.runs += 1
+            return plain(part, *args)
+
+        monkeypatch.setattr(Part, "run", run)
+
+    def take(self) -> int:
+        found, self.runs = self.runs, 0
+        return found
+
+
+@pytest.mark.parametrize(("name", "level"), [(name, level) for name in MODELS for level in (0, 1)])
+def test_observers_see_the_same_in_one_session(
+    name: str, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of routines that may edit, which cut the model, are what they must see."""
+    session, counted = session_of(MODELS[name](), level), Counted(monkeypatch)
+    plain = session.run(None, {"x": X})
+    with amanda.apply(cut := Observing(observe=False)):
+        session.run(None, {"x": X})
+        expected = list(cut.values)
+    with amanda.apply(tool := Observing()) as handle:
+        for number in range(3):
+            tool.values.clear()
+            counted.take()
+            found = session.run(None, {"x": X})
+            assert same(found, plain) or (name, level) == FOLDED
+            # The first run analyses, and bodies run operator by operator.
+            assert (counted.take() == 1) == (number > 0 and name != "control flow"), number
+        gaps = [gap.what for gap in handle.coverage()["onnxruntime"]]
+    assert [where for where, _ in tool.values] == [where for where, _ in expected]
+    for (_, found), (_, wanted) in zip(tool.values, expected, strict=True):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert same(one, other) if isinstance(one, numpy.ndarray) else one == other
+    assert any("fusions" in gap for gap in gaps) == (level > 0)
+    assert same(session.run(None, {"x": X}), plain)
+
+
+def test_what_observers_do_not_reach_stays_one_session_with_all_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Edits, immediate tools, other epochs and inputs instead of weights cut the model."""
+    session, counted = session_of(conv_net()), Counted(monkeypatch)
+    immediate = Observing(["Gemm"])
+    immediate.immediate = True
+    tool = Observing(["Gemm", "Conv"])
+
+    def runs() -> int:
+        counted.take()
+        session.run(None, {"x": X})
+        return counted.take()
+
+    with amanda.apply(tool):
+        runs()
+        assert runs() == 1
+        with amanda.apply(immediate):
+            runs()
+            assert runs() == 6  # Two convolutions, the product, and what is between and after them.
+        assert runs() > 1  # It may have to be analysed again.
+        assert runs() == 1
+        with amanda.apply(_doubling()):
+            runs()
+            assert runs() > 1
+            assert close(session.run(None, {"x": X})[0])
+
+
+@pytest.mark.parametrize("when", ["at the operator", "before it", "after it"])
+def test_routines_that_an_observer_registers_act_from_there_on(when: str) -> None:
+    """The model has run then, without them."""
+    session = session_of(conv_net())
+    watched = {"at the operator": "Gemm", "before it": "Relu", "after it": "Softmax"}[when]
+    other, tool, armed = amanda.Tool(), amanda.Tool(), list[bool]()
+
+    def double(context: OpContext) -> None:
+        if context.op_type == "Gemm":
+            context.insert_after_op(lambda h: 2 * h)
+
+    def start(*values: Any) -> None:
+        if armed:
+            armed.clear()
+            other.add_inst_for_op(double)
+
+    tool.add_inst_for_op(
+        lambda op: op.insert_before_op(start, observe=True) if op.op_type == watched else None
+    )
+    with amanda.apply(tool, other):
+        for _ in range(2):
+            plain = session.run(None, {"x": X})
+        armed.append(True)
+        found, last = (session.run(None, {"x": X}) for _ in range(2))
+    assert close(found[0]) if when == "before it" else same(found, plain)
+    assert close(last[0])
+
+
+def test_observers_run_up_to_an_operator_that_fails() -> None:
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"], "neg"),
+        helper.make_node("Reshape", ["a", "shape"], ["y"], "reshape"),
+        helper.make_node("Abs", ["y"], ["z"], "abs"),
+    ]
+    inputs = [value("x"), value("shape", INT64)]
+    session = session_of(model_of(helper.make_graph(nodes, "g", inputs, [value("z")])))
+    x = numpy.ones(6, numpy.float32)
+    with amanda.apply(tool := Observing()):
+        for _ in range(2):
+            session.run(None, {"x": x, "shape": numpy.array([2, 3])})
+        tool.values.clear()
+        with pytest.raises(Exception, match="Reshape"):
+            session.run(None, {"x": x, "shape": numpy.array([4, 3])})
+    assert [where for where, _ in tool.values] == ["Neg before", "Neg after", "Reshape before"]
 
 
 class _Selecting(amanda.Tool):

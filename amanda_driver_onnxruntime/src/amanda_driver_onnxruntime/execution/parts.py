@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from amanda_core.driver_kit import inside_routine
 from amanda_driver_onnxruntime.execution.routines import Fragment
@@ -263,6 +263,25 @@ class Parts:
     def _identity(self, value: Any) -> Part:
         key = ("identity", type_of(value).SerializeToString())
         return self._known.get(key) or self._made(key, identity(type_of(value)))
+
+    def watched(self, nodes: Iterable[Node]) -> Part | None:
+        """Return the session of the model with all inputs and outputs of some nodes as outputs.
+
+        None if ONNX Runtime makes none, as of types that it does not infer.
+        """
+        graph = self.model.graph
+        made = {name for node in graph.nodes for name in node.outputs if name}
+        seen = dict.fromkeys(n for node in nodes for n in (*node.inputs, *node.outputs))
+        key = ("watched", *(name for name in seen if name in made.difference(graph.outputs)))
+        if key not in self._known:
+            model = onnx.ModelProto()
+            model.CopyFrom(self.model.proto)
+            model.graph.output.extend(map(helper.make_empty_tensor_value_info, key[1:]))
+            try:
+                self._made(key, model)
+            except Exception:  # What ONNX Runtime raises has no class in common.
+                return None
+        return self._known[key]
 
     def whole(self, model: onnx.ModelProto) -> Part:
         """Return the session of a model with edits."""
