@@ -22,7 +22,7 @@ from amanda_driver_onnxruntime.onnxruntime_internals import (
     UnknownModelError,
     array_of,
     constant,
-    has_options,
+    given_options,
     identity,
     is_borrowed,
     is_packed,
@@ -126,13 +126,13 @@ class Parts:
     def __init__(self, model: Model, session: Any) -> None:
         self.model = model
         self._providers = providers_of(session)
-        self._options = options_of(session, model.folder)
+        self._given = given_options(session)
         self._known: dict[Any, Part] = {}
         #: Keys of parts that ONNX Runtime makes only for inputs of known lengths.
         self._of_lengths: set[Any] = set()
         #: Key of a node with edited weights -> these weights, and its part.
         self._edited: dict[Any, tuple[dict[str, Any], Part]] = {}
-        self._checked = not has_options(session) or model.is_random
+        self._checked = self._given is None or model.is_random
         self._limit = 16 + 4 * sum(1 for _ in model.graph.all_nodes())
 
     def check(self, session: Any, given: Mapping[str, Any]) -> None:
@@ -289,7 +289,8 @@ class Parts:
 
     def _part(self, model: onnx.ModelProto) -> Part:
         with inside_routine():  # What ONNX Runtime runs to make it belongs to no program.
-            return Part.of(model, self._options, self._providers)
+            options = options_of(self._given, self.model.folder)
+            return Part.of(model, options, self._providers)
 
     def _made(self, key: Any, model: onnx.ModelProto) -> Part:
         part = self._part(model)

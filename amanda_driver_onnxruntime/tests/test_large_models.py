@@ -1,0 +1,137 @@
+"""Models whose weights stand in a file, and are too large for the text of a model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, external_data_helper, helper
+
+import amanda
+from amanda_core.cli import app
+from amanda_core.driver_kit import OpContext
+from amanda_driver_onnxruntime import onnxruntime_internals
+from amanda_tools.prune import Prune
+
+from .onnxruntime_backends import options
+
+#: Rows and columns of a weight of over 2 GiB, and of a small one.
+LARGE, SMALL = (4096, 65_600), (16, 32)
+ROW = 3
+
+
+class Looking(amanda.Tool):
+    """Counts executions."""
+
+    def __init__(self, *, observe: bool) -> None:
+        super().__init__()
+        self.count, self.observe = 0, observe
+        self.add_inst_for_op(self.look)
+
+    def look(self, context: OpContext) -> None:
+        context.insert_before_op(self.note, observe=self.observe)
+        context.insert_after_op(self.note, observe=self.observe)
+
+    def note(self, *values: Any) -> None:
+        self.count += 1
+
+
+def made(folder: Path, rows: int, columns: int) -> tuple[Path, Any]:
+    """Write a product of one row with a matrix of 64 bits; return its file and the matrix."""
+    generator, path = numpy.random.default_rng(0), folder / "weights.bin"
+    with path.open("wb") as file:
+        for _ in range(rows):
+            file.write(generator.standard_normal(columns).tobytes())
+    weight = TensorProto(name="w", data_type=TensorProto.DOUBLE, dims=[rows, columns])
+    weight.raw_data = b"0"  # As `set_external_data` wants it.
+    external_data_helper.set_external_data(weight, path.name, 0, path.stat().st_size)
+    weight.ClearField("raw_data")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], "product"),
+        helper.make_node("Neg", ["h"], ["y"], "negative"),
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.DOUBLE, [1, length])
+        for name, length in (("x", rows), ("y", columns))
+    )
+    graph = helper.make_graph(nodes, "large", [x], [y], [weight])
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save_model(
+        helper.make_model(graph, opset_imports=opsets, ir_version=9), folder / "model.onnx"
+    )
+    return folder / "model.onnx", numpy.memmap(path, numpy.float64, "r", shape=(rows, columns))
+
+
+def check(folder: Path, shape: tuple[int, int]) -> None:
+    """Watch, prune and export a model, and compare with the numbers in its file."""
+    path, weight = made(folder, *shape)
+    x = numpy.zeros((1, shape[0]))
+    x[0, ROW] = 1  # The result is a row of the weight.
+    numpy.savez(folder / "x.npz", x=x)
+    session = onnxruntime.InferenceSession(str(path), options(0))
+    plain = session.run(None, {"x": x})[0]
+    assert (plain[0] == -weight[ROW]).all()
+    for observe in (True, False):
+        with amanda.apply(tool := Looking(observe=observe)):
+            for _ in range(2):
+                assert (session.run(None, {"x": x})[0] == plain).all()
+        assert tool.count == 8
+    with amanda.apply(Prune(sparsity=0.5)):
+        pruned = session.run(None, {"x": x})[0]
+    assert not (pruned == plain).all()
+    del session
+    new = folder / "new" / "model.onnx"
+    new.parent.mkdir()
+    inputs = ["--inputs", str(folder / "x.npz")]
+    assert (
+        app.parse(["export", str(path), "-t", "prune:sparsity=0.5", *inputs, "-o", str(new)]) == 0
+    )
+    (stored,) = onnx.load_model(new, load_external_data=False).graph.initializer
+    where = external_data_helper.ExternalDataInfo(stored)
+    found = numpy.memmap(new.parent / where.location, numpy.float64, "r", where.offset or 0, shape)
+    kept, least, largest = 0, numpy.inf, 0.0
+    for one, old in zip(found, weight, strict=True):
+        assert ((one == old) | (one == 0)).all()
+        kept += numpy.count_nonzero(one)
+        least = min(least, abs(old[one != 0]).min(initial=numpy.inf))
+        largest = max(largest, abs(old[one == 0]).max(initial=0))
+    assert kept == weight.size // 2
+    assert largest <= least
+    assert (pruned[0] == -found[ROW]).all()
+
+
+def test_weights_that_are_passed_beside_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Take the way of large models for a small one."""
+    monkeypatch.setattr(onnxruntime_internals, "LARGEST", 0)
+    passed: list[str] = []
+    plain = onnxruntime.SessionOptions.add_external_initializers
+
+    def passing(self: Any, names: list[str], values: list[Any]) -> None:
+        passed.extend(names)
+        plain(self, names, values)
+
+    monkeypatch.setattr(onnxruntime.SessionOptions, "add_external_initializers", passing)
+    check(tmp_path, SMALL)
+    assert passed
+
+
+@pytest.mark.exhaustive
+def test_a_model_of_over_two_gigabytes(tmp_path: Path) -> None:
+    """Run under watching, pruning and export what protobuf cannot write."""
+    size = LARGE[0] * LARGE[1] * 8
+    free = shutil.disk_usage(tmp_path).free
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if free < 3 * size or memory < 8 * size:
+        pytest.skip(f"it needs {3 * size} bytes of disk and {8 * size} of memory: {free}, {memory}")
+    try:
+        check(tmp_path, LARGE)
+    finally:
+        shutil.rmtree(tmp_path)  # pytest keeps it otherwise.
