@@ -260,6 +260,49 @@ def test_observers_run_up_to_an_operator_that_fails() -> None:
     assert [where for where, _ in tool.values] == ["Neg before", "Neg after", "Reshape before"]
 
 
+def test_operators_that_no_driver_sees_into_are_said() -> None:
+    """Scan of the first version, and operators that are functions of a graph, run whole."""
+    node = helper.make_node
+    step = helper.make_graph(
+        [node("Add", ["state", "x"], ["next"]), node("Identity", ["next"], ["row"])],
+        "step",
+        [value("state", shape=[4]), value("x", shape=[4])],
+        [value("next", shape=[4]), value("row", shape=[4])],
+    )
+    scan = node("Scan", ["", "state", "x"], ["last", "y"], "scan", body=step, num_scan_inputs=1)
+    inputs = [value("state", shape=[2, 4]), value("x", shape=[2, 3, 4])]
+    graph = helper.make_graph([scan], "old", inputs, [value("y")])
+    scanning = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=3)
+    double = helper.make_graph(
+        [node("Add", ["one", "one"], ["two"])], "each", [value("one")], [value("two")]
+    )
+    nodes = [
+        node("SplitToSequence", ["x"], ["parts"], "split", axis=1),
+        node("SequenceMap", ["parts"], ["mapped"], "map", body=double),
+        node("ConcatFromSequence", ["mapped"], ["y"], "join", axis=1),
+    ]
+    mapping = model_of(helper.make_graph(nodes, "mapping", [value("x")], [value("y")]))
+    x = drawn(2, 3, 4)
+    given = {"state": drawn(2, 4), "x": x}
+    for model, feeds, name, fix in (
+        (scanning, given, "Scan", "version 9"),
+        (mapping, {"x": x}, "SequenceMap", ""),
+    ):
+        session = session_of(model)
+        plain = session.run(None, feeds)
+        with amanda.apply(tool := Looking(), selecting := _Selecting()) as handle:
+            for _ in range(2):
+                assert same(session.run(None, feeds), plain)
+            gaps = {gap.what: gap.why for gap in handle.coverage()["onnxruntime"]}
+        assert "Add" not in tool.seen
+        assert fix in gaps[f"operators inside {name}"]
+        assert any(f"inside {name}" in line for line in tool.not_seen())
+        with amanda.apply(selecting := _Selecting()):
+            for _ in range(2):
+                session.run(None, feeds)
+        assert selecting.count == len(model.graph.node)
+
+
 class _Selecting(amanda.Tool):
     """Asks for nothing at all."""
 

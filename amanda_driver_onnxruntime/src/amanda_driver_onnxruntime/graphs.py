@@ -64,6 +64,13 @@ class Node:
         self.bodies = {
             one.name: Graph(one.g, model) for one in proto.attribute if one.type == _GRAPHS[0]
         }
+        #: Whether the driver runs its bodies. The first version of Scan has a batch axis.
+        self.is_open = bool(
+            self.bodies
+            and proto.op_type in ("If", "Loop", "Scan")
+            and proto.domain in ("", "ai.onnx")
+            and (proto.op_type != "Scan" or len(self.bodies["body"].inputs) == len(self.inputs))
+        )
         self.captured = list(dict.fromkeys(n for g in self.bodies.values() for n in g.captured))
         self.attrs = {
             one.name: _attribute(one) for one in proto.attribute if one.type not in _GRAPHS

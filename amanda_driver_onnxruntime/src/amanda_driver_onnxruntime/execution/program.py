@@ -158,8 +158,8 @@ class Program:
         self, session: Session, node: Node
     ) -> tuple[tuple[Plan, list[Outcome]], tuple[Plan, list[Outcome]]] | None:
         """Return the plans of a node, with what is known of their steps; None if it has none."""
-        record = self.records[node]
-        if record.is_idle(session):
+        record = self.records.get(node)
+        if record is None or record.is_idle(session):
             return None
         epoch, *plans = self.plans.get(node, (-1,))
         found = [
@@ -203,7 +203,7 @@ class _Run:
             return False
         return all(
             self.is_idle(inner)
-            for body in (node.bodies.values() if interpreter_of(node) else ())
+            for body in (node.bodies.values() if node.is_open else ())
             for inner in body.nodes
         )
 
