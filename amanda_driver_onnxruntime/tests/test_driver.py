@@ -19,7 +19,7 @@ from amanda_core.runtime.threads import original
 from amanda_core.testing.kit.tools import before
 from amanda_driver_onnxruntime.onnxruntime_internals import Part, array_of
 
-from .models import MODELS, X, control_flow, conv_net, drawn
+from .models import MODELS, X, control_flow, conv_net, drawn, old_net
 from .onnxruntime_backends import FLOAT, INT64, model_of, options, value, weight
 
 FOLDED = ("normalized convolutions", 1)
@@ -258,6 +258,30 @@ def test_observers_run_up_to_an_operator_that_fails() -> None:
         with pytest.raises(Exception, match="Reshape"):
             session.run(None, {"x": x, "shape": numpy.array([4, 3])})
     assert [where for where, _ in tool.values] == ["Neg before", "Neg after", "Reshape before"]
+
+
+@pytest.mark.parametrize("opset", range(7, 13))
+@pytest.mark.parametrize("ir_version", [3, 8])  # In the older one each weight is an input, too.
+def test_old_versions_of_operators(opset: int, ir_version: int) -> None:
+    """What is an input now was an attribute."""
+    session = session_of(old_net(opset, ir_version))
+    plain = session.run(None, {"x": X})
+    for tool in (Looking(), Observing()):
+        with amanda.apply(tool):
+            for _ in range(2):
+                assert same(session.run(None, {"x": X}), plain)
+    types: dict[str, Any] = {}
+    typing = amanda.Tool()
+    typing.add_inst_for_op(lambda context: types.update({context.op_type: context.get("type")}))
+    with amanda.apply(typing):
+        session.run(None, {"x": X})
+    larger = "Upsample" if opset < 10 else "Resize"
+    names = {"BatchNormalization": "batch_norm", "ReduceSum": "sum", "Conv": "conv2d"}
+    lower = ("Dropout", "Pad", "Slice", "Clip", "Split", "Concat", "TopK", "Softmax")
+    assert types == names | {larger: "upsample"} | {name: name.lower() for name in lower} | {
+        "AveragePool": "avg_pool2d",
+        "Concat": "concat",
+    }
 
 
 def test_operators_that_no_driver_sees_into_are_said() -> None:

@@ -238,8 +238,7 @@ class OrtAttachment:
             raise UnsupportedError(
                 f"A routine cannot be exported: {error}",
                 where=error.where,
-                fix="Mark it with amanda.staged, and compute with NumPy's functions on what it "
-                "gets; or let it edit weights alone",
+                fix=error.fix,
             ) from error
 
     def _step(

@@ -29,6 +29,7 @@ class NotWovenError(Exception):
 
     Attributes:
         where: What the step is.
+        fix: What to do.
 
     Args:
         step: The step.
@@ -38,6 +39,10 @@ class NotWovenError(Exception):
     def __init__(self, step: Step, why: str) -> None:
         super().__init__(why)
         self.where = step.where
+        staged = "compute with NumPy's functions on what it gets; or let it edit weights alone"
+        self.fix = f"Mark it with amanda.staged, and {staged}"
+        if step.action.staged:
+            self.fix = f"With version 21 of ONNX's operators, {staged}"
 
 
 def woven(model: Model, planned: Planned, bakes: bool) -> onnx.ModelProto:
