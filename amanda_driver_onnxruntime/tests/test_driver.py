@@ -18,6 +18,7 @@ from amanda_core.driver_kit import OpContext
 from amanda_core.runtime.threads import original
 from amanda_core.testing.kit.tools import before
 from amanda_driver_onnxruntime.onnxruntime_internals import Part, array_of
+from amanda_driver_onnxruntime.vocabulary import _RANKED, DECLARATIONS
 
 from .models import MODELS, X, control_flow, conv_net, drawn, old_net
 from .onnxruntime_backends import FLOAT, INT64, model_of, options, value, weight
@@ -258,6 +259,24 @@ def test_observers_run_up_to_an_operator_that_fails() -> None:
         with pytest.raises(Exception, match="Reshape"):
             session.run(None, {"x": x, "shape": numpy.array([4, 3])})
     assert [where for where, _ in tool.values] == ["Neg before", "Neg after", "Reshape before"]
+
+
+def test_operators_without_a_common_type_are_known() -> None:
+    """A version of ONNX with operators that the vocabulary does not have fails here."""
+    names = {one.name for one in onnx.defs.get_all_schemas() if not one.domain}
+    untyped = {name for name in names - _RANKED.keys() if DECLARATIONS.get(name) is None}
+    assert untyped == set(
+        """
+        Acosh Asinh Atanh BitShift BlackmanWindow CausalConvWithState CenterCropPad
+        ConcatFromSequence DeformConv GlobalLpPool HammingWindow HannWindow Hardmax If ImageDecoder
+        LRN Loop LpNormalization LpPool MaxRoiPool MaxUnpool MeanVarianceNormalization
+        MelWeightMatrix NonMaxSuppression Optional OptionalGetElement OptionalHasElement
+        ReduceLogSum ReduceSumSquare RegexFullMatch ReverseSequence RoiAlign RotaryEmbedding Scan
+        SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength
+        SequenceMap Shape Shrink Size Softsign SplitToSequence StringConcat StringNormalizer
+        StringSplit SwiGLU TfIdfVectorizer Trilu
+        """.split()
+    )
 
 
 @pytest.mark.parametrize("opset", range(7, 13))
