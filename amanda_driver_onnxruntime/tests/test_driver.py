@@ -539,8 +539,12 @@ def test_types_that_numpy_does_not_have(kind: str) -> None:
 
     tool = amanda.Tool()
     tool.add_inst_for_op(look)
-    with amanda.apply(Looking()):
-        assert same(session.run(None, {"x": values}), plain)
+    for watching in (Looking(), observing := Observing()):
+        with amanda.apply(watching):
+            for _ in range(2):
+                assert same(session.run(None, {"x": values}), plain)
+    half = len(observing.values) // 2
+    assert str(observing.values[:half]) == str(observing.values[half:])
     with amanda.apply(tool):
         found = session.run(None, {"x": values})[0]
     assert (found == values[:, ::-1]).all()
@@ -578,8 +582,12 @@ def test_outputs_of_types_without_arrays(kind: str) -> None:
     editing.add_inst_for_op(
         lambda op: op.insert_after_op(edit, outputs=[0]) if op.name in low else None
     )
+    with amanda.apply(Observing()):
+        for _ in range(2):
+            found = session.run_with_ort_values(None, given)
     with amanda.apply(Looking()):
-        found = session.run_with_ort_values(None, given)
+        seen = session.run_with_ort_values(None, given)
+    assert all(map(same, map(array_of, found), map(array_of, seen)))
     with amanda.apply(editing):
         edited = session.run_with_ort_values(None, given)
     for one, other in zip(found, plain, strict=True):
@@ -657,10 +665,11 @@ def test_a_default_input_may_be_given(tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     session = session_of(model)
     one = numpy.ones(1, numpy.float32)
-    with amanda.apply(Looking()):
-        for _ in range(2):
-            assert session.run(None, {"x": one})[0] == 2
-            assert session.run(None, {"x": one, "w": 5 * one})[0] == 5
+    for tool in (Looking(), Observing()):
+        with amanda.apply(tool):
+            for _ in range(3):
+                assert session.run(None, {"x": one})[0] == 2
+                assert session.run(None, {"x": one, "w": 5 * one})[0] == 5
 
 
 def test_a_replacement_may_run_the_operator() -> None:
