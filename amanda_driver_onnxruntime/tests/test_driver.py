@@ -261,22 +261,24 @@ def test_observers_run_up_to_an_operator_that_fails() -> None:
     assert [where for where, _ in tool.values] == ["Neg before", "Neg after", "Reshape before"]
 
 
+#: Operators of ONNX without a common operator type.
+UNTYPED = """
+    Acosh Asinh Atanh BitShift BlackmanWindow CausalConvWithState CenterCropPad
+    ConcatFromSequence DeformConv GlobalLpPool HammingWindow HannWindow Hardmax If ImageDecoder
+    LRN Loop LpNormalization LpPool MaxRoiPool MaxUnpool MeanVarianceNormalization
+    MelWeightMatrix NonMaxSuppression Optional OptionalGetElement OptionalHasElement
+    ReduceLogSum ReduceSumSquare RegexFullMatch ReverseSequence RoiAlign RotaryEmbedding Scan
+    SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength
+    SequenceMap Shape Shrink Size Softsign SplitToSequence StringConcat StringNormalizer
+    StringSplit SwiGLU TfIdfVectorizer Trilu
+"""
+
+
 def test_operators_without_a_common_type_are_known() -> None:
     """A version of ONNX with operators that the vocabulary does not have fails here."""
     names = {one.name for one in onnx.defs.get_all_schemas() if not one.domain}
     untyped = {name for name in names - _RANKED.keys() if DECLARATIONS.get(name) is None}
-    assert untyped == set(
-        """
-        Acosh Asinh Atanh BitShift BlackmanWindow CausalConvWithState CenterCropPad
-        ConcatFromSequence DeformConv GlobalLpPool HammingWindow HannWindow Hardmax If ImageDecoder
-        LRN Loop LpNormalization LpPool MaxRoiPool MaxUnpool MeanVarianceNormalization
-        MelWeightMatrix NonMaxSuppression Optional OptionalGetElement OptionalHasElement
-        ReduceLogSum ReduceSumSquare RegexFullMatch ReverseSequence RoiAlign RotaryEmbedding Scan
-        SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength
-        SequenceMap Shape Shrink Size Softsign SplitToSequence StringConcat StringNormalizer
-        StringSplit SwiGLU TfIdfVectorizer Trilu
-        """.split()
-    )
+    assert untyped == set(UNTYPED.split())
 
 
 @pytest.mark.parametrize("opset", range(7, 13))

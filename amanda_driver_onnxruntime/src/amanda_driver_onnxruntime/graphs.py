@@ -17,7 +17,7 @@ import numpy
 import onnx
 from onnx import AttributeProto, helper, inliner, numpy_helper
 
-__all__ = ["Graph", "Model", "Node", "Operator", "is_random"]
+__all__ = ["Graph", "Model", "Node", "Operator", "copied", "is_random", "same"]
 
 _TARGET = re.compile(r"target=torch\.ops\.\w+\.(\w+)")
 #: Operators that draw random numbers, or may.
@@ -219,6 +219,22 @@ class Model:
         return helper.make_model(graph, opset_imports=self.opsets, ir_version=self.ir_version)
 
 
+def copied(proto: Any) -> Any:
+    """Return a copy of a part of a model."""
+    found = type(proto)()
+    found.CopyFrom(proto)
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return True if two arrays have the same bytes; texts are compared as such."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if one.dtype.hasobject:
+        return bool(one.tolist() == other.tolist())  # Their bytes are addresses.
+    return bool(one.tobytes() == other.tobytes())
+
+
 def is_random(graph: onnx.GraphProto) -> bool:
     """Return True if an operator of a graph, or of those inside it, draws random numbers."""
     inner = (one.g for node in graph.node for one in node.attribute if one.type == _GRAPHS[0])
@@ -276,8 +292,7 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
         return None
     (attribute,) = node.attribute
     if attribute.name == "value":
-        found = onnx.TensorProto()
-        found.CopyFrom(attribute.t)
+        found: onnx.TensorProto = copied(attribute.t)
     elif attribute.name in _CONSTANTS:
         values = numpy.array(helper.get_attribute_value(attribute), _CONSTANTS[attribute.name])
         found = numpy_helper.from_array(values)

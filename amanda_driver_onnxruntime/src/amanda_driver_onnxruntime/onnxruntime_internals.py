@@ -49,6 +49,7 @@ __all__ = [
     "model_of",
     "options_of",
     "ort_value",
+    "outside",
     "providers_of",
     "type_of",
 ]
@@ -198,21 +199,25 @@ class Part:
         self._run: Any = session._sess
 
     @classmethod
-    def of(cls, model: onnx.ModelProto, options: SessionOptions, providers: Sequence[Any]) -> Part:
-        """Make the session of a part with some options, which may change, and providers.
+    def of(
+        cls,
+        model: onnx.ModelProto,
+        options: SessionOptions,
+        providers: Sequence[Any],
+        outside: Mapping[str, Any],
+    ) -> Part:
+        """Make the session of a part.
 
-        Weights that are too large for the text of a model are passed beside it.
+        Args:
+            model: The model of the part.
+            options: Its options, which change.
+            providers: Its execution providers.
+            outside: Values of weights that the model names only, as `outside` makes them.
         """
-        weights, values = model.graph.initializer, dict[str, Any]()
-        if sum(len(one.raw_data) for one in weights) > LARGEST:
-            for one in weights:
-                if len(one.raw_data) >= LARGE:
-                    values[one.name] = ort_value(numpy_helper.to_array(one))
-                    external_data_helper.set_external_data(one, _NOWHERE, 0, len(one.raw_data))
-                    one.ClearField("raw_data")
-            options.add_external_initializers(list(values), list(values.values()))
+        if outside:
+            options.add_external_initializers(list(outside), list(outside.values()))
         data = model.SerializeToString()
-        return cls(InferenceSession(data, options, providers=list(providers)), values)
+        return cls(InferenceSession(data, options, providers=list(providers)), outside)
 
     def run(
         self, values: Mapping[str, Any], run_options: Any, names: Sequence[str] = ()
@@ -230,6 +235,15 @@ class Part:
     def run_listed(self, value: Any) -> Any:
         """Return a value of a part that is made by `identity` as lists and arrays."""
         return self._run.run(self.outputs, {self.inputs[0]: value}, None)[0]
+
+
+def outside(array: Any, name: str) -> onnx.TensorProto:
+    """Return a weight without its values, which a session gets beside its model."""
+    kind = element_of(array)
+    found = onnx.TensorProto(name=name, data_type=kind, dims=array.shape, raw_data=b"")
+    external_data_helper.set_external_data(found, _NOWHERE, 0, array.nbytes)
+    found.ClearField("raw_data")
+    return found
 
 
 def identity(kind: onnx.TypeProto) -> onnx.ModelProto:

@@ -165,8 +165,9 @@ PyTorch's exporter wrote.
 A tool inserts routines that return None before and after each operator. They are inserted as
 routines that may edit, for which the model is cut, and as observers, which see extra outputs of one
 session. The outputs of two runs of each are compared bit for bit with the plain session, not
-optimised (`ORT_DISABLE_ALL`) and with `ORT_ENABLE_BASIC`. There ONNX Runtime folds a BatchNormalization into a Conv, which a tool between
-them prevents: such a model differs in the last bits.
+optimised (`ORT_DISABLE_ALL`) and with `ORT_ENABLE_BASIC`. There ONNX Runtime folds a
+BatchNormalization into a Conv, which a tool between them prevents: such a model differs in the last
+bits.
 
 In the last column the model runs under `prune` with a sparsity of 0.5. Its outputs, and those of
 the model that `amanda.exported` returns, are compared bit for bit with a model in whose file the

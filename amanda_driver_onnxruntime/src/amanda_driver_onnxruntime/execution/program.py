@@ -102,7 +102,7 @@ class Program:
             planned = partial(self._planned, session)
             try:
                 model = woven(self.model, planned, bakes=False)
-                found = self.parts.whole(model)
+                found = self.parts.made(model)
             except _UnknownPlanError:
                 return None  # It becomes known in this run.
             except Exception:  # What ONNX Runtime raises has no class in common.
