@@ -305,6 +305,37 @@ def test_old_versions_of_operators(opset: int, ir_version: int) -> None:
     }
 
 
+@pytest.mark.parametrize("rank", [1, 2])
+def test_sparse_weights(rank: int) -> None:
+    """Show them as they are: ONNX Runtime makes them dense, too."""
+    dense = numpy.zeros((3, 3), numpy.float32)
+    dense[0, 1], dense[1, 2] = 3, 4
+    places = numpy.array([1, 5] if rank == 1 else [[0, 1], [1, 2]])
+    numbers = helper.make_tensor("w", FLOAT, [2], [3.0, 4.0])
+    sparse = helper.make_sparse_tensor(numbers, weight("", places, numpy.int64), [3, 3])
+    nodes = [
+        helper.make_node("Constant", [], ["v"], sparse_value=sparse),
+        helper.make_node("MatMul", ["x", "w"], ["h"], "product"),
+        helper.make_node("MatMul", ["h", "v"], ["y"], "other"),
+    ]
+    graph = helper.make_graph(
+        nodes, "sparse", [value("x")], [value("y")], sparse_initializer=[sparse]
+    )
+    session, x = session_of(model_of(graph)), drawn(2, 3)
+    plain = session.run(None, {"x": x})
+    numpy.testing.assert_allclose(plain[0], x @ dense @ dense, rtol=1e-5)
+    for tool in (Observing(observe=False), Observing()):
+        with amanda.apply(tool):
+            for _ in range(2):
+                assert same(session.run(None, {"x": x}), plain)
+        shown = [values[1] for where, values in tool.values if where.endswith("before")]
+        assert len(shown) == 4
+        assert all(map(same, shown, [dense] * 4))
+    with amanda.apply(before("MatMul", lambda w: 2 * w, [1])):
+        for _ in range(2):
+            assert same(session.run(None, {"x": x}), [4 * plain[0]])
+
+
 def test_operators_that_no_driver_sees_into_are_said() -> None:
     """Scan of the first version, and operators that are functions of a graph, run whole."""
     node = helper.make_node

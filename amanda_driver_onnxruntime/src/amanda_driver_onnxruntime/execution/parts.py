@@ -326,8 +326,7 @@ class Parts:
         reads = [name for name in reads if name not in baked]
         found = {name: values.weight(name) for name in reads if name not in given}
         weights = {name: one for name, one in found.items() if one is not None}
-        sparse = [values.graph.sparse[name] for name in reads if name in values.graph.sparse]
-        fed = [n for n in reads if n not in weights and n not in values.graph.sparse]
+        fed = [name for name in reads if name not in weights]
         feeds = {name: given[name] if name in given else values.ort(name) for name in fed}
         lengths, plain = key in self._of_lengths, key
         kinds = {name: values.kind(name, value, lengths) for name, value in feeds.items()}
@@ -345,7 +344,7 @@ class Parts:
             proto = onnxruntime_internals.outside if is_large else numpy_helper.from_array
             own = [proto(one, name) for name, one in copies.items()]
             beside = {name: ort_value(one) for name, one in copies.items()} if is_large else {}
-            made = self.model.part(nodes, kinds, outputs, [*weights.values(), *own], sparse)
+            made = self.model.part(nodes, kinds, outputs, [*weights.values(), *own])
             try:
                 part = self._made(key, made, beside)
             except Exception:  # What ONNX Runtime raises has no class in common.
