@@ -70,9 +70,10 @@ def old_net(opset: int, ir_version: int) -> onnx.ModelProto:
 
     add("Conv", "w", pads=[1, 1, 1, 1])
     add("BatchNormalization", *"sbmv")
-    add("Dropout", **({"ratio": 0.3} if opset < 12 else {}))
+    ratio: dict[str, Any] = {"ratio": 0.3} if opset < 12 else {}
+    add("Dropout", **ratio)
     add("AveragePool", kernel_shape=[2, 2], strides=[2, 2])
-    region = {"roi": []} if opset > 10 else {}
+    region: dict[str, Any] = {"roi": []} if opset > 10 else {}
     add("Upsample" if opset < 10 else "Resize", since=9, **region, scales=[1.0, 1.0, 2.0, 2.0])
     add("Pad", since=11, pads=[0, 0, 1, 1, 0, 0, 1, 1])
     add("Slice", since=10, starts=[1, 1], ends=[5, 5], axes=[2, 3])
