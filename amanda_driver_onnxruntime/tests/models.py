@@ -48,6 +48,49 @@ def conv_net(seed: int = 0, *, normalized: bool = True) -> onnx.ModelProto:
     return model_of(helper.make_graph(nodes, "convs", [value("x")], [value("y")], weights))
 
 
+def old_net(opset: int, ir_version: int) -> onnx.ModelProto:
+    """Return a network of operators whose forms have changed since, for versions from 7 to 12."""
+    weights = [weight("w", drawn(4, 3, 3, 3)), *(weight(n, abs(drawn(4))) for n in "sbmv")]
+    nodes, last = list[onnx.NodeProto](), "x"
+
+    def add(op_type: str, *inputs: str, outputs: int = 1, since: int = 0, **attrs: Any) -> None:
+        """Add a node, some of whose attributes are inputs from some version on."""
+        nonlocal last
+        given = [last, *inputs]
+        if since and opset >= since:
+            for name, numbers in attrs.items():
+                given.append(f"{op_type}.{name}")
+                whole = numpy.array(numbers).dtype.kind == "i"
+                kind = numpy.int64 if whole else numpy.float32
+                weights.append(weight(given[-1], numbers, kind))
+            attrs = {}
+        names = [f"{op_type}.{n}" for n in range(outputs)]
+        nodes.append(helper.make_node(op_type, given, names, op_type, **attrs))
+        last = names[0]
+
+    add("Conv", "w", pads=[1, 1, 1, 1])
+    add("BatchNormalization", *"sbmv")
+    ratio: dict[str, Any] = {"ratio": 0.3} if opset < 12 else {}
+    add("Dropout", **ratio)
+    add("AveragePool", kernel_shape=[2, 2], strides=[2, 2])
+    region: dict[str, Any] = {"roi": []} if opset > 10 else {}
+    add("Upsample" if opset < 10 else "Resize", since=9, **region, scales=[1.0, 1.0, 2.0, 2.0])
+    add("Pad", since=11, pads=[0, 0, 1, 1, 0, 0, 1, 1])
+    add("Slice", since=10, starts=[1, 1], ends=[5, 5], axes=[2, 3])
+    add("Clip", since=11, min=-1.0, max=2.0)
+    add("Split", outputs=2, axis=1, split=[2, 2])
+    add("Concat", "Split.1", axis=1)
+    add("ReduceSum", axes=[2], keepdims=0)
+    add("TopK", outputs=2, since=10, k=2 if opset < 10 else [2])
+    add("Softmax", axis=1)
+    inputs = [value("x")]
+    if ir_version < 4:
+        inputs += [helper.make_tensor_value_info(w.name, w.data_type, w.dims) for w in weights]
+    graph = helper.make_graph(nodes, "old", inputs, [value(last)], weights)
+    opsets = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
+
+
 def quantized() -> onnx.ModelProto:
     """Return a product of quantized weights, with and without their own operators."""
     node = helper.make_node

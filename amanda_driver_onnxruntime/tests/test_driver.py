@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import amanda
 from amanda_core.driver_kit import OpContext
 from amanda_core.runtime.threads import original
 from amanda_core.testing.kit.tools import before
-from amanda_driver_onnxruntime.onnxruntime_internals import array_of
+from amanda_driver_onnxruntime.onnxruntime_internals import Part, array_of
+from amanda_driver_onnxruntime.vocabulary import _RANKED, DECLARATIONS
 
-from .models import MODELS, X, control_flow, conv_net, drawn
+from .models import MODELS, X, control_flow, conv_net, drawn, old_net
 from .onnxruntime_backends import FLOAT, INT64, model_of, options, value, weight
 
 FOLDED = ("normalized convolutions", 1)
@@ -115,6 +117,266 @@ def test_an_edit_in_a_loop() -> None:
         found = session.run(["exps"], {"x": X})[0]
     assert found.size
     assert (found == 1).all()
+
+
+class Observing(amanda.Tool):
+    """Notes all values before and after each operator."""
+
+    def __init__(self, types: Sequence[str] = (), *, observe: bool = True) -> None:
+        super().__init__()
+        self.values: list[tuple[str, list[Any]]] = []
+        self.types, self.observe = types, observe
+        self.add_inst_for_op(self.look)
+
+    def look(self, context: OpContext) -> None:
+        if not self.types or context.op_type in self.types:
+            for at, insert in (
+                ("before", context.insert_before_op),
+                ("after", context.insert_after_op),
+            ):
+                insert(self.note, observe=self.observe, where=f"{context.name} {at}")
+
+    def note(self, *values: Any, where: str) -> None:
+        arrays = [numpy.array(v) if isinstance(v, numpy.ndarray) else type(v) for v in values]
+        self.values.append((where, arrays))
+
+
+class Counted:
+    """How many sessions the driver runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs = 0
+        plain = Part.run
+
+        def run(part: Part, *args: Any) -> Any:
+            self.runs += 1
+            return plain(part, *args)
+
+        monkeypatch.setattr(Part, "run", run)
+
+    def take(self) -> int:
+        found, self.runs = self.runs, 0
+        return found
+
+
+@pytest.mark.parametrize(("name", "level"), [(name, level) for name in MODELS for level in (0, 1)])
+def test_observers_see_the_same_in_one_session(
+    name: str, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of routines that may edit, which cut the model, are what they must see."""
+    session, counted = session_of(MODELS[name](), level), Counted(monkeypatch)
+    plain = session.run(None, {"x": X})
+    with amanda.apply(cut := Observing(observe=False)):
+        session.run(None, {"x": X})
+        expected = list(cut.values)
+    with amanda.apply(tool := Observing()) as handle:
+        for number in range(3):
+            tool.values.clear()
+            counted.take()
+            found = session.run(None, {"x": X})
+            assert same(found, plain) or (name, level) == FOLDED
+            # The first run analyses, and bodies run operator by operator.
+            assert (counted.take() == 1) == (number > 0 and name != "control flow"), number
+        gaps = [gap.what for gap in handle.coverage()["onnxruntime"]]
+    assert [where for where, _ in tool.values] == [where for where, _ in expected]
+    for (_, found), (_, wanted) in zip(tool.values, expected, strict=True):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert same(one, other) if isinstance(one, numpy.ndarray) else one == other
+    assert any("fusions" in gap for gap in gaps) == (level > 0)
+    assert same(session.run(None, {"x": X}), plain)
+
+
+def test_what_observers_do_not_reach_stays_one_session_with_all_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Edits, immediate tools, other epochs and inputs instead of weights cut the model."""
+    session, counted = session_of(conv_net()), Counted(monkeypatch)
+    immediate = Observing(["Gemm"])
+    immediate.immediate = True
+    tool = Observing(["Gemm", "Conv"])
+
+    def runs() -> int:
+        counted.take()
+        session.run(None, {"x": X})
+        return counted.take()
+
+    with amanda.apply(tool):
+        runs()
+        assert runs() == 1
+        with amanda.apply(immediate):
+            runs()
+            assert runs() == 6  # Two convolutions, the product, and what is between and after them.
+        assert runs() > 1  # It may have to be analysed again.
+        assert runs() == 1
+        with amanda.apply(_doubling()):
+            runs()
+            assert runs() > 1
+            assert close(session.run(None, {"x": X})[0])
+
+
+@pytest.mark.parametrize("when", ["at the operator", "before it", "after it"])
+def test_routines_that_an_observer_registers_act_from_there_on(when: str) -> None:
+    """The model has run then, without them."""
+    session = session_of(conv_net())
+    watched = {"at the operator": "Gemm", "before it": "Relu", "after it": "Softmax"}[when]
+    other, tool, armed = amanda.Tool(), amanda.Tool(), list[bool]()
+
+    def double(context: OpContext) -> None:
+        if context.op_type == "Gemm":
+            context.insert_after_op(lambda h: 2 * h)
+
+    def start(*values: Any) -> None:
+        if armed:
+            armed.clear()
+            other.add_inst_for_op(double)
+
+    tool.add_inst_for_op(
+        lambda op: op.insert_before_op(start, observe=True) if op.op_type == watched else None
+    )
+    with amanda.apply(tool, other):
+        for _ in range(2):
+            plain = session.run(None, {"x": X})
+        armed.append(True)
+        found, last = (session.run(None, {"x": X}) for _ in range(2))
+    assert close(found[0]) if when == "before it" else same(found, plain)
+    assert close(last[0])
+
+
+def test_observers_run_up_to_an_operator_that_fails() -> None:
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"], "neg"),
+        helper.make_node("Reshape", ["a", "shape"], ["y"], "reshape"),
+        helper.make_node("Abs", ["y"], ["z"], "abs"),
+    ]
+    inputs = [value("x"), value("shape", INT64)]
+    session = session_of(model_of(helper.make_graph(nodes, "g", inputs, [value("z")])))
+    x = numpy.ones(6, numpy.float32)
+    with amanda.apply(tool := Observing()):
+        for _ in range(2):
+            session.run(None, {"x": x, "shape": numpy.array([2, 3])})
+        tool.values.clear()
+        with pytest.raises(Exception, match="Reshape"):
+            session.run(None, {"x": x, "shape": numpy.array([4, 3])})
+    assert [where for where, _ in tool.values] == ["Neg before", "Neg after", "Reshape before"]
+
+
+#: Operators of ONNX without a common operator type.
+UNTYPED = """
+    Acosh Asinh Atanh BitShift BlackmanWindow CausalConvWithState CenterCropPad
+    ConcatFromSequence DeformConv GlobalLpPool HammingWindow HannWindow Hardmax If ImageDecoder
+    LRN Loop LpNormalization LpPool MaxRoiPool MaxUnpool MeanVarianceNormalization
+    MelWeightMatrix NonMaxSuppression Optional OptionalGetElement OptionalHasElement
+    ReduceLogSum ReduceSumSquare RegexFullMatch ReverseSequence RoiAlign RotaryEmbedding Scan
+    SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength
+    SequenceMap Shape Shrink Size Softsign SplitToSequence StringConcat StringNormalizer
+    StringSplit SwiGLU TfIdfVectorizer Trilu
+"""
+
+
+def test_operators_without_a_common_type_are_known() -> None:
+    """A version of ONNX with operators that the vocabulary does not have fails here."""
+    names = {one.name for one in onnx.defs.get_all_schemas() if not one.domain}
+    untyped = {name for name in names - _RANKED.keys() if DECLARATIONS.get(name) is None}
+    assert untyped == set(UNTYPED.split())
+
+
+@pytest.mark.parametrize("opset", range(7, 13))
+@pytest.mark.parametrize("ir_version", [3, 8])  # In the older one each weight is an input, too.
+def test_old_versions_of_operators(opset: int, ir_version: int) -> None:
+    """What is an input now was an attribute."""
+    session = session_of(old_net(opset, ir_version))
+    plain = session.run(None, {"x": X})
+    for tool in (Looking(), Observing()):
+        with amanda.apply(tool):
+            for _ in range(2):
+                assert same(session.run(None, {"x": X}), plain)
+    types: dict[str, Any] = {}
+    typing = amanda.Tool()
+    typing.add_inst_for_op(lambda context: types.update({context.op_type: context.get("type")}))
+    with amanda.apply(typing):
+        session.run(None, {"x": X})
+    larger = "Upsample" if opset < 10 else "Resize"
+    names = {"BatchNormalization": "batch_norm", "ReduceSum": "sum", "Conv": "conv2d"}
+    lower = ("Dropout", "Pad", "Slice", "Clip", "Split", "Concat", "TopK", "Softmax")
+    assert types == names | {larger: "upsample"} | {name: name.lower() for name in lower} | {
+        "AveragePool": "avg_pool2d",
+        "Concat": "concat",
+    }
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_sparse_weights(rank: int) -> None:
+    """Show them as they are: ONNX Runtime makes them dense, too."""
+    dense = numpy.zeros((3, 3), numpy.float32)
+    dense[0, 1], dense[1, 2] = 3, 4
+    places = numpy.array([1, 5] if rank == 1 else [[0, 1], [1, 2]])
+    numbers = helper.make_tensor("w", FLOAT, [2], [3.0, 4.0])
+    sparse = helper.make_sparse_tensor(numbers, weight("", places, numpy.int64), [3, 3])
+    nodes = [
+        helper.make_node("Constant", [], ["v"], sparse_value=sparse),
+        helper.make_node("MatMul", ["x", "w"], ["h"], "product"),
+        helper.make_node("MatMul", ["h", "v"], ["y"], "other"),
+    ]
+    graph = helper.make_graph(
+        nodes, "sparse", [value("x")], [value("y")], sparse_initializer=[sparse]
+    )
+    session, x = session_of(model_of(graph)), drawn(2, 3)
+    plain = session.run(None, {"x": x})
+    numpy.testing.assert_allclose(plain[0], x @ dense @ dense, rtol=1e-5)
+    for tool in (Observing(observe=False), Observing()):
+        with amanda.apply(tool):
+            for _ in range(2):
+                assert same(session.run(None, {"x": x}), plain)
+        shown = [values[1] for where, values in tool.values if where.endswith("before")]
+        assert len(shown) == 4
+        assert all(map(same, shown, [dense] * 4))
+    with amanda.apply(before("MatMul", lambda w: 2 * w, [1])):
+        for _ in range(2):
+            assert same(session.run(None, {"x": x}), [4 * plain[0]])
+
+
+def test_operators_that_no_driver_sees_into_are_said() -> None:
+    """Scan of the first version, and operators that are functions of a graph, run whole."""
+    node = helper.make_node
+    step = helper.make_graph(
+        [node("Add", ["state", "x"], ["next"]), node("Identity", ["next"], ["row"])],
+        "step",
+        [value("state", shape=[4]), value("x", shape=[4])],
+        [value("next", shape=[4]), value("row", shape=[4])],
+    )
+    scan = node("Scan", ["", "state", "x"], ["last", "y"], "scan", body=step, num_scan_inputs=1)
+    inputs = [value("state", shape=[2, 4]), value("x", shape=[2, 3, 4])]
+    graph = helper.make_graph([scan], "old", inputs, [value("y")])
+    scanning = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=3)
+    double = helper.make_graph(
+        [node("Add", ["one", "one"], ["two"])], "each", [value("one")], [value("two")]
+    )
+    nodes = [
+        node("SplitToSequence", ["x"], ["parts"], "split", axis=1),
+        node("SequenceMap", ["parts"], ["mapped"], "map", body=double),
+        node("ConcatFromSequence", ["mapped"], ["y"], "join", axis=1),
+    ]
+    mapping = model_of(helper.make_graph(nodes, "mapping", [value("x")], [value("y")]))
+    x = drawn(2, 3, 4)
+    given = {"state": drawn(2, 4), "x": x}
+    for model, feeds, name, fix in (
+        (scanning, given, "Scan", "version 9"),
+        (mapping, {"x": x}, "SequenceMap", ""),
+    ):
+        session = session_of(model)
+        plain = session.run(None, feeds)
+        with amanda.apply(tool := Looking(), selecting := _Selecting()) as handle:
+            for _ in range(2):
+                assert same(session.run(None, feeds), plain)
+            gaps = {gap.what: gap.why for gap in handle.coverage()["onnxruntime"]}
+        assert "Add" not in tool.seen
+        assert fix in gaps[f"operators inside {name}"]
+        assert any(f"inside {name}" in line for line in tool.not_seen())
+        with amanda.apply(selecting := _Selecting()):
+            for _ in range(2):
+                session.run(None, feeds)
+        assert selecting.count == len(model.graph.node)
 
 
 class _Selecting(amanda.Tool):
@@ -310,8 +572,12 @@ def test_types_that_numpy_does_not_have(kind: str) -> None:
 
     tool = amanda.Tool()
     tool.add_inst_for_op(look)
-    with amanda.apply(Looking()):
-        assert same(session.run(None, {"x": values}), plain)
+    for watching in (Looking(), observing := Observing()):
+        with amanda.apply(watching):
+            for _ in range(2):
+                assert same(session.run(None, {"x": values}), plain)
+    half = len(observing.values) // 2
+    assert str(observing.values[:half]) == str(observing.values[half:])
     with amanda.apply(tool):
         found = session.run(None, {"x": values})[0]
     assert (found == values[:, ::-1]).all()
@@ -349,8 +615,12 @@ def test_outputs_of_types_without_arrays(kind: str) -> None:
     editing.add_inst_for_op(
         lambda op: op.insert_after_op(edit, outputs=[0]) if op.name in low else None
     )
+    with amanda.apply(Observing()):
+        for _ in range(2):
+            found = session.run_with_ort_values(None, given)
     with amanda.apply(Looking()):
-        found = session.run_with_ort_values(None, given)
+        seen = session.run_with_ort_values(None, given)
+    assert all(map(same, map(array_of, found), map(array_of, seen)))
     with amanda.apply(editing):
         edited = session.run_with_ort_values(None, given)
     for one, other in zip(found, plain, strict=True):
@@ -428,10 +698,11 @@ def test_a_default_input_may_be_given(tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     session = session_of(model)
     one = numpy.ones(1, numpy.float32)
-    with amanda.apply(Looking()):
-        for _ in range(2):
-            assert session.run(None, {"x": one})[0] == 2
-            assert session.run(None, {"x": one, "w": 5 * one})[0] == 5
+    for tool in (Looking(), Observing()):
+        with amanda.apply(tool):
+            for _ in range(3):
+                assert session.run(None, {"x": one})[0] == 2
+                assert session.run(None, {"x": one, "w": 5 * one})[0] == 5
 
 
 def test_a_replacement_may_run_the_operator() -> None:

@@ -72,7 +72,12 @@ operators the user called and which one of its transformations did, and whether 
 has the tools of now; and one call of an operator may be traced, differentiated, mapped and compiled
 in any nesting. Its lines, by what they buy:
 
-{parts}
+{jax}
+
+That of ONNX Runtime has more lines than others without gradients, because it also writes models: a
+third of them are for `amanda export`, and for routines that become nodes of a model.
+
+{onnxruntime}
 
 ## What an eager operator of JAX costs
 
@@ -90,8 +95,26 @@ it runs. A jitted call into which nothing is inserted may take 15 µs over plain
 
 {times}
 """
-#: What the modules of JAX's driver buy: module -> meaning.
-PARTS = {
+#: What the modules of a driver buy: driver -> module -> meaning.
+PARTS: dict[str, dict[str, str]] = {}
+PARTS["onnxruntime"] = {
+    "attachment": "five ways to run a session, which sessions run without tools, and why",
+    "execution.bodies": "If, Loop and Scan by their bodies",
+    "execution.parts": "sessions of parts of a model, and the values between them",
+    "execution.program": "where a model is cut, one session for observers, one operator",
+    "execution.routines": "which routines become nodes",
+    "execution.weaving": "a model with edits in it, as one model",
+    "facts": "facts about arrays, and their arithmetic",
+    "graphs": "what a model consists of: nodes in any order, weights, bodies, local functions",
+    "identity": "module paths and source lines by the exporter's metadata; weights",
+    "interception": "the replaced methods",
+    "model_files": "`amanda export`: inputs, checks, comparison, files of weights",
+    "onnxruntime_internals": "private names; options; types of values that NumPy does not have",
+    "plugin": "the hooks",
+    "staging": "NumPy's functions as nodes; quantization by operators",
+    "vocabulary": "common types by ranks and attributes; layouts",
+}
+PARTS["jax"] = {
     "attachment": "operators one by one, in C++ where JAX would run them there; outermost calls",
     "execution": "analysis and edits of an operator, in every transformation",
     "gradients": "backward programs of operators",
@@ -132,9 +155,9 @@ def table_lines(folder: str) -> int:
     return len([line for line in lines if line and not line.startswith("#")])
 
 
-def part_table() -> str:
-    """Return the table of the modules of JAX's driver."""
-    folder = ROOT / DRIVERS["jax"] / "src/amanda_driver_jax"
+def part_table(driver: str) -> str:
+    """Return the table of the modules of a driver."""
+    folder = ROOT / DRIVERS[driver] / "src" / DRIVERS[driver]
     lines = ["| module | lines | what they buy |", "|---|---|---|"]
     counts = {
         ".".join(path.relative_to(folder).with_suffix("").parts): lines_of_code(
@@ -144,7 +167,7 @@ def part_table() -> str:
     }
     for module, count in sorted(counts.items(), key=lambda one: -one[1]):
         if count:
-            lines.append(f"| `{module}` | {count} | {PARTS[module]} |")
+            lines.append(f"| `{module}` | {count} | {PARTS[driver][module]} |")
     return "\n".join(lines)
 
 
@@ -252,7 +275,8 @@ if __name__ == "__main__":
     text = TEXT.format(
         tools=tool_table(),
         drivers=driver_table(),
-        parts=part_table(),
+        jax=part_table("jax"),
+        onnxruntime=part_table("onnxruntime"),
         costs=cost_table(),
         times=time_table(),
     )

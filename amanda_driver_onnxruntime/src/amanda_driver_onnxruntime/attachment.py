@@ -39,6 +39,7 @@ __all__ = ["OrtAttachment"]
 
 #: The first level of optimisation, ORT_ENABLE_BASIC.
 _BASIC = 1
+_NEWER = ": convert the model to version 9 or later of ONNX's operators, by onnx.version_converter"
 
 
 class _Models:
@@ -237,8 +238,7 @@ class OrtAttachment:
             raise UnsupportedError(
                 f"A routine cannot be exported: {error}",
                 where=error.where,
-                fix="Mark it with amanda.staged, and compute with NumPy's functions on what it "
-                "gets; or let it edit weights alone",
+                fix=error.fix,
             ) from error
 
     def _step(
@@ -303,6 +303,10 @@ class OrtAttachment:
             root, records = self._models.names.add(parts.model)
             self._finder.add(parts.model, records, root)
             program = self._programs[session] = Program(parts.model, parts, records)
+            for name in {n.operator.__name__ for n in records if n.bodies and not n.is_open}:
+                why = f"it runs as one operator{_NEWER if name == 'Scan' else ''}"
+                self._gaps[f"operators inside {name}"] = why
+                self.session.note_inside(name, why)
         return program
 
     def _refuse(self, sessions: str) -> None:

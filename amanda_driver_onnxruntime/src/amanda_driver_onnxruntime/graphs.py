@@ -17,7 +17,7 @@ import numpy
 import onnx
 from onnx import AttributeProto, helper, inliner, numpy_helper
 
-__all__ = ["Graph", "Model", "Node", "Operator", "is_random"]
+__all__ = ["Graph", "Model", "Node", "Operator", "copied", "is_random", "same"]
 
 _TARGET = re.compile(r"target=torch\.ops\.\w+\.(\w+)")
 #: Operators that draw random numbers, or may.
@@ -64,6 +64,13 @@ class Node:
         self.bodies = {
             one.name: Graph(one.g, model) for one in proto.attribute if one.type == _GRAPHS[0]
         }
+        #: Whether the driver runs its bodies. The first version of Scan has a batch axis.
+        self.is_open = bool(
+            self.bodies
+            and proto.op_type in ("If", "Loop", "Scan")
+            and proto.domain in ("", "ai.onnx")
+            and (proto.op_type != "Scan" or len(self.bodies["body"].inputs) == len(self.inputs))
+        )
         self.captured = list(dict.fromkeys(n for g in self.bodies.values() for n in g.captured))
         self.attrs = {
             one.name: _attribute(one) for one in proto.attribute if one.type not in _GRAPHS
@@ -97,8 +104,11 @@ class Graph:
     """
 
     def __init__(self, proto: onnx.GraphProto, model: Model) -> None:
+        # ONNX Runtime also makes sparse weights dense.
+        for one in proto.sparse_initializer:
+            proto.initializer.add().CopyFrom(_dense(one, one.values.name, model.folder))
+        del proto.sparse_initializer[:]
         self.weights = {one.name: one for one in proto.initializer}
-        self.sparse = {one.values.name: one for one in proto.sparse_initializer}
         nodes = []
         for index, one in enumerate(proto.node):
             constant = _constant(one)
@@ -109,7 +119,7 @@ class Graph:
         self.inputs = [one.name for one in proto.input]
         self.kinds = {o.name: o.type for o in proto.input if not o.type.HasField("tensor_type")}
         self.outputs = [one.name for one in proto.output]
-        made = {*self.inputs, *self.weights, *self.sparse}
+        made = {*self.inputs, *self.weights}
         self.nodes, self.captured = _sorted(nodes, made)
         self.captured += [name for name in self.outputs if name not in made]
         self.later: list[set[str]] = [set(self.outputs)]
@@ -198,7 +208,6 @@ class Model:
         inputs: Mapping[str, onnx.TypeProto],
         outputs: Sequence[str],
         weights: Sequence[onnx.TensorProto],
-        sparse: Sequence[onnx.SparseTensorProto] = (),
     ) -> onnx.ModelProto:
         """Return a model of some nodes. ONNX Runtime infers the types of its outputs."""
         graph = helper.make_graph(
@@ -207,9 +216,24 @@ class Model:
             [helper.make_value_info(name, kind) for name, kind in inputs.items()],
             [helper.make_empty_tensor_value_info(name) for name in outputs],
             weights,
-            sparse_initializer=list(sparse),
         )
         return helper.make_model(graph, opset_imports=self.opsets, ir_version=self.ir_version)
+
+
+def copied(proto: Any) -> Any:
+    """Return a copy of a part of a model."""
+    found = type(proto)()
+    found.CopyFrom(proto)
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return True if two arrays have the same bytes; texts are compared as such."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if one.dtype.hasobject:
+        return bool(one.tolist() == other.tolist())  # Their bytes are addresses.
+    return bool(one.tobytes() == other.tobytes())
 
 
 def is_random(graph: onnx.GraphProto) -> bool:
@@ -227,7 +251,6 @@ def _draws(node: onnx.NodeProto) -> bool:
 def _names(graph: onnx.GraphProto) -> Iterator[str]:
     """Yield the names of the nodes and values of a graph, and of those inside it."""
     yield from (one.name for one in (*graph.input, *graph.initializer))
-    yield from (one.values.name for one in graph.sparse_initializer)
     for node in graph.node:
         yield from (node.name, *node.output)
         for one in node.attribute:
@@ -269,15 +292,27 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
         return None
     (attribute,) = node.attribute
     if attribute.name == "value":
-        found = onnx.TensorProto()
-        found.CopyFrom(attribute.t)
+        found: onnx.TensorProto = copied(attribute.t)
     elif attribute.name in _CONSTANTS:
         values = numpy.array(helper.get_attribute_value(attribute), _CONSTANTS[attribute.name])
         found = numpy_helper.from_array(values)
     else:
-        return None  # It is sparse.
+        found = _dense(attribute.sparse_tensor, "", "")
     found.name = node.output[0]
     return found
+
+
+def _dense(sparse: onnx.SparseTensorProto, name: str, folder: str) -> onnx.TensorProto:
+    """Return a sparse tensor as a dense one."""
+    values, places = (
+        numpy_helper.to_array(one, base_dir=folder) for one in (sparse.values, sparse.indices)
+    )
+    found = numpy.zeros(tuple(sparse.dims), values.dtype)
+    if places.ndim == 1:
+        found.reshape(-1)[places] = values
+    else:
+        found[tuple(places.T)] = values
+    return numpy_helper.from_array(found, name)
 
 
 def _sorted(nodes: Sequence[Node], made: set[str]) -> tuple[list[Node], list[str]]:

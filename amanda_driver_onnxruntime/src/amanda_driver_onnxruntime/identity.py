@@ -120,7 +120,7 @@ def _records(
                 )
             ),
         )
-        for attribute, body in node.bodies.items():
+        for attribute, body in node.bodies.items() if node.is_open else ():
             yield from _records(body, (*own, attribute), counts, path)
 
 

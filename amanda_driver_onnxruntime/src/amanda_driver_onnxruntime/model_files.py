@@ -19,15 +19,12 @@ from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 
 from amanda_core.driver_kit import ModelFile
 from amanda_core.interface import ConfigError, OutputError, ResultError
+from amanda_driver_onnxruntime import onnxruntime_internals
 from amanda_driver_onnxruntime.graphs import is_random
 from amanda_driver_onnxruntime.onnxruntime_internals import dtype_of, fits
 
 __all__ = ["OnnxFile"]
 
-#: Bytes of a model above which its weights go to a file of their own: protobuf has at most 2 GiB.
-_LARGEST = 2**31 - 2**20
-#: Bytes of a weight from which it goes there.
-_LARGE = 1024
 #: How much an output may differ by rounding, relative to its largest value; of models with weights
 #: of 16 bits, ONNX Runtime computes neighbours in 32 bits, and rounds after the last one.
 _ROUNDING = (2.0**-14, 2.0**-5)
@@ -223,10 +220,11 @@ def _session(path: str) -> InferenceSession:
 
 def _save(program: onnx.ModelProto, path: str, is_external: bool) -> None:
     """Write a model, with large weights in another file if those of its source are."""
-    if is_external or program.ByteSize() > _LARGEST:
+    weights = program.graph.initializer
+    if is_external or sum(len(one.raw_data) for one in weights) > onnxruntime_internals.LARGEST:
         # `onnx.save_model` would look for that file in the current folder.
-        for one in program.graph.initializer:
-            if len(one.raw_data) >= _LARGE:
+        for one in weights:
+            if len(one.raw_data) >= onnxruntime_internals.LARGE:
                 external_data_helper.set_external_data(one, _data_file(os.path.basename(path)))
     onnx.save_model(program, path)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 import onnx
-from onnx import helper, numpy_helper
+from onnx import external_data_helper, helper, numpy_helper
 from onnxruntime import (
     GraphOptimizationLevel,
     InferenceSession,
@@ -29,6 +29,8 @@ from amanda_driver_onnxruntime.vocabulary import DECLARATIONS
 
 __all__ = [
     "ENTRY_POINTS",
+    "LARGE",
+    "LARGEST",
     "Binding",
     "OrtValue",
     "Part",
@@ -39,7 +41,7 @@ __all__ = [
     "constant",
     "dtype_of",
     "fits",
-    "has_options",
+    "given_options",
     "identity",
     "is_borrowed",
     "is_packed",
@@ -47,6 +49,7 @@ __all__ = [
     "model_of",
     "options_of",
     "ort_value",
+    "outside",
     "providers_of",
     "type_of",
 ]
@@ -64,6 +67,12 @@ ENTRY_POINTS = (
 _OF_FILES = {"optimized_model_filepath", "enable_profiling", "profile_file_prefix"}
 #: Environment variable: with the value "optimized" tools see what optimisations left.
 _GRAPH = "AMANDA_ONNXRUNTIME_GRAPH"
+#: Bytes of a model above which its weights stand outside: protobuf has at most 2 GiB.
+LARGEST = 2**31 - 2**20
+#: Bytes of a weight from which it stands there.
+LARGE = 1024
+#: The file of weights that are passed to a session, which does not read one then.
+_NOWHERE = "amanda"
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -81,9 +90,10 @@ def model_of(session: Any) -> tuple[onnx.ModelProto, str]:
     if path is None and data is None:
         raise UnknownModelError("sessions of model packages")
     is_ort = str(path).endswith(".ort") or (data or b"")[4:8] == b"ORTM"
-    if is_ort or configured(session, "session.load_model_format").upper() == "ORT":
+    given = given_options(session)
+    if is_ort or _configured(given, "session.load_model_format").upper() == "ORT":
         raise UnknownModelError("sessions of models in ONNX Runtime's own format (.ort)")
-    folder = os.path.dirname(os.path.abspath(path)) if path else configured(session, _FOLDER)
+    folder = os.path.dirname(os.path.abspath(path)) if path else _configured(given, _FOLDER)
     try:
         if path:
             model = onnx.load_model(path, load_external_data=False)
@@ -105,7 +115,7 @@ def model_of(session: Any) -> tuple[onnx.ModelProto, str]:
 def _optimized(session: Any, source: Any, folder: str) -> onnx.ModelProto:
     """Return the graph that a session runs once it has fused operators."""
     with tempfile.TemporaryDirectory() as made:
-        options = options_of(session, folder)
+        options = options_of(given_options(session), folder)
         options.graph_optimization_level = session.get_session_options().graph_optimization_level
         options.optimized_model_filepath = os.path.join(made, "model.onnx")
         # It says that the file fits this machine only.
@@ -114,14 +124,13 @@ def _optimized(session: Any, source: Any, folder: str) -> onnx.ModelProto:
         return onnx.load_model(options.optimized_model_filepath)
 
 
-def has_options(session: Any) -> bool:
-    """Return True if the program gave options, of which not all can be read."""
-    return session._sess_options_initial is not None
+def given_options(session: Any) -> Any:
+    """Return the options that the program gave, of which not all can be read; None without any."""
+    return session._sess_options_initial
 
 
-def configured(session: Any, key: str) -> str:
-    """Return an option of a session that is a text; empty if it is not set."""
-    given = session._sess_options_initial
+def _configured(given: Any, key: str) -> str:
+    """Return an option that is a text; empty if it is not set."""
     try:
         return "" if given is None else str(given.get_session_config_entry(key))
     except RuntimeError:  # It is not set.
@@ -138,21 +147,20 @@ def level_of(session: Any) -> int:
     return 0 if sees_all else int(session.get_session_options().graph_optimization_level)
 
 
-def options_of(session: Any, folder: str) -> SessionOptions:
+def options_of(given: Any, folder: str) -> SessionOptions:
     """Return new options for parts of the model of a session. Its own are not changed.
 
     Args:
-        session: The session.
+        given: Its own, or None.
         folder: The folder of the files that hold weights.
     """
-    given = session._sess_options_initial
     options = SessionOptions()
     for name in dir(options) if given is not None else ():
         value = getattr(given, name)
         if not (name.startswith("_") or callable(value) or name in _OF_FILES):
             setattr(options, name, value)
     for key in DECLARATIONS.names["options"]:
-        if text := configured(session, key):
+        if text := _configured(given, key):
             options.add_session_config_entry(key, text)
     if os.environ.get(_GRAPH) == "optimized":
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -179,9 +187,11 @@ class Part:
 
     Args:
         session: The session.
+        kept: What it needs in memory.
     """
 
-    def __init__(self, session: InferenceSession) -> None:
+    def __init__(self, session: InferenceSession, kept: Any = None) -> None:
+        self._kept = kept
         self.inputs = [one.name for one in session.get_inputs()]
         self.outputs = [one.name for one in session.get_outputs()]
         typed = {one.name: one.type for one in session.get_outputs()}
@@ -189,10 +199,25 @@ class Part:
         self._run: Any = session._sess
 
     @classmethod
-    def of(cls, model: onnx.ModelProto, options: SessionOptions, providers: Sequence[Any]) -> Part:
-        """Make the session of a part with some options and execution providers."""
+    def of(
+        cls,
+        model: onnx.ModelProto,
+        options: SessionOptions,
+        providers: Sequence[Any],
+        outside: Mapping[str, Any],
+    ) -> Part:
+        """Make the session of a part.
+
+        Args:
+            model: The model of the part.
+            options: Its options, which change.
+            providers: Its execution providers.
+            outside: Values of weights that the model names only, as `outside` makes them.
+        """
+        if outside:
+            options.add_external_initializers(list(outside), list(outside.values()))
         data = model.SerializeToString()
-        return cls(InferenceSession(data, options, providers=list(providers)))
+        return cls(InferenceSession(data, options, providers=list(providers)), outside)
 
     def run(
         self, values: Mapping[str, Any], run_options: Any, names: Sequence[str] = ()
@@ -202,13 +227,23 @@ class Part:
         if all(isinstance(value, OrtValue) for value in feeds.values()):
             given = {name: value._ortvalue for name, value in feeds.items()}
             found = self._run.run_with_ort_values(given, outputs, run_options)
-            return [OrtValue(value) for value in found]
+            # Iteration over ONNX Runtime's vector ends by an exception of C++, which takes long.
+            return [OrtValue(found[place]) for place in range(len(found))]
         # Texts pass only this way.
         return list(self._run.run(outputs, feeds, run_options))
 
     def run_listed(self, value: Any) -> Any:
         """Return a value of a part that is made by `identity` as lists and arrays."""
         return self._run.run(self.outputs, {self.inputs[0]: value}, None)[0]
+
+
+def outside(array: Any, name: str) -> onnx.TensorProto:
+    """Return a weight without its values, which a session gets beside its model."""
+    kind = element_of(array)
+    found = onnx.TensorProto(name=name, data_type=kind, dims=array.shape, raw_data=b"")
+    external_data_helper.set_external_data(found, _NOWHERE, 0, array.nbytes)
+    found.ClearField("raw_data")
+    return found
 
 
 def identity(kind: onnx.TypeProto) -> onnx.ModelProto:

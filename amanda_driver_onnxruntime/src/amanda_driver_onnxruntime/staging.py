@@ -81,7 +81,7 @@ class Recorder:
         if self.opset < opset:
             raise NotStagedError(
                 f"the model has version {self.opset} of ONNX's operators, and {opset} is needed: "
-                "convert it with onnx.version_converter"
+                "convert it by onnx.version_converter"
             )
 
     def name(self, value: Any) -> str:

@@ -41,23 +41,30 @@ def same(one: Any, other: Any) -> bool:
 
 
 def watched(case: Case, level: int) -> tuple[bool, int]:
-    """Run a model with routines that return None before and after each operator, twice.
+    """Run a model with routines that return None before and after each operator.
+
+    Once they may edit, so that the model is cut, and once they observe outputs of one session.
 
     Returns:
         Whether all outputs are those of the plain session, bit for bit, and how many operators ran.
     """
     session, seen = session_of(case.model, level), list[str]()
+    plain, found = session.run(None, case.inputs), list[Any]()
+    for observe in (False, True):
+        with amanda.apply(_looking(seen, observe)):
+            found += [session.run(None, case.inputs) for _ in range(2)]
+    return all(same(one, plain) for one in found), len(seen) // 4
+
+
+def _looking(seen: list[str], observe: bool) -> amanda.Tool:
     tool = amanda.Tool()
 
     def look(context: Any) -> None:
-        context.insert_before_op(lambda *values: seen.append(context.name))
-        context.insert_after_op(lambda *values: None)
+        context.insert_before_op(lambda *values: seen.append(context.name), observe=observe)
+        context.insert_after_op(lambda *values: None, observe=observe)
 
     tool.add_inst_for_op(look)
-    plain = session.run(None, case.inputs)
-    with amanda.apply(tool):
-        found = [session.run(None, case.inputs) for _ in range(2)]
-    return all(same(one, plain) for one in found), len(seen) // 2
+    return tool
 
 
 def pruned_by_hand(case: Case, names: set[str]) -> onnx.ModelProto:
@@ -155,10 +162,12 @@ PyTorch's exporter wrote.
 
 ## Watching changes nothing, and pruning is what it says
 
-A tool inserts routines that return None before and after each operator. The outputs of two runs are
-compared bit for bit with the plain session, not optimised (`ORT_DISABLE_ALL`) and with
-`ORT_ENABLE_BASIC`. There ONNX Runtime folds a BatchNormalization into a Conv, which a tool between
-them prevents: such a model differs in the last bits.
+A tool inserts routines that return None before and after each operator. They are inserted as
+routines that may edit, for which the model is cut, and as observers, which see extra outputs of one
+session. The outputs of two runs of each are compared bit for bit with the plain session, not
+optimised (`ORT_DISABLE_ALL`) and with `ORT_ENABLE_BASIC`. There ONNX Runtime folds a
+BatchNormalization into a Conv, which a tool between them prevents: such a model differs in the last
+bits.
 
 In the last column the model runs under `prune` with a sparsity of 0.5. Its outputs, and those of
 the model that `amanda.exported` returns, are compared bit for bit with a model in whose file the

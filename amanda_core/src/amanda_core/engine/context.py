@@ -313,6 +313,8 @@ class OpContext(dict[str, Any]):
             inputs: Positions of the op's signature, or None for all.
             observe: Promise that `func` only observes and returns None. The driver then does not
                 change the program for it, and runs the program without it where it cannot observe.
+                It may call `func` after later ops have run, in the same order, unless the tool is
+                `immediate`.
             **kwargs: Passed on to `func` by reference.
 
         Raises:

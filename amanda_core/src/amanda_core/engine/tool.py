@@ -100,6 +100,9 @@ class Tool:
     #: Whether its routines run before those of other tools before an op, and after those
     #: after it. Set by classes of tools that must see the values as the program has them.
     outermost: ClassVar[bool] = False
+    #: Whether its observers must run at the time of their op, such as those that measure time or
+    #: memory. A driver may run those of other tools later, in the same order.
+    immediate: bool = False
     #: Whether frameworks must run the parts of fused operators one by one where they can, because
     #: the tool looks at what is inside or edits it. None stands for tools that select by module.
     whole: bool | None = None

@@ -23,9 +23,7 @@ Interpreter = Callable[[Node, Sequence[Any], RunBody], list[Any] | None]
 
 def interpreter_of(node: Node) -> Interpreter | None:
     """Return the function that runs a node by its bodies; None if it has none."""
-    if node.operator.domain not in ("", "ai.onnx"):
-        return None
-    return _INTERPRETERS.get(node.operator.__name__) if node.bodies else None
+    return _INTERPRETERS[node.operator.__name__] if node.is_open else None
 
 
 def _branch(node: Node, inputs: Sequence[Any], run: RunBody) -> list[Any]:
@@ -56,8 +54,6 @@ def _scan(node: Node, inputs: Sequence[Any], run: RunBody) -> list[Any] | None:
     body, attrs = node.bodies["body"], node.attrs
     count = attrs["num_scan_inputs"]
     carried, scanned = list(inputs[: len(inputs) - count]), inputs[len(inputs) - count :]
-    if len(body.inputs) != len(inputs):
-        return None  # It is that of the first opset, which has a batch axis.
     axes = attrs.get("scan_input_axes") or [0] * count
     turned = attrs.get("scan_input_directions") or [0] * count
     slices = [

@@ -11,18 +11,19 @@ from typing import Any
 
 import numpy
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from amanda_core.driver_kit import inside_routine
+from amanda_driver_onnxruntime import onnxruntime_internals
 from amanda_driver_onnxruntime.execution.routines import Fragment
-from amanda_driver_onnxruntime.graphs import Graph, Model, Node
+from amanda_driver_onnxruntime.graphs import Graph, Model, Node, copied, same
 from amanda_driver_onnxruntime.onnxruntime_internals import (
     OrtValue,
     Part,
     UnknownModelError,
     array_of,
     constant,
-    has_options,
+    given_options,
     identity,
     is_borrowed,
     is_packed,
@@ -126,13 +127,13 @@ class Parts:
     def __init__(self, model: Model, session: Any) -> None:
         self.model = model
         self._providers = providers_of(session)
-        self._options = options_of(session, model.folder)
+        self._given = given_options(session)
         self._known: dict[Any, Part] = {}
         #: Keys of parts that ONNX Runtime makes only for inputs of known lengths.
         self._of_lengths: set[Any] = set()
         #: Key of a node with edited weights -> these weights, and its part.
         self._edited: dict[Any, tuple[dict[str, Any], Part]] = {}
-        self._checked = not has_options(session) or model.is_random
+        self._checked = self._given is None or model.is_random
         self._limit = 16 + 4 * sum(1 for _ in model.graph.all_nodes())
 
     def check(self, session: Any, given: Mapping[str, Any]) -> None:
@@ -201,8 +202,7 @@ class Parts:
             packed: Positions of those that are weights.
             run_options: The options of the run.
         """
-        proto = onnx.NodeProto()
-        proto.CopyFrom(node.proto)
+        proto = copied(node.proto)
         given, baked = {}, {}
         for position, value in edited.items():
             # Only this input is another one, even if the node has the same input twice.
@@ -235,7 +235,7 @@ class Parts:
                 weights = list(fragment.weights.values())
                 model = self.model.part(fragment.nodes, kinds, computed, weights)
                 try:
-                    part = fragment.parts[key] = self._part(model)
+                    part = fragment.parts[key] = self.made(model)
                 except Exception as error:  # What ONNX Runtime raises has no class in common.
                     raise NotStagedError(f"ONNX Runtime cannot run its nodes: {error}") from error
             named |= zip(part.outputs, part.run(named, run_options), strict=True)
@@ -255,7 +255,7 @@ class Parts:
         array = array_of(value)
         # Texts pass as a constant only, and no kernel takes halves of bytes.
         if isinstance(array, numpy.ndarray) and (array is value or is_packed(array)):
-            return self._part(constant(array)).run({}, None)[0]
+            return self.made(constant(array)).run({}, None)[0]
         if isinstance(value, OrtValue):
             return self._identity(value).run({"value": value}, None)[0]
         return value
@@ -264,16 +264,36 @@ class Parts:
         key = ("identity", type_of(value).SerializeToString())
         return self._known.get(key) or self._made(key, identity(type_of(value)))
 
-    def whole(self, model: onnx.ModelProto) -> Part:
-        """Return the session of a model with edits."""
-        return self._part(model)
+    def watched(self, nodes: Iterable[Node]) -> Part | None:
+        """Return the session of the model with all inputs and outputs of some nodes as outputs.
 
-    def _part(self, model: onnx.ModelProto) -> Part:
+        None if ONNX Runtime makes none, as of types that it does not infer.
+        """
+        graph = self.model.graph
+        made = {name for node in graph.nodes for name in node.outputs if name}
+        seen = dict.fromkeys(n for node in nodes for n in (*node.inputs, *node.outputs))
+        key = ("watched", *(name for name in seen if name in made.difference(graph.outputs)))
+        if key not in self._known:
+            model = copied(self.model.proto)
+            model.graph.output.extend(map(helper.make_empty_tensor_value_info, key[1:]))
+            try:
+                self._made(key, model)
+            except Exception:  # What ONNX Runtime raises has no class in common.
+                return None
+        return self._known[key]
+
+    def made(
+        self, model: onnx.ModelProto, outside: Mapping[str, Any] = MappingProxyType({})
+    ) -> Part:
+        """Return the session of a part, or of a model with edits."""
         with inside_routine():  # What ONNX Runtime runs to make it belongs to no program.
-            return Part.of(model, self._options, self._providers)
+            options = options_of(self._given, self.model.folder)
+            return Part.of(model, options, self._providers, outside)
 
-    def _made(self, key: Any, model: onnx.ModelProto) -> Part:
-        part = self._part(model)
+    def _made(
+        self, key: Any, model: onnx.ModelProto, outside: Mapping[str, Any] = MappingProxyType({})
+    ) -> Part:
+        part = self.made(model, outside)
         if len(self._known) >= self._limit:
             self._known.pop(next(iter(self._known)), None)
         self._known[key] = part
@@ -306,8 +326,7 @@ class Parts:
         reads = [name for name in reads if name not in baked]
         found = {name: values.weight(name) for name in reads if name not in given}
         weights = {name: one for name, one in found.items() if one is not None}
-        sparse = [values.graph.sparse[name] for name in reads if name in values.graph.sparse]
-        fed = [n for n in reads if n not in weights and n not in values.graph.sparse]
+        fed = [name for name in reads if name not in weights]
         feeds = {name: given[name] if name in given else values.ort(name) for name in fed}
         lengths, plain = key in self._of_lengths, key
         kinds = {name: values.kind(name, value, lengths) for name, value in feeds.items()}
@@ -319,29 +338,27 @@ class Parts:
             if not all(_same(one, kept.get(name)) for name, one in baked.items()):
                 part = None
         if part is None:
-            own = [numpy_helper.from_array(one, name) for name, one in baked.items()]
-            made = self.model.part(nodes, kinds, outputs, [*weights.values(), *own], sparse)
+            # A tool may write its array later.
+            copies = {name: numpy.array(one) for name, one in baked.items()}
+            is_large = sum(one.nbytes for one in copies.values()) > onnxruntime_internals.LARGEST
+            proto = onnxruntime_internals.outside if is_large else numpy_helper.from_array
+            own = [proto(one, name) for name, one in copies.items()]
+            beside = {name: ort_value(one) for name, one in copies.items()} if is_large else {}
+            made = self.model.part(nodes, kinds, outputs, [*weights.values(), *own])
             try:
-                part = self._made(key, made)
+                part = self._made(key, made, beside)
             except Exception:  # What ONNX Runtime raises has no class in common.
                 if lengths:
                     raise
                 self._of_lengths.add(plain)
                 return self._run(plain, nodes, values, reads, outputs, given, run_options, baked)
             if baked:
-                # A tool may write its array later.
-                copies = {name: numpy.array(one) for name, one in baked.items()}
                 self._edited[key] = copies, part
         values.kinds.update(part.kinds)
         return zip(part.outputs, part.run(feeds, run_options), strict=True)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return True if two arrays have the same bytes; other values are not compared."""
-    if not (isinstance(one, numpy.ndarray) or isinstance(other, numpy.ndarray)):
-        return True
-    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    if one.dtype.hasobject:
-        return bool(one.tolist() == other.tolist())  # Of texts, whose bytes are addresses.
-    return bool(one.tobytes() == other.tobytes())
+    """Return True if two values are the same; those that are no arrays are not compared."""
+    arrays = [isinstance(value, numpy.ndarray) for value in (one, other)]
+    return same(one, other) if all(arrays) else not any(arrays)

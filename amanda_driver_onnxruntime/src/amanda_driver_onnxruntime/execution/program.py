@@ -6,6 +6,7 @@ run one by one. What is between two of them stays one session.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -58,6 +59,8 @@ class Program:
         #: Epoch, the model with all edits, and the shapes of inputs that it is for; None for any.
         self._whole: tuple[int, Part | None, Any] = (0, None, None)
         self._lengths: Any = None
+        #: Epoch, and the model with all values that routines look at as outputs; None if it is cut.
+        self._watched: tuple[int, Part | None] = (0, None)
         #: Epoch in which no tool acted at any of its operators.
         self._idle_epoch = 0
 
@@ -76,7 +79,12 @@ class Program:
         values = Values(self.model, self.model.graph)
         for name, value in given.items():
             values.put(name, value)
-        _Run(self, session, run_options).graph(values)
+        run = _Run(self, session, run_options)
+        watched = None if self._sets_weights(given) else self._watching(session)
+        if watched is None:
+            run.graph(values)
+        else:
+            run.watched(watched, values)
         self._lengths = _lengths_of(given)
         return [values.ort(name) for name in names]
 
@@ -94,7 +102,7 @@ class Program:
             planned = partial(self._planned, session)
             try:
                 model = woven(self.model, planned, bakes=False)
-                found = self.parts.whole(model)
+                found = self.parts.made(model)
             except _UnknownPlanError:
                 return None  # It becomes known in this run.
             except Exception:  # What ONNX Runtime raises has no class in common.
@@ -104,7 +112,27 @@ class Program:
             self._whole = session.epoch, found, lengths
         if lengths is not None and lengths != _lengths_of(given):
             return None
-        return None if given.keys() & self.model.graph.weights.keys() else found
+        return None if self._sets_weights(given) else found
+
+    def _sets_weights(self, given: Mapping[str, Any]) -> bool:
+        """Return True if inputs stand for weights, which are constants of a session."""
+        return bool(given.keys() & self.model.graph.weights.keys())
+
+    def _watching(self, session: Session) -> Part | None:
+        """Return the model as one session if all routines only look; None if it must be cut."""
+        epoch, found = self._watched
+        if epoch != session.epoch and session.caching:
+            active = [node for node, record in self.records.items() if not record.is_idle(session)]
+            if any(self.plans.get(node, (-1,))[0] != session.epoch for node in active):
+                return None  # It becomes known in this run.
+            plans = [plan for node in active for plan in self.plans[node][1:]]
+            looks = not any(
+                plan.edits or any(step.action.tool.immediate for step in plan) for plan in plans
+            )
+            inside = not set(active) <= set(self.model.graph.nodes)
+            found = self.parts.watched(active) if looks and not inside else None
+            self._watched = session.epoch, found
+        return found if session.caching else None
 
     def exported(self, session: Session) -> onnx.ModelProto:
         """Return the model with all edits, after a run.
@@ -130,8 +158,8 @@ class Program:
         self, session: Session, node: Node
     ) -> tuple[tuple[Plan, list[Outcome]], tuple[Plan, list[Outcome]]] | None:
         """Return the plans of a node, with what is known of their steps; None if it has none."""
-        record = self.records[node]
-        if record.is_idle(session):
+        record = self.records.get(node)
+        if record is None or record.is_idle(session):
             return None
         epoch, *plans = self.plans.get(node, (-1,))
         found = [
@@ -175,13 +203,31 @@ class _Run:
             return False
         return all(
             self.is_idle(inner)
-            for body in (node.bodies.values() if interpreter_of(node) else ())
+            for body in (node.bodies.values() if node.is_open else ())
             for inner in body.nodes
         )
 
-    def graph(self, values: Values) -> None:
-        """Run the nodes of a graph."""
-        nodes, number = values.graph.nodes, 0
+    def watched(self, part: Part, values: Values) -> None:
+        """Run the model as one session, and then the routines, which only look, in order."""
+        graph, parts, epoch = values.graph, self.program.parts, self.session.epoch
+        try:
+            found = part.run({name: values.ort(name) for name in part.inputs}, self.options)
+        except Exception:  # What ONNX Runtime raises has no class in common.
+            return self.graph(values)  # Routines see what ran before it is raised again.
+        for name, value in zip(part.outputs, found, strict=True):
+            if name not in graph.weights and name not in graph.inputs:
+                values.put(name, value)
+        for number, node in enumerate(graph.nodes):
+            if not self.is_idle(node):
+                _Execution(self, node, values, is_computed=True).execute_node()
+            if self.session.epoch != epoch:  # A routine has changed the tools.
+                parts.run_stretch(values, 0, number, self.options)
+                return self.graph(values, number + 1)
+        return None
+
+    def graph(self, values: Values, first: int = 0) -> None:
+        """Run the nodes of a graph from one of them on."""
+        nodes, number = values.graph.nodes, first
         while number < len(nodes):
             last = number
             while last < len(nodes) and self.is_idle(nodes[last]):
@@ -206,7 +252,7 @@ class _Run:
 class _Execution(ForwardProgram):
     """One execution of one operator under tools."""
 
-    def __init__(self, run: _Run, node: Node, values: Values) -> None:
+    def __init__(self, run: _Run, node: Node, values: Values, is_computed: bool = False) -> None:
         model = weakref.ref(run.program.model)
         super().__init__(
             run.session,
@@ -215,7 +261,7 @@ class _Execution(ForwardProgram):
             attrs=node.attrs,
             constant=partial(_constant, model),
         )
-        self._run, self._node, self._values = run, node, values
+        self._run, self._node, self._values, self._is_computed = run, node, values, is_computed
         self._given = [values.shown(name) if name else None for name in node.inputs]
         weights = {n for n in node.weights if values.weight(node.inputs[n]) is not None}
         #: Positions of what is the same in each execution; of what does not depend on inputs; and
@@ -323,6 +369,10 @@ class _Execution(ForwardProgram):
 
     def _computed(self, values: list[Any]) -> list[Any]:
         node, run = self._node, self._run
+        if self._is_computed and all(map(operator.is_, values, self._given)):
+            names, own = node.outputs, self._values
+            self._made = [(own.ort(n), own.shown(n)) if n else (None, None) for n in names]
+            return [array for _, array in self._made]
         interpret = interpreter_of(node)
         if interpret is not None:
             found = interpret(node, values, partial(run.body, self._values))

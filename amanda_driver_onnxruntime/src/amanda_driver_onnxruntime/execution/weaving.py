@@ -14,7 +14,7 @@ from onnx import AttributeProto, helper, numpy_helper
 
 from amanda_core.driver_kit import Plan, Step
 from amanda_driver_onnxruntime.execution.routines import Fragment, Host, Outcome
-from amanda_driver_onnxruntime.graphs import Graph, Model, Node
+from amanda_driver_onnxruntime.graphs import Graph, Model, Node, copied, same
 
 __all__ = ["NotWovenError", "Planned", "woven"]
 
@@ -29,6 +29,7 @@ class NotWovenError(Exception):
 
     Attributes:
         where: What the step is.
+        fix: What to do.
 
     Args:
         step: The step.
@@ -38,6 +39,10 @@ class NotWovenError(Exception):
     def __init__(self, step: Step, why: str) -> None:
         super().__init__(why)
         self.where = step.where
+        staged = "compute with NumPy's functions on what it gets; or let it edit weights alone"
+        self.fix = f"Mark it with amanda.staged, and {staged}"
+        if step.action.staged:
+            self.fix = f"With version 21 of ONNX's operators, {staged}"
 
 
 def woven(model: Model, planned: Planned, bakes: bool) -> onnx.ModelProto:
@@ -63,8 +68,7 @@ class _Weaver:
     """
 
     def __init__(self, model: Model, planned: Planned, bakes: bool) -> None:
-        self.proto = onnx.ModelProto()
-        self.proto.CopyFrom(model.proto)
+        self.proto: onnx.ModelProto = copied(model.proto)
         self._planned, self._bakes, self._prefix = planned, bakes, model.prefix
         #: Weight -> what stands for it where it is read with other values, and these.
         self._edits: dict[str, dict[str, Any]] = {}
@@ -90,9 +94,7 @@ class _Weaver:
                 kept = [info for info in proto.value_info if info.name not in node.outputs]
                 del proto.value_info[:]
                 proto.value_info.extend(kept)
-        copies = [onnx.NodeProto() for _ in nodes]
-        for copy, one in zip(copies, nodes, strict=True):
-            copy.CopyFrom(one)
+        copies = [copied(one) for one in nodes]
         del proto.node[:]
         proto.node.extend(copies)
 
@@ -170,8 +172,7 @@ class _Weaver:
                     for place, name in outcome.inputs.items()
                 }
                 for one in outcome.nodes:
-                    copy = onnx.NodeProto()
-                    copy.CopyFrom(one)
+                    copy = copied(one)
                     copy.input[:] = [given.get(name, name) for name in one.input]
                     nodes.append(copy)
                 for name, weight in outcome.weights.items():
@@ -194,7 +195,7 @@ class _Weaver:
     def _add(self, name: str, weight: onnx.TensorProto) -> None:
         if any(one.name == name for one in self.proto.graph.initializer):
             return
-        self.proto.graph.initializer.append(weight)
+        self.proto.graph.initializer.add().CopyFrom(weight)  # `append` fails over 2 GiB.
         if self.proto.ir_version < 4:  # There, each weight is an input, too.
             kind = helper.make_tensor_type_proto(weight.data_type, list(weight.dims))
             self.proto.graph.input.append(helper.make_value_info(name, kind))
@@ -209,13 +210,13 @@ class _Weaver:
         """
         weight = next((w for w in self.proto.graph.initializer if w.name == name), None)
         first = next(iter(edits.values()))
-        if weight is not None and not is_read and all(_same(first, e) for e in edits.values()):
+        if weight is not None and not is_read and all(same(first, e) for e in edits.values()):
             weight.CopyFrom(numpy_helper.from_array(first, name))
             return dict.fromkeys(edits, name)
         known: list[tuple[Any, str]] = []
         names: dict[str, str] = {}
         for place, value in edits.items():
-            found = next((new for other, new in known if _same(value, other)), None)
+            found = next((new for other, new in known if same(value, other)), None)
             if found is None:
                 found = f"{self._prefix}/{name}/edited{len(known) or ''}"
                 known.append((value, found))
@@ -263,8 +264,3 @@ def _reads(graph: onnx.GraphProto) -> Iterator[str]:
     for inner in _inner(graph):
         yield from _reads(inner)
     yield from (one.name for one in graph.output)
-
-
-def _same(one: Any, other: Any) -> bool:
-    same_type = one.dtype == other.dtype and one.shape == other.shape
-    return bool(same_type and one.tobytes() == other.tobytes())

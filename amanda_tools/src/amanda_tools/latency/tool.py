@@ -68,6 +68,7 @@ class Latency(OperatorTool["_Op"]):
     """
 
     needs = ("ordered",)
+    immediate = True
     #: The clock, in nanoseconds.
     now = staticmethod(time.perf_counter_ns)
     #: Factory of device events.

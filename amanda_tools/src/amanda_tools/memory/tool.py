@@ -57,6 +57,7 @@ class Memory(OperatorTool["_Op"]):
     """
 
     needs = ("ordered", "facts")
+    immediate = True
 
     figures = dict.fromkeys(("peak", "live", "allocated"), "B")
 
