@@ -69,7 +69,7 @@ def plain_call(call: JittedCall) -> Any:
     return _callable_of(call.function, call.info)(*call.args, **call.kwargs)
 
 
-def _hold() -> Any:
+def current_hold() -> Any:
     """Return the attachment of this thread; None if no operator is instrumented now."""
     hold = LOCAL.hold
     return None if hold is None or LOCAL.plain or not hold.session.enabled else hold
@@ -82,7 +82,7 @@ def _note_thread(op: str) -> None:
 
 
 def _bind(primitive: Any, *values: Any, **params: Any) -> Any:
-    hold = _hold()
+    hold = current_hold()
     if hold is None:
         _note_thread(primitive.name)
         return _BIND(primitive, *values, **params)
@@ -94,7 +94,7 @@ def _quietly_called(original: Callable[..., Any], writer: str) -> Callable[..., 
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        hold = _hold()
+        hold = current_hold()
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if hold is not None and writer and not caller.startswith(internals.NO_WRITERS):
             hold.session.warn_of_writer(writer)
@@ -126,7 +126,7 @@ def _scan(
     unroll: int | bool = 1,
     _split_transpose: bool = False,
 ) -> Any:
-    hold = _hold()
+    hold = current_hold()
     if hold is None or not hold.is_layered(xs):
         return PATCHES.scan(f, init, xs, length, reverse, unroll, _split_transpose)
     return run_layers(f, init, xs, reverse)
@@ -142,7 +142,7 @@ _NO_PROGRAM = jax.make_jaxpr(tuple)()
 
 
 def _infer(*parts: Any) -> tuple[Any, Any]:
-    hold, call, caller = _hold(), JittedCall(*parts), sys._getframe(1)
+    hold, call, caller = current_hold(), JittedCall(*parts), sys._getframe(1)
     called = internals.is_top_level() and internals.is_call(caller.f_code.co_name)
     if hold is None:
         _note_thread(getattr(parts[0], "__name__", "jit"))
@@ -168,8 +168,13 @@ def _infer(*parts: Any) -> tuple[Any, Any]:
 
 def trace_arguments(call: JittedCall) -> tuple[Any, Any]:
     """Return the program of a jitted function; during its trace its arguments are known."""
-    with Traced(internals.current_trace(), call.parsed()[1], bool(LOCAL.arguments)):
-        return PATCHES.infer(*call)  # type: ignore[no-any-return]
+    traced = Traced(internals.current_trace(), call.parsed()[1], bool(LOCAL.arguments))
+    with traced:
+        found: tuple[Any, Any] = PATCHES.infer(*call)
+    hold = LOCAL.hold
+    if hold is not None and not traced.in_place:
+        hold.traced(call, traced)
+    return found
 
 
 def _trace_checkpoint(*parts: Any) -> Any:
@@ -177,7 +182,7 @@ def _trace_checkpoint(*parts: Any) -> Any:
 
     JAX keeps what it has traced, but each layer that calls the function has ops of its own.
     """
-    if _hold() is None:
+    if current_hold() is None:
         return PATCHES.checkpoint(*parts)
     with Traced(internals.current_trace(), internals.checkpointed(sys._getframe(1)), True):
         return PATCHES.checkpoint(*parts)

@@ -44,12 +44,14 @@ class Traced:
         around: The transformation around it.
         values: Its arguments.
         in_place: Whether it is traced at each call.
+        parameters: Of an argument that is a parameter, by its number: what holds its array.
     """
 
     _calls = itertools.count(1)
 
     def __init__(self, around: Any, values: Sequence[Any], in_place: bool) -> None:
         self.around, self.values, self.in_place = around, values, in_place
+        self.parameters: dict[int, Any] = {}
         self._before = LOCAL.call
 
     def __enter__(self) -> None:
@@ -78,6 +80,7 @@ class _Local(threading.local):
         exports: Whether a program is traced that runs without Amanda.
         call: The number of the call that is being traced in place; 0 outside of any.
         loop: The loop over layers that runs.
+        module: The module whose call is shown.
         arguments: The arguments of the functions that are being traced.
     """
 
@@ -90,6 +93,7 @@ class _Local(threading.local):
     exports = False
     call = 0
     loop: Any = None
+    module: Any = None
     arguments: tuple[Traced, ...] = ()
 
 
