@@ -715,11 +715,13 @@ def main() -> int:
     found: dict[str, list[str]] = {}
     failures = 0
     for name, way, problem in outcomes(options.only, ways):
+        if name not in found:
+            print(name, flush=True)
         problems = found.setdefault(name, [])
         if problem:
             problems.append(f"{way}: {problem}" if way else problem)
             failures += bool(way)
-            print(f"{name}, {problems[-1]}", flush=True)
+            print(f"    {problems[-1]}", flush=True)
     print(f"{len(found)} programs, {len(ways)} ways, {failures} differences")
     if options.page:
         write(options.page, ways, found)

@@ -11,10 +11,12 @@ from types import FrameType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import export
 from jax.extend.core.primitives import jit_p
 
-from amanda_core.driver_kit import MODULE_INPUT, MODULE_OUTPUT, Session
+from amanda_core.driver_kit import COMPILED_CALL, MODULE_INPUT, MODULE_OUTPUT, Session
 from amanda_core.interface import CoverageGap
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.execution import Execution, op_type_of
@@ -35,6 +37,7 @@ from amanda_driver_jax.trace_keys import (
     JITTED_CALL,
     LOCAL,
     PLAIN,
+    Program,
     Traced,
     calls_around,
     restore,
@@ -43,7 +46,7 @@ from amanda_driver_jax.trace_keys import (
 from amanda_driver_jax.vocabulary import DECLARATIONS
 
 #: How many programs of one operator are kept, for arguments of different shapes.
-_PROGRAMS = 64
+_ProgramS = 64
 
 
 class _State:
@@ -110,11 +113,55 @@ class JaxAttachment:
 
     def call(self, call: JittedCall) -> Any:
         """Run an outermost jitted call. It is a step."""
+        tools = self.session.tools
+        if LOCAL.uncompiled or any(tool.uncompiled for tool in tools):
+            return self._run_uncompiled(call)
         self._state.models.arrays.passed(call, sys._getframe(1))
-        with JITTED_CALL:
-            result = plain_call(call)
+        if any(tool.sees_compiled_calls for tool in tools):
+            result = self._call_shown(call)
+        else:
+            with JITTED_CALL:
+                result = plain_call(call)
         self.finish(result)
         self.session.end_step()
+        return result
+
+    def _call_shown(self, call: JittedCall) -> Any:
+        """Run a jitted call as an operator, whose inputs are the function's."""
+        place = ModulePlace("", getattr(call.function, "__name__", type(call.function).__name__))
+        op = self._state.eager.called(COMPILED_CALL, place)
+        given, trees = call.parsed()[1], []
+
+        def run(*values: Any) -> tuple[Any, ...]:
+            same = all(map(operator.is_, values, given))
+            with Program(), JITTED_CALL:
+                result = plain_call(call if same else call.replaced(values))
+            leaves, tree = jax.tree.flatten(result)
+            trees.append(tree)
+            return tuple(leaves)
+
+        state = Execution(self.session, self._state.host, call.function, {}, op, True, run)
+        outputs = state.run(given)
+        return trees[-1].unflatten(outputs)
+
+    def _run_uncompiled(self, call: JittedCall) -> Any:
+        """Run a jitted function operator by operator; it is a step unless one around it is."""
+        with PLAIN:
+            given = [
+                jnp.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else value
+                for value in call.parsed()[1]
+            ]
+        call, before = call.replaced(given), LOCAL.uncompiled
+        LOCAL.uncompiled = True
+        try:
+            result = call.function(*call.args, **call.kwargs)
+        finally:
+            LOCAL.uncompiled = before
+        with PLAIN:
+            result = jax.tree.map(jnp.asarray, result)
+        if not before:
+            self.finish(result)
+            self.session.end_step()
         return result
 
     def traced(self, call: JittedCall, traced: Traced) -> None:
@@ -165,7 +212,7 @@ class JaxAttachment:
         programs = op.kept = op.kept or {}
         program = programs.get(key)
         if program is None:
-            if len(programs) == _PROGRAMS:
+            if len(programs) == _ProgramS:
                 programs.clear()
             with PLAIN:
                 program = programs[key] = infer(*call)[0]

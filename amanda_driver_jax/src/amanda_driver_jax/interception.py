@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
+from jax import export, stages
 from jax.extend.core import Primitive
 
-from amanda_core.driver_kit import ModelWriters, Patches, is_started_by_python, join
+from amanda_core.driver_kit import Known, ModelWriters, Patches, is_started_by_python, join
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.identity.call_sites import is_library_code
 from amanda_driver_jax.jax_internals import JittedCall
@@ -47,6 +48,11 @@ class _Interception(Patches):
         self.scan = internals.SCAN.cell_contents
         self.afterwards(self._restore_scan)
         internals.SCAN.cell_contents = _scan
+        self.replace(stages.Traced, "__init__", _noting_key(stages.Traced.__init__))
+        self.replace(stages.Traced, "lower", _passing_key_on(stages.Traced.lower))
+        self.replace(stages.Lowered, "compile", _passing_key_on(stages.Lowered.compile))
+        self.replace(stages.Compiled, "__call__", _noted_call(stages.Compiled.__call__))
+        self.replace(export.Exported, "call", _noted_export(export.Exported.call))
         _WRITING.replace(self)
         self.afterwards(hide_other_threads)
         show_other_threads()
@@ -130,6 +136,62 @@ def _scan(
     if hold is None or not hold.is_layered(xs):
         return PATCHES.scan(f, init, xs, length, reverse, unroll, _split_transpose)
     return run_layers(f, init, xs, reverse)
+
+
+#: Stage of a compilation that was traced with tools -> their key.
+_KEYS: Known[Hashable] = Known()
+
+
+def _noting_key(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if current_hold() is not None:
+            _KEYS.set(self, LOCAL.key)
+
+    return init
+
+
+def _passing_key_on(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(self, *args, **kwargs)
+        if (key := _KEYS.get(self)) is not None:
+            _KEYS.set(found, key)
+        return found
+
+    return run
+
+
+def _noted_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what lets results say that an executable has other tools, or none."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        hold = current_hold()
+        if hold is not None and _KEYS.get(self) != LOCAL.key:
+            hold.session.note_call(*_COMPILED)
+        result = original(self, *args, **kwargs)
+        if hold is not None:
+            hold.finish(result)
+        return result
+
+    return call
+
+
+def _noted_export(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        hold = current_hold()
+        if hold is not None:
+            hold.session.note_inside(f"jax.export's {self.fun_name!r}", "an exported program")
+        return original(self, *args, **kwargs)
+
+    return call
+
+
+#: What results say of an executable, and why it is not seen.
+_COMPILED = "jax.stages.Compiled", "in programs that were compiled before: call the jitted function"
 
 
 class _Done(NamedTuple):

@@ -77,6 +77,7 @@ class _Local(threading.local):
         context: Sets the key that is used where operators are instrumented.
         plain: Depth of code in which no operator is instrumented.
         trace: The transformation in which an operator is analysed; None outside of all.
+        uncompiled: Whether a jitted function runs operator by operator.
         exports: Whether a program is traced that runs without Amanda.
         call: The number of the call that is being traced in place; 0 outside of any.
         loop: The loop over layers that runs.
@@ -90,6 +91,7 @@ class _Local(threading.local):
     context: Any = _UNSET
     plain = 0
     trace: Any = None
+    uncompiled = False
     exports = False
     call = 0
     loop: Any = None
@@ -155,6 +157,19 @@ class _Plain:
 
 #: Inside `with`, no operator is instrumented, and JAX uses the plain compiled programs.
 PLAIN = _Plain()
+
+
+class Program:
+    """The state of a program inside an operator that stands for a part of it."""
+
+    def __enter__(self) -> None:
+        self._before, LOCAL.plain = LOCAL.plain, 0
+        LOCAL.context.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        LOCAL.plain = self._before
+        if LOCAL.plain:
+            _PLAIN_KEY.__enter__()
 
 
 class _InsideJit:
