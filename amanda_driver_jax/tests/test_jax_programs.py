@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +52,26 @@ def test_a_difference_is_found(sweep: Any) -> None:
 
     said = sweep.outcome(one._replace(run=broken), expected, lambda: amanda.apply(Doubles()))
     assert said == "ValueError: planted"
+
+
+def test_the_page_shows_the_results_that_are_kept(sweep: Any) -> None:
+    assert sweep.PAGE.read_text() == sweep.page()
+    for file in sweep.RECORDS.glob("*.json"):
+        assert json.loads(file.read_text())["programs"].keys() <= sweep.PROGRAMS.keys()
+
+
+def test_results_of_several_runs_are_kept(
+    sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "RECORDS", tmp_path)
+    for name, way, problem in (
+        ("one", "None", "result 0 differs"),
+        ("one", "watching", ""),
+        ("one", "None", ""),
+        ("two", "", "needs haiku"),
+        ("three", "watching", "ValueError: x"),
+    ):
+        sweep.record(name, way, problem)
+    rows = [line for line in sweep.page().splitlines() if line.startswith("| t")]
+    assert rows == ["| two | needs haiku |", "| three | watching: ValueError: x |"]
+    assert "| one | equal in 2 ways; not run: tools, " in sweep.page()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from amanda import apply
+from amanda import Tool, apply
 from amanda_tools.capture import Capture
 from amanda_tools.steer import Steer
 
@@ -136,3 +136,18 @@ def test_the_first_array_of_a_structure_is_shown() -> None:
         _, (first, _) = Pair()(given)
     assert first.tolist() == [4.0] * 3
     assert given["x"].tolist() == [1.0] * 3
+
+
+def test_a_constant_of_numpy_is_shown_under_every_transformation() -> None:
+    class Watches(Tool):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_inst_for_op(lambda context: None, backward=True)
+
+    keys, given = jax.random.key(0), np.asarray(X)
+    layer = eqx.nn.Linear(8, 2, key=keys)
+    step = eqx.filter_jit(eqx.filter_grad(lambda layer: jax.vmap(layer)(given).sum()))
+    expected = step(layer)
+    with apply(Capture(modules=["*"], values=["inputs", "outputs"]), Watches()):
+        found = step(layer)
+    assert np.allclose(found.weight, expected.weight, atol=1e-5)

@@ -82,6 +82,6 @@ def _replaced(value: Any, path: tuple[Any, ...], function: Callable[[Any], Any])
     if new is old:
         return value
     if isinstance(value, Mapping):
-        return type(value)({**value, path[0]: new})
+        return type(value)({**value, path[0]: new})  # type: ignore[call-arg]
     parts = [new if n == path[0] else item for n, item in enumerate(value)]
     return value._make(parts) if hasattr(value, "_make") else type(value)(parts)

@@ -623,7 +623,8 @@ class _Op:
         self.facts, self.tensors, self.number = facts, facts_of(context), number
         self.is_graph = not is_eager(facts.namespace)
         #: The positions of the results for which the end of an execution waits; None for all.
-        self.results = None if self.tensors.runs_ahead and not self.is_graph else []
+        ahead = self.tensors.runs_ahead and not self.is_graph
+        self.results: list[int] | None = None if ahead else []
         self.is_torch = facts.namespace.startswith("pytorch/")
         #: None while backward accumulates a gradient, which counts for the previous module.
         self.module = facts.module if facts.phase == "forward" or facts.forward else None
