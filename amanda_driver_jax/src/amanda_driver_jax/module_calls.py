@@ -42,7 +42,9 @@ def show_modules() -> None:
 def _shown(original: Any) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bound, hold, before = original.__get__(self, type(self)), current_hold(), LOCAL.module
+        # An object without `__get__` does not get the module, like wherever Python calls one.
+        bound = original.__get__(self, type(self)) if hasattr(original, "__get__") else original
+        hold, before = current_hold(), LOCAL.module
         # A class calls that of its base class for the same module.
         if hold is None or not hold.session.watches_values or before is self:
             return bound(*args, **kwargs)
