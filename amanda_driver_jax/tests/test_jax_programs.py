@@ -63,15 +63,20 @@ def test_the_page_shows_the_results_that_are_kept(sweep: Any) -> None:
 def test_results_of_several_runs_are_kept(
     sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    one, two, three, four = [*sweep.PROGRAMS][:4]
     monkeypatch.setattr(sweep, "RECORDS", tmp_path)
     for name, way, problem in (
-        ("one", "None", "result 0 differs"),
-        ("one", "watching", ""),
-        ("one", "None", ""),
-        ("two", "", "needs haiku"),
-        ("three", "watching", "ValueError: x"),
+        (one, "None", "result 0 differs"),
+        (one, "watching", ""),
+        (one, "None", ""),
+        (two, "", "needs haiku"),
+        (three, "watching", "ValueError: x"),
+        *((four, way, "") for way in sweep.WAYS),
     ):
         sweep.record(name, way, problem)
-    rows = [line for line in sweep.page().splitlines() if line.startswith("| t")]
-    assert rows == ["| two | needs haiku |", "| three | watching: ValueError: x |"]
-    assert "| one | equal in 2 ways; not run: tools, " in sweep.page()
+    page = sweep.page()
+    assert f"| {one} | equal (watching, None; {len(sweep.WAYS) - 2} ways not run) |" in page
+    assert f"| {two} | needs haiku |" in page
+    assert f"| {three} | watching: ValueError: x |" in page
+    assert f"| {four} | equal |" in page
+    assert f"| {[*sweep.PROGRAMS][4]} | not run |" in page

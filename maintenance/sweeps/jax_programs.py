@@ -752,8 +752,8 @@ def page() -> str:
     for file in sorted(RECORDS.glob("*.json")):
         found = json.loads(file.read_text())
         rows = [
-            f"| {name} | {_said(ways)} |".replace("`", "")
-            for name, ways in found["programs"].items()
+            f"| {name} | {_said(found['programs'].get(name, {}))} |".replace("`", "")
+            for name in PROGRAMS
         ]
         head = f"## JAX {file.stem}\n\nPython {found['python']}.\n"
         parts.append("\n".join([head, "| program | result |", "|---|---|", *rows, ""]))
@@ -764,9 +764,10 @@ def _said(ways: Mapping[str, str]) -> str:
     """Return the cell of a program: which ways ran, and what is wrong."""
     ran = [way for way in WAYS if way in ways]
     wrong = [f"{way}: {problem}" if way else problem for way, problem in ways.items() if problem]
-    left = [way for way in WAYS if way not in ways]
-    some = f" in {len(ran)} ways; not run: {', '.join(left)}" if left and ran else ""
-    return "; ".join(wrong) or f"equal{some}"
+    if wrong or not ran:
+        return "; ".join(wrong) or "not run"
+    left = len(WAYS) - len(ran)
+    return f"equal ({', '.join(ran)}; {left} ways not run)" if left else "equal"
 
 
 if __name__ == "__main__":
