@@ -104,6 +104,14 @@ def jax(session: nox.Session) -> None:
 
 
 @nox.session
+def jax_programs(session: nox.Session) -> None:
+    """Run programs of JAX's libraries plain and under tools; `-- --record` keeps the results."""
+    environment(session, "jax-programs", apart="amanda_driver_jax")
+    program = ("python", "-m", "maintenance.sweeps.jax_programs", *session.posargs)
+    run(session, *program, apart="amanda_driver_jax")
+
+
+@nox.session
 def mindspore(session: nox.Session) -> None:
     """Test the MindSpore driver in an environment of its own; select with `-- -k name`."""
     test_apart(session, [SHARDS["mindspore"]], EVERY, *session.posargs)

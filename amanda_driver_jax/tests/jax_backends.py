@@ -16,6 +16,26 @@ from jax.extend.core import Primitive
 from amanda_core.testing import Backend, Gradients, Model, Program, Transformed, Value
 
 
+def scoped(
+    name: str, function: Callable[..., Any], inner: Mapping[str, Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Return a module of Flax, or a function in a named scope if Flax is not installed."""
+    try:
+        from flax import nnx
+    except ImportError:
+        return jax.named_scope(name)(function)
+
+    class Scoped(nnx.Module):
+        def __init__(self) -> None:
+            for key, module in inner.items():
+                setattr(self, key, module)
+
+        def __call__(self, *values: Any) -> Any:
+            return function(*values)
+
+    return Scoped()
+
+
 class Eager(Backend):
     """Operators are executed one by one."""
 
@@ -44,7 +64,7 @@ class Eager(Backend):
     def scoped(
         self, name: str, function: Callable[..., Any], inner: Mapping[str, Callable[..., Any]]
     ) -> Callable[..., Any]:
-        return jax.named_scope(name)(function)
+        return scoped(name, function, inner)
 
     def gradients(
         self, program: Program, inputs: Sequence[Value], seeds: Sequence[Value]
@@ -157,4 +177,4 @@ class Jit(Eager):
     def scoped(
         self, name: str, function: Callable[..., Any], inner: Mapping[str, Callable[..., Any]]
     ) -> Callable[..., Any]:
-        return jax.named_scope(name)(function)
+        return scoped(name, function, inner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +52,31 @@ def test_a_difference_is_found(sweep: Any) -> None:
 
     said = sweep.outcome(one._replace(run=broken), expected, lambda: amanda.apply(Doubles()))
     assert said == "ValueError: planted"
+
+
+def test_the_page_shows_the_results_that_are_kept(sweep: Any) -> None:
+    assert sweep.PAGE.read_text() == sweep.page()
+    for file in sweep.RECORDS.glob("*.json"):
+        assert json.loads(file.read_text())["programs"].keys() <= sweep.PROGRAMS.keys()
+
+
+def test_results_of_several_runs_are_kept(
+    sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, three, four = [*sweep.PROGRAMS][:4]
+    monkeypatch.setattr(sweep, "RECORDS", tmp_path)
+    for name, way, problem in (
+        (one, "None", "result 0 differs"),
+        (one, "watching", ""),
+        (one, "None", ""),
+        (two, "", "needs haiku"),
+        (three, "watching", "ValueError: x"),
+        *((four, way, "") for way in sweep.WAYS),
+    ):
+        sweep.record(name, way, problem)
+    page = sweep.page()
+    assert f"| {one} | equal (watching, None; {len(sweep.WAYS) - 2} ways not run) |" in page
+    assert f"| {two} | needs haiku |" in page
+    assert f"| {three} | watching: ValueError: x |" in page
+    assert f"| {four} | equal |" in page
+    assert f"| {[*sweep.PROGRAMS][4]} | not run |" in page

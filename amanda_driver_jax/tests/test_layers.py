@@ -9,7 +9,7 @@ from amanda_core.testing.checks.layers import Layers
 LAYERS: list[str | tuple[str, ...]] = [
     ("plugin", "self_test"),
     "attachment",
-    ("facts", "execution"),
+    ("facts", "execution", "module_calls"),
     "gradients",
     "routines",
     "value_primitives",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,17 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax import export
 
 import amanda
+from amanda_driver_jax.facts import FACTS
 from amanda_tools.dump import Dump
 from amanda_tools.effective_path import EffectivePath
 from amanda_tools.flops import Flops
+from amanda_tools.latency import Latency
 from amanda_tools.nonfinite import NonFinite
 from amanda_tools.summary import Summary
+from amanda_tools.trace import Trace
 
 X = jax.random.normal(jax.random.key(1), (8, 6, 6, 3))
 Y = jnp.arange(8) % 4
@@ -140,6 +145,58 @@ def test_a_dump_has_the_values(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_is_not_supported_is_said() -> None:
     assert any("jax" in note for note in run(EffectivePath(), steps=1).notes)
+
+
+def _step(x: Any) -> Any:
+    return jnp.tanh(x @ x)
+
+
+def test_latency_times_a_compiled_call_as_a_whole_or_operator_by_operator() -> None:
+    function, x, expected = jax.jit(_step), jnp.eye(3), np.tanh(np.eye(3))
+    whole, each, seen = Latency(warmup=0), Latency(warmup=0, uncompiled=True), Trace()
+    with amanda.apply(whole, seen):
+        for _ in range(2):
+            assert np.allclose(function(x), expected)
+        assert np.allclose(jnp.tanh(x), expected)
+    timed = [(op.name, op.calls) for op in whole.result().ops if op.calls]
+    assert timed == [("_step/compiled_call", 2), ("tanh", 1)]
+    assert "compiled_call" not in [op.type for op in seen.result().ops]
+    with amanda.apply(each):
+        assert np.allclose(function(np.eye(3)), expected)
+        assert np.allclose(jax.jit(lambda x: function(x) + 1)(x), expected + 1)
+    result = each.result()
+    assert [(op.name, op.calls) for op in result.ops] == [("matmul", 2), ("tanh", 2), ("add", 1)]
+    assert [step.number for step in result.steps] == [0, 1]
+    assert any("operator by operator" in note for note in result.notes)
+
+
+def test_latency_waits_until_values_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Any] = []
+    monkeypatch.setattr(type(FACTS), "wait", lambda self, tensors: waited.append(tensors))
+    with amanda.apply(Latency()):
+        product = jnp.eye(3) @ jnp.eye(3)
+    assert waited[-1] == (product,)
+
+
+def test_results_name_programs_that_were_compiled_before() -> None:
+    function, x = jax.jit(_step), jnp.eye(3)
+    compiled, lowered = function.lower(x).compile(), function.lower(x)
+    exported = export.export(function)(x)
+
+    def notes(run: Callable[[], Any]) -> tuple[int, str]:
+        tool = Flops(["matmul"])
+        with amanda.apply(tool):
+            assert np.allclose(run(), np.tanh(np.eye(3)))
+        return len(tool.result().ops), "; ".join(tool.result().notes)
+
+    for run in (lambda: compiled(x), lambda: lowered.compile()(x)):
+        ops, said = notes(run)
+        assert ops == 0
+        assert "jax.stages.Compiled (1 call)" in said
+    for run in (lambda: exported.call(x), lambda: jax.jit(exported.call)(x)):
+        assert "an exported program" in notes(run)[1]
+    # What was compiled under the tool has its routines.
+    assert notes(lambda: function.lower(x).compile()(x)) == (1, "")
 
 
 SCRIPT = """

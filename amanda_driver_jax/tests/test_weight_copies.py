@@ -166,7 +166,8 @@ def test_copies_keep_no_array_alive() -> None:
     assert len(arrays._COPIES) <= before
 
 
-def test_pruning_says_that_iterations_of_a_loop_share_a_mask() -> None:
+@pytest.mark.parametrize("around", [lambda run: run, jax.jit], ids=["eager", "jit"])
+def test_each_weight_of_a_loop_has_a_mask(around: Callable[[Any], Any]) -> None:
     generator = np.random.default_rng(0)
     tree = {name: jnp.asarray(generator.normal(size=(4, 4)), jnp.float32) for name in ("a", "b")}
 
@@ -175,13 +176,28 @@ def test_pruning_says_that_iterations_of_a_loop_share_a_mask() -> None:
             x = x @ parameters[name]
         return x
 
-    tools = [Prune(0.5), Prune(0.5)]
-    for tool, function in zip(tools, (program, jax.jit(program)), strict=True):
-        with amanda.apply(tool):
-            function(tree, jnp.ones((2, 4)))
-    eager, traced = (tool.result() for tool in tools)
+    def pruned(values: jax.Array) -> Any:
+        array = np.asarray(values)
+        return np.where(np.abs(array) <= np.sort(np.abs(array).ravel())[7], 0, array)
+
+    x, tool = jnp.ones((2, 4)), Prune(0.5)
+    expected = program({name: jnp.asarray(pruned(value)) for name, value in tree.items()}, x)
+    with amanda.apply(tool):
+        found = around(program)(tree, x)
+    assert np.allclose(found, expected, atol=1e-5)
+    result = tool.result()
+    assert ([one.name for one in result.weights], result.reached) == (["a", "b"], 32)
+    assert result.notes == []
+
+
+def test_pruning_says_that_iterations_of_a_loop_share_a_mask() -> None:
+    weights = [jnp.arange(16.0).reshape(4, 4) - n for n in (3, 5)]
+    tool = Prune(0.5)
+    with amanda.apply(tool):
+        x = jnp.ones((2, 4))
+        for weight in weights:  # No function gets them, so they have no names.
+            x = x @ weight
+    result = tool.result()
     # The operator of the loop has one mask, and its result claims no more than that.
-    assert ([one.name for one in eager.weights], eager.reached) == ([""], 0)
-    assert ["iterations of a loop share it" in note for note in eager.notes] == [True]
-    assert ([one.name for one in traced.weights], traced.reached) == (["a", "b"], 32)
-    assert traced.notes == []
+    assert ([one.name for one in result.weights], result.reached) == ([""], 0)
+    assert ["iterations of a loop share it" in note for note in result.notes] == [True]

@@ -3,7 +3,7 @@
 Each program runs under a tool that watches every op, one whose routines return None, all shipped
 tools that look, and each one that edits. It must live, and compute what it computes alone. The
 programs are small, and one stands for each library or transformation. `python -m
-maintenance.sweeps.jax_programs` runs them in this environment; `--page FILE` writes the results.
+maintenance.sweeps.jax_programs` runs them in this environment; `--record` keeps the results.
 """
 
 # mypy: ignore-errors
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import platform
-import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -41,9 +41,12 @@ INTRODUCTION = """\
 Each program stands for a library or a transformation, and runs as its users write it: plain, under
 a tool that watches, under routines that return None, under all shipped tools that look (`tools`)
 and under each one that edits, with options that keep the values. `equal` means that it ended and
-computed the same each time. `python -m maintenance.sweeps.jax_programs --page FILE` writes this
-page; do not edit it.
+computed the same each time. `python -m maintenance.sweeps.jax_programs --record` writes this page
+in the environment of each release; do not edit it.
 """
+#: The results of each release of JAX, and the page that shows them.
+RECORDS = Path(__file__).with_name("jax_results")
+PAGE = Path(__file__).parents[2] / "docs" / "jax-programs.md"
 
 KEY = jax.random.key(0)
 X = np.random.RandomState(0).randn(8, 4).astype("float32")
@@ -709,33 +712,62 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="programs whose name contains this")
     parser.add_argument("--way", action="append", choices=WAYS, help="under these tools only")
-    parser.add_argument("--page", type=Path, help="the page to which the results are added")
+    parser.add_argument(
+        "--record", action="store_true", help="keep the results, and write the page"
+    )
     options = parser.parse_args()
     ways = options.way or [*WAYS]
-    found: dict[str, list[str]] = {}
-    failures = 0
+    failures, names = 0, set()
     for name, way, problem in outcomes(options.only, ways):
-        problems = found.setdefault(name, [])
+        if name not in names:
+            names.add(name)
+            print(name, flush=True)
         if problem:
-            problems.append(f"{way}: {problem}" if way else problem)
             failures += bool(way)
-            print(f"{name}, {problems[-1]}", flush=True)
-    print(f"{len(found)} programs, {len(ways)} ways, {failures} differences")
-    if options.page:
-        write(options.page, ways, found)
+            print(f"    {way}: {problem}" if way else f"    {problem}", flush=True)
+        if options.record:
+            record(name, way, problem)
+    print(f"{len(names)} programs, {len(ways)} ways, {failures} differences")
+    if options.record:
+        PAGE.write_text(page())
     return 1 if failures else 0
 
 
-def write(page: Path, ways: Collection[str], found: Mapping[str, list[str]]) -> None:
-    """Write the results of this environment into a page, in the place of older ones."""
-    heading = f"## JAX {jax.__version__}\n"
-    text = page.read_text() if page.exists() else INTRODUCTION
-    parts = [part for part in re.split(r"(?m)^(?=## )", text) if not part.startswith(heading)]
-    rows = [f"| {name} | {'; '.join(problems) or 'equal'} |" for name, problems in found.items()]
-    said = f"Python {platform.python_version()}; {', '.join(ways)}."
-    table = ["| program | result |", "|---|---|", *(row.replace("`", "") for row in rows)]
-    parts.append("\n".join([heading, said, "", *table, ""]))
-    page.write_text("\n".join(part.strip("\n") + "\n" for part in [parts[0], *sorted(parts[1:])]))
+def record(name: str, way: str, problem: str) -> None:
+    """Keep one result of this environment, in the place of an older one."""
+    file = RECORDS / f"{jax.__version__}.json"
+    found = json.loads(file.read_text()) if file.exists() else {"programs": {}}
+    found["python"] = platform.python_version()
+    ways = found["programs"].setdefault(name, {})
+    if way in ("", *WAYS):
+        ways.pop("", None)
+    ways[way] = problem
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def page() -> str:
+    """Return the page of all results that are kept."""
+    parts = [INTRODUCTION]
+    for file in sorted(RECORDS.glob("*.json")):
+        found = json.loads(file.read_text())
+        rows = [
+            f"| {name} | {_said(found['programs'].get(name, {}))} |".replace("`", "")
+            for name in PROGRAMS
+        ]
+        head = f"## JAX {file.stem}\n\nPython {found['python']}.\n"
+        parts.append("\n".join([head, "| program | result |", "|---|---|", *rows, ""]))
+    return "\n".join(parts)
+
+
+def _said(ways: Mapping[str, str]) -> str:
+    """Return the cell of a program: which ways ran, and what is wrong."""
+    ran = [way for way in WAYS if way in ways]
+    wrong = [f"{way}: {problem}" if way else problem for way, problem in ways.items() if problem]
+    if wrong or not ran:
+        return "; ".join(wrong) or "not run"
+    left = len(WAYS) - len(ran)
+    return f"equal ({', '.join(ran)}; {left} ways not run)" if left else "equal"
 
 
 if __name__ == "__main__":

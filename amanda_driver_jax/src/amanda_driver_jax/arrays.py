@@ -19,7 +19,7 @@ from jax.core import Tracer
 from jax.dtypes import float0
 
 from amanda_driver_jax import jax_internals as internals
-from amanda_driver_jax.trace_keys import LOCAL, PLAIN, evaluated
+from amanda_driver_jax.trace_keys import LOCAL, PLAIN, Traced, evaluated
 
 
 def concrete(value: Any) -> Any:
@@ -303,18 +303,22 @@ def origin(value: Any) -> Shown:
         axes = tuple(n for n in range(stack.ndim) if n != axis)
         outer = Shown(stack, axes, tuple(map(range, stack.shape)), axis is None)
         return origin(stack).followed_by(outer).followed_by(shown)
-    passed = _passed(shown.source)
-    if passed is None or not (passed[1] or isinstance(concrete(passed[0]), Tracer)):
+    found = argument(shown.source)
+    if found is None:
         return shown
-    return origin(passed[0]).followed_by(shown)
+    traced, place = found
+    passed = traced.values[place]
+    if not (traced.in_place or isinstance(concrete(passed), Tracer)):
+        return shown
+    return origin(passed).followed_by(shown)
 
 
-def _passed(value: Any) -> tuple[Any, bool] | None:
-    """Return what was passed for an argument of a traced function, and whether that is in place."""
+def argument(value: Any) -> tuple[Traced, int] | None:
+    """Return the function that is being traced and has the value as an argument, and its number."""
     for traced in reversed(LOCAL.arguments):
         place = internals.argument_of(value, traced.around)
         if place is not None:
-            return traced.values[place], traced.in_place
+            return traced, place
     return None
 
 
@@ -331,5 +335,5 @@ def known(value: Any) -> Any:
     if copy is not None and source is not None:
         array = known(source)
         return array if array is None else evaluated(copy.made_of, array)
-    passed = _passed(value)
-    return None if passed is None else known(passed[0])
+    passed = argument(value)
+    return None if passed is None else known(passed[0].values[passed[1]])

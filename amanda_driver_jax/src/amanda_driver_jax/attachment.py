@@ -7,13 +7,16 @@ import itertools
 import operator
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import export
 from jax.extend.core.primitives import jit_p
 
-from amanda_core.driver_kit import Session
+from amanda_core.driver_kit import COMPILED_CALL, MODULE_INPUT, MODULE_OUTPUT, Session
 from amanda_core.interface import CoverageGap
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.execution import Execution, op_type_of
@@ -23,12 +26,27 @@ from amanda_driver_jax.identity.modules import Models
 from amanda_driver_jax.identity.path_modules import ModulePlace
 from amanda_driver_jax.interception import PATCHES, plain_bind, plain_call
 from amanda_driver_jax.jax_internals import JittedCall
+from amanda_driver_jax.module_calls import (
+    module_input,
+    module_output,
+    replace_first,
+    show_modules,
+)
 from amanda_driver_jax.routines import Host
-from amanda_driver_jax.trace_keys import JITTED_CALL, LOCAL, PLAIN, calls_around, restore, set_key
+from amanda_driver_jax.trace_keys import (
+    JITTED_CALL,
+    LOCAL,
+    PLAIN,
+    Program,
+    Traced,
+    calls_around,
+    restore,
+    set_key,
+)
 from amanda_driver_jax.vocabulary import DECLARATIONS
 
 #: How many programs of one operator are kept, for arguments of different shapes.
-_PROGRAMS = 64
+_ProgramS = 64
 
 
 class _State:
@@ -84,6 +102,8 @@ class JaxAttachment:
         # A listener that changes tools is not instrumented itself, but what follows it is.
         enabled = session.control.enabled and not session.closed
         set_key(("amanda", session.epoch, number) if enabled else None)
+        if session.watches_values:
+            show_modules()
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what this driver does not instrument, and why."""
@@ -93,11 +113,60 @@ class JaxAttachment:
 
     def call(self, call: JittedCall) -> Any:
         """Run an outermost jitted call. It is a step."""
-        with JITTED_CALL:
-            result = plain_call(call)
+        tools = self.session.tools
+        if LOCAL.uncompiled or any(tool.uncompiled for tool in tools):
+            return self._run_uncompiled(call)
+        self._state.models.arrays.passed(call, sys._getframe(1))
+        if any(tool.sees_compiled_calls for tool in tools):
+            result = self._call_shown(call)
+        else:
+            with JITTED_CALL:
+                result = plain_call(call)
         self.finish(result)
         self.session.end_step()
         return result
+
+    def _call_shown(self, call: JittedCall) -> Any:
+        """Run a jitted call as an operator, whose inputs are the function's."""
+        place = ModulePlace("", getattr(call.function, "__name__", type(call.function).__name__))
+        op = self._state.eager.called(COMPILED_CALL, place)
+        given, trees = call.parsed()[1], []
+
+        def run(*values: Any) -> tuple[Any, ...]:
+            same = all(map(operator.is_, values, given))
+            with Program(), JITTED_CALL:
+                result = plain_call(call if same else call.replaced(values))
+            leaves, tree = jax.tree.flatten(result)
+            trees.append(tree)
+            return tuple(leaves)
+
+        state = Execution(self.session, self._state.host, call.function, {}, op, True, run)
+        outputs = state.run(given)
+        return trees[-1].unflatten(outputs)
+
+    def _run_uncompiled(self, call: JittedCall) -> Any:
+        """Run a jitted function operator by operator; it is a step unless one around it is."""
+        with PLAIN:
+            given = [
+                jnp.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else value
+                for value in call.parsed()[1]
+            ]
+        call, before = call.replaced(given), LOCAL.uncompiled
+        LOCAL.uncompiled = True
+        try:
+            result = call.function(*call.args, **call.kwargs)
+        finally:
+            LOCAL.uncompiled = before
+        with PLAIN:
+            result = jax.tree.map(jnp.asarray, result)
+        if not before:
+            self.finish(result)
+            self.session.end_step()
+        return result
+
+    def traced(self, call: JittedCall, traced: Traced) -> None:
+        """Note which arguments of a jitted function are parameters."""
+        self._state.models.arrays.traced(call, traced)
 
     def exported(self, model: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Return a program with the staged edits, as `jax.export` makes it."""
@@ -143,7 +212,7 @@ class JaxAttachment:
         programs = op.kept = op.kept or {}
         program = programs.get(key)
         if program is None:
-            if len(programs) == _PROGRAMS:
+            if len(programs) == _ProgramS:
                 programs.clear()
             with PLAIN:
                 program = programs[key] = infer(*call)[0]
@@ -156,6 +225,49 @@ class JaxAttachment:
         outputs = Execution(self.session, host, jit_p, params, op, True, vanilla).run(given)
         self.finish(outputs)
         return jax.tree.unflatten(program.out_tree, outputs)
+
+    # Modules.
+
+    def call_module(
+        self,
+        module: Any,
+        bound: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        frame: FrameType,
+    ) -> Any:
+        """Call a module, and show what it takes and returns.
+
+        Args:
+            module: The module.
+            bound: Its method.
+            args: The positional arguments.
+            kwargs: The arguments by name.
+            frame: The frame that calls it.
+        """
+        if not is_user_call(frame):
+            return bound(*args, **kwargs)
+        place = self._state.models.place(frame, module)
+        args, kwargs = self._shown(module_input, MODULE_INPUT, place, (args, kwargs))
+        return self._shown(module_output, MODULE_OUTPUT, place, bound(*args, **kwargs))
+
+    def _shown(
+        self, raw: Callable[..., Any], op_type: str, place: ModulePlace | None, value: Any
+    ) -> Any:
+        if place is None or not self.session.calls.shows(op_type, place.path):
+            return value
+        table = self._state.jit if internals.is_compiled() else self._state.eager
+        op, top = table.called(op_type, place), internals.is_top_level()
+
+        def show(array: Any) -> Any:
+            if top and op.is_idle(self.session):
+                return array
+            outputs = Execution(self.session, self._state.host, raw, {}, op, top, raw).run([array])
+            if top:
+                self.finish(outputs)
+            return outputs[0]
+
+        return replace_first(value, show)
 
     # Operators.
 

@@ -83,6 +83,8 @@ class Execution(Hosted, ForwardProgram):
         """Return the outputs of the operator, or of its replacement."""
         compute = self._computation(context, replacement, values)
         with PLAIN:
+            if not self._top:
+                values = list(map(internals.with_own_array, values))
             outputs = list(compute(*values))
         kind = context["type"]
         if kind in ("cast", "identity") and values:

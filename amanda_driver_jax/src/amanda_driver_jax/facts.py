@@ -25,7 +25,7 @@ __all__ = ["FACTS"]
 
 
 class _JaxFacts(Facts):
-    shares_memory = True
+    shares_memory = runs_ahead = True
     arithmetic = Arithmetic(jnp)
 
     def processes(self) -> int:
@@ -76,6 +76,9 @@ class _JaxFacts(Facts):
         except Exception as error:  # Random keys, donated buffers, and devices without pointers.
             raise NotReadableError(f"no address: {type(error).__name__}") from error
         return Storage(key, self.nbytes(tensor) or 0, tensor)
+
+    def wait(self, tensors: Any) -> None:
+        jax.block_until_ready(tensors)
 
     def cast(self, values: Any, like: Any) -> Any:
         return values.astype(like.dtype)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
+from jax import export, stages
 from jax.extend.core import Primitive
 
-from amanda_core.driver_kit import ModelWriters, Patches, is_started_by_python, join
+from amanda_core.driver_kit import Known, ModelWriters, Patches, is_started_by_python, join
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.identity.call_sites import is_library_code
 from amanda_driver_jax.jax_internals import JittedCall
@@ -47,6 +48,11 @@ class _Interception(Patches):
         self.scan = internals.SCAN.cell_contents
         self.afterwards(self._restore_scan)
         internals.SCAN.cell_contents = _scan
+        self.replace(stages.Traced, "__init__", _noting_key(stages.Traced.__init__))
+        self.replace(stages.Traced, "lower", _passing_key_on(stages.Traced.lower))
+        self.replace(stages.Lowered, "compile", _passing_key_on(stages.Lowered.compile))
+        self.replace(stages.Compiled, "__call__", _noted_call(stages.Compiled.__call__))
+        self.replace(export.Exported, "call", _noted_export(export.Exported.call))
         _WRITING.replace(self)
         self.afterwards(hide_other_threads)
         show_other_threads()
@@ -69,7 +75,7 @@ def plain_call(call: JittedCall) -> Any:
     return _callable_of(call.function, call.info)(*call.args, **call.kwargs)
 
 
-def _hold() -> Any:
+def current_hold() -> Any:
     """Return the attachment of this thread; None if no operator is instrumented now."""
     hold = LOCAL.hold
     return None if hold is None or LOCAL.plain or not hold.session.enabled else hold
@@ -82,7 +88,7 @@ def _note_thread(op: str) -> None:
 
 
 def _bind(primitive: Any, *values: Any, **params: Any) -> Any:
-    hold = _hold()
+    hold = current_hold()
     if hold is None:
         _note_thread(primitive.name)
         return _BIND(primitive, *values, **params)
@@ -94,7 +100,7 @@ def _quietly_called(original: Callable[..., Any], writer: str) -> Callable[..., 
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        hold = _hold()
+        hold = current_hold()
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if hold is not None and writer and not caller.startswith(internals.NO_WRITERS):
             hold.session.warn_of_writer(writer)
@@ -126,10 +132,66 @@ def _scan(
     unroll: int | bool = 1,
     _split_transpose: bool = False,
 ) -> Any:
-    hold = _hold()
+    hold = current_hold()
     if hold is None or not hold.is_layered(xs):
         return PATCHES.scan(f, init, xs, length, reverse, unroll, _split_transpose)
     return run_layers(f, init, xs, reverse)
+
+
+#: Stage of a compilation that was traced with tools -> their key.
+_KEYS: Known[Hashable] = Known()
+
+
+def _noting_key(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if current_hold() is not None:
+            _KEYS.set(self, LOCAL.key)
+
+    return init
+
+
+def _passing_key_on(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(self, *args, **kwargs)
+        if (key := _KEYS.get(self)) is not None:
+            _KEYS.set(found, key)
+        return found
+
+    return run
+
+
+def _noted_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what lets results say that an executable has other tools, or none."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        hold = current_hold()
+        if hold is not None and _KEYS.get(self) != LOCAL.key:
+            hold.session.note_call(*_COMPILED)
+        result = original(self, *args, **kwargs)
+        if hold is not None:
+            hold.finish(result)
+        return result
+
+    return call
+
+
+def _noted_export(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        hold = current_hold()
+        if hold is not None:
+            hold.session.note_inside(f"jax.export's {self.fun_name!r}", "an exported program")
+        return original(self, *args, **kwargs)
+
+    return call
+
+
+#: What results say of an executable, and why it is not seen.
+_COMPILED = "jax.stages.Compiled", "in programs that were compiled before: call the jitted function"
 
 
 class _Done(NamedTuple):
@@ -142,7 +204,7 @@ _NO_PROGRAM = jax.make_jaxpr(tuple)()
 
 
 def _infer(*parts: Any) -> tuple[Any, Any]:
-    hold, call, caller = _hold(), JittedCall(*parts), sys._getframe(1)
+    hold, call, caller = current_hold(), JittedCall(*parts), sys._getframe(1)
     called = internals.is_top_level() and internals.is_call(caller.f_code.co_name)
     if hold is None:
         _note_thread(getattr(parts[0], "__name__", "jit"))
@@ -168,8 +230,13 @@ def _infer(*parts: Any) -> tuple[Any, Any]:
 
 def trace_arguments(call: JittedCall) -> tuple[Any, Any]:
     """Return the program of a jitted function; during its trace its arguments are known."""
-    with Traced(internals.current_trace(), call.parsed()[1], bool(LOCAL.arguments)):
-        return PATCHES.infer(*call)  # type: ignore[no-any-return]
+    traced = Traced(internals.current_trace(), call.parsed()[1], bool(LOCAL.arguments))
+    with traced:
+        found: tuple[Any, Any] = PATCHES.infer(*call)
+    hold = LOCAL.hold
+    if hold is not None and not traced.in_place:
+        hold.traced(call, traced)
+    return found
 
 
 def _trace_checkpoint(*parts: Any) -> Any:
@@ -177,7 +244,7 @@ def _trace_checkpoint(*parts: Any) -> Any:
 
     JAX keeps what it has traced, but each layer that calls the function has ops of its own.
     """
-    if _hold() is None:
+    if current_hold() is None:
         return PATCHES.checkpoint(*parts)
     with Traced(internals.current_trace(), internals.checkpointed(sys._getframe(1)), True):
         return PATCHES.checkpoint(*parts)

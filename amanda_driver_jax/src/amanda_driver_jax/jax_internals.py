@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax._src import (
     ad_checkpoint,
     api,
@@ -120,6 +121,17 @@ def argument_of(tracer: Any, parent: Any) -> int | None:
 def mapped_value(value: Any) -> tuple[Any, int | None] | None:
     """Return the value that `jax.vmap` maps and its axis there; None for any other value."""
     return (value.val, value.batch_dim) if type(value) is batching.BatchTracer else None
+
+
+def with_own_array(value: Any) -> Any:
+    """Return a value with an array of JAX in the place of one of NumPy, also under `vmap`.
+
+    From 0.12 on a `jax.custom_jvp` that is traced may not get any of NumPy.
+    """
+    if type(value) is batching.BatchTracer:
+        new = with_own_array(value.val)
+        return value if new is value.val else type(value)(value._trace, new, value.batch_dim)
+    return call_evaluated(jax.numpy.asarray, value) if isinstance(value, np.ndarray) else value
 
 
 def checkpointed(caller: FrameType) -> Sequence[Any]:

@@ -44,12 +44,14 @@ class Traced:
         around: The transformation around it.
         values: Its arguments.
         in_place: Whether it is traced at each call.
+        parameters: Of an argument that is a parameter, by its number: what holds its array.
     """
 
     _calls = itertools.count(1)
 
     def __init__(self, around: Any, values: Sequence[Any], in_place: bool) -> None:
         self.around, self.values, self.in_place = around, values, in_place
+        self.parameters: dict[int, Any] = {}
         self._before = LOCAL.call
 
     def __enter__(self) -> None:
@@ -75,9 +77,11 @@ class _Local(threading.local):
         context: Sets the key that is used where operators are instrumented.
         plain: Depth of code in which no operator is instrumented.
         trace: The transformation in which an operator is analysed; None outside of all.
+        uncompiled: Whether a jitted function runs operator by operator.
         exports: Whether a program is traced that runs without Amanda.
         call: The number of the call that is being traced in place; 0 outside of any.
         loop: The loop over layers that runs.
+        module: The module whose call is shown.
         arguments: The arguments of the functions that are being traced.
     """
 
@@ -87,9 +91,11 @@ class _Local(threading.local):
     context: Any = _UNSET
     plain = 0
     trace: Any = None
+    uncompiled = False
     exports = False
     call = 0
     loop: Any = None
+    module: Any = None
     arguments: tuple[Traced, ...] = ()
 
 
@@ -151,6 +157,19 @@ class _Plain:
 
 #: Inside `with`, no operator is instrumented, and JAX uses the plain compiled programs.
 PLAIN = _Plain()
+
+
+class Program:
+    """The state of a program inside an operator that stands for a part of it."""
+
+    def __enter__(self) -> None:
+        self._before, LOCAL.plain = LOCAL.plain, 0
+        LOCAL.context.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        LOCAL.plain = self._before
+        if LOCAL.plain:
+            _PLAIN_KEY.__enter__()
 
 
 class _InsideJit:

@@ -81,7 +81,7 @@ NAMES = {
     "engine.calls": ("Call", "MODULE_INPUT", "MODULE_OUTPUT"),
     "engine.context": ("OpContext",),
     "engine.plan": ("Plan", "Step"),
-    "engine.session": ("Session",),
+    "engine.session": ("COMPILED_CALL", "Session"),
     "engine.stacks": ("is_started_by_python", "join"),
     "engine.tool": ("Tool",),
     "identity.identity": ("call_offset", "call_offsets", "stable_id"),

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from amanda_core.interface.driver import DriverInfo, Site
     from amanda_core.interface.facts import Facts
 
-__all__ = ["Session"]
+__all__ = ["COMPILED_CALL", "Session"]
+
+#: Type of the operator that stands for a call of a compiled function (`Tool.sees_compiled_calls`).
+COMPILED_CALL = "compiled_call"
 
 T = TypeVar("T")
 
@@ -204,6 +207,8 @@ class Session:
 
     def _selects(self, tool: Tool, context: OpContext) -> bool:
         if "calls" in self.__dict__ and not self.calls.may_select(tool, context):
+            return False
+        if context.op_type == COMPILED_CALL and not tool.sees_compiled_calls:
             return False
         selection = tool._amanda.selection
         if selection is None:

@@ -223,6 +223,7 @@ class Facts:
         follows_graphs: Whether analysis can follow values through a graph that does not run yet: a
             value that an op returned has the same `symbol` where another op takes it, or is the
             same object.
+        runs_ahead: Whether operators return before what they return is computed; see `wait`.
         arithmetic: How tools compute with the tensors. Without it, those that change values by
             arithmetic say that they cannot, unless tensors are NumPy's arrays.
         repeater: A `driver_kit.Repeater`, which executes recorded operators again; None without.
@@ -230,7 +231,7 @@ class Facts:
             `driver_kit.Recorder`, or None if it cannot work now; None without.
     """
 
-    channels_first = shares_memory = follows_graphs = False
+    channels_first = shares_memory = follows_graphs = runs_ahead = False
     arithmetic: Arithmetic | None = None
     repeater: Any = None
     recorder: Any = None
@@ -429,6 +430,9 @@ class Facts:
             NotReadableError: Parameters of this framework cannot be written in place.
         """
         raise NotReadableError("its driver does not write parameters in place")
+
+    def wait(self, tensors: Sequence[Any]) -> None:
+        """Return when tensors have been computed, where operators run ahead (`runs_ahead`)."""
 
     def version(self, tensor: Any) -> int | None:
         """Return a number that grows with each write to it; None if writes are not counted."""

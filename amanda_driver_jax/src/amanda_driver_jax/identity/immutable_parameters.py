@@ -6,7 +6,6 @@ Owns how the parameters that an operator reads are found by identity. The core f
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,15 +23,18 @@ class ImmutableParameters:
 
     Args:
         source: Returns the array that an input shows.
-        known: Returns the array that a value is or stands for now; None if there is none.
+        current: Returns what returns the array that a parameter is now, given its owner and the
+            array or the argument of a traced function that it is here.
+        varies: Whether an operator may read other parameters in other executions.
     """
 
     def __init__(
         self,
         source: Callable[[Any], Shown],
-        known: Callable[[Any], Any],
+        current: Callable[[str, Any], Callable[[], Any]],
+        varies: bool,
     ) -> None:
-        self._origin_of, self._current = source, known
+        self._origin_of, self._current, self._varies = source, current, varies
 
     def reads(
         self,
@@ -62,10 +64,10 @@ class ImmutableParameters:
                 continue
             shape = shapes[f"{root}:{name}"]
             place = Place(_region(seen.places, shape), seen.exact, seen.axes)
-            get = functools.partial(self._current, seen.source)
+            get = self._current(f"{root}:{name}", seen.source)
             role = roles[position] if position < len(roles) else None
             part = Found(root, name, 0, shape, None, place, get)
-            found[position] = Weight(part, value, finder, role, False)
+            found[position] = Weight(part, value, finder, role, self._varies)
         consumed = bool(found) and context["type"] not in _COPIES
         return Reads(found, lambda: shapes, consumed, root=root, classes=lambda: dict(classes))
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from amanda_core.driver_kit import Known, OpContext, Reads, methods_around
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.arrays import Shown
+from amanda_driver_jax.identity.current_arrays import CurrentArrays
 from amanda_driver_jax.identity.immutable_parameters import ImmutableParameters
-from amanda_driver_jax.identity.plain_trees import parameter_trees
+from amanda_driver_jax.identity.plain_trees import arguments_of, parameter_trees
 from amanda_driver_jax.trace_keys import LOCAL
 
 __all__ = ["ModulePlace", "PathModels"]
@@ -52,18 +53,17 @@ class PathModels(ABC):
 
     Args:
         source: Returns the array that an input shows.
-        known: Returns the array that a value is or stands for now; None if there is none.
         counts: Returns False for code that is not looked at, such as that of the framework.
     """
 
     def __init__(
         self,
         source: Callable[[Any], Shown],
-        known: Callable[[Any], Any],
         counts: Callable[[CodeType], bool],
     ) -> None:
         self._origin_of, self._counts = source, counts
-        self._finder = ImmutableParameters(source, known)
+        #: What the parameters are now.
+        self.arrays = CurrentArrays(self._variable_of)
         #: Outermost module -> its label, and the paths of the modules inside it by their ids.
         self._models: Known[tuple[str, Mapping[int, str]]] = Known()
         #: Name of a class -> what its models were made of, in the order of their labels.
@@ -85,13 +85,24 @@ class PathModels(ABC):
     def contents_of(self, root: Any) -> tuple[dict[str, Any], Mapping[int, str]]:
         """Return the parameters of a model by name, and the paths of its modules by their ids."""
 
+    def variables_of(self, value: Any) -> dict[int, Any]:
+        """Return the variables in a model, or in anything else, by the ids of their arrays."""
+        return {}
+
     def path_of(self, module: Any) -> str | None:
         """Return the path that a module itself knows; None if it knows none."""
         return None
 
-    def place(self, frame: FrameType | None) -> ModulePlace | None:
-        """Return where the module that runs is in its model; None if none runs."""
-        running = list(self._running(frame))
+    def place(self, frame: FrameType | None, called: Any = None) -> ModulePlace | None:
+        """Return where the module that runs is in its model; None if none runs.
+
+        Args:
+            frame: The frame at which it is looked for.
+            called: A module that this frame calls.
+        """
+        running: list[tuple[Any, FrameType | None, str]] = list(self._running(frame))
+        if library := called is not None and self.library_of(called, "__call__"):
+            running.insert(0, (called, None, str(library)))
         if not running:
             return None
         inner, around, library = running[0]
@@ -118,7 +129,15 @@ class PathModels(ABC):
             path = paths.get(id(module)) if own is None else own
             if path is not None:
                 classes[path] = type(module).__name__
-        return self._finder.reads(context, root, parameters, classes)
+        place = self.place(frame)
+
+        def current(owner: str, value: Any) -> Callable[[], Any]:
+            return self.arrays.of(owner, value, frame, place is not None)
+
+        # Iterations of a loop that is executed are one op.
+        varies = place is None and LOCAL.loop is None and not _is_transformed()
+        finder = ImmutableParameters(self._origin_of, current, varies)
+        return finder.reads(context, root, parameters, classes)
 
     def reads_any(self, frame: FrameType | None, values: Sequence[Any]) -> bool:
         """Return True if values are parameters of the model that runs, or parts of some."""
@@ -138,17 +157,13 @@ class PathModels(ABC):
         if place is not None:
             found, paths = self.contents_of(self._root)
             return place.root, {name: self._whole(v) for name, v in found.items()}, paths
-        is_transformed = LOCAL.trace is not None or not internals.is_top_level()
-        if not is_transformed and LOCAL.loop is None:
-            return "", {}, {}  # The iterations of a loop are not told apart.
         wanted = self._sources(values)
         for tree in parameter_trees(frame, self._counts) if wanted else ():
             parameters = {name: self._whole(value) for name, value in tree.items()}
             if not wanted.isdisjoint(map(id, parameters.values())):
-                label = self._label(_PLAIN, parameters)
-                if not is_transformed:
-                    parameters = {n: v for n, v in parameters.items() if id(v) in wanted}
-                return label, parameters, {}
+                return self._label(_PLAIN, parameters), parameters, {}
+            if not _is_transformed():
+                break  # What functions get that are executed may be computed.
         return "", {}, {}
 
     def _sources(self, values: Sequence[Any]) -> set[int]:
@@ -168,9 +183,27 @@ class PathModels(ABC):
 
     def _register(self, root: Any) -> tuple[str, Mapping[int, str]]:
         parameters, paths = self.contents_of(root)
-        model = self._label(type(root).__qualname__, parameters), paths
-        self._models.set(root, model)
-        return model
+        label = self._label(type(root).__qualname__, parameters)
+        self._models.set(root, (label, paths))
+        for name, value in parameters.items():
+            self.arrays.registered(f"{label}:{name}", value)
+        return label, paths
+
+    def _variable_of(self, array: Any, frame: FrameType | None) -> Any:
+        """Return the variable that has an array, and that functions around a frame got.
+
+        Returns:
+            The variable; None if there is none.
+        """
+        seen: set[int] = set()
+        while frame is not None:
+            for value in arguments_of(frame) if self._counts(frame.f_code) else ():
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    if (found := self.variables_of(value).get(id(array))) is not None:
+                        return found
+            frame = frame.f_back
+        return None
 
     def _label(self, name: str, parameters: Mapping[str, Any]) -> str:
         structure = [(path, value.shape) for path, value in parameters.items()]
@@ -179,6 +212,10 @@ class PathModels(ABC):
             same.append(structure)
         number = same.index(structure) + 1
         return name if number == 1 else f"{name}#{number}"
+
+
+def _is_transformed() -> bool:
+    return LOCAL.trace is not None or not internals.is_top_level()
 
 
 def _is_layer(op_type: str | None) -> bool:

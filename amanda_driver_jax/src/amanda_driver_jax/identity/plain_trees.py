@@ -17,7 +17,7 @@ from amanda_core.driver_kit import local_of
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.arrays import is_differentiable
 
-__all__ = ["parameter_trees"]
+__all__ = ["arguments_of", "parameter_trees"]
 
 #: Names of arguments that are data.
 _DATA = frozenset(
@@ -58,10 +58,22 @@ def _is_wrapper(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _WRAPPERS
 
 
+def arguments_of(function: FrameType) -> list[Any]:
+    """Return the values of all arguments of a running function."""
+    code = function.f_code
+    if "locals" in code.co_names:  # Reading would write into the dictionary that it returned.
+        return []
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += sum(
+        bool(code.co_flags & flag) for flag in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS)
+    )
+    return [local_of(function, name) for name in code.co_varnames[:count]]
+
+
 def _first_tree(function: FrameType) -> dict[str, Any]:
     """Return the arrays of the first argument of a running function that is a tree of arrays."""
     code = function.f_code
-    if "locals" in code.co_names:  # Reading would write into the dictionary that it returned.
+    if "locals" in code.co_names:  # As above.
         return {}
     for name in code.co_varnames[: code.co_argcount]:
         tree = {} if name in _DATA else _arrays(local_of(function, name))

@@ -53,6 +53,8 @@ class Latency(OperatorTool["_Op"]):
         everything: Include operators outside the model, such as those of an optimizer. Without them
             the operators of a step do not add up to its time.
         limit: Number of executions in the trace file; later ones are only counted.
+        uncompiled: Run functions that JAX has jitted operator by operator, to time each. What XLA
+            fuses is not fused then. Without it, each call of a jitted function is timed as a whole.
         kernels: Find the kernels that each operator starts, with PyTorch's profiler. This costs far
             more than the timing.
         warmup: Number of first steps that are left out of all figures but those of the steps, as
@@ -69,6 +71,7 @@ class Latency(OperatorTool["_Op"]):
 
     needs = ("ordered",)
     immediate = True
+    sees_compiled_calls = True
     #: The clock, in nanoseconds.
     now = staticmethod(time.perf_counter_ns)
     #: Factory of device events.
@@ -85,8 +88,10 @@ class Latency(OperatorTool["_Op"]):
         limit: int = 100_000,
         kernels: bool = False,
         warmup: int | None = None,
+        uncompiled: bool = False,
     ) -> None:
         super().__init__(everything)
+        self.uncompiled = uncompiled
         for name, number in (("limit", limit), ("warmup", warmup)):
             if number is not None and number < 0:
                 raise ValueError(f"{name} must not be negative, but is {number}")
@@ -143,6 +148,9 @@ class Latency(OperatorTool["_Op"]):
         if self.is_wanted(context):
             values = context.get_inputs() or ()
             op = self._op_of(context, values)
+            if self.uncompiled:
+                is_jax = context.namespace.startswith("jax/")
+                self._notes.setdefault(_UNCOMPILED if is_jax else _NO_EFFECT)
             if op.waits_unseen(context.get_op(), values):
                 self._unseen.add(context.name)
                 return
@@ -152,7 +160,7 @@ class Latency(OperatorTool["_Op"]):
             (enter, start), (leave, end) = self._routines(op)
             inputs = op.awaited(values)
             context.insert_before_op(enter, observe=True, inputs=inputs, **start)
-            context.insert_after_op(leave, observe=True, outputs=[], **end)
+            context.insert_after_op(leave, observe=True, outputs=op.results, **end)
 
     def analyse_backward(self, context: OpContext) -> None:
         """Insert routines that time the executions of a backward operator."""
@@ -165,7 +173,7 @@ class Latency(OperatorTool["_Op"]):
             (enter, start), (leave, end) = self._routines(op)
             grads = op.awaited(values)
             context.insert_before_backward_op(enter, observe=True, grad_outputs=grads, **start)
-            context.insert_after_backward_op(leave, observe=True, grad_inputs=[], **end)
+            context.insert_after_backward_op(leave, observe=True, grad_inputs=op.results, **end)
 
     def enter(self, *values: Any, op: _Op) -> None:
         """Start the time of one execution."""
@@ -185,8 +193,10 @@ class Latency(OperatorTool["_Op"]):
             # Last, so that as little of the tool as possible is in the operator's time.
             interval.start = interval.end = self.now()
 
-    def leave(self, op: _Op) -> None:
+    def leave(self, *values: Any, op: _Op) -> None:
         """End the time of one execution."""
+        if values:
+            op.tensors.wait(values)
         end = self.now()
         with self._lock:
             thread = self._threads.get(threading.get_ident()) or self._new_thread()
@@ -613,6 +623,9 @@ class _Op:
         facts = TimedOp.of(context, waits="wait" in context and not context.is_backward())
         self.facts, self.tensors, self.number = facts, facts_of(context), number
         self.is_graph = not is_eager(facts.namespace)
+        #: The positions of the results for which the end of an execution waits; None for all.
+        ahead = self.tensors.runs_ahead and not self.is_graph
+        self.results: list[int] | None = None if ahead else []
         self.is_torch = facts.namespace.startswith("pytorch/")
         #: None while backward accumulates a gradient, which counts for the previous module.
         self.module = facts.module if facts.phase == "forward" or facts.forward else None
@@ -699,6 +712,10 @@ class _Marks(NamedTuple):
     pair: Pair | None
     inside: Any
 
+
+#: Notes about the option `uncompiled`.
+_UNCOMPILED = "jitted functions ran operator by operator: what XLA fuses was not fused"
+_NO_EFFECT = "uncompiled has no effect on frameworks other than JAX"
 
 _PER_EXECUTION = 5
 _NO_MARKS = _Marks(None, None)

@@ -265,20 +265,23 @@ class Pruning(WeightTool):
             self._woven[weights[None].owner] = context, weights[None], position
         else:
             self._not_woven.update(weight.owner for weight in weights.values())
-        if KEEPS not in context or ((compiled or self.is_exported) and not varies):
+        is_kept = KEEPS in context
+        varies = varies and (is_kept or context.supports("eager"))
+        times = torch_multiply if is_kept else multiply
+        if not varies and (not is_kept or compiled or self.is_exported):
             # The masks are constants and may be in a graph.
             part = context.get(PART, lambda mask, weight: mask)
             masks = {i: part(self.masks.get(one, _unknown), one) for i, one in weights.items()}
-            whole = torch_multiply if KEEPS in context else multiply
-            routine, mask = (whole, masks[None]) if None in masks else (multiply_items, masks)
+            routine, mask = (times, masks[None]) if None in masks else (multiply_items, masks)
             context.insert_before_op(routine, inputs=[position], mask=mask)
             return
         context.insert_before_op(
             self.prune if varies else self.masks.memoized(self.prune),
             inputs=[position],
             weights=weights,
-            part=context[PART],
-            keeps=context[KEEPS],
+            part=context.get(PART, lambda mask, weight: mask),
+            keeps=context.get(KEEPS, bool),
+            times=times,
             context=context if varies else None,
             position=position,
         )
@@ -290,6 +293,7 @@ class Pruning(WeightTool):
         weights: Mapping[int | None, Weight],
         part: Callable[[Any, Weight], Any],
         keeps: Callable[[], bool],
+        times: Callable[[Any, Any], Any],
         context: OpContext | None,
         position: int,
     ) -> Any:
@@ -304,7 +308,8 @@ class Pruning(WeightTool):
                     new[index] = part(whole, weight)
             else:
                 mask = part(self.masks.get(weight, _unknown), weight)
-                new[index] = torch_multiply(value if index is None else value[index], mask)
+                old = value if index is None else value[index]
+                new[index] = times(old, mask)
         if None in new:
             return new[None]
         if not new:
