@@ -6,7 +6,7 @@ import pytest
 
 from amanda_core.testing import Backend, conformance
 from amanda_core.testing.kit.fixtures import rig_of
-from amanda_core.testing.suite.test_interrupted import check
+from amanda_core.testing.suite.test_interrupted import PARTS, check
 
 from .mxnet_backends import Eager, Hybrid, Numpy, StaticHybrid
 
@@ -24,6 +24,9 @@ TestStaticHybrid = conformance(StaticHybrid)
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", [Eager, Hybrid])
-def test_an_exception_at_each_line(backend: type[Backend], request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("part", range(PARTS + 1))
+def test_an_exception_at_each_line(
+    backend: type[Backend], part: int, request: pytest.FixtureRequest
+) -> None:
     for rig in rig_of(backend(), request):
-        check(rig)
+        check(rig, part)

@@ -195,11 +195,15 @@ def test_links_lead_somewhere() -> None:
             assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+#: Where pages show commands. The example of a tool has a test of its own for its command.
+PAGES = ("*.md", "docs/**/*.md", "amanda_*/README.md", "skills/*/SKILL.md")
+
+
 def commands() -> dict[str, list[tuple[str, str]]]:
     """Return page -> its commands that no other test runs, and their comments."""
     found = {}
-    everywhere = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("amanda_*/README.md")]
-    for page in sorted([*everywhere, ROOT / "README.md"]):
+    everywhere = [page for part in PAGES for page in ROOT.glob(part)]
+    for page in sorted(everywhere):
         text = page.read_text()
         shown = [b.text for b in blocks(page) if b.language == "console"] if page in GUIDES else []
         lines = [(m[1].strip(), m["note"] or "") for m in _LINE.finditer(text)]

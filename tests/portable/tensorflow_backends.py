@@ -98,6 +98,8 @@ class EagerBackend(Backend):
         "tensorflow/python/eager/context.py": "C++ reads the context's handle without a check, and "
         "the process ends by SIGSEGV",
         "abc>": "C++ goes on after an exception in `isinstance`, and the process ends by SIGSEGV",
+        "tensorflow/python/util/lock_util.py": "a function in Python releases the lock of a graph, "
+        "and the next session waits for it for ever",
     }
 
     def from_python(self, value: Value, like: Any = None) -> Any:

@@ -343,6 +343,29 @@ def test_what_moves_values_is_left_out() -> None:
     assert integers.tensors == []
 
 
+@pytest.mark.filterwarnings("ignore:The fused inference path")
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_weights_inside_a_fused_layer(whole: bool) -> None:
+    """PyTorch runs an encoder layer without gradients as one operator."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    with torch.no_grad():
+        layer.linear1.weight[:4] = 0
+    tool = Sparsity()
+    tool.whole = whole
+    with torch.no_grad(), amanda.apply(tool):
+        layer(torch.randn(2, 3, 8))
+    found = tool.result()
+    matrices = [p for name, p in layer.named_parameters() if p.ndim == 2]
+    weights = [t for t in found.of("weight") if len(t.shape) == 2]
+    if whole:
+        assert sum(t.elements for t in weights) == sum(p.numel() for p in matrices)
+        assert sum(t.zeros for t in weights) == 4 * 8
+    else:
+        assert weights == []
+        assert "no weights measured" in found.table().title
+        assert "not seen inside" in found.table().title
+
+
 def test_what_is_not_dense_is_named() -> None:
     found = measure(lambda x: torch.sparse.mm(x, torch.ones(4, 2)), torch.eye(4).to_sparse())
     assert any("that is not dense: sparse" in note for note in found.notes)

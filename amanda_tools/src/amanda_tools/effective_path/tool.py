@@ -11,6 +11,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from operator import index
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
@@ -66,6 +67,7 @@ class EffectivePath(OperatorTool["_Op"]):
 
     Raises:
         ValueError: An option has an invalid value.
+        TypeError: `start` is not a whole number.
 
     >>> tool = EffectivePath(theta=0.5)
     """
@@ -106,7 +108,7 @@ class EffectivePath(OperatorTool["_Op"]):
         def term_of(name: str) -> float:
             return known[name].term if name in known else term_threshold
 
-        self.how = Extraction(variant, theta, output_of, term_of, zeros, start)
+        self.how = Extraction(variant, theta, output_of, term_of, zeros, index(start))
         self.edges, self.output, self.until, self.limit = edges, output, until, limit
         self._run = Run()
         self._eager: dict[Facts, EagerValues] = {}

@@ -383,8 +383,8 @@ class MemoryResult(Summed[Sum]):
                 parts.append(f"outputs in a step of graphs: {format_quantity(outputs, 'B')}")
         elif self._describe_kinds():
             parts.append(f"at the peak {self._describe_kinds()}")
-        if any((op.word or "").startswith("conv") for op in self.ops):
-            parts.append("without the workspaces of convolutions")
+        if self.ops and self.is_known:
+            parts.append("without what kernels allocate and free inside an operator")
         parts += describe_overhead("the profiler", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 

@@ -242,8 +242,8 @@ class SparsityResult:
 
     def _title(self) -> str:
         parts = [
-            f"zeros: {_zeros(_each_once(self.of('weight')))} of the weights, "
-            f"{_zeros(self.of('output'))} of the outputs"
+            f"zeros: {_zeros(_each_once(self.of('weight')), 'weights')}, "
+            f"{_zeros(self.of('output'), 'outputs')}"
         ]
         macs = sum(product.macs for product in self.products)
         if macs:
@@ -271,6 +271,7 @@ def _each_once(weights: Iterable[MeasuredTensor]) -> Iterator[MeasuredTensor]:
             yield replace(weight, elements=counts[0], zeros=counts[1])
 
 
-def _zeros(tensors: Iterable[MeasuredTensor]) -> str:
+def _zeros(tensors: Iterable[MeasuredTensor], what: str) -> str:
     every = list(tensors)
-    return format_percent(sum(t.zeros for t in every), sum(t.elements for t in every)) or "none"
+    share = format_percent(sum(t.zeros for t in every), sum(t.elements for t in every))
+    return f"{share} of the {what}" if share else f"no {what} measured"

@@ -62,6 +62,9 @@ class Sparsity(OperatorTool["_Op"]):
     >>> tool = Sparsity(limit=1e-3, block=4)
     """
 
+    #: The weights of an operator that fuses a layer are measured where its parts read them.
+    whole = True
+
     def __init__(
         self,
         limit: float = 1e-3,

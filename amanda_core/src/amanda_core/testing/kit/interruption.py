@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-__all__ = ["count_lines", "interrupt"]
+__all__ = ["count_lines", "distinct_lines", "interrupt"]
 
 #: Parts of the names of files whose lines do not count: exceptions in callbacks of weak references
 #: never reach a program, nor do all in constructors of named tuples that C++ calls for a key, and
@@ -42,6 +42,18 @@ def count_lines(program: Callable[[], object], leaving_out: Sequence[str] = ()) 
     lines = _Lines(program, 0, KeyboardInterrupt, leaving_out)
     lines.run()
     return lines.count
+
+
+def distinct_lines(program: Callable[[], object], leaving_out: Sequence[str] = ()) -> list[int]:
+    """Run `program` and return when each line of a file runs first, counted as by `count_lines`.
+
+    Args:
+        program: The function.
+        leaving_out: As for `count_lines`.
+    """
+    lines = _Lines(program, 0, KeyboardInterrupt, leaving_out)
+    lines.run()
+    return list(lines.first.values())
 
 
 def interrupt(
@@ -92,6 +104,7 @@ class _Lines:
         leaving_out: Sequence[str],
     ) -> None:
         self._program, self.at, self.kind, self.count, self.place = program, at, kind, 0, ""
+        self.first: dict[tuple[str, int], int] = {}
         code = getattr(program, "__code__", None)
         own = (code.co_filename,) if code is not None else ()
         self._skipped = (*_SKIPPED, *own, *leaving_out)
@@ -113,6 +126,7 @@ class _Lines:
             return None
         if event == "line":
             self.count += 1
+            self.first.setdefault((code.co_filename, frame.f_lineno), self.count)
             if self.count >= self.at > 0 and not _must_end(frame):
                 sys.settrace(None)
                 self.place = f"{code.co_filename}:{frame.f_lineno} {code.co_name}"

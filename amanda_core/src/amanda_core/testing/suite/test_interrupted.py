@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -14,11 +14,13 @@ from amanda_core.engine.activation import apply
 from amanda_core.engine.tool import Tool
 from amanda_core.runtime.threads import THREAD
 from amanda_core.testing.kit.capabilities import Needs, needs, reason_to_skip
-from amanda_core.testing.kit.interruption import count_lines, interrupt
+from amanda_core.testing.kit.interruption import count_lines, distinct_lines, interrupt
 from amanda_core.testing.kit.rig import Built, Rig
 
 #: How many lines the fast test tries with each exception.
 SAMPLE = 2
+#: Into how many parts all lines are divided, since all of them take hours.
+PARTS = 16
 
 
 class _Uses:
@@ -77,13 +79,27 @@ def _files_of(rig: Rig) -> tuple[str, ...]:
     return tuple(str(file.parent if file.name == "__init__.py" else file) for file in files)
 
 
-def check(rig: Rig, tries: int | None = None) -> None:
+def check(rig: Rig, part: int) -> None:
     """Interrupt a program under tools, and check after each time that everything is as before.
 
     Args:
         rig: The rig.
-        tries: At about how many lines, with each exception; None for all lines.
+        part: 0 for where each line of a file runs first, with each exception; 1 to `PARTS` for one
+            of as many parts of all lines that run, which share nothing.
     """
+
+    def places(program: Callable[[], object], leaving_out: Sequence[str], turn: int) -> list[int]:
+        if part:
+            return list(range(part, count_lines(program, leaving_out) + 1, PARTS))
+        return distinct_lines(program, leaving_out)
+
+    _check(rig, places)
+
+
+def _check(
+    rig: Rig, places: Callable[[Callable[[], object], Sequence[str], int], list[int]]
+) -> None:
+    """Interrupt a program at those of its lines that `places` chooses."""
     uses, given = _Uses(rig), rig.backend.not_interrupted
     for part, why in given.items():
         print(f"{rig.backend.title}: no exception in {part}: {why}")
@@ -93,9 +109,7 @@ def check(rig: Rig, tries: int | None = None) -> None:
     files = tuple(given), (*given, *_files_of(rig))
     rounds = product(makes, (TimeoutError, KeyboardInterrupt), files)
     for turn, (make, kind, leaving_out) in enumerate(rounds):
-        lines = count_lines(lambda make=make: uses.run(make()), leaving_out)  # type: ignore[misc]
-        step = 1 if tries is None else max(1, lines // tries)
-        for at in range(1 + step * turn // 8, lines + 1, step):
+        for at in places(lambda make=make: uses.run(make()), leaving_out, turn):  # type: ignore[misc]
             tool = make()
             program = partial(uses.run, tool)
             uses.check(interrupt(program, at, kind, leaving_out, may_be_handled=True))
@@ -110,4 +124,10 @@ def test_an_exception_at_a_sample_of_all_lines(rig: Rig) -> None:
     interrupted before it restores anything: use `try` with `except BaseException` in the function
     that changes the state, or set it, not counted, when the next session begins or ends.
     """
-    check(rig, SAMPLE)
+
+    def places(program: Callable[[], object], leaving_out: Sequence[str], turn: int) -> list[int]:
+        lines = count_lines(program, leaving_out)
+        step = max(1, lines // SAMPLE)
+        return list(range(1 + step * turn // 8, lines + 1, step))
+
+    _check(rig, places)
