@@ -94,7 +94,7 @@ class OrtAttachment:
         _INTERCEPTION.move(self)
 
     def ask(self) -> None:
-        """Do nothing: each run in a thread without tools asks."""
+        """Do nothing: each run in a thread without an attachment calls `join` anyway."""
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what is not instrumented, and why."""
@@ -186,7 +186,7 @@ class OrtAttachment:
     def run_with_ortvaluevector(
         self, original: Callable[..., Any], session: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Run a session on a vector of values."""
+        """Run a session on a vector of values, and append what it returns to another."""
 
         def under_tools(program: Program) -> None:
             run_options, names, feeds, fetch_names, fetches, *_ = args

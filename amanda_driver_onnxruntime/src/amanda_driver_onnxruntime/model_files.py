@@ -76,7 +76,7 @@ class OnnxFile(ModelFile):
         return found
 
     def read_inputs(self, path: str) -> dict[str, Any]:
-        """Return the arrays of a ``.npz`` file by name, or the one of a ``.npy`` file."""
+        """Return the arrays of the model's inputs by name, from an ``.npz`` or ``.npy`` file."""
         names = list(self._inputs)
         try:
             with open(path, "rb") as file:  # NumPy leaves that of a broken archive open.

@@ -213,7 +213,7 @@ class Plan:
 
     @property
     def edits(self) -> bool:
-        """Whether anything in the plan may change a value: a replacement, or a step that edits."""
+        """True if anything in the plan may change a value: a replacement, or a step that edits."""
         return self.replacement is not None or not all(step.action.observe for step in self.steps)
 
     def __iter__(self) -> Iterator[Step]:

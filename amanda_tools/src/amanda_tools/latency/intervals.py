@@ -24,8 +24,8 @@ class Interval(Generic[T]):
 
     Attributes:
         what: What was executed.
-        start: Start.
-        end: End; equal to `start` until then.
+        start: Time at its start, in nanoseconds.
+        end: Time at its end; equal to `start` until then.
         inner: Time of the executions directly inside, including what the tool took there.
         parent: The enclosing execution, or None.
         marks: Other measurements that started with it.
@@ -40,7 +40,7 @@ class Interval(Generic[T]):
 
     @property
     def total(self) -> int:
-        """Return the time from start to end."""
+        """Return the time from start to end, in the unit of these."""
         return self.end - self.start
 
 
