@@ -227,12 +227,8 @@ def _save(program: onnx.ModelProto, path: str, is_external: bool) -> None:
         # `onnx.save_model` would look for that file in the current folder.
         for one in program.graph.initializer:
             if len(one.raw_data) >= _LARGE:
-                external_data_helper.set_external_data(one, _data_file(os.path.basename(path)))
+                external_data_helper.set_external_data(one, f"{os.path.basename(path)}.data")
     onnx.save_model(program, path)
-
-
-def _data_file(path: str) -> str:
-    return f"{path}.data"
 
 
 def _check_written(files: Iterable[str], path: str, external: Iterable[str]) -> None:
