@@ -199,7 +199,7 @@ class OrtAttachment:
     def run_async(
         self, original: Callable[..., Any], session: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Run a session in a thread of ONNX Runtime, where no tool runs."""
+        """Run a session in a thread of ONNX Runtime without tools, and note that they missed it."""
         program = self._program(session)
         if program is not None and not program.is_idle(self.session):
             self._pass(program, "run_async")

@@ -3,7 +3,7 @@
 A routine on the host may return its value in other memory, and a graph must know beforehand
 whether it does. So it always does: the value of a view after a routine is a copy. Where routines
 get the gradient of a view, autograd does not know any more that it is one. Owns which values of a
-graph are no views any more, and refuses a graph whose results would depend on it.
+graph are not views any more, and refuses a graph whose results would depend on it.
 """
 
 from __future__ import annotations
