@@ -1,7 +1,7 @@
 """Activations on disk.
 
-A file for each execution, to train a probe or an autoencoder on. [`capture`](tools/capture.md)
-chooses rows and positions, and writes one file.
+Write a file for each execution, to train a probe or an autoencoder on.
+[`capture`](tools/capture.md) chooses rows and positions, and writes one file.
 """
 
 from pathlib import Path

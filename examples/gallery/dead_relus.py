@@ -1,7 +1,7 @@
 """Dead ReLUs.
 
-Units that were zero for every example so far. [`sparsity`](tools/sparsity.md) measures the zeros of
-all operators.
+Find the units that were zero for every example so far. [`sparsity`](tools/sparsity.md) measures the
+zeros of all operators.
 """
 
 import amanda

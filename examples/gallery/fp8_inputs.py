@@ -1,8 +1,8 @@
 """Inputs in 8 bits of floating point.
 
-Products read e4m3, and compute with real numbers. Each tensor is scaled so that its largest value
-is the largest of the format. [`quantize`](tools/quantize.md) has other formats, ranges and
-granularities.
+Round the inputs of products to e4m3, and compute with real numbers. Each tensor is scaled so that
+its largest value is the largest of the format. [`quantize`](tools/quantize.md) has other formats,
+ranges and granularities.
 """
 
 import numpy as np

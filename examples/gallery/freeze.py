@@ -1,6 +1,7 @@
 """Freeze the first layers.
 
-Their weights get a gradient of zeros; the gradients of their inputs are as before.
+Give the weights of the first layers gradients of zeros. The gradients of their inputs are as
+before.
 """
 
 import amanda

@@ -1,6 +1,7 @@
 """Gradient norms.
 
-Of each operator's output, also where no module has that output and no hook can be registered.
+Record the norm of the gradient at each operator's output, also where no module has that output and
+no hook can be registered.
 """
 
 import numpy as np

@@ -1,6 +1,7 @@
 """Histograms of activations.
 
-Counts of all executions in bins of one width; the outermost bins have no end.
+Count each operator's outputs over all executions, in bins of equal width. The outermost bins have
+no end.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Magnitude of keys and values.
 
-By position, where attention is one operator: means over the batch, the heads and their width. Which
-tokens would a smaller cache keep?
+Measure keys and values by position, where attention is one operator: means over the batch, the
+heads and their width. They show which tokens a smaller cache would keep.
 """
 
 import numpy as np

@@ -1,8 +1,7 @@
 """A low-rank update of weights.
 
-As LoRA adds it: the operator computes with `weight + left @ right`, and gradients are those of that
-weight. To train the two factors, make them parameters and insert the routine inside
-`amanda.autodiff_enabled()`.
+Compute with `weight + left @ right`, as LoRA does. Gradients are those of that weight. To train the
+two factors, make them parameters and insert the routine inside `amanda.autodiff_enabled()`.
 """
 
 import numpy as np

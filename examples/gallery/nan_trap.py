@@ -1,6 +1,6 @@
 """A trap for the first NaN.
 
-Or infinity: the program ends there, with an error that names the operator and its line.
+Stop at the first NaN or infinity, with an error that names the operator and its line.
 [`nonfinite`](tools/nonfinite.md) goes on, and says where each one comes from.
 """
 

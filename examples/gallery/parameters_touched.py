@@ -1,7 +1,7 @@
 """Parameters that a program reads.
 
-Not all of a mixture of experts; tied ones count once. [`summary`](tools/summary.md) lists those
-that modules hold.
+Count the parameters that operators read. Experts that get no token do not count, and tied
+parameters count once. [`summary`](tools/summary.md) lists those that modules hold.
 """
 
 import math

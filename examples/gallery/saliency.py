@@ -1,7 +1,7 @@
 """Saliency.
 
-An activation times its gradient: the change of the loss if the unit were zero, at first order and
-with the opposite sign. For each unit of the activation functions, summed over the examples.
+Multiply the output of each activation function by its gradient, and sum over the examples. At first
+order and with the opposite sign, this is the change of the loss if the unit were zero.
 """
 
 import amanda

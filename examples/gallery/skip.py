@@ -1,7 +1,7 @@
 """Skip operators.
 
-Those that keep the shape of their input: activations, normalizations, dropout. How much do they
-matter? A replacement is differentiated as it is written, so one can train on.
+See how much operators matter that keep the shape of their input: activations, normalizations,
+dropout. A replacement is differentiated as it is written, so that you can go on training.
 """
 
 import amanda

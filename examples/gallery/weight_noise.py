@@ -1,7 +1,7 @@
 """Noise on weights.
 
-A share of each weight, drawn again at each execution: as in analog hardware, or to ask how flat a
-minimum is.
+Add normal noise that is a share of each weight and drawn again at each execution, as in analog
+hardware, or to ask how flat a minimum is.
 """
 
 import numpy as np

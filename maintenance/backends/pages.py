@@ -46,7 +46,7 @@ results afterwards are the plain ones. Where the framework only infers, that is 
 
 ## What a new driver costs
 
-A driver makes a framework speak the language of the tools. These are the costs of ours. Lines of
+A driver connects a framework to Amanda. These are the costs of ours. Lines of
 Python are those without comments, docstrings and blank lines. A test of the
 [conformance kit](conformance.md) is left out if the driver does not declare its capability, or if
 the framework lacks its program; the kit's report says which. No file of the core was changed for

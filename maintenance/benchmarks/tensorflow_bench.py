@@ -270,7 +270,7 @@ def main() -> None:
     versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
     versions["python"] = platform.python_version()
     report = {
-        "machine": f"{cores()} cores, {platform.machine()}",
+        "machine": f"{cores()} {'core' if cores() == 1 else 'cores'}, {platform.machine()}",
         "versions": versions,
         "rounds": rounds,
         "modes": modes,
@@ -291,7 +291,9 @@ def as_markdown(report: dict[str, Any]) -> str:
         "# What it costs on TensorFlow",
         "",
         "The cost of tools on TensorFlow, as the median of the ratios to the plain program. "
-        '"plain again" shows the noise.',
+        '"plain again" shows the noise. Under "convolutions" a routine that changes nothing runs '
+        "before each convolution and after its weight's gradient, on the host or, staged, in the "
+        "graph.",
         "",
         f"- The program is ResNet-50 at {SIZE} pixels with one image, forward and backward; in the "
         "session it is 53 small convolutions.",

@@ -46,7 +46,7 @@ def run_layers(
         function: Gets what the layer before has returned, and the parameters of a layer.
         carry: What the first layer gets.
         stacked: The parameters; each leaf has the layers along its first axis.
-        backwards: Whether the last layer is the first.
+        backwards: Call the last layer first.
     """
     leaves, tree = jax.tree.flatten(stacked)
     count = len(leaves[0])

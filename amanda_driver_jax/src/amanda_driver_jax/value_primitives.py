@@ -102,7 +102,7 @@ _tap.multiple_results = True
 
 
 class GradientTap(Protocol):
-    """What happens where cotangents pass a tap."""
+    """Called where cotangents pass a tap."""
 
     def pulled(self, cotangents: Sequence[Any]) -> Sequence[Any]:
         """Return the cotangents that go on."""

@@ -51,7 +51,7 @@ class MindsporeAttachment:
         ROUTES.move(self)
 
     def ask(self) -> None:
-        """Do nothing: each operator of a thread without tools asks."""
+        """Do nothing: each operator of a thread without an attachment calls `join` anyway."""
 
     def detach(self) -> None:
         """Restore the functions that were found."""
@@ -76,7 +76,7 @@ class MindsporeAttachment:
         name: str,
         values: Sequence[Any],
     ) -> Any:
-        """Execute an operator that is not generated."""
+        """Execute an operator that has no generated `pyboost_` function."""
         attrs = dict(primitive.attrs)
         names = tuple(attrs.pop("input_names", ()))
         attrs.pop("output_names", None)

@@ -42,7 +42,7 @@ class Interception(Routes):
         return is_started_by_python() and join("mindspore", _op_of(name, arguments))
 
 
-#: Classes whose calls are no operators.
+#: Classes whose calls are not operators.
 _AROUND = tuple(owner for owner, _ in BOUNDARIES.values() if isinstance(owner, type))
 
 

@@ -50,7 +50,7 @@ class MxnetAttachment:
         ATTACHED[self.thread] = self
 
     def ask(self) -> None:
-        """Do nothing: each operator of a thread without tools asks."""
+        """Do nothing: each operator of a thread without an attachment calls `join` anyway."""
 
     def detach(self) -> None:
         """Wait for MXNet's workers, and restore the functions that were found."""

@@ -52,12 +52,12 @@ class Watch:
     # On the tape.
 
     def enter(self, values: Sequence[Any]) -> list[Any]:
-        """Return the inputs after a gate, which gets the op's contributions to their gradients."""
+        """Return aliases of the inputs; a tape entry gets the op's part of their gradients."""
         self._inputs = self._gated(values, self._places, self._leave)
         return self._inputs
 
     def exit(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs after a gate, which gets their gradients first."""
+        """Return aliases of the outputs; a tape entry gets their gradients first."""
         if backward_plans(self._context)[0].replacement is not None:
             new = [value.detach() for value in outputs]
             inputs = [self._inputs[place] for place in self._places]

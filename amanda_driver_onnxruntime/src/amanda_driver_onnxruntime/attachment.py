@@ -95,7 +95,7 @@ class OrtAttachment:
         _INTERCEPTION.move(self)
 
     def ask(self) -> None:
-        """Do nothing: each run in a thread without tools asks."""
+        """Do nothing: each run in a thread without an attachment calls `join` anyway."""
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what is not instrumented, and why."""
@@ -187,7 +187,7 @@ class OrtAttachment:
     def run_with_ortvaluevector(
         self, original: Callable[..., Any], session: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Run a session on a vector of values."""
+        """Run a session on a vector of values, and append what it returns to another."""
 
         def under_tools(program: Program) -> None:
             run_options, names, feeds, fetch_names, fetches, *_ = args
@@ -200,7 +200,7 @@ class OrtAttachment:
     def run_async(
         self, original: Callable[..., Any], session: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Run a session in a thread of ONNX Runtime, where no tool runs."""
+        """Run a session in a thread of ONNX Runtime without tools, and note that they missed it."""
         program = self._program(session)
         if program is not None and not program.is_idle(self.session):
             self._pass(program, "run_async")

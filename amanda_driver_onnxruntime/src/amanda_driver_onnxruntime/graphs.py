@@ -98,8 +98,8 @@ class Graph:
         outputs: Names of its outputs.
         weights: Its initializers and constants, by name.
         captured: Names that it reads from the graph around it.
-        kinds: Input -> its type, if it is no tensor. A value may not tell it.
-        dies: For each node the names that no later node reads and that are no outputs.
+        kinds: Input -> its type, if it is not a tensor. The value need not tell it.
+        dies: For each node the names that no later node reads and that are not outputs.
         later: For each node the names that nodes from there on read, and the outputs.
     """
 

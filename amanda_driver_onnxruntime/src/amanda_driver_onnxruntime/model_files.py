@@ -73,7 +73,7 @@ class OnnxFile(ModelFile):
         return found
 
     def read_inputs(self, path: str) -> dict[str, Any]:
-        """Return the arrays of a ``.npz`` file by name, or the one of a ``.npy`` file."""
+        """Return the arrays of the model's inputs by name, from an ``.npz`` or ``.npy`` file."""
         names = list(self._inputs)
         try:
             with open(path, "rb") as file:  # NumPy leaves that of a broken archive open.
@@ -225,12 +225,9 @@ def _save(program: onnx.ModelProto, path: str, is_external: bool) -> None:
         # `onnx.save_model` would look for that file in the current folder.
         for one in weights:
             if len(one.raw_data) >= onnxruntime_internals.LARGE:
-                external_data_helper.set_external_data(one, _data_file(os.path.basename(path)))
+                data = f"{os.path.basename(path)}.data"
+                external_data_helper.set_external_data(one, data)
     onnx.save_model(program, path)
-
-
-def _data_file(path: str) -> str:
-    return f"{path}.data"
 
 
 def _check_written(files: Iterable[str], path: str, external: Iterable[str]) -> None:

@@ -272,9 +272,11 @@ def _small(graph: onnx.GraphProto) -> onnx.ModelProto:
 def array_for(value: Any, kind: str) -> Any:
     """Return what a program passes for an input as an array of the input's type.
 
+    Arrays, values of ONNX Runtime and inputs other than tensors are returned unchanged.
+
     Args:
         value: An array, a number, lists of numbers, or a value of ONNX Runtime.
-        kind: The type of the input as ONNX Runtime writes it.
+        kind: The type of the input as ONNX Runtime writes it, such as ``tensor(float)``.
     """
     if isinstance(value, (OrtValue, numpy.ndarray)) or not kind.startswith("tensor"):
         return value

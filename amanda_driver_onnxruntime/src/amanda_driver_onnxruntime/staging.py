@@ -141,7 +141,7 @@ class Staged(NDArrayOperatorsMixin):
 
     @property
     def dtype(self) -> Any:
-        """The type of its elements."""
+        """The NumPy dtype of its elements."""
         return self.value.dtype
 
     @property

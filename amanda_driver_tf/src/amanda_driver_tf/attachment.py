@@ -95,7 +95,7 @@ class TensorFlowAttachment:
             mode.enter_thread()
 
     def ask(self) -> None:
-        """Do nothing: each operator of a thread without tools asks."""
+        """Do nothing: each operator of a thread without an attachment calls `join` anyway."""
 
     def _enter(self) -> None:
         self._thread, self._state = threading.get_ident(), vars(STATE)

@@ -154,7 +154,7 @@ _COLLECTIVES = {
     "recv": "recv | irecv",
     "barrier": "barrier monitored_barrier |",
 }
-#: What the types begin with of operators that communicate and are no functions of
+#: What the types begin with of operators that communicate and are not functions of
 #: `torch.distributed`.
 COMMUNICATING = ("_c10d_functional", "Redistribute", "c10d::")
 #: Types of backward ops that have the gradient of a leaf, before and after it is reduced.

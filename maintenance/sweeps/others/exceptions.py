@@ -49,7 +49,7 @@ EAGER_FRAME = (
     "Checks what `torch.compile` compiled, of which a frame runs eagerly under tools; it fails, "
     'too, without Amanda under `torch.compiler.set_stance("force_eager")`. The coverage says: '
 )
-#: How the reasons of frames begin that are no limits of the driver, but its defects.
+#: How the reasons of frames begin that are not limits of the driver, but its defects.
 DEFECT = "the backend fails on the woven graph"
 
 #: In the order in which they are tried.

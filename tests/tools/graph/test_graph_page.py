@@ -428,7 +428,7 @@ def test_figures_of_other_tools(browser: Any, tmp_path: Path) -> None:
     assert "heat-0" in heat["tanh"]
     assert "1.92 k" in page.find(".legend").text
     assert "flops: macs 1.92 k" in page.element("blocks/").get_attribute("aria-label")
-    # A share is no sum: all values after the head are 0, and none before.
+    # A share is not a sum: all values after the head are 0, and none before.
     page.choose("color", "share of zeros in outputs")
     subs = {
         name: page.element(name).find_element("css selector", ".sub").text for name in OUTERMOST

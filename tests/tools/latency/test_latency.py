@@ -194,7 +194,7 @@ def test_the_warm_up_ends_when_steps_are_alike() -> None:
     assert (found.wall, found.threads[0].self) == (49 * MS, 40 * MS)
     assert sum(found.between.values()) == 9 * MS
     assert "2 steps of warm-up left out" in found.table().title
-    # A later step that takes long is no warm-up, nor is the only step.
+    # A later step that takes long is not a warm-up, nor is the only step.
     late = steps_of(FakeClock(), [50, 10, 10, 10, 400, 10], warmup=None)
     assert [step.warm_up for step in late.steps] == [True] + [False] * 4  # Without step 5.
     alone = steps_of(FakeClock(), [500], warmup=None)

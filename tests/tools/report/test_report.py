@@ -168,7 +168,7 @@ def test_a_run_writes_its_report_however_it_ends(
     assert list(found) == ["latency", "memory", "flops"]
     steps = 3 if not last else 2
     assert sum(op["calls"] for op in found["flops"]["ops"]) == 2 * steps
-    # A file that is no report is not replaced, and nothing runs.
+    # A file that is not a report is not replaced, and nothing runs.
     (tmp_path / "r.html").write_text("mine")
     command[command.index("out")] = "other"
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ)

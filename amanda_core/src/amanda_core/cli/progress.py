@@ -80,7 +80,7 @@ class Progress(Tool):
         self.add_inst_for_step(end=self.end_step)
 
     def analyse(self, context: OpContext) -> None:
-        """Count the executions of some operators."""
+        """Count executions of operators 1, 4, 16, ... of the model."""
         # Routines are expensive in graphs, whose runs are steps anyway.
         if context.zone != "model" or not matches("*/*/eager", context.namespace):
             return

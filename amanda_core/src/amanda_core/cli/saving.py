@@ -37,7 +37,7 @@ class Saving:
         self._thread = threading.Thread(target=self._run, name="amanda-saving", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread; the first results are written a second later."""
         self._thread.start()
 
     def stop(self, patience: float | None = None) -> bool:

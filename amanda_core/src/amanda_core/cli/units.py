@@ -75,7 +75,7 @@ def humanized(table: Table, units: Mapping[str, str] | None = None) -> Table:
 
 
 def quantity(value: object, unit: str | None) -> object:
-    """Return a number with its unit; any other value, and one without a unit, unchanged."""
+    """Return a number as a `Quantity`; any other value, or one without a unit, unchanged."""
     if unit is None or isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     return Quantity(value, unit)

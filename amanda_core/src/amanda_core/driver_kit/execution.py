@@ -178,7 +178,7 @@ class BackwardOp(_Program):
 
     @property
     def is_active(self) -> bool:
-        """True while routines run. Warn if the tools were removed since the forward program."""
+        """True if routines are to run. Warn if `apply` has ended since the forward program."""
         if self.session.closed:
             self.session.warn_once("backward runs after `apply` has ended, so routines do not run")
         return self.session.enabled

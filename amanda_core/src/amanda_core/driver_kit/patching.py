@@ -71,7 +71,7 @@ class Patch:
 
     def undo(self) -> None:
         """Restore the original, unless somebody else has replaced the replacement."""
-        # An attribute that was not set, since an exception came before, is no None.
+        # An attribute that was not set, since an exception came before, is not None.
         if vars(self._owner).get(self._name, self) is not self._replacement:
             return
         if self._inherited:

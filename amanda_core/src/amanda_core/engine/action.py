@@ -116,7 +116,7 @@ class Action:
 
     @property
     def staged(self) -> bool:
-        """Whether the routine is marked with `staged`."""
+        """True if the routine is marked with `staged`."""
         return bool(getattr(self.routine, _STAGED, False))
 
     @property

@@ -235,7 +235,7 @@ class OpContext(dict[str, Any]):
 
     @property
     def recomputed(self) -> bool:
-        """Whether this execution repeats an earlier one (activation checkpointing)."""
+        """True if this execution repeats an earlier one (activation checkpointing)."""
         return self._of_op("recomputed")  # type: ignore[no-any-return]
 
     @property

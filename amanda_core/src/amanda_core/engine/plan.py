@@ -144,9 +144,9 @@ class Step:
             ) from None
 
     def is_left_out(self, count: int) -> bool:
-        """Return True if an execution of an op such as `split` has too few outputs, namely `count`.
+        """Return True if the routine is skipped where an op such as `split` has `count` outputs.
 
-        An editor that has some of its positions gets an error instead.
+        An observer is skipped if any output that it requests is missing, an editor if all are.
         """
         if not self._context._outputs_vary or "outputs" not in self.action.kind.selects:
             return False
@@ -213,7 +213,7 @@ class Plan:
 
     @property
     def edits(self) -> bool:
-        """Whether anything in the plan may change a value: a replacement, or a step that edits."""
+        """True if anything in the plan may change a value: a replacement, or a step that edits."""
         return self.replacement is not None or not all(step.action.observe for step in self.steps)
 
     def __iter__(self) -> Iterator[Step]:

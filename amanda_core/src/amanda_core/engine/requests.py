@@ -80,10 +80,10 @@ def refusal(context: OpContext, kind: ActionKind, func: object) -> AmandaError:
 def refuse_misspelt(
     context: OpContext, kind: ActionKind, func: object, given: Mapping[str, Any]
 ) -> None:
-    """Refuse keyword arguments of a routine that were meant to select values.
+    """Refuse keyword arguments that a routine lacks and that look like `inputs=` or `grad_inputs=`.
 
     Raises:
-        ActionError: One of them is named like positions, and the routine has no such parameter.
+        ActionError: `given` has such a name, for example ``input``, and `func` does not take it.
     """
     names = [name for name in given if name in POSITION_NAMES]
     try:

@@ -229,13 +229,13 @@ class Session:
 
     @property
     def enabled(self) -> bool:
-        """Whether operators of the calling thread must be instrumented now."""
+        """True if operators of the calling thread must be instrumented now."""
         switched_on = self.control.switches[ENABLED] != 0 and not self.closed
         return switched_on and not THREAD.control.switches[ROUTINE_DEPTH]
 
     @property
     def caching(self) -> bool:
-        """Whether analysis runs once per op. If so, plans may be cached for one epoch."""
+        """True if analysis runs once per op. If so, plans may be cached for one epoch."""
         return self.control.switches[CACHING] != 0
 
     def wants(self, i_point: IPoint) -> bool:

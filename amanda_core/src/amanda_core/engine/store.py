@@ -61,7 +61,7 @@ class Store:
 
     @property
     def in_use(self) -> bool:
-        """Whether a session that is not closed uses it."""
+        """True if a session that is not closed uses it."""
         session = getattr(self, "session", None)
         return session is not None and not session.closed
 

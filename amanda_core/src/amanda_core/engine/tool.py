@@ -74,7 +74,7 @@ class _Registrations:
 
     @property
     def watches_modules(self) -> bool:
-        """Whether the tool uses the calls of outermost modules or the values of modules."""
+        """True if the tool uses the calls of outermost modules or the values of modules."""
         return bool(self.modules or (self.selection and self.selection.by_call))
 
     def changed(self) -> None:
@@ -156,9 +156,10 @@ class Tool:
         return list(self._amanda.unseen.lines(self._amanda.stores_with_actions))
 
     def weights_not_seen(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Return the parameters, as ``root:name``, that `not_seen` operators read.
+        """Return the parameters that operators read which the tool was not shown; see `not_seen`.
 
-        Each has its shape, and where it is read.
+        Returns:
+            ``root:name`` -> the parameter's shape, and a sentence that says where it is read.
         """
         return dict(self._amanda.unseen.weights)
 
@@ -320,7 +321,7 @@ class Tool:
 
     @property
     def analyses_backward(self) -> bool:
-        """Whether the tool has an analysis routine for backward ops."""
+        """True if the tool has an analysis routine for backward ops."""
         return any(r for point, r in self._amanda.routines.items() if point.is_backward)
 
     @property

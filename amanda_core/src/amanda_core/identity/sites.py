@@ -159,7 +159,7 @@ class Origin:
     """Where an op is called: what is the same in all of its occurrences.
 
     Attributes:
-        numbers: The same, as numbers of this process.
+        numbers: Scope, type and frames as numbers, which hold in this process only.
         caller: The user's innermost frame, if a driver has looked for it.
 
     Args:

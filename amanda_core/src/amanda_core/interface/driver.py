@@ -242,11 +242,11 @@ class WatchedSession(Protocol):
 
     @property
     def enabled(self) -> bool:
-        """Whether operators of the calling thread must be instrumented now."""
+        """True if operators of the calling thread must be instrumented now."""
 
     @property
     def wants_backward(self) -> bool:
-        """Whether an applied tool analyses backward ops."""
+        """True if an applied tool analyses backward ops."""
 
 
 class WatchedContext(Protocol):

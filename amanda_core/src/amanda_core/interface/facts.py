@@ -306,16 +306,17 @@ class Facts:
         return tensor
 
     def master(self, parameter: Any, model: Any) -> Any:
-        """Return the values of a parameter that its optimizer updates, where operators read a copy.
+        """Return what the optimizer updates where operators read a copy of another dtype.
 
-        Like `whole` it may communicate, at the same operator of each process.
+        For other parameters return `parameter` as a whole. Like `whole` it may communicate, at the
+        same operator of each process.
 
         Args:
-            parameter: What the operators of the model read.
+            parameter: The tensor that operators of the model read.
             model: The outermost module.
 
         Raises:
-            NotReadableError: They cannot be told from the copy, whose dtype has fewer digits.
+            NotReadableError: Operators read a copy, and its original cannot be found.
         """
         return parameter
 

@@ -155,7 +155,7 @@ def _smallest(left: list[Any], right: list[Any]) -> list[Any]:
 
 
 def _where_known(function: Any, left: list[Any], right: list[Any]) -> list[Any]:
-    """Return the merged values of two columns in which None is no value."""
+    """Return the merged values of two columns in which None is not a value."""
     pairs = zip(left, right, strict=True)
     return [
         mine if its is None else its if mine is None else function(mine, its) for mine, its in pairs

@@ -130,7 +130,7 @@ class Merged:
         processes: The names of the processes.
         ranks: Of each, its single values.
         parts: The rows of each part.
-        alike: Parts that are no rows, if they are the same in all processes.
+        alike: Parts that are not rows, if they are the same in all processes.
         notes: Notes of the results, and the processes that have each.
     """
 

@@ -18,7 +18,7 @@ __all__ = ["FolderLock", "claim", "is_locked"]
 
 
 class FolderLock:
-    """A lock file in a folder. It is removed when the lock is released.
+    """A lock file in a folder: `acquire` takes it at once or not at all, `release` removes it.
 
     On file systems and platforms without locks, the file itself is the lock: after a process was
     killed, it has to be removed by hand.

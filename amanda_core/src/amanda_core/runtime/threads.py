@@ -58,7 +58,7 @@ class Control:
 
     @property
     def enabled(self) -> bool:
-        """Whether operators are instrumented."""
+        """True if operators are instrumented."""
         return self.switches[ENABLED] != 0
 
     @enabled.setter
@@ -67,7 +67,7 @@ class Control:
 
     @property
     def caching(self) -> bool:
-        """Whether analysis runs once for each operator."""
+        """True if analysis runs once for each operator."""
         return self.switches[CACHING] != 0
 
     @caching.setter

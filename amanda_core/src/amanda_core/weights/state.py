@@ -120,7 +120,7 @@ class WeightState(Generic[T]):
     def load(
         self, saved: Mapping[str, Any], convert: Callable[[Any, Any], T] | None = None
     ) -> None:
-        """Load the result of `saved`. A weight of that name gets the loaded value.
+        """Load what `saved` has returned. Each weight named there gets its value when it is read.
 
         Args:
             saved: The values by name.

@@ -120,7 +120,7 @@ class EagerProgram:
 
         Args:
             name: The op that was called last; empty if there is none to wait for.
-            more: Which other operators a failure may be of, for the note on the error.
+            more: Text after the name in the note on an error, on others that may have failed.
 
         Raises:
             Exception: What MindSpore reports of an operator that failed, with a note that names it.

@@ -55,7 +55,7 @@ class Door(NamedTuple):
         owner: The module or class that holds it.
         name: The attribute.
         form: How it is called: ``pyboost``, ``run_op``, ``primitive``, ``functional`` or
-            ``method``.
+            ``method``, which are methods of `MindsporeAttachment`.
         op_type: The operator that it runs, if it is one.
     """
 

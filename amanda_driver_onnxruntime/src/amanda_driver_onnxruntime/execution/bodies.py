@@ -22,7 +22,7 @@ Interpreter = Callable[[Node, Sequence[Any], RunBody], list[Any] | None]
 
 
 def interpreter_of(node: Node) -> Interpreter | None:
-    """Return the function that runs a node by its bodies; None if it has none."""
+    """Return the function that runs an If, a Loop or a Scan; None for other nodes."""
     return _INTERPRETERS[node.operator.__name__] if node.is_open else None
 
 

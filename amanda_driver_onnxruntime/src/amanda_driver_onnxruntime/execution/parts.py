@@ -53,7 +53,7 @@ class Values:
         self.model, self.graph, self._around = model, graph, around
         self._own: dict[str, Any] = {}
         self._shown: dict[str, Any] = {}
-        #: Name -> the type of a value that is no tensor.
+        #: Name -> the type of a value that is not a tensor.
         self.kinds: dict[str, onnx.TypeProto] = {
             name: kind for name, kind in graph.kinds.items() if kind.WhichOneof("value")
         }

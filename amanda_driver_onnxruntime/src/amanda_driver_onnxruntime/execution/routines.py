@@ -132,7 +132,7 @@ class Staging:
         return found
 
     def refuse(self, node: Node, point: str, number: int, why: str) -> None:
-        """Note that ONNX Runtime does not run the nodes of a step."""
+        """Run a step of `fragment` on the host from now on: ONNX Runtime rejected its nodes."""
         step, types, _ = self._fragments[node, point, number]
         self._fragments[node, point, number] = step, types, why
 

@@ -169,7 +169,7 @@ class Record:
 
     @property
     def is_named(self) -> bool:
-        """Whether only the pairing is known, from names."""
+        """True if only the pairing is known, from names."""
         return self.stop == 0
 
 

@@ -95,7 +95,7 @@ def zone_of() -> str:
 
 
 def zone_of_node(op: Any, functions: Iterable[tuple[str, str]]) -> str:
-    """Return the zone of an op of a graph.
+    """Return the zone of an op of a graph, such as ``optimizer``; ``model`` if it has no other.
 
     Args:
         op: The op.

@@ -83,7 +83,7 @@ class Observers:
             self._collected = outer
 
     def collect(self, observers: Iterable[New]) -> None:
-        """Make the next reader wait for observers."""
+        """Make the reader of the values read meanwhile wait for observers; see `collecting`."""
         if self._collected is not None:
             self._collected += observers
 

@@ -96,7 +96,7 @@ class _Selected(NamedTuple):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether there are values, and none can be changed."""
+        """True if there are values, and none can be changed."""
         return bool(self.values) and all(self.frozen)
 
     def replace(self, values: list[Value], made: Sequence[Value]) -> None:

@@ -58,7 +58,7 @@ class Link(ForwardProgram):
         self._forward.rewriter.refuse_second(body)
 
     def bring(self, value: Value) -> Value:
-        """Return a value of the forward body in the gradient's body, by a new path."""
+        """Pass a value of the forward body to the gradient's body; return it there."""
         known = self._brought.get(value)
         if known is not None:
             return known

@@ -3,7 +3,7 @@
 A routine on the host may return its value in other memory, and a graph must know beforehand
 whether it does. So it always does: the value of a view after a routine is a copy. Where routines
 get the gradient of a view, autograd does not know any more that it is one. Owns which values of a
-graph are no views any more, and refuses a graph whose results would depend on it.
+graph are not views any more, and refuses a graph whose results would depend on it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Aliases:
             self._known |= self._owners[node].keys()
 
     def show(self, node: fx.Node, shown: Any) -> None:
-        """Note the value of a node in analysis, which may be another one than Dynamo noted."""
+        """Note `shown`, a node's value in analysis, which may differ from the one Dynamo noted."""
         for old, new in zip(_example(node), tree_leaves(shown), strict=False):
             for one, other in zip(self._memory([old]), self._memory([new]), strict=False):
                 if other in self._known:  # Dynamo noted a copy where there is none.

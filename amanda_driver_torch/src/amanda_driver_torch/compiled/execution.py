@@ -92,7 +92,7 @@ class OpPlan:
 
     @property
     def changes(self) -> bool:
-        """Whether more than routines before and after the operator that only look are planned."""
+        """True if more than routines before and after the operator that only look are planned."""
         return bool(self.before.edits or self.after.edits or self.arriving or self.leaving)
 
     @property
@@ -103,12 +103,12 @@ class OpPlan:
 
     @property
     def on_host(self) -> bool:
-        """Whether a routine runs on the host."""
+        """True if a routine runs on the host."""
         return bool(self.steps_on_host)
 
     @property
     def edits_on_host(self) -> bool:
-        """Whether a routine on the host may edit inputs or results of the operator."""
+        """True if a routine on the host may edit inputs or results of the operator."""
         steps = (*self.before.steps, self.before.replacement, *self.after.steps)
         actions = (step.action for step in steps if step is not None)
         return any(not (a.staged or a.observe or a.positions == ()) for a in actions)
@@ -131,14 +131,14 @@ def run_operator(
     kwargs: dict[str, Any],
     lifted: Lifted | None,
 ) -> Any:
-    """Run one operator with the steps of its plans.
+    """Run one operator with the steps of its plans, and return its outputs.
 
     Args:
-        plan: The plans.
+        plan: Its plans.
         func: The operator.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        lifted: Values of the graph for tensors of staged routines, or None.
+        lifted: Replaces the tensors that staged routines captured by values of the graph.
     """
     return _Execution(plan, func, bind(func, args, kwargs), lifted).run()
 

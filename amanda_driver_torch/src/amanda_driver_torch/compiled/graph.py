@@ -77,7 +77,7 @@ class AnalysisFailed(Exception):
 
 #: What stands for the inputs and outputs of modules, in a graph that is exported.
 _MARKERS = {one.func: one for one in (INPUT, OUTPUT)}
-#: By their places in the program: leaves that are no parameters. They are weights, unless the
+#: By their places in the program: leaves that are not parameters. They are weights, unless the
 #: program makes new ones.
 Leaves = dict[Any, list[Known[bool]]]
 LEAVES = "leaves that are made in each step, such as inputs that require gradients"

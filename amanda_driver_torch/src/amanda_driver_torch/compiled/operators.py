@@ -86,12 +86,12 @@ class Woven:
 
     @property
     def on_host(self) -> bool:
-        """Whether a routine runs on the host."""
+        """True if a routine runs on the host."""
         return any(plan.on_host for plan in self.plans if plan)
 
     @property
     def stages_gradients(self) -> bool:
-        """Whether a staged routine gets gradients."""
+        """True if a staged routine gets gradients."""
         plans = (p for plan in self.plans if plan for p in plan.gradients)
         steps = (step for plan in plans for step in (*plan.steps, plan.replacement))
         return any(step is not None and step.action.staged for step in steps)

@@ -62,7 +62,7 @@ REFUSALS = refusals(
     writes_out="a tool edits an operator with `out=`, or requests its gradients",
     edits_beside="a tool edits a tensor that an operator writes beside its result",
     rewrites="a tool edits an operator that changes the shape of an argument, or writes a list",
-    replaces_others="a tool replaces the backward of an operator with outputs that are no tensors",
+    replaces_others="a tool replaces the backward of an operator with outputs that are not tensors",
     has_nested_lists="a tool requests gradients of an operator with lists of lists of tensors",
     gets_truth_value="a routine on the host gets a symbolic truth value",
     gets_nested_tensor="a routine on the host gets a nested tensor",

@@ -68,7 +68,7 @@ class Selection:
 
     @property
     def wants_gradients(self) -> bool:
-        """Whether gradients of its tensors are computed."""
+        """True if gradients of its tensors are computed."""
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.sources)
 
     def take(self) -> tuple[list[Any], list[Any]]:

@@ -53,7 +53,7 @@ class Lifetime:
 
 
 class Token:
-    """Represents an object in the hooks of a graph, so that the object dies with the graph.
+    """Ties an object to the hooks of a graph, so that the object dies with the graph.
 
     Attributes:
         epoch: Epoch in which the graph was made; the last one if several graphs share the hook.

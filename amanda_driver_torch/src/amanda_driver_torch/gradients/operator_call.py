@@ -89,7 +89,7 @@ class OperatorCall:
 
     @property
     def writes_whole(self) -> bool:
-        """Whether it writes its first argument, which is no view."""
+        """True if it writes its first argument in place, and that is not a view."""
         written = self.values[0] if self.bound.signature.in_place else None
         return type(written) is torch.Tensor and base_of(written) is None
 

@@ -64,7 +64,7 @@ class BoundCall:
 
     @property
     def bound(self) -> bool:
-        """Whether a signature was found. If not, the positions are those of the call itself."""
+        """True if a signature was found. If not, the positions are those of the call itself."""
         return self.layout.bound
 
     def call_args(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

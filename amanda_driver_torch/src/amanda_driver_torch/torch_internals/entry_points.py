@@ -176,7 +176,7 @@ def runs_higher_order(frame: FrameType) -> bool:
     return module.startswith(("torch._higher_order_ops.", "torch.nn.attention.flex_attention"))
 
 
-#: Modules of functions that are no operators themselves: containers, whose operators are seen
+#: Modules of functions that are not operators themselves: containers, whose operators are seen
 #: individually, and parts of a custom operator that runs.
 PARTS_OF_OTHERS = ("torch.utils.checkpoint", "torch._library.autograd")
 #: Functions of `torch.utils.checkpoint` between the user's call and the checkpointed function. The

@@ -138,8 +138,9 @@ def has_tensor_files(path: Path) -> bool:
 def read_tensor_files(folder: Path) -> TensorFiles:
     """Read the names and shapes of the tensors of a folder and of the folders in it.
 
-    Tensors that the table names come first, in its order. The others follow in the order of their
-    files, in which numbers count as numbers. Tensors with one name are executions of one operator.
+    Tensors that a table ``names.json`` or ``names.csv`` lists come first, in its order. The others
+    follow by file name, with numbers in numeric order. Tensors of one name are executions of one
+    operator.
 
     Raises:
         ResultError: The table of names is malformed.

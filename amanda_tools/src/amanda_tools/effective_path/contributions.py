@@ -29,11 +29,11 @@ def chunks(rows: int, terms: int) -> Iterator[slice]:
 
 @dataclass
 class Kept:
-    """Terms that are kept for some outputs.
+    """Terms that are kept for some outputs, as NumPy arrays of one axis.
 
     Attributes:
-        rows: Output of each term that is kept, ascending.
-        columns: Its number among the terms of the output, ascending within each output.
+        rows: Index of the output of each kept term, ascending.
+        columns: Index of the term among those of its output, ascending within each output.
         signs: For each output, -1 if the signs of its inputs are to be flipped, otherwise 1.
         threshold: For each output, the least term that is kept; NaN if there is none.
     """

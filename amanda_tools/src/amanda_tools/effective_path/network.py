@@ -124,7 +124,7 @@ class Network:
         if output is None and not scores:
             name = self.names.get(self.logits, "the output")
             return f"{name} is the last operator, but its output has the shape {value.shape}, " + (
-                "which are no scores of classes or tokens; name another one by output="
+                "which are not scores of classes or tokens; name another one by output="
             )
         return ""
 

@@ -17,12 +17,12 @@ __all__ = ["per_head", "repeated", "tensorflow_slice", "torch_slice"]
 
 
 def torch_slice(context: OpContext) -> LayerRule | None:
-    """Return the layer rule for a PyTorch operator."""
+    """Return the rule of a PyTorch operator that slices; None for other operators."""
     return _rule(context.op_type, _TORCH)
 
 
 def tensorflow_slice(context: OpContext) -> LayerRule | None:
-    """Return the layer rule for a TensorFlow operator."""
+    """Return the rule of a TensorFlow operator that slices; None for other operators."""
     return _rule(context.op_type, _TENSORFLOW)
 
 

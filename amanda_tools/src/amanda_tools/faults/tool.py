@@ -282,7 +282,7 @@ class InjectFaults(OperatorTool["_Op"], BakingTool):
         facts = op.facts
         placement = facts.placement(value)
         if placement is not None and (placement.partial or placement.parts is None):
-            raise NotReadableError("processes hold it as parts that are no blocks")
+            raise NotReadableError("processes hold it as parts that are not blocks")
         known = facts.shape(value) if placement is None else placement.shape
         shape = [int(length or 0) for length in known or ()]
         size = int(np.prod(shape))

@@ -687,7 +687,7 @@ def norms_of(tensor: Any, facts: Facts) -> tuple[float, float, bool]:
     dtype = facts.dtype(tensor)
     try:
         values = numpy.asarray(numbers(facts.view(tensor), dtype)).ravel()
-    except NotReadableError:  # Its bytes are known, but it is no array of numbers.
+    except NotReadableError:  # Its bytes are known, but it is not an array of numbers.
         return 0.0, 0.0, False
     if not values.size:
         return 0.0, 0.0, True

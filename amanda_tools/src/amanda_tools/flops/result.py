@@ -65,7 +65,7 @@ class Sum:
 
     Attributes:
         parameters: Number of elements of the parameters of a module and of those inside it; None
-            for operators that are no module. A parameter that several modules share counts at one.
+            for operators outside modules. A parameter that several modules share counts at one.
     """
 
     calls: int = 0

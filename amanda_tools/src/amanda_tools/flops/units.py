@@ -102,7 +102,7 @@ class Units:
         """End a pass; one that costs nothing, such as that of a loss, is none."""
         cost = self._since(self._at_call)
         if any(cost):
-            # A backward pass inside a call, such as that of a penalty, is no part of it.
+            # A backward pass inside a call, such as that of a penalty, is not part of it.
             cost = _Cost(cost.macs, cost.flops)
             found = self._passes.setdefault(call.module, Counter())
             _count(found, cost, lambda: self._batch or _samples_in(call))

@@ -26,7 +26,7 @@ def advise(
     """Return the sentence; empty if timing itself takes most of a step.
 
     Args:
-        wall: Time of the steps.
+        wall: Nanoseconds that the steps took.
         ops: The part of it in operators.
         rest: The part of it between operators.
         namespaces: Where the operators ran.

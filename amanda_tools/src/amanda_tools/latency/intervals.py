@@ -24,8 +24,8 @@ class Interval(Generic[T]):
 
     Attributes:
         what: What was executed.
-        start: Start.
-        end: End; equal to `start` until then.
+        start: Time at its start, in nanoseconds.
+        end: Time at its end; equal to `start` until then.
         inner: Time of the executions directly inside, including what the tool took there.
         parent: The enclosing execution, or None.
         marks: Other measurements that started with it.
@@ -40,7 +40,7 @@ class Interval(Generic[T]):
 
     @property
     def total(self) -> int:
-        """Return the time from start to end."""
+        """Return the nanoseconds from start to end."""
         return self.end - self.start
 
 
@@ -119,7 +119,7 @@ class Overlapping(Generic[T]):
     """Executions that start and end on any thread, as in a graph.
 
     Attributes:
-        busy: Time in which at least one was running, for all steps that are settled.
+        busy: Nanoseconds in which at least one was running, for all steps that are settled.
         total: Sum of their times.
         running: Number of executions in progress.
     """
@@ -174,7 +174,7 @@ class Between:
     after.
 
     Attributes:
-        times: Module path -> time, without that of the modules inside.
+        times: Module path -> nanoseconds, without that of the modules inside.
     """
 
     def __init__(self) -> None:

@@ -176,7 +176,7 @@ class MemoryResult(Summed[Sum]):
 
     @property
     def allocated(self) -> int:
-        """Return the bytes of all buffers that operators outside of graphs allocated."""
+        """Return the bytes of all buffers that operators allocated, except those in graphs."""
         return sum(op.allocated for op in self.ops)
 
     @property

@@ -105,7 +105,7 @@ def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
             continue
         items: Sequence[tuple[int | None, Any]] = [(None, value)]
         if isinstance(value, (list, tuple)):
-            # The terms of a sum of a list are no residual.
+            # The terms of a sum of a list are not residuals.
             items = [] if kind == "add" else list(enumerate(value))
         elif not roles and kind not in ("add", "einsum") and position > 1:
             continue

@@ -41,12 +41,12 @@ class Options:
 
     @property
     def has_zeros(self) -> bool:
-        """Whether grids of weights have zero points."""
+        """True if grids of weights have zero points."""
         return self.symmetric is False
 
     @property
     def learns(self) -> bool:
-        """Whether steps are learned."""
+        """True if steps are learned."""
         return self.method in RULES_OF_STEPS
 
     def format_of(self, is_weight: bool) -> Format | None:

@@ -211,7 +211,7 @@ class Quantize(WeightTool):
 
     @property
     def frozen(self) -> bool:
-        """Whether `freeze` was called."""
+        """True if `freeze` was called."""
         return self._activations.frozen
 
     def freeze(self) -> None:

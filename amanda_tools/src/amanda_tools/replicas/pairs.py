@@ -219,7 +219,7 @@ class Pair:
         """Return True if both processes read the same data in a step, and drew the same."""
         import numpy
 
-        # What an operator gives to other processes is no data that it reads.
+        # What an operator gives to other processes is not data that it reads.
         told = [op.word in _COMMUNICATING for op in self.one.run.ops]
         own = ~numpy.asarray(told or [False])[self.a["op"]]
         forward = now & self._varied & ~self._backward & own

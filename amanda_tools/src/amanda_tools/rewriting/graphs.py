@@ -76,7 +76,10 @@ def prepare(match: Match, constants: Constants) -> str | None:
 
 
 def replacement_of(role: Role) -> Callable[..., Any]:
-    """Return the replacement of an operator of a prepared match, for one graph."""
+    """Return a staged function that replaces the operator of `role` in one graph.
+
+    The match must have been prepared.
+    """
     match, number = role.match, len(role.op.outputs)
     if match.head is not None:
         if role is match.roles[-1]:

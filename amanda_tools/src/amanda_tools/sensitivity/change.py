@@ -69,7 +69,7 @@ class Change:
         import numpy
 
         if not is_real(facts, value):
-            raise NotReadableError("a value is no tensor of real floating-point numbers")
+            raise NotReadableError("a value is not a tensor of real floating-point numbers")
         tensor = host(facts, value)
         if self._sparsity is None:
             form = self._formats[operand.weight is None]

@@ -43,7 +43,7 @@ class Mention(NamedTuple):
 
 def has_underscore(dotted: str) -> bool:
     """Return True if a part of a dotted name begins with one underscore."""
-    return any(part.startswith("_") and not _is_dunder(part) for part in dotted.split("."))
+    return any(part.startswith("_") and not part.startswith("__") for part in dotted.split("."))
 
 
 def own_names(sources: Iterable[str]) -> frozenset[str]:
@@ -242,10 +242,6 @@ def _is_private_text(
 def _is_known(name: str) -> bool:
     # A driver marks objects of its framework by names such as `_amanda_source`.
     return name in _PYTHONS or name.startswith("_amanda_") or not name.strip("_")
-
-
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__")
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.expr]:

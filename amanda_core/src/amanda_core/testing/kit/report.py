@@ -113,13 +113,13 @@ class Report:
 
     @property
     def fails(self) -> bool:
-        """Whether a test failed, or a core test was skipped."""
+        """True if a test failed, or a core test was skipped."""
         core = self.groups.get(CORE, Group())
         return bool(core.skipped) or any(group.failed for group in self.groups.values())
 
     @property
     def conforms(self) -> bool:
-        """Whether all tests of the core and of declared capabilities ran and passed."""
+        """True if all tests of the core and of declared capabilities ran and passed."""
         return not self.fails and not self.missing
 
     @property

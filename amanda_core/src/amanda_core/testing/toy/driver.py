@@ -238,7 +238,7 @@ class ToyAttachment:
         self.driver.interception.move(self)
 
     def ask(self) -> None:
-        """Do nothing: each operator of a thread without tools asks."""
+        """Do nothing: each operator of a thread without an attachment calls `join` anyway."""
 
     def detach(self) -> None:
         """Restore the framework."""

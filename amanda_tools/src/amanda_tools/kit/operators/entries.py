@@ -135,7 +135,7 @@ class EitherWayOp(OpFacts):
 
     @property
     def kind(self) -> str:
-        """Return the common type of the forward operator, or the framework's if there is none."""
+        """Return the common type, or else the framework's type, of the forward op if known."""
         return self.word or self.forward_type or self.type
 
 

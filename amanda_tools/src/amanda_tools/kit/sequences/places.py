@@ -104,7 +104,7 @@ class Area:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is chosen."""
+        """True if nothing is chosen."""
         return not self.rows or not self.offsets
 
 
@@ -140,7 +140,7 @@ class Places:
 
     @property
     def are_all(self) -> bool:
-        """Whether everything is chosen, so that the axes need not be known."""
+        """True if everything is chosen, so that the axes need not be known."""
         return self._positions is None and self._rows is None and not self.by_row
 
     def chosen_in(self, span: Span) -> tuple[list[int], list[int]]:

@@ -47,7 +47,7 @@ class Span:
 
     @property
     def is_known(self) -> bool:
-        """Whether rows and positions are known."""
+        """True if rows and positions are known."""
         return not self.unknown
 
 
