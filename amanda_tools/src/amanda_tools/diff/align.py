@@ -28,6 +28,7 @@ __all__ = [
     "by_module",
     "corresponding",
     "frameworks",
+    "is_common",
     "is_movement",
     "is_one_framework",
     "is_reshaped",
@@ -114,6 +115,11 @@ def is_movement(op: DumpedOp) -> bool:
     differently.
     """
     return op.word in _MOVES
+
+
+def is_common(op: DumpedOp) -> bool:
+    """Return True for a type that occurs in many places, so that it says little."""
+    return op.word in _COMMON
 
 
 def is_uninitialized(op: DumpedOp, tensor: DumpedTensor) -> bool:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +21,7 @@ from amanda_tools.diff.align import (
     alike,
     by_module,
     frameworks,
+    is_common,
     is_movement,
     is_one_framework,
     is_uninitialized,
@@ -38,6 +39,7 @@ from amanda_tools.diff.created import (
     not_judged,
     precisions,
 )
+from amanda_tools.diff.dataflow import Dataflow, Node, Values
 from amanda_tools.diff.numbers import Difference, Tolerance, compare_statistics, compare_tensors
 from amanda_tools.diff.readers import read_record
 from amanda_tools.diff.spread import Reach, spread_chart, spread_of
@@ -109,8 +111,13 @@ class DiffResult:
 
     @property
     def first(self) -> Compared | None:
-        """Return the first tensor beyond the tolerance, or None."""
-        return next((one for one in self.compared if not one.same), None)
+        """Return the first tensor beyond the tolerance, or None.
+
+        If values decide what corresponds, an output whose inputs agree comes before others.
+        """
+        differing = [one for one in self.compared if not one.same]
+        sure = [one for one in differing if self.across and one.inputs_agree]
+        return next(iter(sure or differing), None)
 
     @property
     def same(self) -> bool:
@@ -312,6 +319,7 @@ def compare(
     comparison = _Comparison(first, second, Tolerance(rtol, atol), align)
     result = DiffResult(across=comparison.across)
     result.compared = list(comparison.tensors())
+    flow = comparison.follow(result) if comparison.across and result.first else None
     result.uninitialized = comparison.uninitialized
     if not result.compared:
         unread = "".join(f"; not read: {one}" for one in comparison.unread[:3])
@@ -357,17 +365,31 @@ def compare(
         for d, present, taken in zip((first, second), with_tensors, matched, strict=True)
     )
     if result.first is not None and result.first.inputs_agree is not True:
-        result.suspects = _between(first.index.ops, result)
+        places = _places(first.index.ops)
+        if flow is None:
+            result.suspects = _between(places, result)
+        else:
+            before = flow.before(_node(places, result.first))
+            result.suspects = [_facts(first.index.ops[number]) for number in before]
     more = result.unmatched_a or result.unmatched_b or result.alone
     result.complete = not result.unread and (comparison.across or not (more or result.jump))
     return result
 
 
-def _between(ops: Sequence[DumpedOp], result: DiffResult) -> list[OpFacts]:
-    """Return the operators without a counterpart that ran just before the first difference."""
+def _places(ops: Sequence[DumpedOp]) -> dict[int, int]:
+    """Return the numbers of operators by their ids."""
     places: dict[int, int] = {}
     for number, op in enumerate(ops):
         places.setdefault(op.id, number)
+    return places
+
+
+def _node(places: Mapping[int, int], one: Compared) -> Node:
+    return places[one.a.id], one.step, one.execution
+
+
+def _between(places: Mapping[int, int], result: DiffResult) -> list[OpFacts]:
+    """Return the operators without a counterpart that ran just before the first difference."""
     differing = next(n for n, one in enumerate(result.compared) if not one.same)
     end = places[result.compared[differing].a.id]
     agreeing = [places[one.a.id] for one in result.compared[:differing] if one.what == "output"]
@@ -484,6 +506,32 @@ class _Comparison:
             for number, tensor in enumerate(self.second.index.tensors):
                 if tensor.op in matched and number not in used:
                     self.alone[1].append(tensor)
+
+    def follow(self, result: DiffResult) -> Dataflow | None:
+        """Judge what differs by the values from which on nothing agrees, if inputs are known.
+
+        Pairs of different types after which values agree again do not belong together.
+        """
+        mine, theirs = (Values(dumped, self.tolerance) for dumped in (self.first, self.second))
+        flow = Dataflow(mine, theirs)
+        if not flow.known:
+            return None
+        ops = self.first.index.ops
+        places = _places(ops)
+        kept = []
+        for one in result.compared:
+            number = places[one.a.id]
+            other = self.second.index.ops[self.pairs[number]] if number in self.pairs else None
+            is_open = other is None or not alike(ops[number], other) or is_common(ops[number])
+            node = _node(places, one)
+            if not one.same and is_open and not flow.is_lost(node):
+                self.pairs.pop(number, None)
+                continue
+            if one.what == "output" and not one.same:
+                one.inputs_agree = not flow.before(node)
+            kept.append(one)
+        result.compared = kept
+        return flow
 
     def _is_comparable(self, tensor: DumpedTensor) -> bool:
         """Return True if a tensor means the same thing in the other framework's operator."""
