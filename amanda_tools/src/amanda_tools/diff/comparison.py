@@ -116,7 +116,7 @@ class DiffResult:
         If values decide what corresponds, an output whose inputs agree comes before others.
         """
         differing = [one for one in self.compared if not one.same]
-        sure = [one for one in differing if self.across and one.inputs_agree]
+        sure = [one for one in differing if self.across and one.inputs_agree is True]
         return next(iter(sure or differing), None)
 
     @property
@@ -508,30 +508,31 @@ class _Comparison:
                     self.alone[1].append(tensor)
 
     def follow(self, result: DiffResult) -> Dataflow | None:
-        """Judge what differs by the values from which on nothing agrees, if inputs are known.
+        """Judge what differs by where the runs part, if inputs are known.
 
         Pairs of different types after which values agree again do not belong together.
         """
+        places = _places(self.first.index.ops)
+        differing = [one for one in result.compared if one.what == "output" and not one.same]
         mine, theirs = (Values(dumped, self.tolerance) for dumped in (self.first, self.second))
-        flow = Dataflow(mine, theirs)
+        flow = Dataflow(mine, theirs, {_node(places, one) for one in differing})
         if not flow.known:
             return None
-        ops = self.first.index.ops
-        places = _places(ops)
         kept = []
         for one in result.compared:
-            number = places[one.a.id]
-            other = self.second.index.ops[self.pairs[number]] if number in self.pairs else None
-            is_open = other is None or not alike(ops[number], other) or is_common(ops[number])
             node = _node(places, one)
-            if not one.same and is_open and not flow.is_lost(node):
-                self.pairs.pop(number, None)
+            if not one.same and (flow.is_found(node) or self._is_open(one) and not flow.is_lost(node)):
+                self.pairs.pop(node[0], None)
                 continue
-            if one.what == "output" and not one.same:
-                one.inputs_agree = not flow.before(node)
+            if one.what == "output" and not one.same and one.inputs_agree is not False:
+                one.inputs_agree = flow.inputs_agree(node)
             kept.append(one)
         result.compared = kept
         return flow
+
+    def _is_open(self, one: Compared) -> bool:
+        """Return True if types alone do not tell that two operators belong together."""
+        return not alike(one.a, one.b) or is_common(one.a)
 
     def _is_comparable(self, tensor: DumpedTensor) -> bool:
         """Return True if a tensor means the same thing in the other framework's operator."""

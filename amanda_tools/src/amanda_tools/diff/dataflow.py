@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,17 +122,22 @@ def _ordered(held: HostTensor) -> Any:
 
 
 class Dataflow:
-    """Which executions of a run read what others wrote, and from which on nothing is found again.
+    """Which executions of a run read what others wrote, and which of them part the runs.
+
+    An execution is *lost* if a way leads from it to a result that differs, by operators that read
+    what those before them wrote, and nothing on this way is found in the other run. What is merely
+    computed otherwise leads to values that are found again.
 
     Args:
         mine: The values of the run.
         theirs: Those of the other run.
+        differing: Executions whose results differ from those of their counterparts.
 
     Attributes:
         known: Whether inputs were recorded, so that there is something to say.
     """
 
-    def __init__(self, mine: Values, theirs: Values) -> None:
+    def __init__(self, mine: Values, theirs: Values, differing: Collection[Node]) -> None:
         self._ops = mine.dumped.index.ops
         #: Execution -> whether the other run has what it wrote.
         self._found: dict[Node, bool] = {}
@@ -160,31 +165,47 @@ class Dataflow:
         for node, writers in self._writers.items():
             for writer in writers:
                 readers.setdefault(writer, []).append(node)
-        alive: set[Node] = set()
+        self._lost: set[Node] = set()
         for node in reversed(self._found):
-            if self._found[node] or any(one in alive for one in readers.get(node, ())):
-                alive.add(node)
-        self._lost = self._found.keys() - alive
+            follow = readers.get(node, [])
+            parts = any(one in self._lost for one in follow) if follow else node in differing
+            if parts and not self._found[node]:
+                self._lost.add(node)
+
+    def is_found(self, node: Node) -> bool:
+        """Return True if the other run has what this execution wrote."""
+        return self._found.get(node, False)
 
     def is_lost(self, node: Node) -> bool:
-        """Return True if the other run has no value from this execution on."""
+        """Return True if the other run has nothing on a way from here to a result that differs."""
         return node in self._lost
 
     def before(self, node: Node) -> list[int]:
-        """Return the operators whose values an execution depends on and from which on the other run
-        has none.
+        """Return the operators that part the runs before an execution reads what they wrote.
 
         Those come first that read a value which the other run has, then others, and those that only
         move values last, each in the order of execution.
         """
+        found = sorted(self._before(node), key=self._rank)
+        return list(dict.fromkeys(one[0] for one in found))
+
+    def inputs_agree(self, node: Node) -> bool | None:
+        """Return True if nothing parts the runs before an execution.
+
+        None if only what is made of no value that the other run has does, such as a mask.
+        """
+        before = self._before(node)
+        if any(self._rank(one) == 0 for one in before):
+            return False
+        return None if before else True
+
+    def _before(self, node: Node) -> list[Node]:
         seen, waiting = {node}, [node]
         while waiting:
             new = (self._writers.get(waiting.pop(), set()) & self._lost) - seen
             seen |= new
             waiting += new
-        found = [one for one in self._found if one in seen - {node} and one[0] != node[0]]
-        found.sort(key=self._rank)
-        return list(dict.fromkeys(one[0] for one in found))
+        return [one for one in self._found if one in seen and one[0] != node[0]]
 
     def _rank(self, node: Node) -> int:
         if is_movement(self._ops[node[0]]):
