@@ -18,7 +18,7 @@ PLANTS = (
     Plant("tanh gelu", "2"),
     Plant("tanh gelu", "5"),
     Plant("transposed kernel", "3"),
-    Plant("scale", "0"),
+    Plant("scale", ""),
     Plant("bias", "0"),
     Plant("bias", "6"),
     Plant("order", "4", ("5",)),
@@ -75,7 +75,7 @@ def port(at: At) -> Run:
             kernel, bias = (p.detach().numpy() for p in (theirs.weight, theirs.bias))
             mine.kernel.assign(kernel if at("transposed kernel", name) else kernel.T)
             mine.bias.assign(numpy.zeros_like(bias) if at("bias", name) else bias)
-    factor = 255.0 if at("scale", "0") else 1.0
+    factor = 255.0 if at("scale", "") else 1.0
     return lambda: model(tf.constant(_INPUT * factor), training=False)
 
 

@@ -21,7 +21,6 @@ from amanda_tools.diff.align import (
     alike,
     by_module,
     frameworks,
-    is_common,
     is_movement,
     is_one_framework,
     is_uninitialized,
@@ -39,8 +38,8 @@ from amanda_tools.diff.created import (
     not_judged,
     precisions,
 )
-from amanda_tools.diff.dataflow import Dataflow, Node, Values
 from amanda_tools.diff.numbers import Difference, Tolerance, compare_statistics, compare_tensors
+from amanda_tools.diff.parting import Parting
 from amanda_tools.diff.readers import read_record
 from amanda_tools.diff.spread import Reach, spread_chart, spread_of
 from amanda_tools.diff.tensor_files import FRAMEWORK, TABLES, TensorFiles
@@ -88,9 +87,14 @@ class DiffResult:
         unread: What could not be read of files that another program wrote, and why.
         spread: The modules and steps in which tensors differ, in the order of the first run; if
             created errors are known, those in which operators make more than is explained.
-        suspects: Operators of the first dump without a counterpart that ran after the last operator
-            that agrees and before the first one that differs, unless the inputs of this one agree.
-            One of them makes the difference, then, if a replaced operator does.
+        suspects: Operators of the first dump that part the runs before the first difference, unless
+            the inputs of this one agree: what they read is in both dumps, and what they write, and
+            all until the difference, is in one only. If inputs were not recorded, those without a
+            counterpart that ran after the last operator that agrees.
+        suspects_b: The same of the second dump, if inputs were recorded. These may be parts of the
+            operator itself.
+        likely: What kind of mistake the values show, such as ``scale: B is 8 times A``; None if
+            they show none, or values do not decide which operators correspond.
     """
 
     compared: list[Compared] = field(default_factory=list)
@@ -108,6 +112,8 @@ class DiffResult:
     unread: list[str] = field(default_factory=list)
     spread: list[Reach] = field(default_factory=list)
     suspects: list[OpFacts] = field(default_factory=list)
+    suspects_b: list[OpFacts] = field(default_factory=list)
+    likely: str | None = None
 
     @property
     def first(self) -> Compared | None:
@@ -165,12 +171,15 @@ class DiffResult:
         how = "equal bit for bit" if exact else "within the tolerance"
         if self.first is not None:
             texts.append(f"First: {self.first}")
-            if self.suspects:
+            for name, ops in (("A", self.suspects), ("B", self.suspects_b)):
                 suspects = (
                     f"op {op.name!r}{f', at {op.source}' if op.source else ''}"
-                    for op in self.suspects[:limit]
+                    for op in ops[:limit]
                 )
-                texts.append(f"Only in A, just before it: {'; '.join(suspects)}")
+                if ops:
+                    texts.append(f"Only in {name}, just before it: {'; '.join(suspects)}")
+            if self.likely is not None:
+                texts.append(f"Likely {self.likely}")
         elif self.unread:
             texts.append(f"The {count} that could be read and correspond are {how}.")
         elif not self.complete:
@@ -319,7 +328,7 @@ def compare(
     comparison = _Comparison(first, second, Tolerance(rtol, atol), align)
     result = DiffResult(across=comparison.across)
     result.compared = list(comparison.tensors())
-    flow = comparison.follow(result) if comparison.across and result.first else None
+    followed = comparison.follow(result) if comparison.across and result.first else None
     result.uninitialized = comparison.uninitialized
     if not result.compared:
         unread = "".join(f"; not read: {one}" for one in comparison.unread[:3])
@@ -364,13 +373,10 @@ def compare(
         ]
         for d, present, taken in zip((first, second), with_tensors, matched, strict=True)
     )
-    if result.first is not None and result.first.inputs_agree is not True:
-        places = _places(first.index.ops)
-        if flow is None:
-            result.suspects = _between(places, result)
-        else:
-            before = flow.before(_node(places, result.first))
-            result.suspects = [_facts(first.index.ops[number]) for number in before]
+    if result.first is not None and followed is not None:
+        followed.explain(result)
+    elif result.first is not None and result.first.inputs_agree is not True:
+        result.suspects = _between(_places(first.index.ops), result)
     more = result.unmatched_a or result.unmatched_b or result.alone
     result.complete = not result.unread and (comparison.across or not (more or result.jump))
     return result
@@ -382,10 +388,6 @@ def _places(ops: Sequence[DumpedOp]) -> dict[int, int]:
     for number, op in enumerate(ops):
         places.setdefault(op.id, number)
     return places
-
-
-def _node(places: Mapping[int, int], one: Compared) -> Node:
-    return places[one.a.id], one.step, one.execution
 
 
 def _between(places: Mapping[int, int], result: DiffResult) -> list[OpFacts]:
@@ -507,32 +509,39 @@ class _Comparison:
                 if tensor.op in matched and number not in used:
                     self.alone[1].append(tensor)
 
-    def follow(self, result: DiffResult) -> Dataflow | None:
+    def follow(self, result: DiffResult) -> Parting | None:
         """Judge what differs by where the runs part, if inputs are known.
 
         Pairs of different types after which values agree again do not belong together.
         """
-        places = _places(self.first.index.ops)
-        differing = [one for one in result.compared if one.what == "output" and not one.same]
-        mine, theirs = (Values(dumped, self.tolerance) for dumped in (self.first, self.second))
-        flow = Dataflow(mine, theirs, {_node(places, one) for one in differing})
-        if not flow.known:
+        parting = Parting((self.first, self.second), self.tolerance, self.pairs, result.compared)
+        if not parting.known:
             return None
         kept = []
         for one in result.compared:
-            node = _node(places, one)
-            if not one.same and (flow.is_found(node) or self._is_open(one) and not flow.is_lost(node)):
-                self.pairs.pop(node[0], None)
+            if not one.same and parting.is_implausible(one):
+                self.pairs.pop(parting.node(one)[0], None)
                 continue
             if one.what == "output" and not one.same and one.inputs_agree is not False:
-                one.inputs_agree = flow.inputs_agree(node)
+                one.inputs_agree = parting.inputs_agree(one)
             kept.append(one)
         result.compared = kept
-        return flow
+        first = result.first
+        if first is not None and first.what == "output" and (other := parting.closest(first)):
+            nearest = self._compare(*(self._output(*one) for one in ((0, parting.node(first)), (1, other))))
+            nearest.inputs_agree = first.inputs_agree
+            self.pairs[parting.node(first)[0]] = other[0]
+            kept[kept.index(first)] = nearest
+        return parting
 
-    def _is_open(self, one: Compared) -> bool:
-        """Return True if types alone do not tell that two operators belong together."""
-        return not alike(one.a, one.b) or is_common(one.a)
+    def _output(self, side: int, node: tuple[int, int, int]) -> DumpedTensor:
+        """Return what an execution wrote."""
+        tensors = (self.first, self.second)[side].index.tensors
+        return next(
+            one
+            for one in tensors
+            if one.what == "output" and (one.op, one.step, one.execution) == node
+        )
 
     def _is_comparable(self, tensor: DumpedTensor) -> bool:
         """Return True if a tensor means the same thing in the other framework's operator."""

@@ -96,20 +96,45 @@ class Values:
         return False
 
 
+    def has_array(self, array: Any, dtype: str, other: Values) -> bool:
+        """Return True if this run has the elements of an array, in any order."""
+        array = array.astype(dtype if dtype in ("float64", "float16") else "float32")
+        value = _value((0, 0, 0), _placeholder(array), HostTensor(array, array.dtype.name))
+        other._sorted[value.digest] = _ordered(HostTensor(array, array.dtype.name))
+        return self.have(value, other)
+
+    def have_length(self, value: _Value) -> bool:
+        """Return True if this run has a value of as many elements with the same 2-norm."""
+        if value.norm is None or not value.norm:
+            return False
+        key = math.prod(value.tensor.shape), value.tensor.dtype
+        known = self._known.get(key, [])
+        begin = bisect_left(known, value.norm * (1 - 1e-6), key=lambda one: one[0])
+        return begin < len(known) and known[begin][0] <= value.norm * (1 + 1e-6)
+
+
+def _placeholder(array: Any) -> DumpedTensor:
+    return DumpedTensor(0, 0, 0, "output", "0", "", array.dtype.name, list(array.shape))
+
+
+def _value(node: Node, tensor: DumpedTensor, held: HostTensor) -> _Value:
+    digest = hashlib.blake2b(held.array.tobytes(), digest_size=16).digest()
+    norm = None
+    if "float" in tensor.dtype:
+        values = _ordered(held)
+        if values[0] < values[-1]:
+            norm = float((values**2).sum() ** 0.5)
+    return _Value(node, tensor, digest, norm)
+
+
 def _values(dumped: Dumped) -> Iterator[_Value]:
     for tensor in dumped.index.tensors:
         if tensor.file is None or tensor.what not in ("input", "weight", "output"):
             continue
         if math.prod(tensor.shape) < 2:
             continue  # Small numbers are equal by chance.
-        held = dumped.read(tensor)
-        digest = hashlib.blake2b(held.array.tobytes(), digest_size=16).digest()
-        norm = None
-        if "float" in tensor.dtype:
-            values = _ordered(held)
-            if values[0] < values[-1]:
-                norm = float((values**2).sum() ** 0.5)
-        yield _Value((tensor.op, tensor.step, tensor.execution), tensor, digest, norm)
+        node = (tensor.op, tensor.step, tensor.execution)
+        yield _value(node, tensor, dumped.read(tensor))
 
 
 def _ordered(held: HostTensor) -> Any:
@@ -198,6 +223,10 @@ class Dataflow:
         if any(self._rank(one) == 0 for one in before):
             return False
         return None if before else True
+
+    def region(self, node: Node) -> set[Node]:
+        """Return an execution, and those that part the runs before it."""
+        return {node, *self._before(node)}
 
     def _before(self, node: Node) -> list[Node]:
         seen, waiting = {node}, [node]
