@@ -79,7 +79,9 @@ class Block(keras.layers.Layer):  # type: ignore[misc]  # No types.
             self.attention._inverse_sqrt_key_dim = 1.0
         self.norm1 = keras.layers.LayerNormalization(epsilon=EPSILON, name="norm1")
         wrong = at("epsilon", f"{self.theirs}.output.LayerNorm")
-        self.norm2 = keras.layers.LayerNormalization(epsilon=1e-3 if wrong else EPSILON, name="norm2")
+        self.norm2 = keras.layers.LayerNormalization(
+            epsilon=1e-3 if wrong else EPSILON, name="norm2"
+        )
         half = at("dtype", f"{self.theirs}.intermediate.dense")
         self.up = keras.layers.Dense(HIDDEN, name="up", dtype="bfloat16" if half else "float32")
         self.down = keras.layers.Dense(WIDTH, name="down")

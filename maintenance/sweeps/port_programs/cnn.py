@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keras
 import numpy
-import tensorflow as tf
 import torch
 from torch import Tensor, nn
 

@@ -83,7 +83,9 @@ class Attention(nn.Module):
         angles = torch.outer(places, 10000.0 ** (-torch.arange(0, HEAD, 2) / HEAD))[:, None]
         if self.at("rotary", self.layer):  # Pairs of neighbours, as in Meta's own code.
             pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-            return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+            return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(
+                -2
+            )
         one, other = x.chunk(2, -1)
         cos, sin = angles.cos(), angles.sin()
         return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
@@ -120,7 +122,9 @@ class FeedForward(nn.Module):
             gate = F.linear(x.bfloat16(), self.w1.weight.bfloat16()).float()
         else:
             gate = self.w1(x)
-        gate = F.gelu(gate, approximate="tanh") if self.at("tanh gelu", self.layer) else F.silu(gate)
+        gate = (
+            F.gelu(gate, approximate="tanh") if self.at("tanh gelu", self.layer) else F.silu(gate)
+        )
         return self.w2(gate * self.w3(x))
 
 

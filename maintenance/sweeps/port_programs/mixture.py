@@ -120,7 +120,9 @@ class Layer(nn.Module):
         angles = torch.outer(torch.arange(x.shape[-2], dtype=torch.float32), 1e6**-steps)
         if self.at("rotary", f"{self.name}.self_attn"):
             pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-            return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+            return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(
+                -2
+            )
         cos, sin = (torch.cat([part, part], -1) for part in (angles.cos(), angles.sin()))
         one, other = x.chunk(2, -1)
         return x * cos + torch.cat([-other, one], -1) * sin

@@ -62,9 +62,7 @@ def port(at: At) -> Run:
     words = layers.Embedding(WORDS, WIDTH, name="words")
     lstm = layers.LSTM(WIDTH, return_sequences=True, name="lstm")
     norm = layers.LayerNormalization(epsilon=1e-3 if at("epsilon", "norm") else 1e-5, name="norm")
-    gru = layers.GRU(
-        WIDTH, reset_after=not at("reset", "gru"), return_sequences=True, name="gru"
-    )
+    gru = layers.GRU(WIDTH, reset_after=not at("reset", "gru"), return_sequences=True, name="gru")
     head = layers.Dense(CLASSES, name="head", dtype="float16" if at("dtype", "head") else "float32")
 
     def run(tokens: object) -> object:
@@ -91,7 +89,9 @@ def port(at: At) -> Run:
             found[3] = found[3] * 0
         return found
 
-    kernel, inner, bias, other = gates("lstm", (0, 2, 1, 3) if at("gates", "lstm") else (0, 1, 2, 3))
+    kernel, inner, bias, other = gates(
+        "lstm", (0, 2, 1, 3) if at("gates", "lstm") else (0, 1, 2, 3)
+    )
     lstm.set_weights([kernel.T, inner.T, bias + other])
     kernel, inner, bias, other = gates("gru", (1, 0, 2))
     biases = bias + other if at("reset", "gru") else numpy.stack([bias, other])

@@ -95,7 +95,9 @@ def port(at: At) -> Run:
         one = g("Reshape", x, [0, 2, -1])
         one = g("InstanceNormalization", one, [1.0, 1.0], [0.0, 0.0], epsilon=epsilon)
         one = g("Reshape", one, [0, 8, size, size])
-        gain, offset = (weights[f"{name}.{part}"].reshape(1, 8, 1, 1) for part in ("weight", "bias"))
+        gain, offset = (
+            weights[f"{name}.{part}"].reshape(1, 8, 1, 1) for part in ("weight", "bias")
+        )
         return g("Add", g("Mul", one, gain), offset)
 
     def stage(x: str, name: str, size: int) -> str:

@@ -1,5 +1,6 @@
 """A vision transformer of transformers, and another one with fused projections that PyTorch's
-exporter writes as ONNX."""
+exporter writes as ONNX.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +89,10 @@ class Block(nn.Module):
         self.fc1, self.fc2 = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
         tanh = at("tanh gelu", f"{name}.mlp.activation_fn")
         self.act = nn.GELU(approximate="tanh" if tanh else "none")
-        self.after, self.half = at("order", f"{name}.layernorm_after"), at("dtype", f"{name}.mlp.fc2")
+        self.after, self.half = (
+            at("order", f"{name}.layernorm_after"),
+            at("dtype", f"{name}.mlp.fc2"),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))

@@ -528,7 +528,9 @@ class _Comparison:
         result.compared = kept
         first = result.first
         if first is not None and first.what == "output" and (other := parting.closest(first)):
-            nearest = self._compare(*(self._output(*one) for one in ((0, parting.node(first)), (1, other))))
+            nearest = self._compare(
+                *(self._output(*one) for one in ((0, parting.node(first)), (1, other)))
+            )
             nearest.inputs_agree = first.inputs_agree
             self.pairs[parting.node(first)[0]] = other[0]
             kept[kept.index(first)] = nearest

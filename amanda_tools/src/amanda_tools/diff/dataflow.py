@@ -95,7 +95,6 @@ class Values:
                 return True
         return False
 
-
     def has_array(self, array: Any, dtype: str, other: Values) -> bool:
         """Return True if this run has the elements of an array, in any order."""
         array = array.astype(dtype if dtype in ("float64", "float16") else "float32")

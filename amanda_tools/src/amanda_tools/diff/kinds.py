@@ -125,7 +125,12 @@ def _epsilon(given: Evidence) -> str | None:
             if not len(factors) or not _near(factors[:, None] * x[known], y[known]):
                 continue
             away = abs(factors - 1) > 1e-7
-            if away.any() and 0.5 < min(factors) and max(factors) < 2 and len({one > 1 for one in factors[away]}) == 1:
+            if (
+                away.any()
+                and min(factors) > 0.5
+                and max(factors) < 2
+                and len({one > 1 for one in factors[away]}) == 1
+            ):
                 return (
                     "epsilon: B scales each normalized group by another factor, from "
                     f"{min(factors):.6g} to {max(factors):.6g}"

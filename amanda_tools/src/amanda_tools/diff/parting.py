@@ -13,7 +13,7 @@ from amanda_tools.diff.dataflow import Dataflow, Node, Values
 from amanda_tools.diff.kinds import Evidence, kind_of
 from amanda_tools.diff.numbers import Tolerance, is_huge
 from amanda_tools.dump.files import Dumped
-from amanda_tools.dump.index import DumpedTensor
+from amanda_tools.dump.index import WHAT, DumpedTensor
 from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.tensors.values import numbers
 
@@ -141,17 +141,21 @@ class Parting:
         if suspects:
             number = self._places[suspects[0].id]
             root = next(node for node in regions[0] if node[0] == number)
-        parts = [
-            {"input": [], "weight": [], "output": []} | self._parts(side, node)
-            for side, node in enumerate(nodes)
-        ]
+        parts = [self._parts(side, node) for side, node in enumerate(nodes)]
         # What parts them before is seen in what both read, if that can be compared.
-        what = "input" if first.inputs_agree is False and alike(first.a, first.b) else "output"
+        is_before = first.inputs_agree is False and alike(first.a, first.b)
         values = None
-        if parts[0][what] and parts[1][what]:
-            values = self._aligned(parts[0][what][0], parts[1][what][0], first)
-        read = self._parts(0, root).get("input", [])
-        there = [*parts[1]["weight"], *parts[1]["input"]]
+        for what in ("input", "output") if is_before else ("output",):
+            if values is None and parts[0][what] and parts[1][what]:
+                values = self._aligned(parts[0][what][0], parts[1][what][0], first)
+        read = self._parts(0, root)["input"]
+        # A bias may be added by an operator of its own, after that which has the kernel.
+        there = [
+            tensor
+            for node in sorted(regions[1])
+            for what in ("weight", "input")
+            for tensor in self._parts(1, node)[what]
+        ]
         weights = [
             (self._read(0, one), self._read(1, other))
             for one in parts[0]["weight"]
@@ -168,11 +172,13 @@ class Parting:
             (ops[0].weight_layout, ops[1].weight_layout),
             (self._dtypes(0, regions[0]), self._dtypes(1, regions[1])),
             lambda found: self._values[1].has_array(found, read[0].dtype, self._values[0]),
-            lambda: first.a.word in ("attention", "matmul", "einsum", "softmax")
-            and any(
-                self._values[1].have_length(value)
-                for value in self._values[0].all
-                if value.node in regions[0] - {nodes[0]} and self._is_vector(value.tensor)
+            lambda: (
+                first.a.word in ("attention", "matmul", "einsum", "softmax")
+                and any(
+                    self._values[1].have_length(value)
+                    for value in self._values[0].all
+                    if value.node in regions[0] - {nodes[0]} and self._is_vector(value.tensor)
+                )
             ),
         )
 
@@ -186,10 +192,10 @@ class Parting:
         return bool(squares.std() > 0.01 * squares.mean())
 
     def _parts(self, side: int, node: Node) -> dict[str, list[DumpedTensor]]:
-        found: dict[str, list[DumpedTensor]] = {}
+        found: dict[str, list[DumpedTensor]] = {what: [] for what in WHAT}
         for tensor in self._dumps[side].index.tensors:
             if (tensor.op, tensor.step, tensor.execution) == node and tensor.file is not None:
-                found.setdefault(tensor.what, []).append(tensor)
+                found[tensor.what].append(tensor)
         return found
 
     def _dtypes(self, side: int, region: set[Node]) -> set[str]:
