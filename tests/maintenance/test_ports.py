@@ -5,9 +5,9 @@ can fail.
 from __future__ import annotations
 
 import pytest
+from maintenance.sweeps.ports import PORTS, Found, layer_of, run
 
 from amanda_tools.diff import DiffResult
-from maintenance.sweeps.ports import PORTS, Found, layer_of, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
 
