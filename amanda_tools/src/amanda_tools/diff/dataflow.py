@@ -170,6 +170,8 @@ class Dataflow:
         #: Executions that read a value that the other run has, too.
         self._reads_found: set[Node] = set()
         written: dict[bytes, Node] = {}
+        #: Executions that wrote what they had read, such as dropout outside of training.
+        passed: set[Node] = set()
         has = {
             value.digest: theirs.have(value, mine)
             for value in {one.digest: one for one in mine.all}.values()
@@ -178,6 +180,8 @@ class Dataflow:
             found = self._found.setdefault(value.node, False)
             if value.tensor.what == "output":
                 self._found[value.node] = found or has[value.digest]
+                if written.get(value.digest) in self._writers.get(value.node, ()):
+                    passed.add(value.node)
                 written[value.digest] = value.node
                 continue
             if (writer := written.get(value.digest, value.node)) != value.node:
@@ -189,10 +193,19 @@ class Dataflow:
         for node, writers in self._writers.items():
             for writer in writers:
                 readers.setdefault(writer, []).append(node)
+        # What only moves a value that differs ends in what differs, too.
+        ends = set(differing)
+        for node in self._found:
+            if is_movement(self._ops[node[0]]) or node in passed:
+                ends |= {node} if self._writers.get(node, set()) & ends else set()
         self._lost: set[Node] = set()
+        #: Executions after which the other run has values again.
+        self._recovers: set[Node] = set()
         for node in reversed(self._found):
             follow = readers.get(node, [])
-            parts = any(one in self._lost for one in follow) if follow else node in differing
+            parts = any(one in self._lost for one in follow) if follow else node in ends
+            if self._found[node] or any(one in self._recovers for one in follow):
+                self._recovers.add(node)
             if parts and not self._found[node]:
                 self._lost.add(node)
 
@@ -200,9 +213,11 @@ class Dataflow:
         """Return True if the other run has what this execution wrote."""
         return self._found.get(node, False)
 
-    def is_lost(self, node: Node) -> bool:
-        """Return True if the other run has nothing on a way from here to a result that differs."""
-        return node in self._lost
+    def recovers(self, node: Node) -> bool:
+        """Return True if the other run has values that depend on what this execution wrote, and not
+        only values that differ do.
+        """
+        return node in self._recovers and node not in self._lost
 
     def before(self, node: Node) -> list[int]:
         """Return the operators that part the runs before an execution reads what they wrote.

@@ -17,6 +17,10 @@ __all__ = ["Evidence", "kind_of"]
 
 #: Relative difference up to which values count as equal here.
 _CLOSE = 1e-4
+_WITH_KERNEL = {"linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "conv_transpose2d"}
+_WITH_BIAS = _WITH_KERNEL | {
+    *("add", "attention", "layer_norm", "batch_norm", "group_norm", "instance_norm"),
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def _activation(given: Evidence) -> str | None:
 def _transposed(given: Evidence) -> str | None:
     import numpy
 
-    for one, other in given.weights:
+    for one, other in given.weights if given.word in _WITH_KERNEL else ():
         if one.ndim < 2 or not _near(numpy.sort(one, None), numpy.sort(other, None)):
             continue
         if one.ndim == 2 and one.shape[0] == one.shape[1]:
@@ -83,16 +87,21 @@ def _transposed(given: Evidence) -> str | None:
             for products in (right, wrong), (wrong, right):
                 if not _near(*products) and all(map(_is_biased, given.values, products)):
                     return "kernel: B multiplies by the transposed matrix"
-        elif not any(
-            _near(one, other.transpose(order))
-            for order in orders(one.shape, other.shape, given.layouts)
-        ):
+        elif not _is_same_kernel(one, other, given):
             return "kernel: B's has the same elements in another order"
     return None
 
 
+def _is_same_kernel(one: Any, other: Any, given: Evidence) -> bool:
+    known = [*orders(one.shape, other.shape, given.layouts)]
+    depthwise = (2, 3, 0, 1)
+    if one.ndim == 4 and one.shape[1] == 1 and other.transpose(depthwise).shape == one.shape:
+        known = [depthwise]
+    return any(_near(one, other.transpose(order)) for order in known)
+
+
 def _bias(given: Evidence) -> str | None:
-    if given.values is None or given.values[0].ndim < 2:
+    if given.word not in _WITH_BIAS or given.values is None or given.values[0].ndim < 2:
         return None
     one, other = given.values
     apart = other - one
@@ -176,7 +185,8 @@ def _padding(given: Evidence) -> str | None:
         inner = (slice(None), slice(None), *[slice(1, -1)] * (one.ndim - 2))
         if not wrong[inner].any():
             return "padding: only the border differs"
-    if all(_near(a, b) for a, b in given.weights if a.shape == b.shape):
+    kernels = [pair for pair in given.weights if pair[0].ndim > 2]
+    if "pool" in given.word or any(_is_same_kernel(*pair, given) for pair in kernels):
         return "padding: the kernels agree, so padding, stride or dilation differ"
     return None
 

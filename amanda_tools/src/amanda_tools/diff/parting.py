@@ -81,7 +81,7 @@ class Parting:
         """
         flow, node = self._flows[0], self.node(one)
         is_open = not alike(one.a, one.b) or is_common(one.a)
-        return flow.is_found(node) or (is_open and not flow.is_lost(node))
+        return flow.is_found(node) or (is_open and flow.recovers(node))
 
     def inputs_agree(self, one: Compared) -> bool | None:
         """Return True if nothing parts the runs before an execution; None if a mask may."""
