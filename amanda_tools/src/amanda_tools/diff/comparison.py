@@ -374,7 +374,7 @@ def compare(
         for d, present, taken in zip((first, second), with_tensors, matched, strict=True)
     )
     if result.first is not None and followed is not None:
-        followed.explain(result)
+        result.suspects, result.suspects_b, result.likely = followed.explain(result.first)
     elif result.first is not None and result.first.inputs_agree is not True:
         result.suspects = _between(_places(first.index.ops), result)
     more = result.unmatched_a or result.unmatched_b or result.alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amanda_tools.diff.align import alike, is_common
 from amanda_tools.diff.compared import Compared
@@ -16,9 +16,6 @@ from amanda_tools.dump.files import Dumped
 from amanda_tools.dump.index import WHAT, DumpedTensor
 from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.tensors.values import numbers
-
-if TYPE_CHECKING:
-    from amanda_tools.diff.comparison import DiffResult
 
 __all__ = ["Parting"]
 
@@ -117,17 +114,14 @@ class Parting:
         self._pairs[self.node(one)[0]] = best[0]
         return best
 
-    def explain(self, result: DiffResult) -> None:
-        """Add to a result what makes its first difference."""
-        first = result.first
-        assert first is not None
-        mine, theirs = self._flows
+    def explain(self, first: Compared) -> tuple[list[OpFacts], list[OpFacts], str | None]:
+        """Return the operators of both runs that part them before the first difference, and the
+        kind of mistake that the values show.
+        """
         nodes = self.node(first), self._there(first)
-        if first.inputs_agree is False:
-            result.suspects = self._facts(0, mine.before(nodes[0]))
-        if first.inputs_agree is not True or not result.suspects:
-            result.suspects_b = self._facts(1, theirs.before(nodes[1]))
-        result.likely = kind_of(self._evidence(first, nodes, result.suspects))
+        here = self._flows[0].before(nodes[0]) if first.inputs_agree is False else []
+        mine, theirs = self._facts(0, here), self._facts(1, self._flows[1].before(nodes[1]))
+        return mine, theirs, kind_of(self._evidence(first, nodes, mine))
 
     def _facts(self, side: int, numbers_: Sequence[int]) -> list[OpFacts]:
         ops = (self._dumps[side].index.ops[number] for number in numbers_)
