@@ -160,7 +160,8 @@ def _mask(given: Evidence) -> str | None:
     if given.values is None or given.word not in ("attention", "softmax", "matmul", "add", "where"):
         return None
     one, other = given.values
-    if one.ndim < 3:
+    # Scores of attention have an axis of heads, which other sums have not.
+    if one.ndim < (4 if given.word in ("add", "where") else 3):
         return None
     rows = (abs(one - other) <= _CLOSE * abs(one).max()).all(-1)
     if rows.all() or not rows.any():
