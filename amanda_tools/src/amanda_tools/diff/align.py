@@ -13,7 +13,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Literal, TypeVar
 
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
@@ -28,6 +30,7 @@ __all__ = [
     "by_module",
     "corresponding",
     "frameworks",
+    "is_common",
     "is_movement",
     "is_one_framework",
     "is_reshaped",
@@ -116,6 +119,11 @@ def is_movement(op: DumpedOp) -> bool:
     return op.word in _MOVES
 
 
+def is_common(op: OpFacts) -> bool:
+    """Return True for a type that occurs in many places, so that it says little."""
+    return op.word in _COMMON
+
+
 def is_uninitialized(op: DumpedOp, tensor: DumpedTensor) -> bool:
     """Return True if a tensor is memory that nothing has written: the output of an operator that
     makes such memory, or what an operator overwrites as a whole.
@@ -126,14 +134,19 @@ def is_uninitialized(op: DumpedOp, tensor: DumpedTensor) -> bool:
     return tensor.what == "input" and tensor.position == "0" and overwrites
 
 
-def alike(one: DumpedOp, other: DumpedOp) -> bool:
+def alike(one: OpFacts, other: OpFacts) -> bool:
     """Return True if two operators compute the same thing from the same first input."""
     return one.word is not None and _class(one.word) == _class(other.word)
 
 
 def is_reshaped(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Return True if one shape is that of the other whose leading axes are merged or split."""
-    return len(one) != len(other) and one[-1:] == other[-1:] and prod(one) == prod(other)
+    """Return True if one shape is that of the other whose neighbouring axes are merged or split.
+
+    >>> is_reshaped([2, 7, 16], [2, 7, 2, 8]), is_reshaped([4, 6], [3, 8])
+    (True, False)
+    """
+    short, long = sorted((set(accumulate(shape, mul)) for shape in (one, other)), key=len)
+    return len(one) != len(other) and prod(one) == prod(other) and short <= long
 
 
 def ways(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> Align:

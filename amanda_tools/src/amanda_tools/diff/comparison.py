@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -39,6 +39,7 @@ from amanda_tools.diff.created import (
     precisions,
 )
 from amanda_tools.diff.numbers import Difference, Tolerance, compare_statistics, compare_tensors
+from amanda_tools.diff.parting import Parting
 from amanda_tools.diff.readers import read_record
 from amanda_tools.diff.spread import Reach, spread_chart, spread_of
 from amanda_tools.diff.tensor_files import FRAMEWORK, TABLES, TensorFiles
@@ -86,9 +87,14 @@ class DiffResult:
         unread: What could not be read of files that another program wrote, and why.
         spread: The modules and steps in which tensors differ, in the order of the first run; if
             created errors are known, those in which operators make more than is explained.
-        suspects: Operators of the first dump without a counterpart that ran after the last operator
-            that agrees and before the first one that differs, unless the inputs of this one agree.
-            One of them makes the difference, then, if a replaced operator does.
+        suspects: Operators of the first dump that part the runs before the first difference, unless
+            the inputs of this one agree: what they read is in both dumps, and what they write, and
+            all until the difference, is in one only. If inputs were not recorded, those without a
+            counterpart that ran after the last operator that agrees.
+        suspects_b: The same of the second dump, if inputs were recorded. These may be parts of the
+            operator itself.
+        likely: What kind of mistake the values show, such as ``scale: B is 8 times A``; None if
+            they show none, or values do not decide which operators correspond.
     """
 
     compared: list[Compared] = field(default_factory=list)
@@ -106,11 +112,18 @@ class DiffResult:
     unread: list[str] = field(default_factory=list)
     spread: list[Reach] = field(default_factory=list)
     suspects: list[OpFacts] = field(default_factory=list)
+    suspects_b: list[OpFacts] = field(default_factory=list)
+    likely: str | None = None
 
     @property
     def first(self) -> Compared | None:
-        """Return the first tensor beyond the tolerance, or None."""
-        return next((one for one in self.compared if not one.same), None)
+        """Return the first tensor beyond the tolerance, or None.
+
+        If values decide what corresponds, an output whose inputs agree comes before others.
+        """
+        differing = [one for one in self.compared if not one.same]
+        sure = [one for one in differing if self.across and one.inputs_agree is True]
+        return next(iter(sure or differing), None)
 
     @property
     def same(self) -> bool:
@@ -158,12 +171,15 @@ class DiffResult:
         how = "equal bit for bit" if exact else "within the tolerance"
         if self.first is not None:
             texts.append(f"First: {self.first}")
-            if self.suspects:
+            for name, ops in (("A", self.suspects), ("B", self.suspects_b)):
                 suspects = (
                     f"op {op.name!r}{f', at {op.source}' if op.source else ''}"
-                    for op in self.suspects[:limit]
+                    for op in ops[:limit]
                 )
-                texts.append(f"Only in A, just before it: {'; '.join(suspects)}")
+                if ops:
+                    texts.append(f"Only in {name}, just before it: {'; '.join(suspects)}")
+            if self.likely is not None:
+                texts.append(f"Likely {self.likely}")
         elif self.unread:
             texts.append(f"The {count} that could be read and correspond are {how}.")
         elif not self.complete:
@@ -312,6 +328,7 @@ def compare(
     comparison = _Comparison(first, second, Tolerance(rtol, atol), align)
     result = DiffResult(across=comparison.across)
     result.compared = list(comparison.tensors())
+    followed = comparison.follow(result) if comparison.across and result.first else None
     result.uninitialized = comparison.uninitialized
     if not result.compared:
         unread = "".join(f"; not read: {one}" for one in comparison.unread[:3])
@@ -356,18 +373,25 @@ def compare(
         ]
         for d, present, taken in zip((first, second), with_tensors, matched, strict=True)
     )
-    if result.first is not None and result.first.inputs_agree is not True:
-        result.suspects = _between(first.index.ops, result)
+    if result.first is not None and followed is not None:
+        result.suspects, result.suspects_b, result.likely = followed.explain(result.first)
+    elif result.first is not None and result.first.inputs_agree is not True:
+        result.suspects = _between(_places(first.index.ops), result)
     more = result.unmatched_a or result.unmatched_b or result.alone
     result.complete = not result.unread and (comparison.across or not (more or result.jump))
     return result
 
 
-def _between(ops: Sequence[DumpedOp], result: DiffResult) -> list[OpFacts]:
-    """Return the operators without a counterpart that ran just before the first difference."""
+def _places(ops: Sequence[DumpedOp]) -> dict[int, int]:
+    """Return the numbers of operators by their ids."""
     places: dict[int, int] = {}
     for number, op in enumerate(ops):
         places.setdefault(op.id, number)
+    return places
+
+
+def _between(places: Mapping[int, int], result: DiffResult) -> list[OpFacts]:
+    """Return the operators without a counterpart that ran just before the first difference."""
     differing = next(n for n, one in enumerate(result.compared) if not one.same)
     end = places[result.compared[differing].a.id]
     agreeing = [places[one.a.id] for one in result.compared[:differing] if one.what == "output"]
@@ -484,6 +508,42 @@ class _Comparison:
             for number, tensor in enumerate(self.second.index.tensors):
                 if tensor.op in matched and number not in used:
                     self.alone[1].append(tensor)
+
+    def follow(self, result: DiffResult) -> Parting | None:
+        """Judge what differs by where the runs part, if inputs are known.
+
+        Pairs of different types after which values agree again do not belong together.
+        """
+        parting = Parting((self.first, self.second), self.tolerance, self.pairs, result.compared)
+        if not parting.known:
+            return None
+        kept = []
+        for one in result.compared:
+            if not one.same and parting.is_implausible(one):
+                self.pairs.pop(parting.node(one)[0], None)
+                continue
+            if one.what == "output" and not one.same and one.inputs_agree is not False:
+                one.inputs_agree = parting.inputs_agree(one)
+            kept.append(one)
+        result.compared = kept
+        first = result.first
+        if first is not None and first.what == "output" and (other := parting.closest(first)):
+            nearest = self._compare(
+                *(self._output(*one) for one in ((0, parting.node(first)), (1, other)))
+            )
+            nearest.inputs_agree = first.inputs_agree
+            self.pairs[parting.node(first)[0]] = other[0]
+            kept[kept.index(first)] = nearest
+        return parting
+
+    def _output(self, side: int, node: tuple[int, int, int]) -> DumpedTensor:
+        """Return what an execution wrote."""
+        tensors = (self.first, self.second)[side].index.tensors
+        return next(
+            one
+            for one in tensors
+            if one.what == "output" and (one.op, one.step, one.execution) == node
+        )
 
     def _is_comparable(self, tensor: DumpedTensor) -> bool:
         """Return True if a tensor means the same thing in the other framework's operator."""
