@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from datetime import timedelta
+from math import prod
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from amanda_driver_torch.torch_internals.internals import (
     parameters_of,
 )
 
-__all__ = ["WRAPPERS", "group_of", "master_of", "processes"]
+__all__ = ["WRAPPERS", "group_of", "master_of", "processes", "shares_layers"]
 
 #: The modules that only wrap others and were called under tools, by id, until they are freed. No
 #: frame of Python may run to add one: inside a compiled callable Dynamo would trace it.
@@ -125,14 +126,27 @@ def _groups_of(model: nn.Module) -> list[Any] | None:
             )
         if groups := groups_of(module):
             return groups
-    meshes = [
-        one.device_mesh  # type: ignore[attr-defined]
-        for part in parts
+    # Each process has a part of the layers, and all have the same data.
+    return [] if _divides_weights(model) else None
+
+
+def shares_layers(model: Any) -> bool:
+    """Return True if not all processes are known to have the same layers, or parts of them."""
+    if (count := processes()) == 1:
+        return False
+    if model is None or _divides_weights(model):
+        return model is None
+    return prod(group.size() for group in _groups_of(model) or ()) < count
+
+
+def _divides_weights(model: nn.Module) -> bool:
+    """Return True if all processes have parts of the same weights."""
+    return any(
+        one.device_mesh.size() == processes()  # type: ignore[attr-defined]
+        for _, part in modules_in(model)
         for one in parameters_of(part).values()
         if one is not None and distributed(type(one))
-    ]
-    # Each process has a part of the layers, and all have the same data.
-    return [] if any(mesh.size() == processes() for mesh in meshes) else None
+    )
 
 
 def master_of(parameter: Any, model: Any) -> Any:

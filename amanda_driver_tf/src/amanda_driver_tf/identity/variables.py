@@ -6,6 +6,7 @@ are copies, so a read variable is always whole, and slices and gathers are reade
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,11 +18,15 @@ from amanda_driver_tf.tensorflow_internals.objects import (
     variables_of_graph,
 )
 
-__all__ = ["VARIABLE", "Variables"]
+__all__ = ["REPLICAS", "VARIABLE", "Variables"]
 
 #: Key of an execution: a function that returns what identifies the variable that a tensor of a
 #: graph reads: its eager handle, or the op that holds it; None if it reads none.
 VARIABLE = "variable"
+#: What holds the copies of variables that further replicas of a program have.
+REPLICAS: WeakGroup[Any] = WeakGroup()
+#: What TensorFlow adds to the name of such a copy.
+_REPLICA = re.compile(r"/replica_\d+$")
 #: Ops that hand a variable's value on, and those that read its shape and no value.
 _READS = frozenset({"ReadVariableOp", "Identity"})
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
@@ -113,12 +118,18 @@ class Variables:
         if known is None:
             name = name or next((n for n, one in self._named() if one is holder), "")
             known, number = name or name_of_variable(holder) or f"#{token}", 1
+            shape = shape_of_variable(holder)
+            # All replicas have one weight, for which tools decide once.
+            first = _REPLICA.sub("", known)
+            if first != known and first in self._tokens and self._shapes.get(first) == shape:
+                REPLICAS.add(holder)
+                self._names[token] = first
+                return first
             # Several variables may have one name.
             while known in self._tokens:
                 number += 1
                 known = f"{name}#{number}"
             self._names[token], self._tokens[known] = known, token
-            shape = shape_of_variable(holder)
             if shape is not None:
                 self._shapes[known] = shape
         return known
