@@ -97,8 +97,8 @@ def _work(rank: int, ranks: int, folder: Path, program: str, tools: list[str]) -
     torch.set_num_threads(1)
     if ranks > 1:
         where: dict[str, Any] = {"init_method": f"file://{folder / 'store'}", "rank": rank}
-        minute = timedelta(minutes=1)
-        dist.init_process_group("gloo", world_size=ranks, timeout=minute, **where)
+        patience = timedelta(minutes=4)
+        dist.init_process_group("gloo", world_size=ranks, timeout=patience, **where)
     found: dict[str, Any] = {}
     for name, make in _tools(program, tools).items():
         torch._dynamo.reset()  # Otherwise it compiles a function at most eight times.
@@ -172,15 +172,27 @@ def _started(program: str, tools: Sequence[str], ranks: int, seconds: float) -> 
 
 
 def run(
-    programs: Sequence[str], tools: Sequence[str] = (), ranks: int = 2, seconds: float = 600
+    programs: Sequence[str],
+    tools: Sequence[str] = (),
+    ranks: int = 2,
+    seconds: float = 600,
+    alone: dict[Any, Any] | None = None,
 ) -> list[dict[Any, Any]]:
     """Run programs under tools, and return what each rank has found, with one process at the end.
+
+    Args:
+        programs: Names of programs.
+        tools: Names of tools; all of them if there are none.
+        ranks: How many ranks run each program.
+        seconds: How long a rank may take.
+        alone: What one process has found, if it is known.
 
     Raises:
         TimeoutExpired: A rank did not end.
     """
-    found: list[dict[Any, Any]] = [{} for _ in range(ranks + 1)]
-    for program, count in [*((program, ranks) for program in programs), (ALONE, 1)]:
+    found: list[dict[Any, Any]] = [*({} for _ in range(ranks)), alone or {}]
+    all_programs = [(program, ranks) for program in programs]
+    for program, count in [*all_programs, *([] if alone else [(ALONE, 1)])]:
         missing = list(_tools(program, tools))
         while missing:
             each = _started(program, missing, count, seconds)
@@ -330,11 +342,12 @@ def main() -> int:
         _work(int(rank), int(ranks), Path(folder), options.programs[0], options.tools)
     known = options.results is not None and options.results.exists()
     results = json.loads(options.results.read_text()) if known else {}
-    wrong = 0
+    alone, wrong = run([], options.tools)[-1], 0
     for ranks in options.ranks:
         for program in options.programs:
             try:
-                found = [*differences(run([program], options.tools, ranks))]
+                every = run([program], options.tools, ranks, alone=alone)
+                found = [*differences(every)]
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 found = [(program, "plain", f"WRONG: {error}")]
             for _, tool, what in found:

@@ -177,7 +177,7 @@ class _TensorFlowFacts(Facts):
 
     def processes(self) -> int:
         """Return how many replicas of the program compute together, at least as far as known."""
-        several = 2 if any(True for _ in REPLICAS) else 1
+        several = 2 if REPLICAS else 1
         return max(tf.distribute.get_strategy().num_replicas_in_sync, workers(), several)
 
     def group(self, model: Any) -> Group:
