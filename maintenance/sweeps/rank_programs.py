@@ -28,11 +28,11 @@ class _Network(nn.Sequential):
         return x
 
 
-def network() -> nn.Sequential:
-    """Return the network of all programs."""
+def network(width: int = 20) -> nn.Sequential:
+    """Return the network of all programs, whose blocks have a width that ranks may divide."""
     torch.manual_seed(0)
     blocks = [
-        nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 20), nn.GELU(), nn.Linear(20, 12))
+        nn.Sequential(nn.LayerNorm(12), nn.Linear(12, width), nn.GELU(), nn.Linear(width, 12))
         for _ in range(2)
     ]
     return _Network(*blocks, nn.Linear(*WIDTHS))

@@ -25,7 +25,7 @@ from amanda_core.interface import (
 )
 from amanda_driver_torch.contractions import contraction
 from amanda_driver_torch.groups import group_of, master_of, processes, shares_layers
-from amanda_driver_torch.placements import distributed, like, local, placement_of
+from amanda_driver_torch.placements import distributed, is_simulated, like, local, placement_of
 from amanda_driver_torch.repeating import REPEATER
 from amanda_driver_torch.torch_internals.extension import native
 from amanda_driver_torch.torch_internals.internals import (
@@ -267,6 +267,10 @@ class _TorchFacts(Facts):
                 return plain.numpy()
         except (RuntimeError, TypeError) as error:
             raise NotReadableError(f"dtype {self.dtype(tensor)}") from error
+        except AssertionError as error:
+            if not is_simulated(tensor):
+                raise
+            raise NotReadableError("the ranks of LocalTensorMode have different values") from error
         except ValueError as error:
             raise NotReadableError(f"{tensor.dim()} axes, more than NumPy has") from error
 

@@ -16,7 +16,7 @@ from amanda_core.interface import NotReadableError, Placement
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["distributed", "like", "local", "placement_of"]
+__all__ = ["distributed", "is_simulated", "like", "local", "placement_of"]
 
 
 @cache
@@ -33,6 +33,11 @@ def local(tensor: Any) -> torch.Tensor:
     with torch.no_grad():  # Otherwise this would be an operator.
         part: torch.Tensor = tensor.to_local()
     return part
+
+
+def is_simulated(tensor: Any) -> bool:
+    """Return True for the values of all ranks that `LocalTensorMode` simulates in one process."""
+    return type(tensor).__name__ == "LocalTensor"
 
 
 def placement_of(tensor: DTensor) -> Placement:
@@ -69,9 +74,12 @@ def like(part: torch.Tensor, tensor: DTensor) -> torch.Tensor:
     Raises:
         NotReadableError: The part of the whole is not one block.
     """
-    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
     mesh, placements, shape = tensor.device_mesh, tensor.placements, tensor.shape
+    if is_simulated(local(tensor)) and part.shape == shape:
+        # Each rank takes its part, of which there is one in this process for each.
+        return distribute_tensor(part, mesh, placements, src_data_rank=None)
     if part.shape != local(tensor).shape:
         if part.shape != shape:
             return DTensor.from_local(part, mesh, [Replicate()] * mesh.ndim, run_check=False)

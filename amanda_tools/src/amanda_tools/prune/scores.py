@@ -191,11 +191,11 @@ class ScoredPruning(Pruning):
         """Refuse to compare weights of all layers where other processes may have some of them."""
         if facts.shares_layers(context.weights.model(root)):
             raise UnsupportedError(
-                "Other processes may have layers of the model, whose weights scope='global' would "
-                "compare with those of this one",
+                f"Other processes may have layers of the model, whose weights {self.tool_name} "
+                "would compare with those of this one",
                 where=context.where,
-                fix="Use scope='layer' or 'weight'; or decide in one process, save what was "
-                "decided and load that in all",
+                fix="Use prune with scope='layer' or 'weight'; or decide in one process, save what "
+                "was decided and load that in all",
             )
 
     def add_gradient(self, gradient: Any, facts: Facts, key: str, axes: list[int]) -> None:
