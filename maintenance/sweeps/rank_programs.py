@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-__all__ = ["PROGRAMS", "Program", "digests", "network", "steps"]
+__all__ = ["PROGRAMS", "Program", "digests", "network", "samples", "steps"]
 
 STEPS, ROWS, WIDTHS = 3, 8, (12, 4)
 
@@ -38,11 +39,16 @@ def network(width: int = 20) -> nn.Sequential:
     return _Network(*blocks, nn.Linear(*WIDTHS))
 
 
+@cache
+def samples() -> list[list[torch.Tensor]]:
+    """Return the whole batches."""
+    source = torch.Generator().manual_seed(1)
+    return [[torch.randn(ROWS, n, generator=source) for n in WIDTHS] for _ in range(STEPS)]
+
+
 def _batches(rank: int, ranks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    samples = torch.Generator().manual_seed(1)
-    for _ in range(STEPS):
-        x, y = (torch.randn(ROWS, n, generator=samples)[rank::ranks] for n in WIDTHS)
-        yield x, y
+    for x, y in samples():
+        yield x[rank::ranks], y[rank::ranks]
 
 
 def _sgd(model: Any) -> Any:
@@ -85,8 +91,10 @@ def steps(
 
 def digests(model: Any) -> list[str]:
     """Return a digest of the part of each parameter that this rank holds."""
-    held = [getattr(one, "_local_tensor", one).detach() for one in model.parameters()]
-    whole = [one.float().contiguous().numpy().tobytes() for one in held]
+    held = [getattr(one, "_local_tensor", one) for one in model.parameters()]
+    # LocalTensorMode has the parts of all ranks.
+    parts = [part for one in held for part in getattr(one, "_local_tensors", {0: one}).values()]
+    whole = [one.detach().float().contiguous().numpy().tobytes() for one in parts]
     return [hashlib.sha256(content).hexdigest() for content in whole]
 
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import amanda
 from amanda_tools.prune import Prune, PruneNM, PruneTiles
 from amanda_tools.quantize import Quantize
 from amanda_tools.replicas import compare_replicas
-from maintenance.sweeps.rank_programs import PROGRAMS, Program, digests, network, steps
+from maintenance.sweeps.rank_programs import PROGRAMS, Program, digests, network, samples, steps
 
 __all__ = ["DECIDING", "differences", "run"]
 
@@ -71,6 +72,7 @@ def _decided(tool: Any) -> dict[str, Any]:
     masks = getattr(tool, "masks", None)
     for name, mask in {} if masks is None else masks.saved().items():
         whole = mask.full_tensor() if hasattr(mask, "full_tensor") else mask
+        whole = whole.reconcile() if hasattr(whole, "reconcile") else whole
         found[name] = (whole != 0).cpu()
     if isinstance(tool, Quantize):
         for name, scale in tool.grids.saved().items():
@@ -95,6 +97,7 @@ def _work(rank: int, ranks: int, folder: Path, program: str, tools: list[str]) -
     """Run a program under tools as one rank, until one of them refuses it or fails."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    samples()
     if ranks > 1:
         where: dict[str, Any] = {"init_method": f"file://{folder / 'store'}", "rank": rank}
         patience = timedelta(minutes=4)
@@ -119,20 +122,55 @@ def _work(rank: int, ranks: int, folder: Path, program: str, tools: list[str]) -
         result: Any = tool.result() if hasattr(tool, "result") else None
         if name == "replicas" and ranks > 1:
             result.write(folder / "records" / f"rank{rank}" / name)
-        found[name] = {
-            "losses": losses,
-            "error": error,
-            "decided": _decided(tool) if not error else {},
-            "ids": getattr(tool, "found", []),
-            "collectives": getattr(tool, "collectives", []),
-            "left out": sorted({one.reason for one in getattr(result, "unreached", ())}),
-        }
+        found[name] = _found(tool, losses, error)
         if error:
             break  # The ranks are no longer at the same place.
     torch.save(found, folder / f"{rank}")
     if ranks > 1 and not error:
         dist.destroy_process_group()
     os._exit(0)  # Gloo's threads may abort a process that ends (pytorch/pytorch#179291).
+
+
+def _simulate(ranks: int, folder: Path, program: str, tools: list[str]) -> None:
+    """Run a program under tools as all ranks, in one process, and as one process."""
+    from torch.distributed._local_tensor import LocalTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    samples()
+    how = PROGRAMS[program]
+    for name, mode in (("alone", nullcontext()), ("0", LocalTensorMode(ranks))):
+        if name == "0":
+            dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+        found: dict[str, Any] = {}
+        for tool_name, make in _tools(program, tools).items():
+            tool, error, losses, model = make(), "", [], network(3 * ranks)
+            try:
+                with mode:
+                    model = how.wrap(model) if name == "0" else model
+                    with amanda.apply(tool):
+                        losses = [*how.train(model, *how.place(0, ranks)), *digests(model)]
+                    found[tool_name] = _found(tool, losses, "")
+            except Exception as failed:
+                known = isinstance(failed, amanda.AmandaError)
+                error = f"{'' if known else f'WRONG: {type(failed).__name__}: '}{failed}"
+                found[tool_name] = _found(tool, [], error)
+        torch.save(found, folder / name)
+    os._exit(0)
+
+
+def _found(tool: Any, losses: list[Any], error: str) -> dict[str, Any]:
+    """Return what `differences` compares."""
+    result: Any = tool.result() if hasattr(tool, "result") else None
+    return {
+        "losses": losses,
+        "error": error,
+        "decided": _decided(tool) if not error else {},
+        "ids": getattr(tool, "found", []),
+        "collectives": getattr(tool, "collectives", []),
+        "left out": sorted({one.reason for one in getattr(result, "unreached", ())}),
+    }
 
 
 def _started(program: str, tools: Sequence[str], ranks: int, seconds: float) -> list[Any]:
@@ -155,7 +193,7 @@ def _started(program: str, tools: Sequence[str], ranks: int, seconds: float) -> 
                 env={name: v for name, v in kept.items() if name != "PYTHONSAFEPATH"},
                 cwd=ROOT,
             )
-            for rank in range(ranks)
+            for rank in range(max(ranks, 1))
         ]
         try:
             for process in started:
@@ -164,7 +202,8 @@ def _started(program: str, tools: Sequence[str], ranks: int, seconds: float) -> 
         finally:
             for process in started:
                 process.kill()
-        found = [torch.load(folder / str(rank), weights_only=False) for rank in range(ranks)]
+        files = map(str, range(ranks)) if ranks > 0 else ("0", "alone")
+        found = [torch.load(folder / file, weights_only=False) for file in files]
         if ranks > 1 and "replicas" in found[0]:
             report = compare_replicas(folder / "records")
             found[0]["replicas"]["alarms"] = [str(one) for one in report.violations]
@@ -200,6 +239,15 @@ def run(
                 known |= {(program, tool): what for tool, what in new.items()}
             missing = missing[max(map(len, each)) :]
     return found
+
+
+def simulate(
+    program: str, tools: Sequence[str] = (), ranks: int = 8, seconds: float = 600
+) -> list[dict[Any, Any]]:
+    """Run a program as many ranks in one process (`LocalTensorMode`); return what `run` does."""
+    found = _started(program, tools, -ranks, seconds)
+    names = program, ALONE
+    return [{(name, tool): of[tool] for tool in of} for name, of in zip(names, found, strict=True)]
 
 
 def differences(found: list[dict[Any, Any]]) -> Iterator[tuple[str, str, str]]:
@@ -339,14 +387,21 @@ def main() -> int:
     sys.path.insert(0, str(ROOT / "tests" / "shared"))
     if options.work:
         rank, ranks, folder = options.work
-        _work(int(rank), int(ranks), Path(folder), options.programs[0], options.tools)
+        how = Path(folder), options.programs[0], options.tools
+        _work(int(rank), int(ranks), *how) if int(ranks) > 0 else _simulate(-int(ranks), *how)
     known = options.results is not None and options.results.exists()
     results = json.loads(options.results.read_text()) if known else {}
-    alone, wrong = run([], options.tools)[-1], 0
+    wrong = 0
+    alone = run([], options.tools)[-1] if max(options.ranks) > 0 else None
     for ranks in options.ranks:
         for program in options.programs:
             try:
-                every = run([program], options.tools, ranks, alone=alone)
+                # A negative number of ranks is simulated in one process.
+                every = (
+                    run([program], options.tools, ranks, alone=alone)
+                    if ranks > 0
+                    else simulate(program, options.tools, -ranks)
+                )
                 found = [*differences(every)]
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 found = [(program, "plain", f"WRONG: {error}")]

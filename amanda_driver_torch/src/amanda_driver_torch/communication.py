@@ -62,8 +62,8 @@ def describe_communication(context: Any) -> None:
     if (size := processes()) > 1:
         context["rank"], context["world_size"] = torch.distributed.get_rank(), size
     if context.is_backward():
-        if (found := stage_of(sys._getframe(1))) is not None:
-            context["stage"], context["micro_batch"] = found
+        if (stage := stage_of(sys._getframe(1))) is not None:
+            context["stage"] = stage
         return
     if context.op_type == "Redistribute":
         _describe_redistribution(context)

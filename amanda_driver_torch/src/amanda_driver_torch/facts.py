@@ -288,7 +288,10 @@ class _TorchFacts(Facts):
     def recorder(self, keeper: Keeper, pending: bytearray) -> Recorder | None:
         if native is None or not native.can_record():
             return None
-        made: Recorder = native.Recorder(keeper, pending, _EXAMPLE, torch.nn.Parameter, Ref)
+        try:
+            made: Recorder = native.Recorder(keeper, pending, _EXAMPLE, torch.nn.Parameter, Ref)
+        except RuntimeError:
+            return None  # A mode such as LocalTensorMode answers for torch's tensors.
         return made
 
     def optimizer_states(self) -> Iterable[tuple[Any, str, Any]]:

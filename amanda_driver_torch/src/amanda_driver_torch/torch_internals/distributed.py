@@ -123,18 +123,15 @@ def unit_of(frame: FrameType) -> Unit | None:
 _STAGES = "torch.distributed.pipelining.stage"
 
 
-def stage_of(frame: FrameType | None) -> tuple[int, int] | None:
-    """Return the stage of a pipeline whose gradients a running function computes, and the number of
-    the micro-batch; None outside of pipelines.
-    """
+def stage_of(frame: FrameType | None) -> int | None:
+    """Return the stage of a pipeline that a running function is part of; None outside of them."""
     if _STAGES not in sys.modules:
         return None
     while frame is not None:
         if frame.f_globals.get("__name__") == _STAGES:
-            stage = getattr(local_of(frame, "self"), "stage_index", None)
-            number = local_of(frame, "bwd_chunk_id")
-            if stage is not None and number is not None:
-                return stage, number
+            stage: int | None = getattr(local_of(frame, "self"), "stage_index", None)
+            if stage is not None:
+                return stage
         frame = frame.f_back
     return None
 
