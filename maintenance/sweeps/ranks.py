@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 import amanda
+from amanda_core.interface import NotReadableError
 from amanda_tools.prune import Prune, PruneNM, PruneTiles
 from amanda_tools.quantize import Quantize
 from amanda_tools.replicas import compare_replicas
@@ -153,7 +154,7 @@ def _simulate(ranks: int, folder: Path, program: str, tools: list[str]) -> None:
                         losses = [*how.train(model, *how.place(0, ranks)), *digests(model)]
                     found[tool_name] = _found(tool, losses, "")
             except Exception as failed:
-                known = isinstance(failed, amanda.AmandaError)
+                known = isinstance(failed, (amanda.AmandaError, NotReadableError))
                 error = f"{'' if known else f'WRONG: {type(failed).__name__}: '}{failed}"
                 found[tool_name] = _found(tool, [], error)
         torch.save(found, folder / name)
@@ -170,6 +171,9 @@ def _found(tool: Any, losses: list[Any], error: str) -> dict[str, Any]:
         "ids": getattr(tool, "found", []),
         "collectives": getattr(tool, "collectives", []),
         "left out": sorted({one.reason for one in getattr(result, "unreached", ())}),
+        "noted": [
+            note for note in getattr(result, "notes", ()) if "of this process, one of" in note
+        ],
     }
 
 
@@ -275,6 +279,7 @@ def differences(found: list[dict[Any, Any]]) -> Iterator[tuple[str, str, str]]:
         left_out = {reason for rank in each for reason in rank["left out"]}
         left_out -= set(one[ALONE, tool]["left out"])
         left = f"left out: {'; '.join(sorted(left_out))}" if left_out else ""
+        left = left or "; ".join({f"noted: {note}" for rank in each for note in rank["noted"]})
         yield program, tool, f"WRONG: {'; '.join(wrong)}" if wrong else left
 
 
@@ -283,7 +288,9 @@ def _decisions(program: Program, each: list[Any], alone: Any) -> Iterator[str]:
     whole: dict[str, Any] = {}
     for rank in each:
         for name, value in rank["decided"].items():
-            if not torch.equal(whole.setdefault(name, value), value):
+            if "/" in name and rank["noted"]:
+                whole.setdefault(name, value)
+            elif not torch.equal(whole.setdefault(name, value), value):
                 yield f"ranks decide differently for {name}"
         if program.batch != "stage" and rank["decided"].keys() != each[0]["decided"].keys():
             yield "ranks decide for different weights"

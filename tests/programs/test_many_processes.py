@@ -137,19 +137,6 @@ def test_accelerate(tmp_path: Path) -> None:
     assert macs(tmp_path) == MACS
 
 
-def test_processes_that_are_forked(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import torch.multiprocessing\nfrom ranks import train\n"
-        f"arguments = ('file://{tmp_path}/store',)\n"
-        "torch.multiprocessing.start_processes(train, arguments, 2, start_method='fork')\n"
-    )
-    with run(tmp_path, "train.py") as process:
-        output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    found = macs(tmp_path)
-    assert sorted(value for value in found.values() if value) == sorted(MACS.values()), output
-
-
 @pytest.mark.parametrize("launcher", ["mpirun", "mpich", "srun", "TF_CONFIG"])
 def test_launchers_that_start_amanda_in_each_process(launcher: str, tmp_path: Path) -> None:
     """Each sets its own variables; here they are set without it."""

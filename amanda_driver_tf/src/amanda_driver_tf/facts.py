@@ -178,7 +178,7 @@ class _TensorFlowFacts(Facts):
     def processes(self) -> int:
         """Return how many replicas of the program compute together, at least as far as known."""
         several = 2 if REPLICAS else 1
-        return max(tf.distribute.get_strategy().num_replicas_in_sync, workers(), several)
+        return max(int(tf.distribute.get_strategy().num_replicas_in_sync), workers(), several)
 
     def group(self, model: Any) -> Group:
         """Return this process alone.

@@ -115,10 +115,7 @@ def group_of(model: Any) -> Group:
 
 def _groups_of(model: nn.Module) -> list[Any] | None:
     """Return the groups over which gradients of a model are reduced; None if they are unknown."""
-    parts = [part for _, part in modules_in(model)]
-    wrappers = [one for one in (known() for known in list(WRAPPERS.values())) if one is not None]
-    around = [one for one in wrappers if any(part is inner_of(one) for part in parts)]
-    for module in (*around, *parts):
+    for module in _wrappers_and_parts(model):
         if lets_join(module):
             raise UnsupportedError(
                 "Processes that join early cannot decide with the others",
@@ -130,13 +127,21 @@ def _groups_of(model: nn.Module) -> list[Any] | None:
     return [] if _divides_weights(model) else None
 
 
+def _wrappers_and_parts(model: nn.Module) -> list[nn.Module]:
+    """Return the modules around a model that only wrap it, and those in it."""
+    parts = [part for _, part in modules_in(model)]
+    wrappers = [one for one in (known() for known in list(WRAPPERS.values())) if one is not None]
+    return [*(one for one in wrappers if any(part is inner_of(one) for part in parts)), *parts]
+
+
 def shares_layers(model: Any) -> bool:
     """Return True if not all processes are known to have the same layers, or parts of them."""
     if (count := processes()) == 1:
         return False
     if model is None or _divides_weights(model):
         return model is None
-    return prod(group.size() for group in _groups_of(model) or ()) < count
+    groups = next(filter(None, map(groups_of, _wrappers_and_parts(model))), [])
+    return prod(group.size() for group in groups) < count
 
 
 def _divides_weights(model: nn.Module) -> bool:

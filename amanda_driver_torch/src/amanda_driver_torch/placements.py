@@ -43,11 +43,11 @@ def is_simulated(tensor: Any) -> bool:
 def placement_of(tensor: DTensor) -> Placement:
     """Return which part of a distributed tensor this process holds."""
     mesh, parts = tensor.device_mesh, [(0, int(length)) for length in tensor.shape]
-    place, partial, is_block = mesh.get_coordinate(), [], True
+    place, partial, is_block = mesh.get_coordinate(), [], not is_simulated(local(tensor))
     for number, placement in enumerate(tensor.placements):
         if placement.is_partial():
             partial.append(str(getattr(placement, "reduce_op", "sum")))
-        elif type(placement).__name__ == "Shard" and place is not None:
+        elif type(placement).__name__ == "Shard" and place is not None and is_block:
             axis = getattr(placement, "dim")  # noqa: B009  # Its base class has none.
             start, stop = parts[axis]
             each = -(-(stop - start) // mesh.size(number))

@@ -47,9 +47,9 @@ def is_library_code(code: CodeType | None) -> bool:
     return code is not None and code.co_filename.startswith(_JAX)
 
 
-def calls_users_code(code: CodeType) -> bool:
+def calls_users_code(code: CodeType | None) -> bool:
     """Return True for JAX's code around what `jax.pmap` maps, which does not name that."""
-    return code.co_filename.replace(os.sep, "/").endswith("jax/_src/pmap.py")
+    return code is not None and code.co_filename.replace(os.sep, "/").endswith("jax/_src/pmap.py")
 
 
 def is_library_source(source: str) -> bool:
