@@ -3,7 +3,8 @@
 `python -m maintenance.sweeps.ranks --ranks 2 4 --page FILE` writes the page beside this
 file. Each rank runs every program under every tool. A tool that only looks must leave losses and
 parameters as they are, to the bit; one that decides must decide what it does in one process, or
-refuse by name. `--results FILE` keeps what is found, and a sweep that is run in parts adds to it.
+refuse by name. A negative number of ranks is simulated in one process. `--results FILE` keeps what
+is found, and a sweep that is run in parts adds to it.
 """
 
 from __future__ import annotations
@@ -351,17 +352,18 @@ def _page(results: dict[str, dict[str, dict[str, str]]]) -> str:
         return " ".join(sorted(marks))
 
     rows = [
-        f"| {program} | {ranks} | "
+        f"| {program} | {ranks if int(ranks) > 0 else f'{-int(ranks)} in one process'} | "
         + " | ".join(cell(by_program[program], tools) for tools in columns.values())
         + " |"
         for program in PROGRAMS
-        for ranks, by_program in sorted(results.items())
+        for ranks, by_program in sorted(results.items(), key=lambda item: abs(int(item[0])))
         if program in by_program
     ]
     lines = [
         "# Programs of several ranks under every tool",
         "",
-        f"Written by `python -m maintenance.sweeps.ranks`: ranks on gloo, PyTorch "
+        f"Written by `python -m maintenance.sweeps.ranks`: ranks on gloo, or all of them in one "
+        f"process (`LocalTensorMode`, which has no other of these programs), PyTorch "
         f"{torch.__version__}. Tools that look, and edits that change nothing, leave losses and "
         "parameters as they are without tools, to the bit, in training and in evaluation after "
         "each step. Tools that decide have the masks and scales of one process with the whole "
