@@ -314,6 +314,8 @@ class _TorchFacts(Facts):
     def restore(self, values: Any, like: torch.Tensor) -> Any:
         if _is_distributed(like):
             return _placed(self.restore(values, local(like)), like)
+        if is_simulated(like):
+            raise NotReadableError("LocalTensorMode has one value for each rank")
         tensor = torch.from_numpy(values)
         if like.dtype in _BITS:
             tensor = tensor.view(like.dtype)
