@@ -128,7 +128,7 @@ def _micro_batches(model: Any, rank: int, ranks: int) -> list[Any]:
     optimizer, found = _sgd(model), []
     for x, y in _batches(0, 1):
         losses: list[Any] = []
-        last = {"target": y, "losses": losses} if rank == ranks - 1 else {}
+        last: dict[str, Any] = {"target": y, "losses": losses} if rank == ranks - 1 else {}
         schedule.step(*([] if rank else [x]), **last)
         optimizer.step()
         optimizer.zero_grad()

@@ -58,13 +58,13 @@ def train(rank: int, tool: amanda.Tool) -> None:
 def run(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     where = {"init_method": f"file://{folder / 'store'}", "rank": rank}
-    dist.init_process_group("gloo", world_size=2, **where)  # type: ignore[arg-type]
+    dist.init_process_group("gloo", world_size=2, **where)
     found: dict[str, Any] = {}
     train(rank, tool := Gradients())
     found["rows"] = tool.rows
     for scope in ("weight", "global"):
         try:
-            train(rank, pruning := Prune(0.5, scope=scope))  # type: ignore[arg-type]
+            train(rank, pruning := Prune(0.5, scope=scope))
         except (amanda.AmandaError, RuntimeError) as error:
             found[scope] = str(error)  # The second process waits for the first one, which ends.
         else:

@@ -141,7 +141,7 @@ def shares_layers(model: Any) -> bool:
     if model is None or _divides_weights(model):
         return model is None
     groups = next(filter(None, map(groups_of, _wrappers_and_parts(model))), [])
-    return prod(group.size() for group in groups) < count
+    return prod(int(group.size()) for group in groups) < count
 
 
 def _divides_weights(model: nn.Module) -> bool:
