@@ -298,7 +298,7 @@ PROGRAMS: dict[str, Program] = {
     "DDP, no_sync": Program(_ddp(), _with(parts=2), is_exact=False),
     "DDP, join with uneven inputs": Program(_ddp(), _joined, ids="modules", is_exact=False),
     "DDP, only rank 0 evaluates": Program(
-        _ddp(), _with(evaluates=lambda model, rank: None if rank else model.module)
+        _ddp(), _with(evaluates=lambda model, rank: None if rank else model.module), ids="modules"
     ),
     "DDP, torch.compile": Program(_compiled(_ddp()), is_compiled=True),
     "ZeRO": Program(_ddp(), _with(optimizer=_zero)),
