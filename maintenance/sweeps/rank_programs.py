@@ -78,7 +78,9 @@ def steps(
         for part in range(parts):
             last = part == parts - 1
             with nullcontext() if last else model.no_sync():
-                loss = (model(x[part::parts]) - y[part::parts]).square().mean() / parts
+                # FSDP1 indexes as well, so that names of `__getitem__` would differ in each rank.
+                rows, wanted = (x, y) if parts == 1 else (x[part::parts], y[part::parts])
+                loss = (model(rows) - wanted).square().mean() / parts
                 loss.backward()
             found.append(loss.item())
         updates.step()
