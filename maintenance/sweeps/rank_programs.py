@@ -297,7 +297,7 @@ PROGRAMS: dict[str, Program] = {
     "DDP, comm hook": Program(_hooked),
     "DDP, unused parameters": Program(_unused),
     "DDP, checkpointing": Program(_checkpointed(_ddp())),
-    "DDP, no_sync": Program(_ddp(), _with(parts=2), is_exact=False),
+    "DDP, no_sync": Program(_ddp(), _with(parts=2), ids="modules", is_exact=False),
     "DDP, join with uneven inputs": Program(_ddp(), _joined, ids="modules", is_exact=False),
     "DDP, only rank 0 evaluates": Program(
         _ddp(), _with(evaluates=lambda model, rank: None if rank else model.module), ids="modules"
