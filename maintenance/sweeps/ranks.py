@@ -363,7 +363,7 @@ def _page(results: dict[str, dict[str, dict[str, str]]]) -> str:
         "# Programs of several ranks under every tool",
         "",
         f"Written by `python -m maintenance.sweeps.ranks`: ranks on gloo, or all of them in one "
-        f"process (`LocalTensorMode`, which has no other of these programs), PyTorch "
+        f"process (`LocalTensorMode`, which runs no other of these programs), PyTorch "
         f"{torch.__version__}. Tools that look, and edits that change nothing, leave losses and "
         "parameters as they are without tools, to the bit, in training and in evaluation after "
         "each step. Tools that decide have the masks and scales of one process with the whole "
