@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -55,3 +56,149 @@ def test_several_devices(routine: str) -> None:
     program = PROGRAM.replace("def analyse", f"{names}\n\ndef analyse", 1)
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=300)
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np, amanda
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from amanda_tools.flops import Flops
+from amanda_tools.prune import Prune
+from amanda_tools.quantize import Quantize
+
+mesh = Mesh(np.array(jax.devices()), ("d",))
+X, W = np.random.default_rng(0).normal(size=(2, 8, 8)).astype("float32")
+PARAMETERS = {"w": W}
+
+def product(w, x):
+    return jnp.tanh(x @ w["w"])
+
+def local(w, x):
+    return product(w, x), jax.lax.psum(x.sum(), "d")
+
+def shared(places, function=product):
+    w, x = (
+        jax.device_put(value, NamedSharding(mesh, place))
+        for value, place in zip((W, X), places)
+    )
+    return [np.asarray(jax.jit(function)({"w": w}, x)) for _ in range(3)]
+
+programs = {
+    "one": lambda: [np.asarray(jax.jit(product)(PARAMETERS, X)) for _ in range(3)],
+    "rows": lambda: shared((P(), P("d"))),
+    "summed axis": lambda: shared((P("d", None), P(None, "d"))),
+    "shard_map": lambda: [
+        np.asarray(jax.jit(jax.shard_map(
+            local, mesh=mesh, in_specs=(P(), P("d")), out_specs=(P("d"), P())
+        ))(PARAMETERS, X)[0])
+        for _ in range(3)
+    ],
+    "pmap": lambda: [
+        np.asarray(mapped(PARAMETERS, X.reshape(4, 2, 8))).reshape(8, 8)
+        for mapped in [jax.pmap(product, in_axes=(None, 0))] * 3
+    ],
+}
+found = {}
+for name, program in programs.items():
+    plain = program()
+    with amanda.apply(count := Flops()):
+        looked = program()
+    assert all(np.array_equal(a, b) for a, b in zip(looked, plain)), name
+    with amanda.apply(prune := Prune(0.5)):
+        pruned = program()
+    with amanda.apply(quantize := Quantize(activations="none")):
+        program()
+    found[name] = (
+        count.result().macs,
+        {key: np.asarray(mask) != 0 for key, mask in prune.masks.saved().items()},
+        {key: np.asarray(scale) for key, scale in quantize.grids.saved().items()},
+        pruned[-1],
+    )
+macs, masks, scales, pruned = found.pop("one")
+assert macs == 3 * 8 * 8 * 8 and masks and scales, (macs, masks, scales)
+for name, (own_macs, own_masks, own_scales, own) in found.items():
+    assert own_macs == macs, (name, own_macs, macs)
+    for one, other in ((own_masks, masks), (own_scales, scales)):
+        assert [*one] == [*other], name
+        assert all(np.allclose(one[key], other[key]) for key in one), name
+    assert np.allclose(own, pruned, atol=1e-5), name
+"""
+
+PROCESSES = """
+import sys
+import jax, jax.numpy as jnp, numpy as np, amanda
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[1]))
+mesh = Mesh(np.array(jax.devices()), ("d",))
+X = np.arange(16.0, dtype="float32").reshape(4, 4)
+x = jax.make_array_from_callback(X.shape, NamedSharding(mesh, P("d")), lambda place: X[place])
+seen = []
+
+def tool(routine):
+    made = amanda.Tool()
+    made.add_inst_for_op(
+        lambda context: context.insert_before_op(routine, inputs=[0])
+        if context["type"] == "sin" else None
+    )
+    return made
+
+def look(value):
+    seen.append(np.asarray(value))
+
+def program(value):
+    return jnp.sin(value).sum()
+
+def mapped(value):
+    return jax.lax.psum(jnp.sin(value).sum(), "d")
+
+plain = float(jax.jit(program)(x))
+try:
+    with amanda.apply(tool(look)):
+        jax.jit(program)(x)
+except amanda.AmandaError as error:
+    assert "program of 2 processes" in str(error), error
+else:
+    raise AssertionError("not refused")
+with amanda.apply(tool(amanda.staged(lambda value: value * 2))):
+    assert np.isclose(float(jax.jit(program)(x)), np.sin(2 * X).sum(), atol=1e-4)
+over = jax.shard_map(mapped, mesh=mesh, in_specs=P("d"), out_specs=P())
+# Each process gets its own part, also where the other one has no tool.
+for tools in ([tool(look)], [tool(look)] if jax.process_index() == 0 else []):
+    seen.clear()
+    with amanda.apply(*tools):
+        assert np.isclose(float(jax.jit(over)(x)), np.sin(X).sum(), atol=1e-4)
+    jax.effects_barrier()
+    own = np.split(X, 2)[jax.process_index()]
+    assert len(seen) == len(tools)
+    assert all(np.array_equal(value, own) for value in seen), seen
+assert float(jax.jit(program)(x)) == plain
+print("ended")
+"""
+
+
+@pytest.mark.slow
+def test_arrays_that_devices_share_are_decided_for_as_on_one_device() -> None:
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    subprocess.run([sys.executable, "-c", SHARDED], env=environment, check=True, timeout=400)
+
+
+@pytest.mark.slow
+def test_two_processes() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", PROCESSES]
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    started = [
+        subprocess.Popen(
+            [*command, str(rank), str(port)], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in started:
+            assert "ended" in process.communicate(timeout=300)[0]
+    finally:
+        for process in started:
+            process.kill()

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -56,13 +56,14 @@ def run(
         outside(options)
 
 
-def count(script: str, *names: str) -> dict[str, int]:
+def count(script: str, *names: str, options: Sequence[str] = ()) -> dict[str, int]:
     """Return the number of instructions for each name passed to `counted`, in the order of
     counting.
 
     Args:
         script: File of the benchmark in this folder, which calls `run`.
         *names: What it has to count.
+        options: Further options of callgrind.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -70,7 +71,7 @@ def count(script: str, *names: str) -> dict[str, int]:
         source.write_text(SWITCH)
         subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
         command = [
-            *("valgrind", "--tool=callgrind", "--instr-atstart=no"),
+            *("valgrind", "--tool=callgrind", "--instr-atstart=no", *options),
             f"--callgrind-out-file={folder / 'counts'}",
             *(sys.executable, "-m", f"{__package__}.{Path(script).stem}"),
             *("--inside", str(library), *names),
@@ -86,13 +87,19 @@ def collected(folder: Path) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     # The suffix numbers the dumps in the order of writing.
-    for dump in sorted(folder.glob("counts.*"), key=lambda path: int(path.suffix[1:])):
+    for dump in sorted(folder.glob("counts.*"), key=_number):
+        if dump.suffix.partition("-")[2] not in ("", "01"):
+            continue  # Of another thread than the first one.
         text = dump.read_text()
         name = re.search(r"^desc: Trigger: Client Request: (.+)$", text, re.MULTILINE)
         total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
         if name is not None and total is not None:
             found[name[1]] = min(int(total[1]), found.get(name[1], int(total[1])))
     return found
+
+
+def _number(dump: Path) -> int:
+    return int(dump.suffix[1:].partition("-")[0])
 
 
 def counted(

@@ -65,9 +65,9 @@ trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(12, 4), batch_size=2
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def run(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     (folder / "ranks.py").write_text(RANKS)
-    kept = {name: v for name, v in os.environ.items() if not name.startswith(_OWN)}
+    kept = {name: v for name, v in os.environ.items() if not name.startswith(_OWN)} | variables
     command = [sys.executable, "-m", "amanda", "run", "-q", "-t", "flops", "-o", "out", *arguments]
     return subprocess.Popen(
         command, cwd=folder, env=kept, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -109,6 +109,58 @@ def test_processes_that_torch_spawns(tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert macs(tmp_path) == {"process-1": MACS["rank0"], "process-2": MACS["rank1"]}
+
+
+#: Trains with Accelerate, whose launcher is torchrun's under its own command.
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model = accelerator.prepare(torch.nn.Linear(4, 4))
+for _ in range(3):
+    accelerator.backward(model(torch.ones(2 + accelerator.process_index, 4)).sum())
+accelerator.wait_for_everyone()
+accelerator.end_training()
+"""
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    (tmp_path / "train.py").write_text(ACCELERATE)
+    options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port"]
+    options += ["29632", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch = ["-m", "accelerate.commands.launch", *options, "train.py"]
+    with run(tmp_path, *launch) as process:
+        output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert macs(tmp_path) == MACS
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "mpich", "srun", "TF_CONFIG"])
+def test_launchers_that_start_amanda_in_each_process(launcher: str, tmp_path: Path) -> None:
+    """Each sets its own variables; here they are set without it."""
+    (tmp_path / "train.py").write_text(
+        f"import sys\nfrom ranks import train\ntrain(int(sys.argv[1]), 'file://{tmp_path}/store')\n"
+    )
+    cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+    started = []
+    for rank in range(2):
+        variables = {
+            "mpirun": {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"},
+            "mpich": {"PMI_RANK": str(rank), "PMI_SIZE": "2"},
+            "srun": {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2"},
+            "TF_CONFIG": {
+                "TF_CONFIG": json.dumps(
+                    {"cluster": cluster, "task": {"type": "worker", "index": rank}}
+                )
+            },
+        }[launcher]
+        started.append(run(tmp_path, "train.py", str(rank), **variables))
+    for process in started:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+    assert macs(tmp_path) == MACS
 
 
 def test_lightning_starts_the_script_again_for_the_other_ranks(tmp_path: Path) -> None:

@@ -146,6 +146,19 @@ def generator_and_critic(tool: Seen) -> None:
     second(y).sum().backward()
 
 
+def sharded_late() -> list[str]:
+    """Shard a model after a backward pass, and return the ops of reductions before and after it."""
+    from torch.distributed.fsdp import fully_shard
+
+    tool, model = Seen(), network()
+    with amanda.apply(tool):
+        model(torch.ones(2, 3)).sum().backward()
+        model.zero_grad()
+        tool.rows.append({"name": "sharded"})
+        fully_shard(model)(torch.ones(2, 3)).sum().backward()
+    return [row["name"] for row in tool.rows if "Accumulate" not in row["name"]]
+
+
 def refused() -> str:
     """Return the error of a tool that replaces a reduction."""
 
@@ -233,6 +246,7 @@ def run(rank: int, folder: Path) -> None:
     found["two models"] = [row["name"] for row in both.rows if "Accumulate" not in row["name"]]
     found["faults"], found["refused"] = faults(rank), refused()
     found["compared"] = compared()
+    found["sharded late"] = sharded_late()
     static = Seen()
     with amanda.apply(static):
         model = ddp(static_graph=True)
@@ -383,6 +397,14 @@ def test_a_pass_that_does_not_reach_a_model_does_not_end_its_reduction(
 def test_a_static_graph_reduces_in_each_pass(found: list[dict[str, Any]]) -> None:
     wanted = sorted(f"{name}:ReduceGrad" for name in NAMES * STEPS * MICRO_BATCHES)
     assert [sorted(of_rank["static"]) for of_rank in found] == PROCESSES * [wanted]
+
+
+@pytest.mark.slow
+def test_a_model_may_be_sharded_after_a_backward_pass(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        first, *others = of_rank["sharded late"]
+        assert first == "sharded"
+        assert sorted(others) == sorted(f"{name}:ReduceGrad" for name in NAMES)
 
 
 @pytest.mark.slow

@@ -60,6 +60,7 @@ class Host:
     def _on_host(self, step: Step, values: Sequence[Any]) -> Sequence[tuple[int, Any]]:
         """Let the program call a routine; return the positions and values that it edits."""
         action = step.action
+        _need_own_values(step)
         given = _selected(step, values)
         is_empty = all(value is None for value in given)
         several = len(_present(given)) > 1
@@ -94,6 +95,23 @@ class Host:
             return None
         with PLAIN:
             return deferring(self.session, run)(values)
+
+
+def _need_own_values(step: Step) -> None:
+    """Refuse a routine on the host for values that several processes hold together.
+
+    XLA would send them to one of the processes, and call the routine there only.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = mesh.axis_names and {*mesh.manual_axes} == {*mesh.axis_names}
+    if jax.process_count() > 1 and not manual:
+        raise UnsupportedError(
+            f"A routine on the host cannot run in a program of {jax.process_count()} processes, "
+            "which would have to send its values to one of them",
+            where=step.where,
+            fix="Mark the routine with amanda.staged; or let jax.shard_map divide the program, "
+            "where each process has values of its own",
+        )
 
 
 def _left_out(step: Step) -> bool:
@@ -193,6 +211,7 @@ class HostCall:
 
     def constant(self, values: Sequence[Any]) -> list[Any]:
         """Call it, without a derivative. The arguments are as in `differentiated`."""
+        _need_own_values(self.step)
         given = arrays.shapes_of(values)
         wanted = jax.eval_shape(arrays.as_numbers, self.shapes)
 

@@ -19,12 +19,15 @@ from amanda_core.interface import (
     Arithmetic,
     Contraction,
     Facts,
+    Group,
     NotReadableError,
     Storage,
+    UnsupportedError,
 )
 from amanda_driver_tf.contractions import contraction
+from amanda_driver_tf.identity.variables import REPLICAS
 from amanda_driver_tf.tensorflow_internals.modules import ops
-from amanda_driver_tf.tensorflow_internals.objects import dtype_of_handle
+from amanda_driver_tf.tensorflow_internals.objects import dtype_of_handle, workers
 
 __all__ = ["FACTS"]
 
@@ -171,6 +174,24 @@ class _TensorFlowFacts(Facts):
         dtype = tf.as_dtype(like.dtype)
         bits = dtype.name in _BITS
         return values.view(dtype.as_numpy_dtype) if bits else self.cast(values, like)
+
+    def processes(self) -> int:
+        """Return how many replicas of the program compute together, at least as far as known."""
+        several = 2 if REPLICAS else 1
+        return max(int(tf.distribute.get_strategy().num_replicas_in_sync), workers(), several)
+
+    def group(self, model: Any) -> Group:
+        """Return this process alone.
+
+        Raises:
+            UnsupportedError: A strategy divides batches over replicas or workers.
+        """
+        if self.processes() > 1:
+            raise UnsupportedError(
+                "What is decided from data would differ in each replica of tf.distribute",
+                fix="Decide without a strategy, save what was decided and load that",
+            )
+        return Group()
 
     def update(self, parameter: Any, edit: Callable[[Any], Any]) -> None:
         dtype = dtype_of_handle(parameter)

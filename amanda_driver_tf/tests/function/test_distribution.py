@@ -361,3 +361,70 @@ def test_tensors_spread_over_devices(tmp_path: Path) -> None:
     check(step(x)[0], W)
     """,
     )
+
+
+@pytest.mark.slow
+def test_replicas_have_one_decision_for_one_weight(tmp_path: Path) -> None:
+    """What weights alone decide is that of one device; what the data decide is refused or said."""
+    run(
+        tmp_path,
+        """
+        from amanda_tools.flops import Flops
+        from amanda_tools.prune import Prune
+        from amanda_tools.quantize import Quantize
+
+        def train(strategy, tool):
+            with strategy.scope():
+                w = tf.Variable(W, name="w")
+
+            def step(x, y):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum((tf.matmul(x, w) - y) ** 2)
+                gradient = tape.gradient(loss, w)
+                context = tf.distribute.get_replica_context()
+                w.assign_sub(0.01 * context.all_reduce("sum", gradient))
+                return loss
+
+            @tf.function
+            def whole(batch):
+                return strategy.reduce("sum", strategy.run(step, args=batch), axis=None)
+
+            data = strategy.experimental_distribute_dataset(
+                tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+            )
+            with amanda.apply(tool):
+                losses = [float(whole(batch)) for _ in range(3) for batch in data]
+            return losses, w.numpy()
+
+        one = lambda: tf.distribute.OneDeviceStrategy("CPU:0")
+        mirrored = lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+        def compared(make):
+            alone, both = make(), make()
+            wanted, found = train(one(), alone), train(mirrored(), both)
+            np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
+            np.testing.assert_allclose(found[1], wanted[1], rtol=1e-5)
+            return alone, both
+
+        for scope in ("weight", "global"):
+            alone, both = compared(lambda: Prune(0.5, scope=scope))
+            assert list(both.masks.saved()) == list(alone.masks.saved()) == ["w"]
+            kept = both.masks.saved()["w"]
+            np.testing.assert_array_equal(kept, alone.masks.saved()["w"])
+            assert np.sum(kept != 0) == 3
+        alone, both = compared(lambda: Quantize(activations="none"))
+        for name, scale in alone.grids.saved().items():
+            np.testing.assert_allclose(both.grids.saved()[name], scale)
+        alone, both = compared(Flops)
+        assert both.result().macs == alone.result().macs == 3 * 8 * 3 * 2
+        ranges = Quantize(weights="none")
+        train(mirrored(), ranges)
+        assert any("one of 2" in note for note in ranges.result().notes), ranges.result().notes
+        try:
+            train(mirrored(), Prune(0.5, score="taylor"))
+        except amanda.AmandaError as error:
+            assert "in each replica" in str(error)
+        else:
+            raise AssertionError("not refused")
+        """,
+    )

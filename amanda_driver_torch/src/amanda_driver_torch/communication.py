@@ -6,6 +6,7 @@ for what functional collectives have only begun to write.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,12 @@ from amanda_core.driver_kit import Step
 from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.groups import processes
 from amanda_driver_torch.placements import local
-from amanda_driver_torch.torch_internals.distributed import process_group, ranks_of, written
+from amanda_driver_torch.torch_internals.distributed import (
+    process_group,
+    ranks_of,
+    stage_of,
+    written,
+)
 from amanda_driver_torch.vocabulary import COMMUNICATING
 
 __all__ = ["bytes_of", "complete", "describe_communication", "is_unfinished"]
@@ -56,6 +62,8 @@ def describe_communication(context: Any) -> None:
     if (size := processes()) > 1:
         context["rank"], context["world_size"] = torch.distributed.get_rank(), size
     if context.is_backward():
+        if (stage := stage_of(sys._getframe(1))) is not None:
+            context["stage"] = stage
         return
     if context.op_type == "Redistribute":
         _describe_redistribution(context)

@@ -24,8 +24,8 @@ from amanda_core.interface import (
     Storage,
 )
 from amanda_driver_torch.contractions import contraction
-from amanda_driver_torch.groups import group_of, master_of, processes
-from amanda_driver_torch.placements import distributed, like, local, placement_of
+from amanda_driver_torch.groups import group_of, master_of, processes, shares_layers
+from amanda_driver_torch.placements import distributed, is_simulated, like, local, placement_of
 from amanda_driver_torch.repeating import REPEATER
 from amanda_driver_torch.torch_internals.extension import native
 from amanda_driver_torch.torch_internals.internals import (
@@ -177,6 +177,9 @@ class _TorchFacts(Facts):
     def processes(self) -> int:
         return processes()
 
+    def shares_layers(self, model: Any) -> bool:
+        return shares_layers(model)
+
     def group(self, model: Any) -> Group:
         return group_of(model)
 
@@ -264,6 +267,10 @@ class _TorchFacts(Facts):
                 return plain.numpy()
         except (RuntimeError, TypeError) as error:
             raise NotReadableError(f"dtype {self.dtype(tensor)}") from error
+        except AssertionError as error:
+            if not is_simulated(tensor):
+                raise
+            raise NotReadableError("the ranks of LocalTensorMode have different values") from error
         except ValueError as error:
             raise NotReadableError(f"{tensor.dim()} axes, more than NumPy has") from error
 
@@ -281,7 +288,10 @@ class _TorchFacts(Facts):
     def recorder(self, keeper: Keeper, pending: bytearray) -> Recorder | None:
         if native is None or not native.can_record():
             return None
-        made: Recorder = native.Recorder(keeper, pending, _EXAMPLE, torch.nn.Parameter, Ref)
+        try:
+            made: Recorder = native.Recorder(keeper, pending, _EXAMPLE, torch.nn.Parameter, Ref)
+        except RuntimeError:
+            return None  # A mode such as LocalTensorMode answers for torch's tensors.
         return made
 
     def optimizer_states(self) -> Iterable[tuple[Any, str, Any]]:
@@ -304,6 +314,8 @@ class _TorchFacts(Facts):
     def restore(self, values: Any, like: torch.Tensor) -> Any:
         if _is_distributed(like):
             return _placed(self.restore(values, local(like)), like)
+        if is_simulated(like):
+            raise NotReadableError("LocalTensorMode has one value for each rank")
         tensor = torch.from_numpy(values)
         if like.dtype in _BITS:
             tensor = tensor.view(like.dtype)

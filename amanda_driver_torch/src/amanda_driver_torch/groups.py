@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from datetime import timedelta
+from math import prod
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from amanda_driver_torch.torch_internals.internals import (
     parameters_of,
 )
 
-__all__ = ["WRAPPERS", "group_of", "master_of", "processes"]
+__all__ = ["WRAPPERS", "group_of", "master_of", "processes", "shares_layers"]
 
 #: The modules that only wrap others and were called under tools, by id, until they are freed. No
 #: frame of Python may run to add one: inside a compiled callable Dynamo would trace it.
@@ -114,10 +115,7 @@ def group_of(model: Any) -> Group:
 
 def _groups_of(model: nn.Module) -> list[Any] | None:
     """Return the groups over which gradients of a model are reduced; None if they are unknown."""
-    parts = [part for _, part in modules_in(model)]
-    wrappers = [one for one in (known() for known in list(WRAPPERS.values())) if one is not None]
-    around = [one for one in wrappers if any(part is inner_of(one) for part in parts)]
-    for module in (*around, *parts):
+    for module in _wrappers_and_parts(model):
         if lets_join(module):
             raise UnsupportedError(
                 "Processes that join early cannot decide with the others",
@@ -125,14 +123,35 @@ def _groups_of(model: nn.Module) -> list[Any] | None:
             )
         if groups := groups_of(module):
             return groups
-    meshes = [
-        one.device_mesh  # type: ignore[attr-defined]
-        for part in parts
+    # Each process has a part of the layers, and all have the same data.
+    return [] if _divides_weights(model) else None
+
+
+def _wrappers_and_parts(model: nn.Module) -> list[nn.Module]:
+    """Return the modules around a model that only wrap it, and those in it."""
+    parts = [part for _, part in modules_in(model)]
+    wrappers = [one for one in (known() for known in list(WRAPPERS.values())) if one is not None]
+    return [*(one for one in wrappers if any(part is inner_of(one) for part in parts)), *parts]
+
+
+def shares_layers(model: Any) -> bool:
+    """Return True if not all processes are known to have the same layers, or parts of them."""
+    if (count := processes()) == 1:
+        return False
+    if model is None or _divides_weights(model):
+        return model is None
+    groups = next(filter(None, map(groups_of, _wrappers_and_parts(model))), [])
+    return prod(int(group.size()) for group in groups) < count
+
+
+def _divides_weights(model: nn.Module) -> bool:
+    """Return True if all processes have parts of the same weights."""
+    return any(
+        one.device_mesh.size() == processes()  # type: ignore[attr-defined]
+        for _, part in modules_in(model)
         for one in parameters_of(part).values()
         if one is not None and distributed(type(one))
-    ]
-    # Each process has a part of the layers, and all have the same data.
-    return [] if any(mesh.size() == processes() for mesh in meshes) else None
+    )
 
 
 def master_of(parameter: Any, model: Any) -> Any:

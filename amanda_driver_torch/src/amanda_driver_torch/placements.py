@@ -16,7 +16,7 @@ from amanda_core.interface import NotReadableError, Placement
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["distributed", "like", "local", "placement_of"]
+__all__ = ["distributed", "is_simulated", "like", "local", "placement_of"]
 
 
 @cache
@@ -35,14 +35,19 @@ def local(tensor: Any) -> torch.Tensor:
     return part
 
 
+def is_simulated(tensor: Any) -> bool:
+    """Return True for the values of all ranks that `LocalTensorMode` simulates in one process."""
+    return type(tensor).__name__ == "LocalTensor"
+
+
 def placement_of(tensor: DTensor) -> Placement:
     """Return which part of a distributed tensor this process holds."""
     mesh, parts = tensor.device_mesh, [(0, int(length)) for length in tensor.shape]
-    place, partial, is_block = mesh.get_coordinate(), [], True
+    place, partial, is_block = mesh.get_coordinate(), [], not is_simulated(local(tensor))
     for number, placement in enumerate(tensor.placements):
         if placement.is_partial():
             partial.append(str(getattr(placement, "reduce_op", "sum")))
-        elif type(placement).__name__ == "Shard" and place is not None:
+        elif type(placement).__name__ == "Shard" and place is not None and is_block:
             axis = getattr(placement, "dim")  # noqa: B009  # Its base class has none.
             start, stop = parts[axis]
             each = -(-(stop - start) // mesh.size(number))
@@ -69,9 +74,12 @@ def like(part: torch.Tensor, tensor: DTensor) -> torch.Tensor:
     Raises:
         NotReadableError: The part of the whole is not one block.
     """
-    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
     mesh, placements, shape = tensor.device_mesh, tensor.placements, tensor.shape
+    if is_simulated(local(tensor)) and part.shape == shape:
+        # Each rank takes its part, of which there is one in this process for each.
+        return distribute_tensor(part, mesh, placements, src_data_rank=None)
     if part.shape != local(tensor).shape:
         if part.shape != shape:
             return DTensor.from_local(part, mesh, [Replicate()] * mesh.ndim, run_check=False)

@@ -331,6 +331,14 @@ class Facts:
         """
         return Group()
 
+    def shares_layers(self, model: Any) -> bool:
+        """Return True if other processes may have layers of the model that this one does not have.
+
+        Args:
+            model: The outermost module, or None for operators outside of modules.
+        """
+        return False
+
     def stored(self, tensor: Any) -> int | None:
         """Return how many elements a sparse tensor stores; None if it stores all of its shape."""
         return None

@@ -261,6 +261,7 @@ CONTEXT_KEYS: Mapping[str, str] = MappingProxyType(
         "rank": "number of this process, of a collective or of a parameter's gradient",
         "world_size": "number of processes that run the program; likewise",
         "micro_batch": "backward passes since the last step, before that of a reduced gradient",
+        "stage": "number of the stage of a pipeline that has the parameter of a gradient",
         "mesh": "number of processes along each axis over which a reduced gradient is split",
         "placements": "how it is split or replicated along each of them, a tuple of texts",
         "bytes": "size of what this process gives to a collective, or gets if that is more",

@@ -47,6 +47,11 @@ def is_library_code(code: CodeType | None) -> bool:
     return code is not None and code.co_filename.startswith(_JAX)
 
 
+def calls_users_code(code: CodeType | None) -> bool:
+    """Return True for JAX's code around what `jax.pmap` maps, which does not name that."""
+    return code is not None and code.co_filename.replace(os.sep, "/").endswith("jax/_src/pmap.py")
+
+
 def is_library_source(source: str) -> bool:
     """Return True if ``function at file:line`` is a part of JAX."""
     return _JAX in source

@@ -6,6 +6,7 @@ are copies, so a read variable is always whole, and slices and gathers are reade
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,11 +18,15 @@ from amanda_driver_tf.tensorflow_internals.objects import (
     variables_of_graph,
 )
 
-__all__ = ["VARIABLE", "Variables"]
+__all__ = ["REPLICAS", "VARIABLE", "Variables"]
 
 #: Key of an execution: a function that returns what identifies the variable that a tensor of a
 #: graph reads: its eager handle, or the op that holds it; None if it reads none.
 VARIABLE = "variable"
+#: What holds the copies of variables that further replicas of a program have, by id.
+REPLICAS: dict[int, weakref.ref[Any]] = {}
+#: What TensorFlow adds to the name of such a copy.
+_REPLICA = re.compile(r"/replica_\d+$")
 #: Ops that hand a variable's value on, and those that read its shape and no value.
 _READS = frozenset({"ReadVariableOp", "Identity"})
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
@@ -51,6 +56,8 @@ class Variables:
         self._names: dict[int, str] = {}
         self._tokens: dict[str, int] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        #: Name -> what holds the variable, in the first replica.
+        self._holders: dict[str, weakref.ref[Any]] = {}
         self._graphs: WeakGroup[Any] = WeakGroup()
 
     def __call__(self, context: OpContext) -> Reads:
@@ -97,14 +104,15 @@ class Variables:
         graph = getattr(value, "graph", None)
         if graph is not None and graph not in self._graphs:
             self._graphs.add(graph)
-            for name, other in variables_of_graph(graph):
+            # Those of the first replica come first.
+            for name, other in sorted(variables_of_graph(graph), key=_is_further):
                 self._note(other, name)
         name = self._note(holder)
         shape = self._shapes.get(name)
         if shape is None:
             return None
         place = Place((), True, tuple(range(len(shape))))
-        return Found("", name, 0, shape, None, place, weakref.ref(holder))
+        return Found("", name, 0, shape, None, place, self._holders[name])
 
     def _note(self, holder: Any, name: str = "") -> str:
         """Return the name of a variable; `name` is what to call it, if it has no name yet."""
@@ -113,12 +121,25 @@ class Variables:
         if known is None:
             name = name or next((n for n, one in self._named() if one is holder), "")
             known, number = name or name_of_variable(holder) or f"#{token}", 1
+            shape = shape_of_variable(holder)
+            # All replicas have one weight, for which tools decide once.
+            first = _REPLICA.sub("", known)
+            if first != known and first in self._tokens and self._shapes.get(first) == shape:
+                key = id(holder)
+                REPLICAS[key] = weakref.ref(holder, lambda _: REPLICAS.pop(key, None))
+                self._names[token] = first
+                return first
             # Several variables may have one name.
             while known in self._tokens:
                 number += 1
                 known = f"{name}#{number}"
             self._names[token], self._tokens[known] = known, token
-            shape = shape_of_variable(holder)
+            self._holders[known] = weakref.ref(holder)
             if shape is not None:
                 self._shapes[known] = shape
         return known
+
+
+def _is_further(variable: tuple[str, Any]) -> bool:
+    """Return True for a name and holder of a replica that is not the first one."""
+    return _REPLICA.search(variable[0]) is not None

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from amanda_driver_tf.tensorflow_internals.modules import (
+    context,
     dtypes,
     ops,
     resource_variable_ops,
@@ -215,6 +216,12 @@ def name_of_variable(holder: Any) -> str:
     """Return the name of a variable, given its eager handle or the op that holds it."""
     name = holder.name if isinstance(holder, ops.Operation) else getattr(holder, "_name", "")
     return str(name).removesuffix(":0")
+
+
+def workers() -> int:
+    """Return how many processes run the program together, as a strategy has configured it."""
+    server = getattr(context.context(), "_collective_ops_server_def", None)
+    return 1 if server is None else sum(len(job.tasks) for job in server.cluster.job)
 
 
 def variables_of_graph(graph: Any) -> Iterator[tuple[str, Any]]:

@@ -72,10 +72,11 @@ class Reductions:
         self._session, self._scopes, self._backward = session, scopes, backward
         self._namespace = namespace
         self._records: dict[tuple[str, str], tuple[Ref, _Reduction]] = {}
-        #: Outermost module -> the modules in it that `fully_shard` has changed.
-        self._sharded: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        #: Outermost module -> its class, which `fully_shard` changes, and the modules in it that
+        #: were changed.
+        self._sharded: weakref.WeakKeyDictionary[
+            nn.Module, tuple[type[nn.Module], list[weakref.ref[nn.Module]]]
+        ] = weakref.WeakKeyDictionary()
         #: Module -> an epoch, and the parameters by id whose gradients have no actions in it.
         self._idle: weakref.WeakKeyDictionary[nn.Module, tuple[int, dict[int, Ref]]] = (
             weakref.WeakKeyDictionary()
@@ -136,10 +137,12 @@ class Reductions:
             if module is not None and (not hasattr(module, "reducer") or module in _EXPECTED):
                 yield module
         for root in self._scopes.roots():
-            if root not in self._sharded:
+            kind, known = self._sharded.get(root, (None, []))
+            if kind is not type(root):
                 found = [part for _, part in modules_in(root) if sharded_groups(part)]
-                self._sharded[root] = [weakref.ref(part) for part in found]
-            yield from (part for one in self._sharded[root] if (part := one()) is not None)
+                known = [weakref.ref(part) for part in found]
+                self._sharded[root] = type(root), known
+            yield from (part for one in known if (part := one()) is not None)
 
     def _run(
         self,

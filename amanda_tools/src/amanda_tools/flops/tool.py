@@ -194,6 +194,8 @@ class Flops(OperatorTool["_Op"]):
         with self._clock, self._lock:
             thread = threading.get_ident() if op.eager else 0
             inputs = op.entered.get(thread) if op.formula and op.formula.inputs else ()
+            if inputs is None and op.static is not None:
+                inputs, _ = op.static  # Programs for several devices call routines in any order.
             op.forward(inputs, sizes_at(op.tensors, outputs, range(len(outputs))))
 
     def arrival(self, gradient: Any, op: _Op) -> None:

@@ -64,6 +64,8 @@ class ScoredPruning(Pruning):
         super().__init__(sparsity, gradients, embeddings)
         self.score = score
         self.waits = together or score == "taylor"
+        #: Whether weights of several layers are compared with each other.
+        self.across_layers = False
         if self.waits or type(self).mask is ScoredPruning.mask:
             need_numpy()
         self._step = 0
@@ -147,11 +149,14 @@ class ScoredPruning(Pruning):
         self, context: OpContext, position: int, weights: Mapping[int | None, Weight]
     ) -> bool:
         """Look at the gradient of a weight, if scores depend on it."""
+        facts, value = facts_of(context), value_at(context, position)
+        if self.across_layers:
+            for each in weights.values():
+                self._need_all_layers(facts, context, each.root)
         if self.score == "magnitude":
             return False
         weight, axes = weights.get(None), [None]  # type: Weight | None, list[int | None]
         # An op is known by the weights that it reads, unless other processes hold parts of them.
-        facts, value = facts_of(context), value_at(context, position)
         placed = facts.is_tensor(value) and facts.placement(value) is not None
         if weight is not None and weight.exact and (placed or not weight.varies):
             whole = all(index == slice(None) for index in weight.region)
@@ -181,6 +186,17 @@ class ScoredPruning(Pruning):
             axes=axes,
         )
         return False
+
+    def _need_all_layers(self, facts: Facts, context: OpContext, root: str) -> None:
+        """Refuse to compare weights of all layers where other processes may have some of them."""
+        if facts.shares_layers(context.weights.model(root)):
+            raise UnsupportedError(
+                f"Other processes may have layers of the model, whose weights {self.tool_name} "
+                "would compare with those of this one",
+                where=context.where,
+                fix="Use prune with scope='layer' or 'weight'; or decide in one process, save what "
+                "was decided and load that in all",
+            )
 
     def add_gradient(self, gradient: Any, facts: Facts, key: str, axes: list[int]) -> None:
         """Add to the gradient of a weight, if masks are made in this step."""

@@ -63,6 +63,7 @@ class PruneTiles(ScoredPruning):
         self.tile, self.restored, self.dimensions = tile, restored, dimensions
         self.stage_steps = stage_steps
         super().__init__(sparsity, True, len(self.stages) > 1, score)
+        self.across_layers = True
 
     def fraction(self, step: int) -> float:
         """Return the fraction that is pruned after a number of steps of the optimizer."""

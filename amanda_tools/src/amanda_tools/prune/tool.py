@@ -92,6 +92,7 @@ class Prune(ScoredPruning):
         self.initial, self.every = initial, every
         together = scope in ("layer", "global")
         super().__init__(sparsity, together, bool(steps), score, gradients, embeddings)
+        self.across_layers = scope == "global"
         self.kept, _ = chosen(from_, keep)
         self.depends_on(
             MappingTool(
