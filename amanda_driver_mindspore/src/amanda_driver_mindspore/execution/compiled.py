@@ -13,7 +13,7 @@ from typing import Any
 from mindspore import Tensor, nn
 
 from amanda_core.driver_kit import Known
-from amanda_driver_mindspore.execution.eager import EagerProgram
+from amanda_driver_mindspore.execution.eager import PyNativeProgram
 from amanda_driver_mindspore.mindspore_internals.programs import SWITCHES
 
 __all__ = ["CompiledPrograms"]
@@ -26,7 +26,7 @@ class CompiledPrograms:
         eager: Executes single operators.
     """
 
-    def __init__(self, eager: EagerProgram) -> None:
+    def __init__(self, eager: PyNativeProgram) -> None:
         self._eager = eager
         #: Program -> its kind of call -> the epoch in which no tool acted there.
         self._idle: Known[dict[Hashable, int]] = Known()
