@@ -27,6 +27,7 @@ from amanda_driver_mindspore.mindspore_internals.programs import (
     is_graph_mode,
 )
 from amanda_driver_mindspore.mindspore_internals.tape import is_recording, stop_recording
+from amanda_driver_mindspore.oracle import Oracle
 from amanda_driver_mindspore.vocabulary import DECLARATIONS, is_quiet, written
 
 __all__ = ["MindsporeAttachment"]
@@ -44,12 +45,15 @@ class MindsporeAttachment:
         self._eager = PyNativeProgram(session, EAGER)
         self._compiled = CompiledPrograms(self._eager)
         self.enter_zone = self._eager.enter_zone
+        self.oracle = Oracle(self._eager)
         session.at_close(self.detach)
         ROUTES.attach(self)
+        self.oracle.enter()
 
     def enter_thread(self) -> None:
         """Instrument the calling thread, after another one, which has ended."""
         ROUTES.move(self)
+        self.oracle.enter()
 
     def ask(self) -> None:
         """Do nothing: each operator of a thread without tools asks."""
@@ -57,10 +61,11 @@ class MindsporeAttachment:
     def detach(self) -> None:
         """Restore the functions that were found."""
         ROUTES.detach(self)
+        self.oracle.leave()
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what is not instrumented, and why."""
-        return DECLARATIONS.gaps()
+        return [*DECLARATIONS.gaps(), *self.oracle.gaps()]
 
     # Doors, by their forms.
 
