@@ -206,6 +206,8 @@ class MindsporeAttachment:
         finally:
             self._eager.backward -= 1
             self._eager.unfinished.clear()  # After an exception.
+            if not self._eager.backward:
+                self._eager.recomputed = 0
 
     def record(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Record a program on the tape, which an exception of a routine may end."""
@@ -226,6 +228,11 @@ class MindsporeAttachment:
             return original(*args, **kwargs)
         finally:
             self._eager.recomputed -= 1
+
+    def recomputing(self, original: Callable[..., Any], executor: Any, begins: bool) -> Any:
+        """Note that the backward program of a cell begins or ends to compute it again."""
+        self._eager.recomputed += 1 if begins else -1
+        return original(executor, begins)
 
 
 ROUTES.attachment = MindsporeAttachment

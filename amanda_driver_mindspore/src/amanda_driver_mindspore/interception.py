@@ -11,6 +11,7 @@ from typing import Any
 from amanda_core.driver_kit import ModelWriters, Routes, is_started_by_python, join
 from amanda_driver_mindspore.mindspore_internals.cells import QUIET_FUNCTIONS, WRITERS
 from amanda_driver_mindspore.mindspore_internals.doors import BOUNDARIES, doors
+from amanda_driver_mindspore.mindspore_internals.programs import function_of, is_graph_mode
 
 __all__ = ["ROUTES", "Interception"]
 
@@ -32,13 +33,23 @@ class Interception(Routes):
             method = _of_type(method, door.op_type) if door.op_type else method
             self.route(door.owner, door.name, method, door.op_type or door.name)
         for name, (owner, attribute) in BOUNDARIES.items():
-            self.route(owner, attribute, getattr(self.attachment, name), "")
+            self.route(owner, attribute, getattr(self.attachment, name), f"<{name}>")
         _WRITING.replace(self)
 
     def joins(self, name: str, arguments: Sequence[Any]) -> bool:
         """Return True if a call in a thread without tools has given it those for all threads."""
-        op = str(arguments[2]) if name == "run_op_async" else name.removeprefix("pyboost_")
-        return is_started_by_python() and join("mindspore", op or None)
+        return is_started_by_python() and join("mindspore", _first_of(name, arguments))
+
+
+def _first_of(name: str, arguments: Sequence[Any]) -> str | None:
+    """Return the operator or the compiled program that a function runs first; None for none."""
+    if name == "run_op_async":
+        return str(arguments[2])
+    if name == "<run_compiled>":
+        return str(function_of(arguments[0]).__name__)
+    if name == "<call>" and is_graph_mode():
+        return type(arguments[0]).__name__
+    return None if name.startswith("<") else name.removeprefix("pyboost_")
 
 
 def _of_type(method: Callable[..., Any], op_type: str) -> Callable[..., Any]:

@@ -51,7 +51,9 @@ class CompiledPrograms:
         if epochs is None:
             self._idle.set(program, epochs := {})
         kind, epoch = _kind(program, arguments), session.epoch
+        # A function outside of cells may call outermost ones.
         wants_all = session.wants_backward or session.watches_scopes
+        wants_all = wants_all or (session.watches_calls and eager.scope is None)
         if not wants_all and session.caching and epochs.get(kind) == epoch:
             return compiled()
         eager.has_acted, before = False, eager.has_acted
