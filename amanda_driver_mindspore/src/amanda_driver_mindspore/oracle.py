@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from amanda_core.driver_kit import THREAD
-from amanda_core.errors import ConfigError
-from amanda_core.interface import CoverageGap
+from amanda_core.interface import ConfigError, CoverageGap
 from amanda_driver_mindspore.execution.eager import PyNativeProgram
 from amanda_driver_mindspore.mindspore_internals.dispatch import HAS_MODES, DispatchMode, place
 from amanda_driver_mindspore.vocabulary import is_quiet
@@ -20,7 +19,7 @@ VARIABLE = "AMANDA_MINDSPORE_ORACLE"
 _OUTSIDE = "outside of the functions that the driver replaces, in MindSpore's dispatcher"
 
 
-class Oracle(DispatchMode):
+class Oracle(DispatchMode):  # type: ignore[misc]
     """Notes the operators of a thread's forward program that tools do not see, if it is asked for.
 
     It is below autograd, so it cannot edit.
