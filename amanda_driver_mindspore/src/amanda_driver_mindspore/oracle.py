@@ -42,7 +42,7 @@ class Oracle(DispatchMode):  # type: ignore[misc]
             raise ConfigError(
                 "This release of MindSpore has no MsDispatchMode, which the oracle needs",
                 where=VARIABLE,
-                fix=f"Leave out {VARIABLE}, or install MindSpore 2.10",
+                fix=f"Leave out {VARIABLE}, or upgrade MindSpore",
             )
         self.outside: dict[str, int] = {}
         #: The thread in which it listens, and how many modes are entered there; None in none.
