@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +17,7 @@ from mindspore.ops.auto_generate import gen_ops_prim
 from amanda_core.testing import Backend, Gradients, Model, Program, Value
 from amanda_core.testing.kit.backend import Transformed
 
-__all__ = ["PyNative"]
+__all__ = ["GraphMode", "Jitted", "PyNative"]
 
 
 class _Recomputed(nn.Cell):  # type: ignore[misc]
@@ -141,3 +143,71 @@ class PyNative(Backend):
             f"{one.__name__}.{name}": value for one in kinds for name, value in vars(one).items()
         }
         return {**super().found(), **held, **vars(gen_ops_prim)}
+
+
+def importable(program: Program) -> Program:
+    """Let MindSpore's compiler import the module of a program, of which it reads the names."""
+    module = types.ModuleType(program.function.__module__)
+    vars(module).update(program.function.__globals__)
+    sys.modules[module.__name__] = module
+    return program
+
+
+class Jitted(PyNative):
+    """Functions of `mindspore.jit`, called and differentiated by PyNative programs."""
+
+    @property
+    def title(self) -> str:
+        return "mindspore jit"
+
+    def build(self, model: Model, values: Mapping[str, Value]) -> Program:
+        program = importable(super().build(model, values))
+        return replace(program, function=ms.jit(program.function))
+
+
+class _Whole(nn.Cell):  # type: ignore[misc]
+    """A program with its parameters as a cell, which graph mode compiles."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.function, self.weights = program.function, ParameterTuple(program.parameters)
+
+    def construct(self, *inputs: Any) -> Any:
+        return self.function(*inputs, *self.weights)
+
+
+class GraphMode(PyNative):
+    """Cells that are made and called in graph mode."""
+
+    _WHY = "graph mode compiles the function that the kit differentiates; `Jitted` has gradients"
+    without = dict.fromkeys(
+        (
+            *("gradients", "aligned_gradients", "late_gradients", "replace_backward"),
+            *("autodiff", "recomputed_edits", "recomputed_flag"),
+        ),
+        _WHY,
+    )
+
+    @property
+    def title(self) -> str:
+        return "mindspore graph mode"
+
+    def build(self, model: Model, values: Mapping[str, Value]) -> Program:
+        program = importable(super().build(model, values))
+        is_cell = all(node.scope for node in model.nodes)
+        whole = program.function if is_cell else _Whole(program)
+
+        def run(*arguments: Any) -> Any:
+            ms.set_context(mode=ms.GRAPH_MODE)
+            try:
+                return whole(*arguments if is_cell else arguments[: len(model.inputs)])
+            finally:
+                ms.set_context(mode=ms.PYNATIVE_MODE)
+
+        return replace(program, function=run)
+
+    def transformed(self, program: Program) -> Mapping[str, Transformed]:
+        return {}
+
+    def mixed(self) -> Callable[[], Sequence[Value]] | None:
+        return None

@@ -107,6 +107,7 @@ def test_a_cell_in_graph_mode_is_edited_only_under_a_tool() -> None:
         assert ms.get_context("mode") == ms.GRAPH_MODE
     assert seen == ["fc/MatMul", "ReLU", "mul"] * 2 or seen == ["fc/MatMul", "ReLU", "__mul__"] * 2
     assert value(NET(X)) == 8
+    assert python_calls(lambda: NET(X)) == 0  # It is the program that was compiled before.
     assert "MS_JIT" not in os.environ
 
 

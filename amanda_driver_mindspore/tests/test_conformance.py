@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from amanda_core.testing import conformance
 
-from .mindspore_backends import PyNative
+from .mindspore_backends import GraphMode, Jitted, PyNative
 
 TestPyNative = conformance(PyNative)
+TestJitted = conformance(Jitted)
+TestGraphMode = conformance(GraphMode)

@@ -9,6 +9,7 @@ from amanda_core.testing.checks.layers import Layers
 LAYERS: list[str | tuple[str, ...]] = [
     ("plugin", "self_test"),
     "attachment",
+    "oracle",
     ("interception", "execution"),
     ("gradients", "identity"),
     "facts",

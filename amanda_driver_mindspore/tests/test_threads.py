@@ -61,9 +61,24 @@ def test_threads_at_once_get_the_edits_and_one_id_for_an_operator() -> None:
     assert ROUTES.attached == {}
 
 
+@ms.jit  # type: ignore[untyped-decorator]
+def jitted(x: Any) -> Any:
+    return ops.relu(x) * 2
+
+
+def doubled_in_a_graph() -> Any:
+    ms.set_context(mode=ms.GRAPH_MODE)
+    try:
+        return NET(X)
+    finally:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
 @pytest.mark.parametrize(
     ("operator", "run"),
     [
+        ("SequentialCell", doubled_in_a_graph),
+        ("jitted", lambda: jitted(X)),
         ("relu", lambda: ops.relu(X)),
         ("Conv2D", lambda: ops.Conv2D(1, 2)(IMAGE, KERNEL)),
         ("Mul", lambda: mint.mul(X, X)),

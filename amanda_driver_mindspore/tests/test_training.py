@@ -160,6 +160,34 @@ def test_recomputed_operators_are_those_of_the_forward_program() -> None:
     assert "first.0/MatMul" in inside
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_cells_that_a_function_recomputes_are_marked(reentrant: bool) -> None:
+    def run() -> list[Any]:
+        net = network()
+        loss, found = ms.value_and_grad(
+            lambda x: ms.recompute(net, x, use_reentrant=reentrant).sum(),
+            None,
+            weights=net.trainable_params(),
+        )(X)
+        return [loss.asnumpy(), *(one.asnumpy() for one in found)]
+
+    plain, seen = run(), list[tuple[str, bool]]()
+
+    def analyse(context: amanda.OpContext) -> None:
+        context.insert_before_op(
+            lambda *values: seen.append((context.name, context.recomputed)), observe=True
+        )
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(*everywhere(), tool):
+        assert same(run(), plain)
+    again = [name for name, is_again in seen if is_again]
+    once = [name for name, is_again in seen if not is_again and name in again]
+    assert again == once
+    assert {"0/MatMul", "2/MatMul"} <= set(again)
+
+
 def test_a_failure_is_raised_at_its_operator_with_its_name() -> None:
     x = numbers(3)
     try:

@@ -12,10 +12,10 @@ from typing import Any
 import mindspore
 from mindspore import Tensor
 
-from amanda_core.driver_kit import Activation, Session, enter_zone, inside_routine
+from amanda_core.driver_kit import Session, inside_routine
 from amanda_core.interface import CoverageGap
 from amanda_driver_mindspore.execution.compiled import CompiledPrograms
-from amanda_driver_mindspore.execution.eager import Call, EagerProgram
+from amanda_driver_mindspore.execution.eager import Call, PyNativeProgram
 from amanda_driver_mindspore.facts import FACTS
 from amanda_driver_mindspore.gradients import finish
 from amanda_driver_mindspore.interception import ROUTES
@@ -27,6 +27,7 @@ from amanda_driver_mindspore.mindspore_internals.programs import (
     is_graph_mode,
 )
 from amanda_driver_mindspore.mindspore_internals.tape import is_recording, stop_recording
+from amanda_driver_mindspore.oracle import Oracle
 from amanda_driver_mindspore.vocabulary import DECLARATIONS, is_quiet, written
 
 __all__ = ["MindsporeAttachment"]
@@ -41,14 +42,18 @@ class MindsporeAttachment:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._eager = EagerProgram(session, EAGER)
+        self._eager = PyNativeProgram(session, EAGER)
         self._compiled = CompiledPrograms(self._eager)
+        self.enter_zone = self._eager.enter_zone
+        self.oracle = Oracle(self._eager)
         session.at_close(self.detach)
         ROUTES.attach(self)
+        self.oracle.enter()
 
     def enter_thread(self) -> None:
         """Instrument the calling thread, after another one, which has ended."""
         ROUTES.move(self)
+        self.oracle.enter()
 
     def ask(self) -> None:
         """Do nothing: each operator of a thread without an attachment calls `join` anyway."""
@@ -56,10 +61,11 @@ class MindsporeAttachment:
     def detach(self) -> None:
         """Restore the functions that were found."""
         ROUTES.detach(self)
+        self.oracle.leave()
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what is not instrumented, and why."""
-        return DECLARATIONS.gaps()
+        return [*DECLARATIONS.gaps(), *self.oracle.gaps()]
 
     # Doors, by their forms.
 
@@ -150,7 +156,7 @@ class MindsporeAttachment:
         if inner is None:
             return self._call(original, cell, cell, *args, **kwargs)
         # The cell's own call is running, unless the backward program recomputes it.
-        around = eager.activations[-1].scope if eager.activations else None
+        around = eager.scope
         if inner is cell or not eager.backward or eager.scopes.enter(inner, around, True) is around:
             return original(cell, *args, **kwargs)
         return self.recompute(self._call, original, cell, inner, *args, **kwargs)
@@ -159,27 +165,11 @@ class MindsporeAttachment:
         self, original: Callable[..., Any], cell: Any, inner: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Call a cell in the scope of the one that it stands for."""
-        session, eager = self.session, self._eager
-        parent = eager.activations[-1].scope if eager.activations else None
-        scope = eager.scopes.enter(inner, parent, eager.backward > 0)
-        if parent is None and session.watches_calls:
-            held = partial(eager.scopes.held, scope.root)
-            session.calls.enter(EAGER, scope.root, args, kwargs, held)
-        if session.watches_scopes:
-            session.enter_scope(scope.path or scope.root)
-        depth = len(eager.activations)
-        try:
-            eager.activations.append(Activation(scope))
+        with self._eager.calling(inner, args, kwargs, again=self._eager.backward > 0):
             if not is_graph_mode():
                 return original(cell, *args, **kwargs)
             run = partial(original, cell, *args, **kwargs)
             return self._compiled.run(cell, run, run, (*args, *kwargs.values()))
-        finally:
-            del eager.activations[depth:]
-            if session.watches_scopes:
-                session.leave_scope(scope.path or scope.root)
-            if parent is None and session.watches_calls:
-                session.calls.leave()
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Update parameters, which ends a step. Optimizers are compiled programs."""
@@ -216,6 +206,8 @@ class MindsporeAttachment:
         finally:
             self._eager.backward -= 1
             self._eager.unfinished.clear()  # After an exception.
+            if not self._eager.backward:
+                self._eager.recomputed = 0
 
     def record(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Record a program on the tape, which an exception of a routine may end."""
@@ -237,9 +229,10 @@ class MindsporeAttachment:
         finally:
             self._eager.recomputed -= 1
 
-    def enter_zone(self, zone: str) -> Callable[[], None]:
-        """Let operators belong to a zone; return a function that ends this."""
-        return enter_zone(zone, self._eager.scopes, self._eager.activations)
+    def recomputing(self, original: Callable[..., Any], executor: Any, begins: bool) -> Any:
+        """Note that the backward program of a cell begins or ends to compute it again."""
+        self._eager.recomputed += 1 if begins else -1
+        return original(executor, begins)
 
 
 ROUTES.attachment = MindsporeAttachment

@@ -11,8 +11,15 @@ from typing import Any
 
 from mindspore import Tensor, ops
 
-from amanda_core.driver_kit import BackwardProgram, OpContext, Session, backward_plans, several
-from amanda_core.interface import IPoint, backward_type_of
+from amanda_core.driver_kit import (
+    BackwardProgram,
+    OpContext,
+    Session,
+    backward_plans,
+    several,
+    wants_gradients,
+)
+from amanda_core.interface import backward_type_of
 from amanda_driver_mindspore.mindspore_internals.tape import (
     gated,
     is_recording,
@@ -27,10 +34,7 @@ _Place = tuple[int, int | None]
 
 def is_watched(session: Session, context: OpContext) -> bool:
     """Return True if a tool may want the gradients of an op that runs now."""
-    if not is_recording():
-        return False
-    late = session.due(context, IPoint.AFTER_FORWARD)
-    return any(backward_plans(context)) or session.wants_backward or late
+    return is_recording() and wants_gradients(session, context)
 
 
 def straight_through(old: Any, new: Any) -> Any:

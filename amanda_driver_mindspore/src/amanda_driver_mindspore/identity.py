@@ -5,35 +5,17 @@ The rule itself is in the core (`identity.sites`).
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
 from functools import partial
-from types import CodeType
 from typing import Any
 
 from mindspore import Parameter, Tensor
 
-from amanda_core.driver_kit import (
-    FRAMEWORK,
-    OWN,
-    STOP,
-    USER,
-    Labels,
-    Layouts,
-    Memory,
-    Parameters,
-    Rules,
-    Scopes,
-    inside,
-    modules_of,
-    zone_of,
-)
+from amanda_core.driver_kit import EagerNames, Layouts, Memory, Rules, kind_by, zone_of
 from amanda_driver_mindspore.mindspore_internals import cells
 from amanda_driver_mindspore.mindspore_internals.doors import CELL_CALL
 
-__all__ = ["RULES", "new_labels", "new_parameters", "new_scopes"]
+__all__ = ["NAMES"]
 
-_OWN = os.path.dirname(__file__) + os.sep
 _ZONES = {
     "mindspore.nn.optim": "optimizer",
     "mindspore.experimental.optim": "optimizer",
@@ -46,16 +28,8 @@ _ZONES = {
 }
 
 
-def _kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
-    if code is CELL_CALL:
-        return STOP
-    if f"{namespace.get('__name__', '')}.".startswith("mindspore."):
-        return FRAMEWORK
-    return OWN if code.co_filename.startswith(_OWN) else USER
-
-
-RULES = Rules(
-    kind_of=_kind_of,
+_RULES = Rules(
+    kind_of=kind_by("mindspore", CELL_CALL, __file__),
     zone_of=partial(zone_of, _ZONES, CELL_CALL),
     weight_types=(Parameter,),
     # Parts of parameters are tensors; whole ones are marked.
@@ -63,30 +37,6 @@ RULES = Rules(
     is_weight=lambda value: False,
     is_layered=True,
 )
-
-
-def new_scopes() -> Scopes:
-    """Return scopes for cells."""
-    return Scopes(cells.children_of, _weights_of)
-
-
-def new_labels() -> Labels:
-    """Return labels for parameters outside of cells."""
-    return Labels()
-
-
-def new_parameters(scopes: Scopes, labels: Labels) -> Parameters:
-    """Return a new table of the parameters that tensors show parts of."""
-    return Parameters(scopes, labels, _LAYOUTS)
-
-
-def _weights_of(cell: Any) -> Iterator[tuple[str, Any, Parameter]]:
-    seen: set[int] = set()
-    for path, owner in modules_of(cell, cells.children_of):
-        for name, parameter in cells.parameters_of(owner):
-            if id(parameter) not in seen:  # Cells may share a parameter.
-                seen.add(id(parameter))
-                yield inside(path, name), owner, parameter
 
 
 def _memory(value: Any) -> Memory | None:
@@ -109,3 +59,5 @@ _LAYOUTS = Layouts(
     version=lambda value: None,
     attribute=cells.parameter_of,
 )
+
+NAMES = EagerNames("mindspore", _RULES, cells.children_of, cells.parameters_of, _LAYOUTS)

@@ -5,14 +5,13 @@ What writes or reads a model runs as without tools.
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from amanda_core.driver_kit import ModelWriters, Routes, is_started_by_python, join
 from amanda_driver_mindspore.mindspore_internals.cells import QUIET_FUNCTIONS, WRITERS
 from amanda_driver_mindspore.mindspore_internals.doors import BOUNDARIES, doors
+from amanda_driver_mindspore.mindspore_internals.programs import function_of, is_graph_mode
 
 __all__ = ["ROUTES", "Interception"]
 
@@ -32,30 +31,25 @@ class Interception(Routes):
         for door in doors():
             method = getattr(self.attachment, door.form)
             method = _of_type(method, door.op_type) if door.op_type else method
-            self.route(door.owner, door.name, method)
+            self.route(door.owner, door.name, method, door.op_type or door.name)
         for name, (owner, attribute) in BOUNDARIES.items():
-            self.route(owner, attribute, getattr(self.attachment, name))
+            self.route(owner, attribute, getattr(self.attachment, name), f"<{name}>")
         _WRITING.replace(self)
 
     def joins(self, name: str, arguments: Sequence[Any]) -> bool:
         """Return True if a call in a thread without tools has given it those for all threads."""
-        return is_started_by_python() and join("mindspore", _op_of(name, arguments))
+        return is_started_by_python() and join("mindspore", _first_of(name, arguments))
 
 
-#: Classes whose calls are not operators.
-_AROUND = tuple(owner for owner, _ in BOUNDARIES.values() if isinstance(owner, type))
-
-
-def _op_of(name: str, arguments: Sequence[Any]) -> str | None:
-    """Return the type of the operator that a function is called for; None if there is none."""
-    if name == "__call__":
-        kind = type(arguments[0]).__name__
-        is_operator = not isinstance(arguments[0], _AROUND)
-        return kind.removesuffix("Prim_").removesuffix("Functional_") if is_operator else None
+def _first_of(name: str, arguments: Sequence[Any]) -> str | None:
+    """Return what a function runs first, an operator or a compiled program, or None."""
     if name == "run_op_async":
         return str(arguments[2])
-    is_boundary = any(name == attribute for _, attribute in BOUNDARIES.values())
-    return None if is_boundary else name.removeprefix("pyboost_")
+    if name == "<run_compiled>":
+        return str(function_of(arguments[0]).__name__)
+    if name == "<call>" and is_graph_mode():
+        return type(arguments[0]).__name__
+    return None if name.startswith("<") else name.removeprefix("pyboost_")
 
 
 def _of_type(method: Callable[..., Any], op_type: str) -> Callable[..., Any]:
@@ -68,26 +62,4 @@ def _of_type(method: Callable[..., Any], op_type: str) -> Callable[..., Any]:
 
 
 ROUTES = Interception()
-
-
-def _quietly_called(original: Callable[..., Any], writer: str) -> Callable[..., Any]:
-    """Return a function that works on the program as it is without tools."""
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        thread = threading.get_ident()
-        attachment = ROUTES.attached.pop(thread, None)
-        if attachment is None:
-            return original(*args, **kwargs)
-        try:
-            if writer and attachment.session.enabled:
-                attachment.session.warn_of_writer(writer)
-            return original(*args, **kwargs)
-        finally:
-            if not attachment.session.closed:
-                ROUTES.attached[thread] = attachment
-
-    return call
-
-
-_WRITING = ModelWriters(QUIET_FUNCTIONS, WRITERS, _quietly_called)
+_WRITING = ModelWriters(QUIET_FUNCTIONS, WRITERS, ROUTES.quietly)

@@ -6,11 +6,11 @@ only if it is imported already.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from amanda_core.driver_kit import DeclaredHooks, Session
-from amanda_core.interface import Attachment, Finding
+from amanda_core.interface import Attachment, Finding, hookimpl
 from amanda_driver_mindspore.vocabulary import DECLARATIONS, describe
 
 
@@ -37,7 +37,28 @@ def _problems() -> list[Finding]:
     ]
 
 
-_HOOKS = DeclaredHooks(DECLARATIONS, describe, _attachment, _problems)
+class _Hooks(DeclaredHooks):
+    @hookimpl
+    def amanda_preflight(self) -> Sequence[Finding]:
+        """Look for problems of this environment that would make results wrong.
+
+        The self-test compares what tools see with MindSpore's own dispatcher. It takes seconds, so
+        a program that uses MindSpore does not wait for it.
+        """
+        found = super().amanda_preflight()
+        if not self.versions.is_tried() or any(one.severity == "error" for one in found):
+            return found
+        ask = self.versions.kept_failure if self.is_loaded() else self.versions.tested
+        failure = ask("python")
+        if failure is None:
+            return found
+        if failure:
+            return [*found, Finding("error", failure, self.versions.install_tried)]
+        message = "The self-test found no operator in MindSpore's dispatcher that tools do not see"
+        return [*found, Finding("info", message)]
+
+
+_HOOKS = _Hooks(DECLARATIONS, describe, _attachment, _problems)
 
 amanda_attach = _HOOKS.amanda_attach
 amanda_driver_info = _HOOKS.amanda_driver_info

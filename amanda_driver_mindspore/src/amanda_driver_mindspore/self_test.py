@@ -1,11 +1,13 @@
 """Self-test of the driver with the installed MindSpore; run by `python -m`.
 
-Observes, edits and restores a few operators, in PyNative and in graph mode, and compares the
-results with plain MindSpore. Exits with 0 if everything is right, else prints the reason to stderr.
+Observes, edits and restores a few operators, in PyNative and in graph mode. Compares the results
+with plain MindSpore, and what tools see with MindSpore's own dispatcher. Exits with 0 if everything
+is right, else prints the reason to stderr.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import mindspore as ms
@@ -13,6 +15,9 @@ import numpy as np
 from mindspore import nn, ops
 
 from amanda_core.driver_kit import OpContext, Tool, attach
+from amanda_driver_mindspore.interception import ROUTES
+from amanda_driver_mindspore.mindspore_internals.dispatch import HAS_MODES
+from amanda_driver_mindspore.oracle import VARIABLE, Oracle
 
 __all__ = ["main"]
 
@@ -88,14 +93,20 @@ def _near(some: list[Any], others: list[Any]) -> bool:
 
 def _applied(tool: Tool, net: nn.Cell) -> list[list[Any]]:
     handle = attach(tool)
+    oracle: Oracle = next(iter(ROUTES.attached.values())).oracle
     try:
-        return [_program(net, mode) for mode in (ms.PYNATIVE_MODE, ms.GRAPH_MODE)]
+        found = [_program(net, mode) for mode in (ms.PYNATIVE_MODE, ms.GRAPH_MODE)]
+        _require(not oracle.outside, f"tools did not see {', '.join(oracle.outside)}")
+        _require(oracle.inside or not HAS_MODES, "MindSpore's dispatcher showed no operator")
+        return found
     finally:
         handle.remove()
 
 
 def main() -> None:
     """Run the comparison, and exit with a message if a result differs."""
+    if HAS_MODES:
+        os.environ[VARIABLE] = "1"
     net = _Net()
     plain, watch = _program(net), _Watch()
     watched = _applied(watch, net)

@@ -12,12 +12,12 @@ from typing import Any
 import mxnet
 from mxnet.ndarray import NDArray
 
-from amanda_core.driver_kit import Activation, Session, enter_zone
+from amanda_core.driver_kit import Session
 from amanda_core.interface import CoverageGap
-from amanda_driver_mxnet.execution.eager import Call, EagerProgram
+from amanda_driver_mxnet.execution.eager import Call, ImperativeProgram
 from amanda_driver_mxnet.execution.hybrid import HybridPrograms
 from amanda_driver_mxnet.facts import FACTS
-from amanda_driver_mxnet.interception import ATTACHED, THREAD, Interception
+from amanda_driver_mxnet.interception import ROUTES
 from amanda_driver_mxnet.mxnet_internals.arrays import op_info
 from amanda_driver_mxnet.mxnet_internals.graphs import graph_of
 from amanda_driver_mxnet.vocabulary import DECLARATIONS
@@ -34,34 +34,29 @@ class MxnetAttachment:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.thread = THREAD.key
-        self._eager = EagerProgram(session, EAGER)
+        self._eager = ImperativeProgram(session, EAGER)
+        self.enter_zone = self._eager.enter_zone
         self._hybrid = HybridPrograms(self._eager, HYBRID)
         #: What runs instead of the next program of a hybridized block.
         self._running: Callable[[Sequence[NDArray]], Any] | None = None
         session.at_close(self.detach)
-        _INTERCEPTION.acquire(self)
-        ATTACHED[self.thread] = self
+        ROUTES.attach(self)
 
     def enter_thread(self) -> None:
         """Instrument the calling thread, after another one, which has ended."""
-        ATTACHED.pop(self.thread, None)
-        self.thread = THREAD.key
-        ATTACHED[self.thread] = self
+        ROUTES.move(self)
 
     def ask(self) -> None:
         """Do nothing: each operator of a thread without an attachment calls `join` anyway."""
 
     def detach(self) -> None:
         """Wait for MXNet's workers, and restore the functions that were found."""
-        if ATTACHED.get(self.thread) is self:
-            del ATTACHED[self.thread]
         try:
             if self._eager.watched:
                 mxnet.nd.waitall()
         finally:
             self._eager.watched = False
-            _INTERCEPTION.release(self)
+            ROUTES.detach(self)
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what is not instrumented, and why."""
@@ -122,42 +117,16 @@ class MxnetAttachment:
 
     def call(self, original: Callable[..., Any], block: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a block, whose path its operators have."""
-        session, eager = self.session, self._eager
-        if not session.enabled or not any(isinstance(value, NDArray) for value in args):
+        if not self.session.enabled or not any(isinstance(value, NDArray) for value in args):
             return original(block, *args, **kwargs)
-        parent = eager.activations[-1].scope if eager.activations else None
-        scope = eager.scopes.enter(block, parent, False)
-        if parent is None and session.watches_calls:
-            held = partial(eager.scopes.held, scope.root)
-            session.calls.enter(EAGER, scope.root, args, kwargs, held)
-        if session.watches_scopes:
-            session.enter_scope(scope.path or scope.root)
-        depth = len(eager.activations)
-        try:
-            eager.activations.append(Activation(scope))
-            result = original(block, *args, **kwargs)
-            del eager.activations[depth:]
-            return result
-        except BaseException:
-            del eager.activations[depth:]
-            raise
-        finally:
-            if session.watches_scopes:
-                session.leave_scope(scope.path or scope.root)
-            if parent is None and session.watches_calls:
-                session.calls.leave()
-
-    def enter_zone(self, zone: str) -> Callable[[], None]:
-        """Let operators belong to a zone; return a function that ends this."""
-        return enter_zone(zone, self._eager.scopes, self._eager.activations)
+        with self._eager.calling(block, args, kwargs):
+            return original(block, *args, **kwargs)
 
     def call_hybridized(self, original: Callable[..., Any], block: Any, *args: Any) -> Any:
         """Run a hybridized block, whose program MXNet then calls on flat arguments."""
         if not self.session.enabled:
             return original(block, *args)
-        activations = self._eager.activations
-        parent = activations[-1].scope if activations else None
-        scope = self._eager.scopes.enter(block, parent, False) if parent is None else parent
+        scope = self._eager.scope or self._eager.scopes.enter(block, None, False)
         graph = graph_of(block, args)
         if not self._hybrid.is_idle(graph, scope):
             self._running = partial(self._hybrid.run, graph, block, scope)
@@ -177,4 +146,4 @@ class MxnetAttachment:
     update = step
 
 
-_INTERCEPTION = Interception(MxnetAttachment)
+ROUTES.attachment = MxnetAttachment

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from amanda_core.driver_kit.declarations import *
     from amanda_core.driver_kit.declared_hooks import *
+    from amanda_core.driver_kit.eager_programs import *
     from amanda_core.driver_kit.execution import *
     from amanda_core.driver_kit.frame_locals import *
     from amanda_core.driver_kit.framework_versions import *
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 NAMES = {
     "driver_kit.declarations": ("Declarations",),
     "driver_kit.declared_hooks": ("DeclaredHooks",),
+    "driver_kit.eager_programs": ("EagerNames", "EagerProgram", "OpCall", "kind_by"),
     "driver_kit.execution": (
         "BackwardOp",
         "BackwardProgram",
@@ -65,6 +67,7 @@ NAMES = {
         "deferring",
         "several",
         "spread",
+        "wants_gradients",
     ),
     "driver_kit.frame_locals": ("is_method", "local_of", "methods_around"),
     "driver_kit.framework_versions": ("FrameworkVersions",),

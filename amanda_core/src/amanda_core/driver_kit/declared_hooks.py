@@ -99,7 +99,7 @@ class DeclaredHooks:
         """Start intercepting in the calling thread; return None if the framework is not loaded."""
         if not self.is_loaded():
             return None
-        problem = _error(self.amanda_preflight())
+        problem = _error(self._findings(self.versions.failure))
         if problem is not None:
             raise DriverError(problem.message, where=self.versions.driver, fix=problem.fix)
         with self.versions.refusing_unknown():

@@ -28,6 +28,7 @@ __all__ = [
     "deferring",
     "several",
     "spread",
+    "wants_gradients",
 ]
 
 #: A function of values by position, which returns new ones.
@@ -66,6 +67,12 @@ def at(places: Sequence[int], count: int, run: Run) -> Run:
 def backward_plans(forward: OpContext) -> tuple[Plan, Plan]:
     """Return the plans before and after the backward program of an op."""
     return forward.plan(IPoint.BEFORE_BACKWARD), forward.plan(IPoint.AFTER_BACKWARD)
+
+
+def wants_gradients(session: Session, context: OpContext) -> bool:
+    """Return True if a tool may want the gradients of an op that has run."""
+    late = session.due(context, IPoint.AFTER_FORWARD)
+    return any(backward_plans(context)) or session.wants_backward or late
 
 
 class _Program:

@@ -117,11 +117,18 @@ class FrameworkVersions:
         """Return why an interceptor must not be used with the installed version, or "".
 
         A version that was tried is not tested, nor is an interceptor that the user requests by
-        name. Others are tested once, and the result is kept in `cache_folder`.
+        name. Others are tested once.
         """
         asked = os.environ.get(self.variable) == interceptor
         if asked or self.is_tried() or self.refusal() is not None:
             return ""
+        return self.tested(interceptor)
+
+    def tested(self, interceptor: str) -> str:
+        """Return why the self-test fails, or "".
+
+        It is run once, and the result is kept in `cache_folder`.
+        """
         kept = self.kept_failure(interceptor)
         if kept is not None:
             return kept

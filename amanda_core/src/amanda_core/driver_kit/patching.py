@@ -139,6 +139,16 @@ class Patches(ABC):
         self._undo.append(undo)
 
 
+class _Thread(threading.local):
+    """A key of one thread, since another one may get its number once it has ended."""
+
+    def __init__(self) -> None:
+        self.key = object()
+
+
+_THREAD = _Thread()
+
+
 class Routes(Patches):
     """Functions of a framework whose calls go to the attachment of the calling thread.
 
@@ -146,38 +156,70 @@ class Routes(Patches):
     implements `install` with `route`.
 
     Attributes:
-        attached: Thread -> its attachment.
+        attached: Key of a thread -> its attachment.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.attached: dict[int, Any] = {}
+        self.attached: dict[object, Any] = {}
 
     def attach(self, attachment: Any) -> None:
         """Route the calls of this thread to an attachment."""
         self.acquire(attachment)
-        self.attached[threading.get_ident()] = attachment
+        self.attached[_THREAD.key] = attachment
 
     def detach(self, attachment: Any) -> None:
         """Restore the functions for the thread of an attachment."""
-        for thread in [thread for thread, one in self.attached.items() if one is attachment]:
-            del self.attached[thread]
+        self._forget(attachment)
         self.release(attachment)
 
     def move(self, attachment: Any) -> None:
         """Route the calls of this thread to an attachment of a thread that has ended."""
+        self._forget(attachment)
+        self.attached[_THREAD.key] = attachment
+
+    def _forget(self, attachment: Any) -> None:
         for thread in [thread for thread, one in self.attached.items() if one is attachment]:
             del self.attached[thread]
-        self.attached[threading.get_ident()] = attachment
+
+    def quietly(self, original: Callable[..., Any], writer: str) -> Callable[..., Any]:
+        """Return a function that works on the program as it is without tools, for `ModelWriters`.
+
+        Args:
+            original: The function.
+            writer: What programs call it, if it writes the model for others: then it warns.
+        """
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            attachment = self.attached.pop(_THREAD.key, None)
+            if attachment is None:
+                return original(*args, **kwargs)
+            session = attachment.session
+            try:
+                if writer and session.enabled:
+                    session.warn_of_writer(writer)
+                return original(*args, **kwargs)
+            finally:
+                if not session.closed:
+                    self.attached[_THREAD.key] = attachment
+
+        return call
 
     def joins(self, name: str, arguments: Sequence[Any]) -> bool:
         """Return True if a call in a thread without an attachment has given it one.
 
         A driver with ``threads`` overrides it with a call of `amanda_core.driver_kit.join`.
+
+        Args:
+            name: The function, or the label that `route` was given for it.
+            arguments: What it was called with.
         """
         return False
 
-    def route(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
+    def route(
+        self, owner: Any, name: str, method: Callable[..., Any], label: str | None = None
+    ) -> None:
         """Replace a function until the replacements are undone.
 
         Args:
@@ -185,13 +227,15 @@ class Routes(Patches):
             name: The function.
             method: Is called instead, with the attachment, the function that was found, and the
                 arguments.
+            label: What `joins` is given for the function, if not its name.
         """
         original = getattr(owner, name)
+        label = name if label is None else label
 
         def routed(*args: Any, **kwargs: Any) -> Any:
-            attachment = self.attached.get(threading.get_ident())
-            if attachment is None and self.joins(name, args):
-                attachment = self.attached.get(threading.get_ident())
+            attachment = self.attached.get(_THREAD.key)
+            if attachment is None and self.joins(label, args):
+                attachment = self.attached.get(_THREAD.key)
             if attachment is None:
                 return original(*args, **kwargs)
             return method(attachment, original, *args, **kwargs)

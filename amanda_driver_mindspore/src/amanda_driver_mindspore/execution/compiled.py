@@ -13,7 +13,7 @@ from typing import Any
 from mindspore import Tensor, nn
 
 from amanda_core.driver_kit import Known
-from amanda_driver_mindspore.execution.eager import EagerProgram
+from amanda_driver_mindspore.execution.eager import PyNativeProgram
 from amanda_driver_mindspore.mindspore_internals.programs import SWITCHES
 
 __all__ = ["CompiledPrograms"]
@@ -26,7 +26,7 @@ class CompiledPrograms:
         eager: Executes single operators.
     """
 
-    def __init__(self, eager: EagerProgram) -> None:
+    def __init__(self, eager: PyNativeProgram) -> None:
         self._eager = eager
         #: Program -> its kind of call -> the epoch in which no tool acted there.
         self._idle: Known[dict[Hashable, int]] = Known()
@@ -51,7 +51,9 @@ class CompiledPrograms:
         if epochs is None:
             self._idle.set(program, epochs := {})
         kind, epoch = _kind(program, arguments), session.epoch
+        # A function outside of cells may call outermost ones.
         wants_all = session.wants_backward or session.watches_scopes
+        wants_all = wants_all or (session.watches_calls and eager.scope is None)
         if not wants_all and session.caching and epochs.get(kind) == epoch:
             return compiled()
         eager.has_acted, before = False, eager.has_acted

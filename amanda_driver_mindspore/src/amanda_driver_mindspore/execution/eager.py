@@ -6,7 +6,7 @@ backward programs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -14,47 +14,34 @@ from typing import Any
 from mindspore import Parameter, Tensor
 
 from amanda_core.driver_kit import (
-    Activation,
+    EagerProgram,
     ForwardProgram,
+    OpCall,
     OpContext,
     OpRecord,
-    Parameters,
     Plan,
-    Scopes,
     Session,
-    Sites,
     Step,
     backward_plans,
     inside_routine,
     several,
-    standing_for,
 )
 from amanda_core.interface import IPoint, UnsupportedError
 from amanda_driver_mindspore.gradients import Watch, is_watched, straight_through
-from amanda_driver_mindspore.identity import RULES, new_labels, new_parameters, new_scopes
+from amanda_driver_mindspore.identity import NAMES
 from amanda_driver_mindspore.mindspore_internals.tape import unrecorded, wait
 
-__all__ = ["Call", "EagerProgram"]
+__all__ = ["Call", "PyNativeProgram"]
 
 
 @dataclass
-class Call:
-    """One call of an operator.
+class Call(OpCall):
+    """One call of an operator. Tensors that were passed by name are the last values.
 
     Attributes:
-        op_type: MindSpore's name of the operator.
-        values: Its arguments by position, and tensors that were passed by name.
-        run: Calls it with other values, and returns its result.
-        names: Names of the positions, as far as they are known.
-        attrs: Its other arguments.
         written: Positions of the tensors that it changes in place.
     """
 
-    op_type: str
-    values: Sequence[Any]
-    run: Callable[[Sequence[Any]], Any]
-    names: tuple[str, ...] = ()
-    attrs: Mapping[str, Any] | None = None
     written: Sequence[int] = ()
 
     @property
@@ -63,12 +50,10 @@ class Call:
         return 0 in self.written
 
 
-class EagerProgram:
+class PyNativeProgram(EagerProgram):
     """The operators of one thread.
 
     Attributes:
-        scopes: Names of cells.
-        activations: The calls of cells that are running, outermost first.
         backward: How many backward programs are running.
         recomputed: How many of them compute cells again.
         compiled: How many compiled programs are running as Python.
@@ -77,42 +62,23 @@ class EagerProgram:
     """
 
     def __init__(self, session: Session, namespace: str) -> None:
-        self.session = session
-        self.activations: list[Activation] = []
+        super().__init__(session, namespace, NAMES)
         self.backward = self.recomputed = self.compiled = 0
         self.has_acted = False
         self.unfinished: list[Watch] = []
         #: The name of the last op that was not waited for.
         self._unwaited = ""
-        self.scopes: Scopes = session.shared("mindspore.scopes", new_scopes)
-        labels = session.shared("mindspore.labels", new_labels)
-        parameters: Parameters = session.shared(
-            "mindspore.parameters", lambda: new_parameters(self.scopes, labels)
-        )
-        names: dict[str, dict[Any, int]] = session.shared("mindspore.names", dict)
-        self._sites: Sites[OpRecord] = Sites(
-            RULES,
-            self,
-            self.scopes,
-            labels,
-            names,
-            namespace,
-            lambda site, caller: OpRecord(site),
-            lambda record: None,
-            parameters,
-        )
 
     def execute(self, call: Call) -> Any:
         """Execute an op of the program as planned."""
-        record = self._sites.locate(call.op_type, _flat(call.values), {})
-        session = self.session
-        if record is None or (record.is_idle(session) and not session.wants_backward):
+        record = self.sites.locate(call.op_type, _flat(call.values), {})
+        if record is None or self.is_idle(record):
             self._unwaited = call.op_type if record is None else record.site.name
-            return _run(call, call.values)
+            return call.execute(call.values)
         self.finish(self._unwaited, " or of an operator before it")
         self._unwaited = ""
         result = _Execution(self, record, call).result()
-        self.has_acted = self.has_acted or not record.is_idle(session)
+        self.has_acted = self.has_acted or not record.is_idle(self.session)
         return result
 
     def finish(self, name: str, more: str = "") -> None:
@@ -142,7 +108,7 @@ class _Execution(ForwardProgram):
         call: The call.
     """
 
-    def __init__(self, program: EagerProgram, record: OpRecord, call: Call) -> None:
+    def __init__(self, program: PyNativeProgram, record: OpRecord, call: Call) -> None:
         super().__init__(
             program.session,
             record,
@@ -202,11 +168,7 @@ class _Execution(ForwardProgram):
         if self._watch is not None:
             with inside_routine():
                 values = self._watch.enter(values)
-        if replacement is not None:
-            with standing_for(call.run):
-                result = replacement.replace(values)
-        else:
-            result = _run(call, values)
+        result = call.execute(values, replacement)
         self._program.finish(context.name)
         self._written = (0,) if call.is_in_place else ()
         self._form = _form_of(result)
@@ -258,9 +220,3 @@ def _form_of(result: Any) -> Callable[[list[Any]], Any]:
     if hasattr(result, "_fields"):
         return lambda outputs: type(result)(*outputs)
     return type(result)
-
-
-def _run(call: Call, values: Sequence[Any]) -> Any:
-    """Run an op as MindSpore does; operators that it calls are parts of it."""
-    with inside_routine():
-        return call.run(values)

@@ -43,6 +43,7 @@ BOUNDARIES: dict[str, tuple[Any, str]] = {
     "is_tracing": (jit_trace, "jit_context"),
     "backward": (api._PyNativeExecutor, "grad"),
     "recompute": (_RecomputeHandle, "recompute"),
+    "recomputing": (api._PyNativeExecutor, "set_is_run_recompute"),
     "record": (base, "_pynative_func_grad_forward"),
     "record_product": (grad_func, "_pynative_func_grad_forward"),
 }

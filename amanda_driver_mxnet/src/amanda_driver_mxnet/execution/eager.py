@@ -6,7 +6,7 @@ backward programs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,114 +14,78 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from amanda_core.driver_kit import (
-    Activation,
+    EagerProgram,
     ForwardProgram,
     Known,
+    OpCall,
     OpContext,
     OpRecord,
-    Parameters,
     Plan,
-    Scopes,
     Session,
-    Sites,
     Step,
     backward_plans,
     inside_routine,
     several,
-    standing_for,
+    wants_gradients,
 )
 from amanda_core.interface import IPoint, Site, UnsupportedError
 from amanda_driver_mxnet.gradients import Watch
-from amanda_driver_mxnet.identity import RULES, new_labels, new_parameters, new_scopes
+from amanda_driver_mxnet.identity import NAMES
 from amanda_driver_mxnet.mxnet_internals.arrays import needs_gradient
 from amanda_driver_mxnet.routines import fold
 
-__all__ = ["Call", "EagerProgram"]
+__all__ = ["Call", "ImperativeProgram"]
 
 
 @dataclass
-class Call:
-    """One call of an operator.
+class Call(OpCall):
+    """One call of an operator. Its values are arrays.
 
     Attributes:
-        op_type: MXNet's name of the operator.
-        inputs: Its arrays, by position.
-        run: Calls it with other arrays, and returns its result.
-        names: Names of the positions.
-        attrs: Its other arguments.
         out: Where it writes its results; None if it makes new arrays.
     """
 
-    op_type: str
-    inputs: Sequence[NDArray]
-    run: Callable[[Sequence[NDArray]], Any]
-    names: tuple[str, ...] = ()
-    attrs: Mapping[str, Any] | None = None
     out: Any = None
 
     @property
     def states(self) -> Container[int]:
         """The positions of the inputs that the op writes."""
         if self.op_type.endswith("update"):
-            return range(2, len(self.inputs))
+            return range(2, len(self.values))
         return [place for place, name in enumerate(self.names) if name.startswith("moving_")]
 
 
-class EagerProgram:
+class ImperativeProgram(EagerProgram):
     """The imperative program of one thread.
 
     Attributes:
-        scopes: Names of blocks.
-        activations: The calls of blocks that are running, outermost first.
         watched: Whether gates were put on the tape since the last backward program.
     """
 
     def __init__(self, session: Session, namespace: str) -> None:
-        self.session = session
-        self.activations: list[Activation] = []
         self.watched = self._initialised = False
-        self.scopes: Scopes = session.shared("mxnet.scopes", new_scopes)
-        labels = session.shared("mxnet.labels", new_labels)
-        self._parameters: Parameters = session.shared(
-            "mxnet.parameters", lambda: new_parameters(self.scopes, labels)
-        )
-        names: dict[str, dict[Any, int]] = session.shared("mxnet.names", dict)
-        self._sites: Sites[OpRecord] = Sites(
-            RULES,
-            self,
-            self.scopes,
-            labels,
-            names,
-            namespace,
-            self._record,
-            lambda record: None,
-            self._parameters,
-        )
+        super().__init__(session, namespace, NAMES)
         #: Handles of the arrays that ops made.
         self._made: Known[bool] = Known()
 
-    def _record(self, site: Site, caller: str) -> OpRecord:
+    def record(self, site: Site, caller: str) -> OpRecord:
+        """Return a record of a new op."""
         if site.zone == "model" and self._initialised:
             # Blocks get parameters in their first call, maybe after the table of them was made.
-            self._parameters.forget(self.activations[0].scope.root if self.activations else "")
+            self.parameters.forget(self.activations[0].scope.root if self.activations else "")
         self._initialised = site.zone == "init"
         return OpRecord(site)
 
     def execute(self, call: Call) -> Any:
         """Execute an op of the program as planned."""
-        handles = [array.handle for array in call.inputs]
-        record = self._sites.locate(call.op_type, handles, {})
-        return _run(call, call.inputs) if record is None else self.execute_at(record, call)
-
-    def is_idle(self, record: OpRecord) -> bool:
-        """Return True if no tool acts at an op."""
-        session = self.session
-        return record.is_idle(session) and not session.wants_backward
+        handles = [array.handle for array in call.values]
+        record = self.sites.locate(call.op_type, handles, {})
+        return call.execute(call.values) if record is None else self.execute_at(record, call)
 
     def execute_at(self, record: OpRecord, call: Call) -> Any:
         """Execute an op with a known record as planned."""
         if self.is_idle(record):
-            result = _run(call, call.inputs)
+            result = call.execute(call.values)
             self.note(call, record.site.zone, several(result))
             return result
         return _Execution(self, record, call).result()
@@ -146,7 +110,7 @@ class _Execution(ForwardProgram):
         call: The call.
     """
 
-    def __init__(self, program: EagerProgram, record: OpRecord, call: Call) -> None:
+    def __init__(self, program: ImperativeProgram, record: OpRecord, call: Call) -> None:
         super().__init__(
             program.session,
             record,
@@ -164,7 +128,7 @@ class _Execution(ForwardProgram):
     def result(self) -> Any:
         """Execute the op as planned, and return what the program gets."""
         call = self._call
-        new = self.run(call.inputs)
+        new = self.run(call.values)
         if call.out is None:
             self._program.note(call, self.record.site.zone, new)
             return new[0] if self._is_single else new
@@ -189,11 +153,7 @@ class _Execution(ForwardProgram):
         self._watch = self._new_watch(context, values)
         if self._watch is not None:
             values = self._watch.enter(values)
-        if replacement is not None:
-            with standing_for(call.run):
-                result = replacement.replace(values)
-        else:
-            result = _run(call, values)
+        result = call.execute(values, replacement)
         self._is_single = not isinstance(result, (tuple, list))
         outputs = several(result)
         self._program.note(call, self.record.site.zone, outputs)
@@ -205,13 +165,10 @@ class _Execution(ForwardProgram):
 
     def _new_watch(self, context: OpContext, values: Sequence[Any]) -> Watch | None:
         """Return the gates of an op whose gradients a tool may want."""
-        session = self.session
-        plans = backward_plans(context)
-        late = session.due(context, IPoint.AFTER_FORWARD)
-        if not autograd.is_recording() or not (any(plans) or session.wants_backward or late):
+        if not autograd.is_recording() or not wants_gradients(self.session, context):
             return None
         if self._call.out is not None:
-            if any(plan.edits for plan in plans):
+            if any(plan.edits for plan in backward_plans(context)):
                 raise UnsupportedError(
                     "The gradients of an op that writes to an array of its caller (out=) cannot "
                     "be edited",
@@ -221,10 +178,4 @@ class _Execution(ForwardProgram):
             return None
         places = [place for place, value in enumerate(values) if needs_gradient(value)]
         self._program.watched = self._program.watched or bool(places)
-        return Watch(session, context, places, len(values)) if places else None
-
-
-def _run(call: Call, values: Sequence[Any]) -> Any:
-    """Run an op as MXNet does; operators that it calls are parts of it."""
-    with inside_routine():
-        return call.run(values)
+        return Watch(self.session, context, places, len(values)) if places else None

@@ -15,7 +15,7 @@ from mxnet.ndarray import NDArray
 
 from amanda_core.driver_kit import OpRecord, Scope, modules_of, several
 from amanda_core.interface import Site
-from amanda_driver_mxnet.execution.eager import Call, EagerProgram
+from amanda_driver_mxnet.execution.eager import Call, ImperativeProgram
 from amanda_driver_mxnet.mxnet_internals.arrays import children_of, op_info
 from amanda_driver_mxnet.mxnet_internals.graphs import Graph, handle_of
 
@@ -30,7 +30,7 @@ class HybridPrograms:
         namespace: The namespace of operators in graphs.
     """
 
-    def __init__(self, eager: EagerProgram, namespace: str) -> None:
+    def __init__(self, eager: ImperativeProgram, namespace: str) -> None:
         self._eager, self._namespace = eager, namespace
         #: Graph -> number of the scope of its block -> the records of its operators.
         self._records: weakref.WeakKeyDictionary[Graph, dict[int, list[OpRecord | None]]] = (

@@ -101,6 +101,8 @@ def source_of(model: Model) -> str:
     lines.append(f"def {model.name}({', '.join(model.inputs + model.parameters)}):")
     body, _ = _body(model.nodes, "")
     if model.times > 1:
+        # Compilers of Python ask for it: the loop could run not once.
+        lines.append(f"    {model.outputs[0]} = {model.inputs[0]}")
         lines.append(f"    for _ in range({model.times}):")
         lines += [f"        {line}" for line in body]
         lines.append(f"        {model.inputs[0]} = {model.outputs[0]}")
