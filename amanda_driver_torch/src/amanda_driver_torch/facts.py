@@ -24,7 +24,7 @@ from amanda_core.interface import (
     Storage,
 )
 from amanda_driver_torch.contractions import contraction
-from amanda_driver_torch.groups import group_of, master_of, processes
+from amanda_driver_torch.groups import group_of, master_of, processes, rank
 from amanda_driver_torch.placements import distributed, like, local, placement_of
 from amanda_driver_torch.repeating import REPEATER
 from amanda_driver_torch.torch_internals.extension import native
@@ -176,6 +176,9 @@ class _TorchFacts(Facts):
 
     def processes(self) -> int:
         return processes()
+
+    def rank(self) -> int:
+        return rank()
 
     def group(self, model: Any) -> Group:
         return group_of(model)

@@ -336,12 +336,12 @@ class Quantize(WeightTool):
         self._note_unreached(context, facts, operands)
         if operands and facts.processes() > 1:
             self._meet_processes(context, facts)
-        if context["type"] in PRODUCTS and not all(
-            is_quantizable(facts, one) for one in context.get_inputs() or () if is_real(facts, one)
-        ):
-            self._notes[f"{context.name} has operands that are not dense, and stay as they are"] = (
-                None
-            )
+        taken = {one.position for one in operands}
+        for position, one in enumerate(context.get_inputs() or ()):
+            if context["type"] in PRODUCTS and position not in taken and is_real(facts, one):
+                if not is_quantizable(facts, one):
+                    how = f"{facts.layout(one)}, not dense"
+                    self._notes[f"{context.name} has operands that are {how}: they stay"] = None
         if self.method == "dynamic":
             self._insert_present(context, facts, operands)
             return
