@@ -150,5 +150,53 @@ def test_a_model_of_several_processes_is_saved_as_that_of_one(kind: str, tmp_pat
                 assert torch.equal(found[rank][name][key], value), (name, key, rank)
 
 
+PROGRAM = """
+import sys
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 5))
+if sys.argv[1] != "one":
+    torch.distributed.init_process_group("gloo")
+    fully_shard(model[0])
+    fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(3, 9)).sum().backward()
+    optimizer.step()
+if sys.argv[1] == "destroyed":
+    torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+@pytest.mark.parametrize("end", ["destroyed", "left"])
+def test_the_weights_of_a_run_are_saved_while_its_processes_can_communicate(
+    end: str, tmp_path: Path
+) -> None:
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    (tmp_path / "train.py").write_text(PROGRAM)
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2 train.py"
+    said = {}
+    for name, program in {"one": "train.py one", "two": f"{launcher} {end}"}.items():
+        command = f"-m amanda run --no-config -t prune:sparsity=0.5,save={name} -o out-{name}"
+        arguments = [sys.executable, *command.split(), *program.split()]
+        done = subprocess.run(
+            arguments, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        )
+        said[name] = done.stdout + done.stderr
+        assert not done.returncode, said[name]
+    assert said["two"].count("the pruned ones are in two") == 1
+    one, two = (load_file(tmp_path / name / "weights.safetensors") for name in said)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[key], value) for key, value in two.items())
+    assert any((value == 0).any() for value in two.values())
+
+
 if __name__ == "__main__":
     save(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

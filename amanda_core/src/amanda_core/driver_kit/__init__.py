@@ -154,6 +154,7 @@ NAMES = {
     ),
     "weights.parameters": ("Found", "Layouts", "Parameters"),
     "weights.reads": ("Reads", "Weight"),
+    "runtime.parting": ("part",),
     "weights.state": ("Memoized", "WeightState", "forget_all_edited"),
 }
 _MODULES = {name: module for module, names in NAMES.items() for name in names}

@@ -45,9 +45,7 @@ PRODUCTS = (
 _FACTORS = frozenset({"input", "weight", "left", "right", "query", "key", "value"})
 _BIASES = frozenset({"bias", "addend"})
 #: Layouts of tensors that have only a part of their elements here, or none.
-_ELSEWHERE = frozenset(
-    {"sparse", "nested", "quantized", "without data", "without a storage"}
-)
+_ELSEWHERE = frozenset({"sparse", "nested", "quantized", "without data", "without a storage"})
 #: A value of which several processes hold parts. As an activation it has other values in each.
 _IN_PARTS = frozenset({"distributed"})
 
@@ -160,7 +158,8 @@ def why_unreached(context: OpContext, facts: Facts, operands: Sequence[Operand],
     how = f"read by {context.op_type}"
     if context["type"] in PRODUCTS and facts.is_tensor(inputs[at]):
         how += f" as {facts.dtype(inputs[at])}"
-        how += f", {layout}" if (layout := facts.layout(inputs[at])) in _ELSEWHERE | _IN_PARTS else ""
+        layout = facts.layout(inputs[at])
+        how += f", {layout}" if layout in _ELSEWHERE | _IN_PARTS else ""
     return how
 
 

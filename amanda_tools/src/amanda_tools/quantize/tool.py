@@ -338,10 +338,10 @@ class Quantize(WeightTool):
             self._meet_processes(context, facts)
         taken = {one.position for one in operands}
         for position, one in enumerate(context.get_inputs() or ()):
-            if context["type"] in PRODUCTS and position not in taken and is_real(facts, one):
-                if not is_quantizable(facts, one):
-                    how = f"{facts.layout(one)}, not dense"
-                    self._notes[f"{context.name} has operands that are {how}: they stay"] = None
+            left = context["type"] in PRODUCTS and position not in taken and is_real(facts, one)
+            if left and not is_quantizable(facts, one):
+                how = f"{facts.layout(one)}, not dense"
+                self._notes[f"{context.name} has operands that are {how}: they stay"] = None
         if self.method == "dynamic":
             self._insert_present(context, facts, operands)
             return
