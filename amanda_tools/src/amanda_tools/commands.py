@@ -44,9 +44,9 @@ A and B are folders of results of the tools `fingerprint` or `dump`, or folders 
 wrote themselves. Fingerprints are compared bit for bit. Dumps may be of different frameworks, and
 are compared within a tolerance; so are folders of .npy and .safetensors files of any program. Of
 results without recorded tensors, files or folders, the figures are compared: time, memory, FLOPs,
-zeros and whatever stands at the top of a report. Of two runs of several processes, each rank of A is compared with that of B; what only one of them has
-is named first. Without B, the processes of A are compared with one another where they should be
-equal, by what the tool `replicas` has recorded.
+zeros and whatever stands at the top of a report. Of two runs of several processes, each rank of A
+is compared with that of B; what only one of them has is named first. Without B, the processes of A
+are compared with one another where they should be equal, by what the tool `replicas` has recorded.
 
 \b
 Exit status:
