@@ -113,7 +113,8 @@ class Rules:
         tensor_types: Types of values that may be weights; subclasses are if `is_marked` says so.
         is_weight: Returns True if a value of `tensor_types` is a weight. It is called only outside
             of any module and not for the first operand, which is usually an activation.
-        is_marked: Returns True if a value of a subclass of `tensor_types` is always a weight.
+        is_marked: Returns True if a value of a subclass of `tensor_types` is always a weight; None
+            if no such value is.
         is_layered: Whether all frames of the framework count, and not only the innermost one. It is
             True for frameworks that have layers of Python over one wrapper for each type of
             operator, where the innermost frame is the same for all calls.
@@ -124,7 +125,7 @@ class Rules:
     weight_types: tuple[type, ...] = ()
     tensor_types: frozenset[type] = frozenset()
     is_weight: Callable[[Any], bool] = bool
-    is_marked: Callable[[Any], bool] = lambda value: False
+    is_marked: Callable[[Any], bool] | None = None
     is_layered: bool = False
 
 
@@ -413,12 +414,13 @@ class Sites(Generic[R]):
         """
         found: list[tuple[int, int, Any]] = []
         kinds, inside, is_weight = self._kinds, bool(origin.scope.root), self._is_weight
+        is_marked = self._rules.is_marked
         for position, value in enumerate(values):
             mark = kinds.get(type(value))
             if mark is None:
                 mark = kinds[type(value)] = self._mark_of(type(value))
-            if mark == _MARKED:
-                mark = self._rules.is_marked(value)
+            if mark == _MARKED and is_marked is not None:
+                mark = is_marked(value)
             if mark > 0 or (mark and distinguishes(mark, position, inside) and is_weight(value)):
                 found.append((position, self.labels.look_up(value)[0], value))
         if self.regions:
@@ -428,7 +430,8 @@ class Sites(Generic[R]):
     def _mark_of(self, kind: type) -> int:
         if issubclass(kind, self._rules.weight_types):
             return 1
-        return _MARKED if issubclass(kind, tuple(self._rules.tensor_types)) else 0
+        subclass = issubclass(kind, tuple(self._rules.tensor_types))
+        return _MARKED if subclass and self._rules.is_marked is not None else 0
 
     def _operand_label(self, scope: Scope, position: int, tensor: Any) -> Any:
         if isinstance(tensor, str):
