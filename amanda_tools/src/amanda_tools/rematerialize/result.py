@@ -82,7 +82,7 @@ class RematerializeResult:
         if self.budget is not None:
             budget = f"of {format_quantity(self.budget, 'B')}"
         states = ", with states of random numbers, which the peak leaves out"
-        if not ops:
+        if not self.floor:
             title = "; ".join(["no operator took part, so no peak is known", *self.notes])
             return Table(title, ("op", "calls", "makes", "evicted", "repeated"), [])
         parts = [
@@ -112,11 +112,9 @@ class RematerializeResult:
         """Return the result as JSON. Sizes are in bytes, times in seconds."""
         drawn = [
             charts.figures(
-                charts.figure(
-                    "peak", self.peak if self.ops else None, "B", "; ".join(self._unknown())
-                ),
+                charts.figure("peak", self.peak or None, "B", "; ".join(self._unknown())),
                 charts.figure("budget", self.budget, "B"),
-                charts.figure("smallest budget", self.floor if self.ops else None, "B"),
+                charts.figure("smallest budget", self.floor or None, "B"),
                 charts.figure("time computing again", self.repeated_seconds, "s"),
             ),
             charts.bars(
