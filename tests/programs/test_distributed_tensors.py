@@ -132,8 +132,8 @@ except UnsupportedError as error:
 """
 
 
-#: They decide for a weight as a whole, and so fetch it.
-DECIDING = ("prune", "prune_nm", "prune_tiles")
+#: They decide for a weight as a whole, and so fetch it once.
+DECIDING = ("prune", "prune_nm", "prune_tiles", "quantize")
 
 
 def test_tools_add_no_collective() -> None:
