@@ -133,7 +133,7 @@ except UnsupportedError as error:
 
 
 #: They decide for a weight as a whole, and so fetch it once.
-DECIDING = ("prune", "prune_nm", "prune_tiles", "quantize")
+DECIDING = ("prune", "prune_nm", "prune_tiles")
 
 
 def test_tools_add_no_collective() -> None:

@@ -84,8 +84,14 @@ def is_quantizable(facts: Facts, value: Any) -> bool:
     return is_real(facts, value) and facts.layout(value) not in (*_ELSEWHERE, *_IN_PARTS)
 
 
-def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
-    """Return the operands of an op that are quantized; none if it is not such an operator."""
+def operands_of(context: OpContext, facts: Facts, parts: bool = False) -> list[Operand]:
+    """Return the operands of an op that are quantized; none if it is not such an operator.
+
+    Args:
+        context: The operator's context.
+        facts: The driver's facts about tensors.
+        parts: Whether weights of which processes hold parts are among them.
+    """
     kind, inputs = context["type"], context.get_inputs()
     if inputs is None or (kind not in PRODUCTS and kind != "add"):
         return []
@@ -111,7 +117,7 @@ def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
             continue
         for item, one in items:
             weight = reads.get(position if item is None else (position, item))
-            in_parts = weight is not None and facts.layout(one) in _IN_PARTS
+            in_parts = parts and weight is not None and facts.layout(one) in _IN_PARTS
             if is_quantizable(facts, one) or (in_parts and is_real(facts, one)):
                 name = role or str(position if item is None else item)
                 found.append(Operand(position, item, name, weight))

@@ -394,7 +394,7 @@ class Quantize(WeightTool):
 
     def _operands(self, context: OpContext, facts: Facts) -> list[Operand]:
         """Return the operands of an op that are quantized, with copies of weights marked."""
-        found = operands_of(context, facts)
+        found = operands_of(context, facts, parts=True)
         if not found or context["type"] == "add":
             return found
         copies = self._copies.reads(context)
