@@ -81,7 +81,7 @@ def sharded(kind: str) -> nn.Module:
         model = parallelize_module(model, mesh["parts"] if kind == "both" else mesh, plan)
     if kind != "tensor":
         mesh = mesh["data"] if kind == "both" else mesh
-        fully_shard(model.up, mesh=mesh)
+        fully_shard(model.get_submodule("up"), mesh=mesh)
         fully_shard(model, mesh=mesh)
     return model
 

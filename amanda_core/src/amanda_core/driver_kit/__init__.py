@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from amanda_core.weights.geometry import *
     from amanda_core.weights.parameters import *
     from amanda_core.weights.reads import *
+    from amanda_core.runtime.parting import *
     from amanda_core.weights.state import *
 
 #: Module of the core -> the names that authors of drivers import. A module is loaded when one of
