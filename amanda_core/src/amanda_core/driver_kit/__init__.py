@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from amanda_core.plugins.discovery import *
     from amanda_core.plugins.driver_failures import *
     from amanda_core.plugins.imports import *
+    from amanda_core.runtime.parting import *
     from amanda_core.runtime.switches import *
     from amanda_core.runtime.threads import *
     from amanda_core.runtime.warning_locations import *
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from amanda_core.weights.geometry import *
     from amanda_core.weights.parameters import *
     from amanda_core.weights.reads import *
-    from amanda_core.runtime.parting import *
     from amanda_core.weights.state import *
 
 #: Module of the core -> the names that authors of drivers import. A module is loaded when one of
