@@ -132,7 +132,7 @@ except UnsupportedError as error:
 """
 
 
-#: They decide for a weight as a whole, and so fetch it.
+#: They decide for a weight as a whole, and so fetch it once.
 DECIDING = ("prune", "prune_nm", "prune_tiles")
 
 

@@ -24,7 +24,7 @@ from amanda_core.interface import (
     Storage,
 )
 from amanda_driver_torch.contractions import contraction
-from amanda_driver_torch.groups import group_of, master_of, processes, shares_layers
+from amanda_driver_torch.groups import group_of, master_of, processes, rank, shares_layers
 from amanda_driver_torch.placements import distributed, is_simulated, like, local, placement_of
 from amanda_driver_torch.repeating import REPEATER
 from amanda_driver_torch.torch_internals.extension import native
@@ -179,6 +179,9 @@ class _TorchFacts(Facts):
 
     def shares_layers(self, model: Any) -> bool:
         return shares_layers(model)
+
+    def rank(self) -> int:
+        return rank()
 
     def group(self, model: Any) -> Group:
         return group_of(model)

@@ -30,7 +30,7 @@ from amanda_driver_torch.torch_internals.internals import (
     parameters_of,
 )
 
-__all__ = ["WRAPPERS", "group_of", "master_of", "processes", "shares_layers"]
+__all__ = ["WRAPPERS", "group_of", "master_of", "processes", "rank", "shares_layers"]
 
 #: The modules that only wrap others and were called under tools, by id, until they are freed. No
 #: frame of Python may run to add one: inside a compiled callable Dynamo would trace it.
@@ -45,6 +45,11 @@ def processes() -> int:
     """Return how many processes run the program together."""
     known = torch.distributed.is_available() and torch.distributed.is_initialized()
     return int(torch.distributed.get_world_size()) if known else 1
+
+
+def rank() -> int:
+    """Return the number of this process among them."""
+    return int(torch.distributed.get_rank()) if processes() > 1 else 0
 
 
 class _Processes(Group):

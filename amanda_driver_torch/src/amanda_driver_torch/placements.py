@@ -6,6 +6,7 @@ almost every operator on the tensor itself may: a clone of a partial sum adds it
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +45,23 @@ def placement_of(tensor: DTensor) -> Placement:
     """Return which part of a distributed tensor this process holds."""
     mesh, parts = tensor.device_mesh, [(0, int(length)) for length in tensor.shape]
     place, partial, is_block = mesh.get_coordinate(), [], not is_simulated(local(tensor))
-    for number, placement in enumerate(tensor.placements):
+    pieces = Counter[int]()
+    # A strided shard splits what the dimensions of the mesh after it have split before.
+    strided = [type(one).__name__ == "_StridedShard" for one in tensor.placements]
+    for number in sorted(range(len(strided)), key=strided.__getitem__):
+        placement = tensor.placements[number]
+        axis = getattr(placement, "dim", 0)
         if placement.is_partial():
             partial.append(str(getattr(placement, "reduce_op", "sum")))
-        elif type(placement).__name__ == "Shard" and place is not None and is_block:
-            axis = getattr(placement, "dim")  # noqa: B009  # Its base class has none.
+        elif (
+            is_block
+            and place is not None
+            and (
+                type(placement).__name__ == "Shard"
+                or getattr(placement, "split_factor", 0) == pieces[axis] > 0
+            )
+        ):
+            pieces[axis] = (pieces[axis] or 1) * mesh.size(number)
             start, stop = parts[axis]
             each = -(-(stop - start) // mesh.size(number))
             first = min(start + each * place[number], stop)

@@ -27,9 +27,10 @@ from amanda_core.results.output import processes_in
 if TYPE_CHECKING:
     from amanda_tools.diff import DiffResult, FingerprintDiff
     from amanda_tools.diff.align import Align
+    from amanda_tools.diff.figures import FiguresDiff
     from amanda_tools.replicas import ReplicasReport
 
-    _Found = DiffResult | FingerprintDiff | ReplicasReport
+    _Found = DiffResult | FingerprintDiff | ReplicasReport | FiguresDiff
 
 __all__ = ["diff", "replay"]
 
@@ -42,9 +43,10 @@ _DIFF = """Compare two runs, A and B, and name the operator at which they part.
 A and B are folders of results of the tools `fingerprint` or `dump`, or folders that these tools
 wrote themselves. Fingerprints are compared bit for bit. Dumps may be of different frameworks, and
 are compared within a tolerance; so are folders of .npy and .safetensors files of any program. Of
-two runs of several processes, each rank of A is compared with that of B; what only one of them has
-is named first. Without B, the processes of A are compared with one another where they should be
-equal, by what the tool `replicas` has recorded.
+results without recorded tensors, files or folders, the figures are compared: time, memory, FLOPs,
+zeros and whatever stands at the top of a report. Of two runs of several processes, each rank of A
+is compared with that of B; what only one of them has is named first. Without B, the processes of A
+are compared with one another where they should be equal, by what the tool `replicas` has recorded.
 
 \b
 Exit status:
@@ -117,6 +119,7 @@ def diff(
 ) -> int:
     """Compare two runs; `_DIFF` says the rest."""
     from amanda_tools.diff import compare, compare_fingerprints
+    from amanda_tools.diff.figures import compare_figures, has_figures
 
     numbers = parse_ranks(ranks)
     shown = _Shown(a, b, None if page is None else ReportPage(page, force=force))
@@ -127,6 +130,14 @@ def diff(
                 "two runs"
             )
         return _processes(a, numbers, everything, as_json, limit, shown)
+    if has_figures(a) and has_figures(b):
+        if rtol is not None or atol is not None or align != "auto" or page or ranks:
+            raise _WrongUse(
+                "Figures are compared as they are: --rtol, --atol, --align, --ranks and --html are "
+                "for recorded tensors"
+            )
+        with _errors():
+            return _tell(compare_figures(a, b), everything, as_json, limit, shown)
     is_exact = _have_fingerprints(a, b)
     pairs, alone = (None, []) if is_exact else _pairs(a, b, numbers)
     if is_exact and (rtol or atol or align not in ("auto", "names")):

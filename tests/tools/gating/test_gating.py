@@ -476,6 +476,9 @@ def test_gates_continue_from_a_file_and_are_removed(tmp_path: Path) -> None:
     found = json.loads(tool.result().to_json())
     assert found["format"] == "amanda.prune_positions/1"
     assert len(found["ops"]) == 5
+    (measure,) = found["charts"][1]["measures"]
+    assert measure["values"] == ["share"]
+    assert measure["unit"] == "%"
     assert tool.result().table().rows[0][0] == "2.first/conv2d"
 
 

@@ -159,5 +159,5 @@ def test_boxes_have_their_parameters_and_their_size(tree: Any) -> None:
         count = sum(p.numel() for p in model.get_submodule(path).parameters())
         size = f"{4 * count} B" if count < 250 else f"{4 * count / 1000:g} kB"
         number = count if count < 1000 else f"{count / 1000:g} k"
-        assert found[f"{path.replace('.', '/')}/"] == f"{number} parameters, {size}"
+        assert found[f"{path.replace('.', '/')}/"] == f"{number} params, {size}"
     assert found["(optimizer)/"] == ""

@@ -751,7 +751,7 @@ def test_the_result_has_all_forms(tmp_path: Path) -> None:
         "(no module)",
     ]
     rows: Any = {row[0]: row for row in found.table("type").rows}
-    assert rows["linear"][3] == found.by_type()["linear"].calls == 6
+    assert rows["linear"][4] == found.by_type()["linear"].calls == 6
     assert len(found.table("op").rows) == 3 + len(found.ops)
     assert len(found.table("step").rows) == len(found.steps)
     assert found.table("thread").rows[0][0] == "MainThread"

@@ -103,6 +103,13 @@ class Child(Run):
         # What is registered later runs earlier: the first finalizer registers all of them, and
         # frameworks take their operators away in theirs.
         weakref.finalize(self, int).detach()
+        self._register()
+        # Modules that the program imports after this register later, and need not work any more.
+        getattr(threading, "_register_atexit", lambda call: None)(self._register)
+
+    def _register(self) -> None:
+        """Make `_at_exit` the next function that runs at exit."""
+        atexit.unregister(self._at_exit)
         atexit.register(self._at_exit)
 
     def _at_exit(self) -> None:

@@ -34,6 +34,7 @@ from amanda_core.results import ChangesWeights, HasResult, Result, Table, load, 
 from amanda_core.results.output import Output, processes_in
 from amanda_core.results.run_state import RunState
 from amanda_core.runtime.containment import contain, described
+from amanda_core.runtime.parting import before_parting
 
 __all__ = ["Run"]
 
@@ -97,6 +98,10 @@ class Run:
     _told: bool = field(default=False, init=False)
     #: Whether a child has a folder.
     _opened: bool = field(default=False, init=False)
+    #: Name of a tool -> the files of its weights that are saved already.
+    _saved: dict[str, object] = field(default_factory=dict, init=False)
+    #: Ends the wait for the moment to save them.
+    _stay: Callable[[], object] = field(default=bool, init=False)
 
     def __post_init__(self) -> None:
         self._termination = Termination(self)
@@ -148,6 +153,7 @@ class Run:
             threads="all",
         )
         turns.share(self.tools.values())
+        self._stay = before_parting(self._save_parts)
 
     def _execute(self) -> BaseException | None:
         try:
@@ -189,6 +195,7 @@ class Run:
             if self._finished:
                 return 0
             self._finished = True
+        self._stay()
         # It waits for the lock above, and for what the main thread holds.
         self._saving.stop(None if unwound else _PATIENCE)
         with self._writing, self._termination.deferred():
@@ -392,9 +399,18 @@ class Run:
                 self._say(f"{name}: {said}; the option save=FOLDER writes the {changed} ones")
             return
         with self._reported(f"the {changed} weights of {name!r} are not saved"):
-            tool.save_baked(tool.saves_to)
-            if not self.quiet:
+            if name not in self._saved:
+                self._saved[name] = tool.save_baked(tool.saves_to)
+            if self._saved[name] and not self.quiet:  # Of several processes one writes.
                 self._say(f"{name}: {said}; the {changed} ones are in {tool.saves_to}")
+
+    def _save_parts(self) -> None:
+        """Save the weights of which processes hold parts, while these can communicate."""
+        for name, tool in self.tools.items() if os.getpid() == self._pid else ():
+            if isinstance(tool, ChangesWeights) and tool.saves_to is not None and tool.in_parts:
+                with self._reported(f"the {tool.words[0]} weights of {name!r} are not saved"):
+                    self._saved[name] = ()
+                    self._saved[name] = tool.save_baked(tool.saves_to)
 
     def _write_page(self, page: ReportPage, contents: Mapping[str, Any] | None = None) -> None:
         program = self.program

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from amanda_core.plugins.discovery import *
     from amanda_core.plugins.driver_failures import *
     from amanda_core.plugins.imports import *
+    from amanda_core.runtime.parting import *
     from amanda_core.runtime.switches import *
     from amanda_core.runtime.threads import *
     from amanda_core.runtime.warning_locations import *
@@ -157,6 +158,7 @@ NAMES = {
     ),
     "weights.parameters": ("Found", "Layouts", "Parameters"),
     "weights.reads": ("Reads", "Weight"),
+    "runtime.parting": ("part",),
     "weights.state": ("Memoized", "WeightState", "forget_all_edited"),
 }
 _MODULES = {name: module for module, names in NAMES.items() for name in names}

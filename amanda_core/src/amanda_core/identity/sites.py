@@ -110,9 +110,11 @@ class Rules:
             called for the core's own frames.
         zone_of: Returns which part of the program runs, by the frames of its caller's callers.
         weight_types: Types of values that are always weights, with their subclasses.
-        tensor_types: Types of values that may be weights; subclasses never are.
+        tensor_types: Types of values that may be weights; subclasses are if `is_marked` says so.
         is_weight: Returns True if a value of `tensor_types` is a weight. It is called only outside
             of any module and not for the first operand, which is usually an activation.
+        is_marked: Returns True if a value of a subclass of `tensor_types` is always a weight; None
+            if no such value is.
         is_layered: Whether all frames of the framework count, and not only the innermost one. It is
             True for frameworks that have layers of Python over one wrapper for each type of
             operator, where the innermost frame is the same for all calls.
@@ -123,6 +125,7 @@ class Rules:
     weight_types: tuple[type, ...] = ()
     tensor_types: frozenset[type] = frozenset()
     is_weight: Callable[[Any], bool] = bool
+    is_marked: Callable[[Any], bool] | None = None
     is_layered: bool = False
 
 
@@ -151,6 +154,8 @@ class Code:
 
 #: The frames of a call site, innermost first, each with the offset that it calls from.
 Frames = Sequence[tuple[Code, int]]
+#: The mark of types of which the framework marks those values that are weights.
+_MARKED = 2
 #: The weights among the operands of a call: position, token, weight.
 Operands = Sequence[tuple[int, int, Any]]
 
@@ -409,15 +414,24 @@ class Sites(Generic[R]):
         """
         found: list[tuple[int, int, Any]] = []
         kinds, inside, is_weight = self._kinds, bool(origin.scope.root), self._is_weight
+        is_marked = self._rules.is_marked
         for position, value in enumerate(values):
             mark = kinds.get(type(value))
             if mark is None:
-                mark = kinds[type(value)] = issubclass(type(value), self._rules.weight_types)
+                mark = kinds[type(value)] = self._mark_of(type(value))
+            if mark == _MARKED and is_marked is not None:
+                mark = is_marked(value)
             if mark > 0 or (mark and distinguishes(mark, position, inside) and is_weight(value)):
                 found.append((position, self.labels.look_up(value)[0], value))
         if self.regions:
             found += self.regions.operands(origin.numbers, values)
         return found
+
+    def _mark_of(self, kind: type) -> int:
+        if issubclass(kind, self._rules.weight_types):
+            return 1
+        subclass = issubclass(kind, tuple(self._rules.tensor_types))
+        return _MARKED if subclass and self._rules.is_marked is not None else 0
 
     def _operand_label(self, scope: Scope, position: int, tensor: Any) -> Any:
         if isinstance(tensor, str):

@@ -285,6 +285,10 @@ class Facts:
         """Return how many processes run the program together, each with data of its own."""
         return 1
 
+    def rank(self) -> int:
+        """Return the number of this process among those of `processes`."""
+        return 0
+
     def placement(self, tensor: Any) -> Placement | None:
         """Return what of a value of many processes this one holds; None if the value is its own.
 

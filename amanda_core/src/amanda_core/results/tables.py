@@ -133,6 +133,7 @@ class ChangesWeights(Protocol):
         saves_to: The folder for them at the end of a run; None for none.
         words: What messages call these weights, and those of the program.
         has_baked: Whether there are any so far.
+        in_parts: Whether processes hold parts of them, so that to write them communicates.
     """
 
     saves_to: str | None
@@ -141,8 +142,11 @@ class ChangesWeights(Protocol):
     @property
     def has_baked(self) -> bool: ...  # noqa: D102  Described above.
 
+    @property
+    def in_parts(self) -> bool: ...  # noqa: D102  Described above.
+
     def save_baked(self, folder: str) -> object:
-        """Write them into a folder."""
+        """Write them into a folder, and return the files, none if another process writes."""
 
 
 @runtime_checkable

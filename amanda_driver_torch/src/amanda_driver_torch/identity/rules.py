@@ -63,11 +63,17 @@ def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
     return OWN if is_own(code) else USER
 
 
+def _is_marked(value: torch.Tensor) -> bool:
+    """Return True for a parameter whose class is not `nn.Parameter`, such as a distributed one."""
+    return getattr(value, PARAMETER_MARK, False) is True
+
+
 RULES = Rules(
     kind_of=kind_of,
     weight_types=(nn.Parameter,),
     tensor_types=frozenset({torch.Tensor}),
     is_weight=is_weight,
+    is_marked=_is_marked,
     zone_of=zone_of,
 )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import Patches, forget_all_edited, made_once
+from amanda_core.driver_kit import Patches, forget_all_edited, made_once, part
 from amanda_driver_torch.execution.collectives import Collective, finish
 from amanda_driver_torch.execution.reductions import expect
 from amanda_driver_torch.threads.state import STATE
@@ -36,6 +36,8 @@ def replace(patches: Patches) -> None:
     if hasattr(reducer, "prepare_for_backward"):
         prepare = reducer.prepare_for_backward
         patches.replace(reducer, "prepare_for_backward", _preparing(prepare))
+    module: Any = torch.distributed
+    patches.replace(module, "destroy_process_group", _parting(module.destroy_process_group))
     for name in ("wait", "synchronize"):
         patches.replace(Work, name, _waiting(getattr(Work, name)))
 
@@ -64,6 +66,17 @@ def _preparing(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(reducer: Any, *args: Any, **kwargs: Any) -> Any:
         expect(reducer)
         return original(reducer, *args, **kwargs)
+
+    return call
+
+
+@made_once
+def _parting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(group: Any = None) -> Any:
+        if group in (None, torch.distributed.group.WORLD):
+            part()
+        return original(group)
 
     return call
 

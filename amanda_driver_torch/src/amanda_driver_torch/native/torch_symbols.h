@@ -14,6 +14,7 @@ namespace amanda {
 
 // Attributes with a leading underscore: of tensors, of nodes, of modules.
 inline constexpr const char* kBase = "_base";
+inline constexpr const char* kParameterMark = "_is_param";
 inline constexpr const char* kVersion = "_version";
 inline constexpr const char* kAddress = "_cdata";
 // The nesting level of forward-mode differentiation, in the module; negative outside of it.

@@ -66,7 +66,14 @@ def fields_of(dtype: str, itemsize: int, chosen: Bits | Sequence[int]) -> list[i
 
 
 def apply_model(
-    model: Model, array: Any, dtype: str, places: Any, bits: Any, amount: float, random: Any
+    model: Model,
+    array: Any,
+    dtype: str,
+    places: Any,
+    bits: Any,
+    amount: float,
+    random: Any,
+    own: Any = slice(None),
 ) -> None:
     """Change elements of a flat array in place.
 
@@ -78,9 +85,16 @@ def apply_model(
         bits: The number of a bit for each of them.
         amount: Standard deviation of `noise`, factor of `scale`, limit of `random`, or the value.
         random: A NumPy generator.
+        own: Which of the places are in the array, if others hold the rest of the value.
     """
     import numpy as np
 
+    drawn: Any = np.zeros(len(places))
+    if model == "random":
+        drawn = random.uniform(-amount, amount, len(places))
+    elif model == "noise":
+        drawn = random.normal(0.0, amount, len(places))
+    places, bits, drawn = places[own], bits[own], drawn[own]
     raw = bits_of(array)
     one = np.left_shift(raw.dtype.type(1), bits.astype(raw.dtype))
     if model == "bit_flip":
@@ -94,9 +108,9 @@ def apply_model(
     else:
         old = numbers(array[places], dtype).astype(np.float64)
         if model == "random":
-            new = random.uniform(-amount, amount, len(places))
+            new = drawn
         elif model == "noise":
-            new = old + random.normal(0.0, amount, len(places))
+            new = old + drawn
         else:
             new = old * amount if model == "scale" else np.full(len(places), amount)
         raw[places] = _encoded(new, array, dtype)

@@ -294,34 +294,32 @@ class InjectFaults(OperatorTool["_Op"], BakingTool):
         # Processes that have other samples are hit elsewhere, and those that have the same are not.
         samples = [op.rank] if op.rank and self.site != "weight" else []
         random = np.random.default_rng([self.seed, self.run, op.id, when + 1, *samples])
-        places = self._places(random, op, call, when, shape, size)
-        own = None
-        if placement is not None and len(places):
-            places, own = _here(np.asarray(places), placement)
+        places = np.asarray(self._places(random, op, call, when, shape, size))
         if not len(places):
             return None
+        here, own = places, np.ones(len(places), bool)
+        if placement is not None:
+            here, own = _here(places, placement)
         tensor = host(facts, value)
         flat = tensor.array.reshape(-1)
         fields = [0]
         if self.model in _OF_BITS:
             fields = fields_of(tensor.dtype, flat.dtype.itemsize, self.bits)
         bits = np.asarray(fields)[random.integers(0, len(fields), len(places))]
-        if own is not None:
-            places, bits = places[own], bits[own]
-        before, drawn = bits_of(flat)[places], copy.deepcopy(random)
-        apply_model(self.model, flat, tensor.dtype, places, bits, self.amount, random)
+        before, drawn = bits_of(flat)[here[own]], copy.deepcopy(random)
+        apply_model(self.model, flat, tensor.dtype, here, bits, self.amount, random, own)
         if when >= 0 or not op.noted:  # A fault of a weight is the same in each execution.
             op.noted = True
-            if when < 0:
+            if when < 0:  # Also the faults of the parts that other processes hold.
                 op.wrong = lambda flat, dtype: apply_model(
                     self.model, flat, dtype, places, bits, self.amount, copy.deepcopy(drawn)
                 )
-            after = bits_of(flat)[places]
-            for index, old, new in zip(places, before, after, strict=True):
+            after = bits_of(flat)[here[own]]
+            for index, old, new in zip(here[own], before, after, strict=True):
                 fault = Fault(self.run, op.id, when, position, int(index), int(old), int(new))
                 self.faults.append(fault)
-            op.site.faults += len(places)
-        return facts.restore(flat.reshape(tensor.array.shape), value)
+            op.site.faults += int(own.sum())
+        return facts.restore(flat.reshape(tensor.array.shape), value) if own.any() else None
 
     def _places(
         self, random: Any, op: _Op, call: int, when: int, shape: list[int], size: int
@@ -358,7 +356,9 @@ class InjectFaults(OperatorTool["_Op"], BakingTool):
         raw = bits_of(flat)
         new = np.asarray([f.after for f in faults], raw.dtype)
         raw[[f.index for f in faults]] = new
-        if when < 0:
+        if when < 0 and op.facts.placement(value) is not None:
+            self.refuse_baking("replays faults of the part that this process holds")
+        elif when < 0:
             op.wrong = lambda flat, dtype: bits_of(flat).put([f.index for f in faults], new)
         self.faults += faults
         op.site.faults += len(faults)

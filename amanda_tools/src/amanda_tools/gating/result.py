@@ -99,7 +99,9 @@ class GatingResult:
                 charts.figure("MACs", self.macs or None),
                 charts.figure("MACs left", self.effective_macs if self.macs else None),
             ),
-            charts.bars("Kept", [("operator", "ops", "op")], charts.measure("share", "share", "%")),
+            charts.bars(
+                "Kept", [("operator", "ops", "op")], charts.measure("share", "share", unit="%")
+            ),
         ]
         sums = {"kept": self.kept, "macs": self.macs, "effective_macs": self.effective_macs}
         content = {"format": f"amanda.{self.tool}/1", "ops": rows, **sums, "charts": drawn}

@@ -152,6 +152,7 @@ class LatencyResult(Summed[Times]):
 
         Args:
             by: One row for each ``type``, ``module``, ``op``, ``step``, ``thread`` or ``kernel``.
+                Types and operators are in the order of their calls at the median time of each.
             depth: For modules, the maximum number of parts of a path; None for all.
 
         Raises:
@@ -196,7 +197,7 @@ class LatencyResult(Summed[Times]):
         if sums is None:
             raise ValueError(f"by must be module, type, op, step, thread or kernel, not {by!r}")
         # The first columns stay where the terminal is narrow.
-        times, whole = ["self ms", "share"], wall
+        times, whole = ["self ms", "share", "at median ms"], wall
         if by == "module":
             times, whole = ["time ms", "share", "between ms"], sums[""].time
             sums = self._with_outside(sums)
@@ -206,7 +207,7 @@ class LatencyResult(Summed[Times]):
                 name or "(all)",
                 *_ms(found.time),
                 format_percent(found.time, whole),
-                *_ms(*([found.between] if by == "module" else [])),
+                *_ms(found.between if by == "module" else found.typical),
                 found.calls,
                 *_ms(found.forward),
                 found.backward_calls,
@@ -216,7 +217,7 @@ class LatencyResult(Summed[Times]):
             for name, found in sums.items()
         ]
         if by == "type":
-            rows = self._with_apart(rows, 4)
+            rows = self._with_apart(rows, 5)
         return Table(self._title(), (*heads, *device), rows)
 
     def to_json(self) -> str:

@@ -199,7 +199,13 @@ class NonFiniteResult:
         if self.gradients:
             marks = [] if first is None else [{"at": first.step, "label": "the first fault"}]
             norms = {"kind": "lines", "title": "Norms of gradients", "part": "gradients"}
-            settings = {"list": "norms", "x": "gradient_steps", "x_label": "step", "log": True}
+            settings = {
+                "list": "norms",
+                "name": "weight",
+                "x": "gradient_steps",
+                "x_label": "step",
+                "log": True,
+            }
             drawn.append({**norms, **settings, "marks": marks, "most": 8})
         content = {"format": "amanda.nonfinite/1", **fields_of(self), "charts": drawn}
         return render_json(content)

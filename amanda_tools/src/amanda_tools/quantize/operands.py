@@ -45,9 +45,9 @@ PRODUCTS = (
 _FACTORS = frozenset({"input", "weight", "left", "right", "query", "key", "value"})
 _BIASES = frozenset({"bias", "addend"})
 #: Layouts of tensors that have only a part of their elements here, or none.
-_ELSEWHERE = frozenset(
-    {"sparse", "nested", "quantized", "without data", "without a storage", "distributed"}
-)
+_ELSEWHERE = frozenset({"sparse", "nested", "quantized", "without data", "without a storage"})
+#: A value of which several processes hold parts. As an activation it has other values in each.
+_IN_PARTS = frozenset({"distributed"})
 
 
 class Operand(NamedTuple):
@@ -81,11 +81,17 @@ def is_quantizable(facts: Facts, value: Any) -> bool:
     """
     if isinstance(value, (list, tuple)):
         return any(is_quantizable(facts, item) for item in value)
-    return is_real(facts, value) and facts.layout(value) not in _ELSEWHERE
+    return is_real(facts, value) and facts.layout(value) not in (*_ELSEWHERE, *_IN_PARTS)
 
 
-def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
-    """Return the operands of an op that are quantized; none if it is not such an operator."""
+def operands_of(context: OpContext, facts: Facts, parts: bool = False) -> list[Operand]:
+    """Return the operands of an op that are quantized; none if it is not such an operator.
+
+    Args:
+        context: The operator's context.
+        facts: The driver's facts about tensors.
+        parts: Whether weights of which processes hold parts are among them.
+    """
     kind, inputs = context["type"], context.get_inputs()
     if inputs is None or (kind not in PRODUCTS and kind != "add"):
         return []
@@ -110,8 +116,9 @@ def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
         elif not roles and kind not in ("add", "einsum") and position > 1:
             continue
         for item, one in items:
-            if is_quantizable(facts, one):
-                weight = reads.get(position if item is None else (position, item))
+            weight = reads.get(position if item is None else (position, item))
+            in_parts = parts and weight is not None and facts.layout(one) in _IN_PARTS
+            if is_quantizable(facts, one) or (in_parts and is_real(facts, one)):
                 name = role or str(position if item is None else item)
                 found.append(Operand(position, item, name, weight))
     if kind == "add" and not _is_residual(found, inputs, facts):
@@ -157,7 +164,8 @@ def why_unreached(context: OpContext, facts: Facts, operands: Sequence[Operand],
     how = f"read by {context.op_type}"
     if context["type"] in PRODUCTS and facts.is_tensor(inputs[at]):
         how += f" as {facts.dtype(inputs[at])}"
-        how += f", {layout}" if (layout := facts.layout(inputs[at])) in _ELSEWHERE else ""
+        layout = facts.layout(inputs[at])
+        how += f", {layout}" if layout in _ELSEWHERE | _IN_PARTS else ""
     return how
 
 

@@ -336,12 +336,12 @@ class Quantize(WeightTool):
         self._note_unreached(context, facts, operands)
         if operands and facts.processes() > 1:
             self._meet_processes(context, facts)
-        if context["type"] in PRODUCTS and not all(
-            is_quantizable(facts, one) for one in context.get_inputs() or () if is_real(facts, one)
-        ):
-            self._notes[f"{context.name} has operands that are not dense, and stay as they are"] = (
-                None
-            )
+        taken = {one.position for one in operands}
+        for position, one in enumerate(context.get_inputs() or ()):
+            left = context["type"] in PRODUCTS and position not in taken and is_real(facts, one)
+            if left and not is_quantizable(facts, one):
+                how = f"{facts.layout(one)}, not dense"
+                self._notes[f"{context.name} has operands that are {how}: they stay"] = None
         if self.method == "dynamic":
             self._insert_present(context, facts, operands)
             return
@@ -394,7 +394,7 @@ class Quantize(WeightTool):
 
     def _operands(self, context: OpContext, facts: Facts) -> list[Operand]:
         """Return the operands of an op that are quantized, with copies of weights marked."""
-        found = operands_of(context, facts)
+        found = operands_of(context, facts, parts=True)
         if not found or context["type"] == "add":
             return found
         copies = self._copies.reads(context)

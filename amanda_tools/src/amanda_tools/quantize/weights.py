@@ -121,6 +121,10 @@ class Weights:
         if form is None:
             self._coverage.add_unreached(weight, "weights are not to be quantized")
             return False
+        if self._options.method == "dynamic" and _in_parts(facts, weight):
+            why = "processes hold parts of it, and its scale is that of all: use the method static"
+            self._coverage.add_unreached(weight, why)
+            return False
         try:
             self._make(context, facts, operand, weight, form)
         except NotReadableError as error:
@@ -213,7 +217,9 @@ class Weights:
             scale = scale_part(grid.scale, weight)
             return replace(grid, scale=scale, zero=0 * scale)
         grid = self._whole(weight, form)
-        if weight.exact and not weight.region and weight.axes == (*range(len(weight.shape)),):
+        is_whole = weight.exact and not weight.region
+        is_whole = is_whole and not _in_parts(self._facts[weight.owner], weight)
+        if is_whole and weight.axes == (*range(len(weight.shape)),):
             return _in_blocks(grid, weight.shape)
         grid = _spread(grid, weight.shape)
         scale, zero = scale_part(grid.scale, weight), scale_part(grid.zero, weight)
@@ -235,15 +241,15 @@ class Weights:
         def make(parameter: Any) -> Any:
             loaded = [self._claimed(name, weight) for name in ("scale", "zero")]
             with self._clock:
-                whole = parameter
+                whole = facts.whole(parameter)
                 # The handle of a variable has no values; the operator reads all of it.
                 if not facts.is_tensor(whole) or facts.shape(whole) != tuple(weight.shape):
-                    whole = value_at(context, operand)
+                    whole = facts.whole(value_at(context, operand))
                 if whole is None or facts.shape(whole) != tuple(weight.shape):
                     raise NotReadableError(f"read by {context.op_type} in another shape")
                 master = whole
-                if whole is weight.parameter:  # Its optimizer may update one with more digits.
-                    master = facts.master(whole, context.weights.model(weight.root))
+                if parameter is weight.parameter:  # Its optimizer may update one with more digits.
+                    master = facts.master(parameter, context.weights.model(weight.root))
                 tensor = host(facts, master)
                 values = numbers(tensor.array, tensor.dtype)
                 axes = self._axes(context, operand, weight)
@@ -281,6 +287,12 @@ class Weights:
         shown = list(weight.axes)
         found = shared_axes(context, operand, len(shown), self._options.per)
         return [axis for one in found if (axis := shown[one]) is not None]
+
+
+def _in_parts(facts: Facts, weight: Weight) -> bool:
+    """Return True if operators read a weight of which several processes hold parts."""
+    parameter = weight.parameter
+    return facts.is_tensor(parameter) and facts.placement(parameter) is not None
 
 
 def _row(

@@ -78,11 +78,18 @@ class RematerializeResult:
             (op.name, op.calls, format_quantity(op.made, "B"), op.evicted, op.repeated)
             for op in ops
         ]
-        budget = "no budget" if self.budget is None else format_quantity(self.budget, "B")
+        budget = "without a budget"
+        if self.budget is not None:
+            budget = f"of {format_quantity(self.budget, 'B')}"
+        states = ", with states of random numbers, which the peak leaves out"
+        if not self.floor:
+            title = "; ".join(["no operator took part, so no peak is known", *self.notes])
+            return Table(title, ("op", "calls", "makes", "evicted", "repeated"), [])
         parts = [
             # Exactly, since it is what a reader gives as the budget next.
-            f"Peak {format_quantity(self.peak, 'B')} of {budget}, at least {self.floor:,} bytes "
-            f"needed{' in the steps that were measured' if self.measured else ''}",
+            f"Peak {format_quantity(self.peak, 'B')} {budget}, at least {self.floor:,} bytes "
+            f"needed{' in the steps that were measured' if self.measured else ''}"
+            f"{states if self.floor > self.peak else ''}",
             *self._unknown(),
             f"{sum(op.evicted for op in ops)} evicted, {sum(op.repeated for op in ops)} computed "
             f"again in {self.repeated_seconds:.3g} s beside {self.computed_seconds:.3g} s",
@@ -105,9 +112,9 @@ class RematerializeResult:
         """Return the result as JSON. Sizes are in bytes, times in seconds."""
         drawn = [
             charts.figures(
-                charts.figure("peak", self.peak, "B", "; ".join(self._unknown())),
+                charts.figure("peak", self.peak or None, "B", "; ".join(self._unknown())),
                 charts.figure("budget", self.budget, "B"),
-                charts.figure("smallest budget", self.floor, "B"),
+                charts.figure("smallest budget", self.floor or None, "B"),
                 charts.figure("time computing again", self.repeated_seconds, "s"),
             ),
             charts.bars(

@@ -193,7 +193,7 @@ class Steer(SequenceTool["_Op"], BakingTool):
                 try:
                     if span is not None and not all(self._places.chosen_in(span)):
                         return None
-                    area = self._places.area(facts.shape(value), span)
+                    area = self._places.area(_shape(facts, value), span)
                 except NotChoosableError as error:
                     raise SelectionError(
                         f"Its positions cannot be chosen: {error}",
@@ -247,6 +247,12 @@ class Steer(SequenceTool["_Op"], BakingTool):
     def _constants(self, like: Any, op: _Op, area: Area | None = None) -> dict[str, Any]:
         """Return the arguments of `steered` for values like this one."""
         facts, vector = op.tensors, self._vector
+        if self.edit == "project" and not _has_rows(facts, like):
+            raise SelectionError(
+                "The projection needs the values that other processes hold",
+                where=op.where,
+                fix="Choose an operator whose values each process has as a whole",
+            )
         if vector is not None:
             if self.edit == "add":
                 vector = self.factor * vector
@@ -266,7 +272,7 @@ class Steer(SequenceTool["_Op"], BakingTool):
         """Return which elements change, as an array that fits the value; None for all."""
         import numpy
 
-        shape = facts.shape(value)
+        shape = _shape(facts, value)
         found: Any = None
         if area is not None and not area.is_all:
             found = numpy.zeros([*area.shape[: area.axis + 1]], bool)
@@ -320,6 +326,21 @@ class _Op:
     def __init__(self, context: OpContext) -> None:
         self.tensors, self.where = facts_of(context), context.where
         self.facts = SteeredOp.of(context)
+
+
+def _shape(facts: Facts, value: Any) -> tuple[int | None, ...] | None:
+    """Return the shape of a value, of the whole one if processes hold parts of it."""
+    placement = facts.placement(value)
+    return facts.shape(value) if placement is None else placement.shape
+
+
+def _has_rows(facts: Facts, value: Any) -> bool:
+    """Return True if this process has all of the last axis of a value."""
+    placement = facts.placement(value)
+    if placement is None or not placement.shape:
+        return True
+    last = None if placement.parts is None or placement.partial else placement.parts[-1]
+    return last == slice(0, placement.shape[-1])
 
 
 def _need_tensor(value: Any, op: _Op) -> None:

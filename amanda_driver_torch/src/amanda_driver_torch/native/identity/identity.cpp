@@ -40,11 +40,18 @@ bool is_true(PyObject* object, const char* name) {
     return value && PyObject_IsTrue(value.get()) == 1;
 }
 
-PyObject *requires_grad, *is_leaf, *base_name;
+PyObject *requires_grad, *is_leaf, *base_name, *parameter_mark;
 
 bool is_set(PyObject* tensor, PyObject* name) {
     Owned value(PyObject_GetAttr(tensor, name));
     return value.get() == Py_True;
+}
+
+// Like `_is_marked` of `identity/rules.py`. False, perhaps with an exception.
+bool is_marked(PyObject* value) {
+    Owned found(PyObject_GetAttr(value, parameter_mark));
+    if (!found && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    return found.get() == Py_True;
 }
 
 // Like `reading.is_weight`, for a plain tensor. False, perhaps with an exception.
@@ -199,8 +206,11 @@ bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, P
             known->type = Owned::share(type);
             known->parameter =
                 PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(parameter));
+            known->marked =
+                PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(tensor));
         }
-        counts = known->parameter;
+        counts = known->parameter || (known->marked && is_marked(value));
+        if (PyErr_Occurred()) return false;
     }
     if (!counts) return true;
     Token* token = tokens_.find(key_of(value));
@@ -475,8 +485,9 @@ int add_identity(PyObject* module) {
     requires_grad = PyUnicode_InternFromString("requires_grad");
     is_leaf = PyUnicode_InternFromString("is_leaf");
     base_name = PyUnicode_InternFromString(kBase);
+    parameter_mark = PyUnicode_InternFromString(kParameterMark);
     if (died == nullptr) died = PyCFunction_New(&parameter_died_definition, nullptr);
-    if (died == nullptr || base_name == nullptr) return -1;
+    if (died == nullptr || base_name == nullptr || parameter_mark == nullptr) return -1;
     return PyModule_AddObjectRef(module, "parameter_died", died);
 }
 

@@ -218,6 +218,7 @@ class Identity {
     struct Type {
         Owned type;
         bool parameter = false;
+        bool marked = false;  // Its values are weights if they are marked.
     };
     struct Token {
         Owned tensor;  // weak

@@ -56,11 +56,11 @@ class Layout {
       const unfolded = child.children && this.fold.isUnfolded(child);
       const level = unfolded ? this.level(child) : null;
       const label = this.labelOf(child);
-      const lines = label.map((line) => cut(line, 30));
+      const lines = [cut(label[0], 30), cut(label[1], 54)];
       const width = level
         ? Math.max(level.width + 2 * PADDING, widthOf(lines[0], 8) + 60)
         : Math.max(108, widthOf(lines[0], 7.8) + (child.children ? 56 : 24) +
-                   (child.kind === "stack" ? 34 : 0), widthOf(lines[1], 6.1) + 24);
+                   (child.kind === "stack" ? 34 : 0), widthOf(lines[1], 5.6) + 24);
       const height = level ? level.height + HEADER + PADDING : HEIGHT;
       boxes.set(child, {box: child, level, lines, width, height});
       plan.setNode(`b${n}`, {width, height});

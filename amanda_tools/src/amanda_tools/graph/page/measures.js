@@ -49,7 +49,7 @@ const parametersText = (graph, tree) => {
   const sum = (what) => summed(graph, tree, {of: (op) => found.get(op.index)?.[what] || 0});
   const elements = sum("elements"), bytes = sum("bytes");
   return (box) => elements(box)
-    ? `${amanda.quantity(elements(box))} parameters, ${amanda.quantity(bytes(box), "B")}` : "";
+    ? `${amanda.quantity(elements(box))} params, ${amanda.quantity(bytes(box), "B")}` : "";
 };
 
 // Return box -> its figure, from sums over the leaves that are made once.

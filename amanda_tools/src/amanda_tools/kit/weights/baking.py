@@ -125,8 +125,7 @@ def meet(what: str, model: Any, weights: Sequence[Baked]) -> bool:
     with suppress(UnsupportedError):  # Then it is not known who they are.
         group = found[0][0].group(model)
     group.exchange(what)
-    begins = [one.start for _, placement in found for one in placement.parts or ()]
-    return group.rank == 0 and not any(begins)
+    return group.rank == 0 and all(facts.rank() == one.ranks[0] for facts, one in found)
 
 
 def on_whole(facts: Facts, edit: Edit) -> Edit:

@@ -171,6 +171,14 @@ class BakingTool(Tool):
             self.baked(weight) is not None for weight, _ in self._met.values()
         )
 
+    @property
+    def in_parts(self) -> bool:
+        """Return True if processes hold parts of the weights that operators have read."""
+        placed = [(facts, weight.parameter) for weight, facts in self._met.values()]
+        return any(
+            facts.is_tensor(one) and facts.placement(one) is not None for facts, one in placed
+        )
+
     def save_baked(self, folder: Path | str) -> list[Path]:
         """Write the weights as operators read them, and return the files.
 

@@ -5,7 +5,7 @@ amanda.charts.bars = (host, chart, context) => {
   // Where there is little room, names stand above their bars.
   const isNarrow = (width) => width < 440;
   const bar = amanda.make("div", "choices");
-  const nothing = amanda.make("p", "dim", "Nothing was measured.");
+  const nothing = amanda.make("p", "dim");
   host.append(bar, nothing);
   const measures = rows.measures(context.result, chart);
   const parts = chart.by || [{label: "", part: chart.part}];
@@ -19,6 +19,7 @@ amanda.charts.bars = (host, chart, context) => {
     if (!chart.ordered) found.sort((a, b) => (whole(b) - whole(a)) * (measure.lowest ? -1 : 1));
     shown = found.slice(0, MOST);
     nothing.hidden = shown.length > 0;
+    nothing.textContent = every.length ? "All are 0." : "Nothing was measured.";
     if (drawn) drawn.repaint();
   };
   const room = (width) => measure.values.length > 1 ? amanda.frame.legendRoom(measure.labels, width) : 0;

@@ -40,16 +40,17 @@ amanda.frame = (() => {
   };
 
   // How names are shown in this many pixels: `text(name)`, and the `width` of the longest. Of
-  // modules the outermost are cut to their first letters, `e.l.3.attention/linear`, and what is
-  // still too long loses its middle.
+  // modules the outermost are cut to their first letters, `e.l.3.attention/linear` or `exp_avg of
+  // e.l.3.weight`, and what is still too long loses its middle.
   const fitted = (names, most) => {
     pen.font = `${SIZE}px ${FONT}`;
     const width = (text) => pen.measureText(text).width;
     const cut = (name) => {
-      const parts = name.split(".");
-      for (let n = 0; n < parts.length - 1 && width(parts.join(".")) > most; n += 1)
+      const [, what, path] = /^(\S+ of )?(.*)$/s.exec(name);
+      const parts = path.split("."), whole = () => `${what ?? ""}${parts.join(".")}`;
+      for (let n = 0; n < parts.length - 1 && width(whole()) > most; n += 1)
         if (!/^\d*$/.test(parts[n])) parts[n] = [...parts[n]][0];
-      const letters = [...parts.join(".")];
+      const letters = [...whole()];
       const without = (n) => n ? `${letters.slice(0, (letters.length - n) >> 1).join("")}…` +
         letters.slice((letters.length + n) >> 1).join("") : letters.join("");
       let [least, enough] = [0, letters.length];

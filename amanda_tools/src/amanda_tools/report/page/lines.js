@@ -7,7 +7,7 @@ amanda.charts.lines = (host, chart, context) => {
   const every = chart.values
     ? chart.values.map((one, n) => ({name: (chart.labels || [])[n] || rows.label(one),
                                      data: found.map((row) => rows.number(row, one))}))
-    : found.map((row) => ({name: row.name, row, data: row[chart.list]}));
+    : found.map((row) => ({name: row[chart.name] || row.name, row, data: row[chart.list]}));
   const x = chart.values ? found.map((row) => rows.value(row, chart.x))
     : rows.value(context.result, chart.x);
   // Of many lines those with the largest numbers.

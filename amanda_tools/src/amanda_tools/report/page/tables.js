@@ -6,10 +6,16 @@ amanda.table = (() => {
   //: Fields that the details of an operator show, and that would only make a table wide.
   const HIDDEN = new Set(["id", "namespace", "word", "forward_type", "index"]);
 
+  // A list of texts and numbers, without what is missing at its end; null for anything else.
+  const listed = (value) => {
+    if (!Array.isArray(value) || value.some((one) => one !== null && typeof one === "object")) return null;
+    const known = value.findLastIndex((one) => one !== null) + 1;
+    return value.slice(0, known).map((one) => one ?? "–").join(", ");
+  };
   const shown = (value, unit) => {
     if (value === null || value === undefined) return "";
     if (typeof value === "number") return amanda.quantity(value, unit);
-    const text = typeof value === "string" ? value : JSON.stringify(value);
+    const text = typeof value === "string" ? value : listed(value) ?? JSON.stringify(value);
     return text.length > WIDTH ? `${text.slice(0, WIDTH - 1)}…` : text;
   };
   const columnsOf = (found) => {
