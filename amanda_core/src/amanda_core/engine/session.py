@@ -208,7 +208,7 @@ class Session:
     def _selects(self, tool: Tool, context: OpContext) -> bool:
         if "calls" in self.__dict__ and not self.calls.may_select(tool, context):
             return False
-        if context.op_type == COMPILED_CALL and not tool.sees_compiled_calls:
+        if context._site.op_type == COMPILED_CALL and not tool.sees_compiled_calls:
             return False
         selection = tool._amanda.selection
         if selection is None:
