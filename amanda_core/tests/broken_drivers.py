@@ -447,8 +447,8 @@ class InstrumentsAllThreads(Sabotaged):
             here = threading.current_thread() is threading.main_thread()
             return session.enabled if here else session.control.enabled
 
-    class Attached(dict[int, Any]):
-        def get(self, thread: int, default: Any = None) -> Any:
+    class Attached(dict[object, Any]):
+        def get(self, thread: object, default: Any = None) -> Any:
             return next(iter(self.values()), default)
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ def scoped(
     except ImportError:
         return jax.named_scope(name)(function)
 
-    class Scoped(nnx.Module):
+    class Scoped(nnx.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             for key, module in inner.items():
                 setattr(self, key, module)

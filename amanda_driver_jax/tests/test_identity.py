@@ -103,7 +103,6 @@ class ToyModels(PathModels):
     def __init__(self) -> None:
         super().__init__(
             lambda value: Shown(value, (0,), (range(value.shape[0]),)),
-            lambda value: value,
             lambda code: True,
         )
 

@@ -46,7 +46,7 @@ def test_weights_of_a_module_are_saved_by_their_names(tool: BakingTool, tmp_path
     assert np.array_equal(model(x), expected)
 
 
-class Net(nnx.Module):
+class Net(nnx.Module):  # type: ignore[misc, name-defined]
     def __init__(self) -> None:
         self.a, self.b = nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 2, rngs=nnx.Rngs(1))
 

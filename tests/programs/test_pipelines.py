@@ -57,8 +57,8 @@ def train(rank: int, tool: amanda.Tool) -> None:
 
 def run(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    where = {"init_method": f"file://{folder / 'store'}", "rank": rank}
-    dist.init_process_group("gloo", world_size=2, **where)
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     found: dict[str, Any] = {}
     train(rank, tool := Gradients())
     found["rows"] = tool.rows

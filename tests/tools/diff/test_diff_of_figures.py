@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.one_interceptor
 
 
 def run(folder: Path, batch: int, sparsity: bool = False) -> None:
-    tools = {"flops": Flops(), **({"sparsity": Sparsity()} if sparsity else {})}
+    tools: dict[str, Any] = {"flops": Flops(), **({"sparsity": Sparsity()} if sparsity else {})}
     with amanda.apply(*tools.values()):
         nn.Linear(4, 8, bias=False)(torch.ones(batch, 4))
     output = Output(folder, list(tools))
@@ -38,7 +39,8 @@ def diff(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[object
 
 def test_the_figures_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b, c = (tmp_path / name for name in "abc")
-    run(a, 2), run(b, 3), run(c, 2, sparsity=True)
+    for folder, batch, sparsity in ((a, 2, False), (b, 3, False), (c, 2, True)):
+        run(folder, batch, sparsity)
     status, text = diff(capsys, a, b, "--json")
     found = json.loads(text)
     (macs,) = (one for one in found["figures"] if one["label"] == "a forward pass")

@@ -137,12 +137,12 @@ class Reductions:
             if module is not None and (not hasattr(module, "reducer") or module in _EXPECTED):
                 yield module
         for root in self._scopes.roots():
-            kind, known = self._sharded.get(root, (None, []))
+            kind, sharded = self._sharded.get(root, (None, []))
             if kind is not type(root):
                 found = [part for _, part in modules_in(root) if sharded_groups(part)]
-                known = [weakref.ref(part) for part in found]
-                self._sharded[root] = type(root), known
-            yield from (part for one in known if (part := one()) is not None)
+                sharded = [weakref.ref(part) for part in found]
+                self._sharded[root] = type(root), sharded
+            yield from (part for one in sharded if (part := one()) is not None)
 
     def _run(
         self,
