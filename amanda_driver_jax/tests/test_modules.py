@@ -343,9 +343,10 @@ def test_training_with_the_pruning_tool_is_training_with_masks(model: str, jitte
     triples = zip(*map(jax.tree.leaves, (found, expected, plain)), strict=True)
     for one, other, vanilla in triples:
         if jitted or transposed:
-            # Fusion changes the last bits, and so does the order in which a map adds gradients.
+            # Fusion changes the last bits, and so does the order in which a map adds gradients; the
+            # steps add that up.
             scale = float(jnp.abs(other).max())
-            assert float(jnp.abs(one - other).max()) <= 1e-6 * scale
+            assert float(jnp.abs(one - other).max()) <= 1e-6 * STEPS * scale
         else:
             assert np.array_equal(one, other)
         assert not np.array_equal(one, vanilla)
