@@ -5,7 +5,6 @@ Owns what happens at each way to run a session, and which sessions run without t
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -340,4 +339,4 @@ def exported(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     runs = [one if isinstance(one, Mapping) else {} for one in args]
     if kwargs or not runs:
         runs.append(kwargs)
-    return _INTERCEPTION.attached[threading.get_ident()].exported(model, runs)
+    return _INTERCEPTION.here().exported(model, runs)

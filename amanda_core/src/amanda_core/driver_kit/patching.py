@@ -178,6 +178,10 @@ class Routes(Patches):
         self._forget(attachment)
         self.attached[_THREAD.key] = attachment
 
+    def here(self) -> Any:
+        """Return the attachment of this thread, or None."""
+        return self.attached.get(_THREAD.key)
+
     def _forget(self, attachment: Any) -> None:
         for thread in [thread for thread, one in self.attached.items() if one is attachment]:
             del self.attached[thread]
@@ -233,9 +237,9 @@ class Routes(Patches):
         label = name if label is None else label
 
         def routed(*args: Any, **kwargs: Any) -> Any:
-            attachment = self.attached.get(_THREAD.key)
+            attachment = self.here()
             if attachment is None and self.joins(label, args):
-                attachment = self.attached.get(_THREAD.key)
+                attachment = self.here()
             if attachment is None:
                 return original(*args, **kwargs)
             return method(attachment, original, *args, **kwargs)

@@ -243,9 +243,12 @@ class Dataflow:
         return {node, *self._before(node)}
 
     def _before(self, node: Node) -> list[Node]:
+        # What a later operator takes back, as softmax does a constant, loses nothing.
+        missing = {one for one, is_found in self._found.items() if not is_found}
+        parting = self._lost if node in self._lost else missing
         seen, waiting = {node}, [node]
         while waiting:
-            new = (self._writers.get(waiting.pop(), set()) & self._lost) - seen
+            new = (self._writers.get(waiting.pop(), set()) & parting) - seen
             seen |= new
             waiting += new
         return [one for one in self._found if one in seen and one[0] != node[0]]
