@@ -175,6 +175,7 @@ def _found(tool: Any, losses: list[Any], error: str) -> dict[str, Any]:
         "noted": [
             note for note in getattr(result, "notes", ()) if "of this process, one of" in note
         ],
+        "stay": [note for note in getattr(result, "notes", ()) if note.endswith(": they stay")],
     }
 
 
@@ -280,7 +281,8 @@ def differences(found: list[dict[Any, Any]]) -> Iterator[tuple[str, str, str]]:
         left_out = {reason for rank in each for reason in rank["left out"]}
         left_out -= set(one[ALONE, tool]["left out"])
         left = f"left out: {'; '.join(sorted(left_out))}" if left_out else ""
-        left = left or "; ".join({f"noted: {note}" for rank in each for note in rank["noted"]})
+        notes = sorted({note for rank in each for note in (*rank["noted"], *rank["stay"])})
+        left = left or "; ".join(f"noted: {note}" for note in notes)
         yield program, tool, f"WRONG: {'; '.join(wrong)}" if wrong else left
 
 
@@ -303,7 +305,10 @@ def _decisions(program: Program, each: list[Any], alone: Any) -> Iterator[str]:
         # Where weights are left out, what comes after them computes with others.
         elif not left_out and _is_exact(program, name) and not _close(value, wanted):
             yield f"{name} differs from one process"
-    if not left_out and (missing := alone["decided"].keys() - whole.keys()):
+    stay = {note.partition(" ")[0] for rank in each for note in rank["stay"]}
+    missing = [one for one in alone["decided"] if one not in whole]
+    missing = [one for one in missing if one.rpartition("/")[0] not in stay]
+    if not left_out and missing:
         yield f"{len(missing)} not decided, without a reason"
 
 

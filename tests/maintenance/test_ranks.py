@@ -32,8 +32,10 @@ def test_two_ranks_are_instrumented_as_one_process() -> None:
 
     found = run([*PROGRAMS, "tensor parallel"], TOOLS, seconds=240)
     wrong = {(program, tool): what for program, tool, what in differences(found) if what}
-    left_out = "left out: read by linear as float32, distributed"
-    assert wrong == {("tensor parallel", "quantize, mse"): left_out}
+    told = wrong.pop(("tensor parallel", "quantize, mse"))
+    assert told.startswith("noted: ")
+    assert told.count("has operands that are distributed, not dense: they stay") == 4
+    assert not wrong
     masks = found[0]["DDP", "prune, taylor"]["decided"]
     name = next(iter(masks))
     masks[name] = torch.logical_not(masks[name])  # As if rank 0 had decided alone.

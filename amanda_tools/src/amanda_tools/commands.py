@@ -130,7 +130,8 @@ def diff(
                 "two runs"
             )
         return _processes(a, numbers, everything, as_json, limit, shown)
-    if has_figures(a) and has_figures(b):
+    is_exact = _have_fingerprints(a, b)
+    if not is_exact and has_figures(a) and has_figures(b):
         if rtol is not None or atol is not None or align != "auto" or page or ranks:
             raise _WrongUse(
                 "Figures are compared as they are: --rtol, --atol, --align, --ranks and --html are "
@@ -138,7 +139,6 @@ def diff(
             )
         with _errors():
             return _tell(compare_figures(a, b), everything, as_json, limit, shown)
-    is_exact = _have_fingerprints(a, b)
     pairs, alone = (None, []) if is_exact else _pairs(a, b, numbers)
     if is_exact and (rtol or atol or align not in ("auto", "names")):
         raise _WrongUse(
