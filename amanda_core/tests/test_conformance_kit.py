@@ -210,6 +210,7 @@ def test_core_models_need_core_words_only() -> None:
 def test_each_op_has_a_line_and_modules_are_functions() -> None:
     assert source_of(MODELS["loop"]).splitlines() == [
         "def loop(x, w):",
+        "    y = x",
         "    for _ in range(3):",
         "        h = mul(x, w)",
         "        y = relu(h)",

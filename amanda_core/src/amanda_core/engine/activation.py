@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
@@ -173,11 +174,16 @@ def _complete_zones() -> None:
             zone.leave(THREAD.zones)
 
 
-class _Exit:
-    """The `__exit__` of an extent, which differs by object."""
+class _Exit(property):
+    """The `__exit__` of an extent, which differs by object.
 
-    def __get__(self, extent: _Extent | None, owner: object) -> Callable[..., None]:
-        return extent._exit if extent is not None else (lambda one, *error: one._exit(*error))
+    It is looked up in C: an exception that arrived in a line of Python then would come before the
+    call, and the program would be left with the tools.
+    """
+
+    def __call__(self, extent: _Extent, *error: object) -> None:
+        """Exit an extent, for those who have looked it up in its class."""
+        extent._exit(*error)
 
 
 class _Extent(ContextDecorator):
@@ -210,7 +216,7 @@ class _Extent(ContextDecorator):
         """Undo the last entry."""
         raise NotImplementedError
 
-    __exit__ = _Exit()
+    __exit__ = _Exit(operator.attrgetter("_exit"))
 
     def __call__(self, func: F) -> F:
         """Decorate a function so that each of its calls enters this context manager."""
