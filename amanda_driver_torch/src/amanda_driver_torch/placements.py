@@ -47,7 +47,7 @@ def placement_of(tensor: DTensor) -> Placement:
     place, partial, is_block = mesh.get_coordinate(), [], not is_simulated(local(tensor))
     pieces = Counter[int]()
     # A strided shard splits what the dimensions of the mesh after it have split before.
-    strided = [type(one).__name__ == "_StridedShard" for one in tensor.placements]
+    strided = [hasattr(one, "split_factor") for one in tensor.placements]
     for number in sorted(range(len(strided)), key=strided.__getitem__):
         placement = tensor.placements[number]
         axis = getattr(placement, "dim", 0)
