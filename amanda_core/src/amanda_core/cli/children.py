@@ -93,9 +93,13 @@ class Child(Run):
     force: bool = False
     known: int | None = None
     _thread: int = field(default_factory=threading.get_ident, init=False)
+    #: Which process it was when it began.
+    _began_as: Process = field(default=Process(None, "", None), init=False)
 
     def begin(self) -> None:
         """Apply the tools until the process ends."""
+        # Libraries remove what they have set once their work is done.
+        self._began_as = process_of(self.known)
         self.attach()
         if threading.current_thread() is threading.main_thread():
             self._termination.start()
@@ -125,7 +129,8 @@ class Child(Run):
         """Reserve a folder for results, if there are any; helpers of frameworks have none."""
         if self._opened or not self._has_operators():
             return self._opened
-        self.process = process_of(self.known)
+        found = process_of(self.known)
+        self.process = found if found.rank is not None else self._began_as
         self._state.rank, self._state.processes = self.process.rank, self.process.processes
         problem = "it is in use"
         for part in [self.process.part] if self.process.part else _numbered():

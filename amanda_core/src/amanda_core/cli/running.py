@@ -100,11 +100,14 @@ class Run:
     _opened: bool = field(default=False, init=False)
     #: Name of a tool -> the files of its weights that are saved already.
     _saved: dict[str, object] = field(default_factory=dict, init=False)
+    #: Which process it was when it started, if it was one of several.
+    _started_as: Process = field(default=Process(None, "", None), init=False)
     #: Ends the wait for the moment to save them.
     _stay: Callable[[], object] = field(default=bool, init=False)
 
     def __post_init__(self) -> None:
         self._termination = Termination(self)
+        self._started_as = Process.of_environment(several=True)
         self._saving = Saving(self._save)
         name = os.path.basename(self.program.target)
         self._state = RunState(
@@ -259,11 +262,14 @@ class Run:
 
         Those of a launcher are in the folders of its processes, of which it may be one itself.
         """
-        if self.children is None or self.process.rank is not None or not (parts := self._parts()):
+        if self.children is None or self.process.rank is not None:
+            return True
+        parts, process = self._parts(), Process.of_environment(several=True)
+        # A library that starts others sets what it was started without.
+        if not parts and process == self._started_as:
             return True
         if not self._has_operators():
-            return False
-        process = Process.of_environment(several=True)
+            return not parts
         if process.part and process.part not in [path.name for path in parts]:
             output = Output(self.output.folder, [*self.tools], part=process.part, force=True)
             if output.reserve():
