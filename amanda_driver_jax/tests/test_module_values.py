@@ -1,4 +1,4 @@
-"""What modules of Flax and Equinox take and return, as `capture` and `steer` see and change it."""
+"""`capture` and `steer` on the arguments and results of modules of Flax and Equinox."""
 
 # mypy: allow-untyped-decorators, allow-subclassing-any, no-warn-return-any
 

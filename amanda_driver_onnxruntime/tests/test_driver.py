@@ -284,7 +284,7 @@ def test_operators_without_a_common_type_are_known() -> None:
 @pytest.mark.parametrize("opset", range(7, 13))
 @pytest.mark.parametrize("ir_version", [3, 8])  # In the older one each weight is an input, too.
 def test_old_versions_of_operators(opset: int, ir_version: int) -> None:
-    """What is an input now was an attribute."""
+    """Axes that were attributes in earlier opsets are inputs now."""
     session = session_of(old_net(opset, ir_version))
     plain = session.run(None, {"x": X})
     for tool in (Looking(), Observing()):
@@ -819,7 +819,7 @@ class Keeping(amanda.Tool):
 
 
 def test_results_have_memory_of_their_own() -> None:
-    """What is made of an `OrtValue` of an array does not keep that array."""
+    """An `OrtValue` that is made from an array does not keep the array alive."""
     nodes = [helper.make_node("Neg", ["x"], ["y"])]
     model = model_of(helper.make_graph(nodes, "g", [value("x")], [value("y")]))
     session, x = session_of(model), numpy.arange(4, dtype=numpy.float32)

@@ -220,7 +220,7 @@ def test_they_are_seen_inside_of_functions_and_of_backward_passes() -> None:
         found = [context.op_type for context in tool.contexts]
         assert found == ["c10d::all_reduce", "c10d::broadcast", "c10d::reduce"]
         assert tool.after == 2 * [[[2.0]], [[3.0]], [[3.0]]]
-        # Another line that begins a backward pass makes no other operators.
+        # The operators are the same if another line begins the backward pass.
         torch.autograd.backward(_Summed.apply(x).sum())  # type: ignore[no-untyped-call]
     assert (len(tool.contexts), len(tool.after)) == (3, 9)
 

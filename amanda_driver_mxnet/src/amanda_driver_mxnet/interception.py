@@ -39,7 +39,7 @@ class Interception(Routes):
         if name == "invoke":
             op = op_info(arguments[0]).name
         elif name != "run_graph" and hasattr(self.attachment, name):
-            op = None  # It is no operator.
+            op = None  # It is not an operator.
         # Operators of MXNet's workers belong to the thread that waits for them.
         return is_started_by_python() and join("mxnet", op)
 

@@ -365,7 +365,7 @@ def test_tensors_spread_over_devices(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_replicas_have_one_decision_for_one_weight(tmp_path: Path) -> None:
-    """What weights alone decide is that of one device; what the data decide is refused or said."""
+    """Decisions by weights alone are those of one device; others are refused, or noted."""
     run(
         tmp_path,
         """

@@ -1,4 +1,4 @@
-"""What contexts say of operators that communicate: which processes do, and how much.
+"""Context keys of operators that communicate: the processes, and the bytes.
 
 Owns the keys of functional collectives and of redistributions of distributed tensors, and the wait
 for what functional collectives have only begun to write.

@@ -27,7 +27,7 @@ from amanda_core.cli.reports import ReportPage
 from amanda_core.cli.saving import Saving, results_so_far
 from amanda_core.cli.termination import Termination
 from amanda_core.engine.tool import Tool
-from amanda_core.errors import AmandaError
+from amanda_core.errors import AmandaError, ConfigError
 from amanda_core.processes.index import packed
 from amanda_core.processes.launched import Process
 from amanda_core.results import ChangesWeights, HasResult, Result, Table, load, printable, share
@@ -107,7 +107,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self._termination = Termination(self)
-        self._started_as = Process.of_environment(several=True)
+        self._started_as = _one_of_several()
         self._saving = Saving(self._save)
         name = os.path.basename(self.program.target)
         self._state = RunState(
@@ -264,7 +264,7 @@ class Run:
         """
         if self.children is None or self.process.rank is not None:
             return True
-        parts, process = self._parts(), Process.of_environment(several=True)
+        parts, process = self._parts(), _one_of_several()
         # A library that starts others sets what it was started without.
         if not parts and process == self._started_as:
             return True
@@ -486,3 +486,11 @@ def _is_empty(table: Table) -> bool:
 
 def _titled(table: Table, name: str) -> Table:
     return table if table.title else Table(name, table.columns, table.rows)
+
+
+def _one_of_several() -> Process:
+    """Return this process as one of several, though the variables may be of no launcher."""
+    try:
+        return Process.of_environment(several=True)
+    except ConfigError:  # A program that runs alone may use such a name for something else.
+        return Process(None, "", None)

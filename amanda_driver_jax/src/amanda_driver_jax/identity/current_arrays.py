@@ -43,7 +43,7 @@ class CurrentArray:
 
 
 class CurrentArrays:
-    """What the parameters of one store are now.
+    """The current arrays of the parameters of one store.
 
     Args:
         variable_of: Returns the variable that has an array; None if there is none. Functions around
