@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from amanda_core.cli import program
-from amanda_core.cli.tracebacks import VARIABLE, Folding, folded_modules
+from amanda_core.plugins.driver_failures import DriverFailures
+from amanda_core.plugins.tracebacks import VARIABLE, Folding, folded_modules
 
 MODULES = ("amanda_core", "frame", "frame_driver.plugin")
 
@@ -97,6 +98,15 @@ def test_causes_contexts_and_groups_are_folded_too() -> None:
     assert folding.left_out == 2
 
 
+def test_the_error_of_a_driver_keeps_its_frames() -> None:
+    core = function("amanda_core.engine", "core", "return len(5)")
+    error = caught(function("__main__", "main", "return core()", core=core))
+    with pytest.raises(TypeError):
+        DriverFailures().note(error, "toy", "'scale'")  # type: ignore[arg-type]
+    Folding(error, MODULES).apply()
+    assert "core" in names(error)
+
+
 def test_the_variable_shows_all_frames(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,7 +125,7 @@ def test_the_variable_shows_all_frames(
     last: Any = sys.last_value
     assert names(last) == ["main", "core"]
     monkeypatch.setenv(VARIABLE, "full")
-    assert folded_modules() == ()
+    assert folded_modules(wrappers=True) == ()
     program.report(error)
     said = capsys.readouterr().err
     assert said.startswith("Traceback")

@@ -1,4 +1,4 @@
-"""Tracebacks of PyTorch programs under `amanda run`: those of plain Python without wrappers."""
+"""Tracebacks of PyTorch programs: those of plain Python, under `amanda run` without wrappers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import torch
@@ -39,6 +39,50 @@ def frames(text: str) -> list[tuple[str, str]]:
     return re.findall(r'File "(.*)", line \d+, in (\S+)', text)
 
 
+@pytest.mark.parametrize("interceptor", ["native", "function_mode"])
+def test_an_exception_that_leaves_apply_has_the_plain_traceback(
+    interceptor: str, tmp_path: Path
+) -> None:
+    program = PROGRAM.replace("train(nn", "with APPLIED:\n    train(nn")
+    applied = (
+        "import amanda\n"
+        "class Tool(amanda.Tool):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.add_inst_for_op(self.look)\n"
+        "    def look(self, context):\n"
+        "        context.insert_before_op(lambda x: None, inputs=[0])\n"
+    )
+    found = []
+    for name, head, expression, variables in (
+        ("plain", "import contextlib\n", "contextlib.nullcontext()", {}),
+        ("tools", applied, "amanda.apply(Tool())", {}),
+        ("whole", applied, "amanda.apply(Tool())", {"AMANDA_TRACEBACK": "full"}),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "fail.py").write_text(head + program.replace("APPLIED", expression))
+        ended = subprocess.run(
+            [sys.executable, "fail.py"],
+            cwd=folder,
+            env={
+                "PYTHONPATH": ":".join(sys.path),
+                "AMANDA_TORCH_INTERCEPTOR": interceptor,
+                **variables,
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ended.returncode == 1
+        assert ended.stderr.splitlines()[-1].startswith("RuntimeError: mat1 and mat2 shapes")
+        found.append([(Path(file).name, where) for file, where in frames(ended.stderr)])
+    plain, tools, whole = found
+    assert tools == plain
+    assert len(whole) > len(plain)
+
+
+@pytest.mark.one_interceptor
 def test_a_traceback_is_the_plain_one_without_wrappers(tmp_path: Path) -> None:
     (tmp_path / "fail.py").write_text(PROGRAM)
     plain, run, full = (

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from amanda_core.cli.tracebacks import VARIABLE, Folding, folded_modules
+from amanda_core.plugins.tracebacks import VARIABLE, Folding, folded_modules
 
 __all__ = ["Program", "report"]
 
@@ -114,7 +114,7 @@ def report(error: BaseException) -> None:
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
     if sys.version_info >= (3, 12):
         sys.last_exc = error
-    folding = Folding(error, folded_modules())
+    folding = Folding(error, folded_modules(wrappers=True))
     with folding.applied():
         shown = error.__traceback__
         if folding.left_out:

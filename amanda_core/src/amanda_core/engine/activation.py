@@ -23,6 +23,7 @@ from amanda_core.engine.tool import Tool, check_tool, in_dependency_order
 from amanda_core.errors import ReentryError, ThreadError, ToolError, annotate
 from amanda_core.interface.driver import CoverageGap
 from amanda_core.plugins.driver_failures import OnDriverError, check_policy
+from amanda_core.plugins.tracebacks import Folding, folded_modules
 from amanda_core.runtime.threads import THREAD, Control, MarkedZone
 
 if TYPE_CHECKING:
@@ -266,6 +267,8 @@ class Applied(_Extent):
             if error[1] is not None and handle.session is not None:
                 handle.session.raised(error[1])
             handle.remove()
+            if error[1] is not None:
+                Folding(error[1], folded_modules(wrappers=False)).apply()
         except ThreadError:
             entry.exits += 1  # They stay applied: the right thread must exit.
             raise
@@ -282,7 +285,9 @@ def apply(
     """Apply tools to every operator that runs inside a ``with`` statement or a decorated function.
 
     This covers each framework that has a driver, including frameworks that are imported later.
-    Tools of an inner `apply` run after those of an outer one.
+    Tools of an inner `apply` run after those of an outer one. An exception that leaves it has the
+    traceback of the program without tools, but for the frames of tools; with the environment
+    variable ``AMANDA_TRACEBACK=full`` it has those of Amanda, too.
 
     Args:
         *tools: Instances of `Tool`. The tools that they depend on are applied, too.

@@ -13,15 +13,15 @@ from typing import Any, Literal
 from amanda_core.errors import AmandaError, ConfigError, annotate, is_annotated
 from amanda_core.interface.driver import CoverageGap
 
-__all__ = ["DriverFailures", "OnDriverError", "OriginalCall", "check_policy"]
+__all__ = ["DriverFailures", "OnDriverError", "OriginalCall", "check_policy", "is_noted"]
 
 OnDriverError = Literal["raise", "skip"]
 
+_BEGINNING = "This is an error of Amanda's driver, not of the program or of a tool"
 _NOTE = (
-    "This is an error of Amanda's driver, not of the program or of a tool: it occurred while the "
-    "driver instrumented {where}. Please report it with this traceback and the output of `amanda "
-    "doctor`. To continue without this operator: amanda.apply(..., on_driver_error='skip'), or "
-    "`amanda run --keep-going`"
+    _BEGINNING + ": it occurred while the driver instrumented {where}. Please report it with this "
+    "traceback and the output of `amanda doctor`. To continue without this operator: "
+    "amanda.apply(..., on_driver_error='skip'), or `amanda run --keep-going`"
 )
 #: Errors that any line of a program may raise: no memory or stack is left, a warning is an error.
 _ANYWHERE = (AmandaError, Warning, MemoryError, RecursionError)
@@ -39,6 +39,11 @@ def check_policy(policy: str) -> None:
             where="amanda.apply",
             fix="Pass 'raise' or 'skip'",
         )
+
+
+def is_noted(error: BaseException) -> bool:
+    """Return True if a note on an error says that it is a driver's own."""
+    return any(str(note).startswith(_BEGINNING) for note in getattr(error, "__notes__", ()))
 
 
 class OriginalCall:

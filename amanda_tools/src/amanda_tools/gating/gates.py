@@ -78,9 +78,12 @@ class Gating(WeightTool):
         if context["type"] in ("conv2d", "attention") and self.chosen(context):
             is_torch = namespace.startswith("pytorch/")
             raise ToolError(
-                f"{self.name} changes how many tokens a layer has, which a compiled graph cannot"
-                if is_torch
-                else f"{self.name} needs gates that learn, which are PyTorch's",
+                f"{self.name} is not supported on {namespace}: "
+                + (
+                    "it changes how many tokens a layer has, which a compiled graph cannot"
+                    if is_torch
+                    else "it needs gates that learn, which are PyTorch's"
+                ),
                 where=context.where,
                 fix="Do not compile the model"
                 if is_torch

@@ -1,7 +1,7 @@
 """Tracebacks without the frames of Amanda and of what frameworks put around a program's own code.
 
 Owns which frames are folded. A frame that raises the exception itself is not, nor are those of
-tools. Exceptions are left as they were: `sys.last_exc` has all frames.
+tools, nor those of an error of a driver, which its author needs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType, TracebackType
 
 from amanda_core.plugins import discovery
+from amanda_core.plugins.driver_failures import is_noted
 
 __all__ = ["VARIABLE", "Folding", "folded_modules"]
 
@@ -20,13 +21,18 @@ __all__ = ["VARIABLE", "Folding", "folded_modules"]
 VARIABLE = "AMANDA_TRACEBACK"
 
 
-def folded_modules() -> tuple[str, ...]:
-    """Return the modules and packages whose frames are folded; none if all frames are wanted."""
+def folded_modules(*, wrappers: bool) -> tuple[str, ...]:
+    """Return the modules and packages whose frames are folded; none if all frames are wanted.
+
+    Args:
+        wrappers: True for those that frameworks put around a program's own code, too. They are in
+            a traceback of the plain program.
+    """
     if os.environ.get(VARIABLE) == "full":
         return ()
     drivers = [driver for driver in discovery.drivers() if driver.loaded]
-    wrappers = [module for driver in drivers for module in driver.info.wrappers]
-    return ("amanda", "amanda_core", *map(_package_of, drivers), *wrappers)
+    around = [module for driver in drivers if wrappers for module in driver.info.wrappers]
+    return ("amanda", "amanda_core", "pluggy", *map(_package_of, drivers), *around)
 
 
 def _package_of(driver: discovery.Driver) -> str:
@@ -38,7 +44,7 @@ def _package_of(driver: discovery.Driver) -> str:
 
 
 class Folding:
-    """Folds the tracebacks of an exception, and of those that led to it, in a block.
+    """Folds the tracebacks of an exception, and of those that led to it.
 
     Args:
         error: The exception.
@@ -50,21 +56,25 @@ class Folding:
 
     def __init__(self, error: BaseException, modules: Collection[str]) -> None:
         self._modules = frozenset(modules)
-        self._errors = list(_chain(error)) if modules else []
+        self._errors = [one for one in _chain(error) if not is_noted(one)] if modules else []
         self.left_out = 0
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Leave the frames out until the block ends."""
         before = [error.__traceback__ for error in self._errors]
-        self.left_out = 0
         try:
-            for error in self._errors:
-                error.__traceback__ = self._folded(error.__traceback__)
+            self.apply()
             yield
         finally:
             for error, trace in zip(self._errors, before, strict=True):
                 error.__traceback__ = trace
+
+    def apply(self) -> None:
+        """Leave the frames out from now on."""
+        self.left_out = 0
+        for error in self._errors:
+            error.__traceback__ = self._folded(error.__traceback__)
 
     def _folded(self, trace: TracebackType | None) -> TracebackType | None:
         frames: list[TracebackType] = []
