@@ -8,7 +8,7 @@ ended. Nothing here communicates.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from amanda_driver_torch.gradients.records import BackwardProgram, NodeRecord
 from amanda_driver_torch.groups import WRAPPERS, processes
 from amanda_driver_torch.placements import distributed, local
 from amanda_driver_torch.threads.modes import call_routine, changes_of
-from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD
+from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD, call_quietly
 from amanda_driver_torch.torch_internals.distributed import (
     groups_of,
     ranks_of,
@@ -29,9 +29,15 @@ from amanda_driver_torch.torch_internals.distributed import (
     reducible,
     sharded_groups,
 )
-from amanda_driver_torch.torch_internals.internals import inner_of, modules_in, version_of
+from amanda_driver_torch.torch_internals.extension import native
+from amanda_driver_torch.torch_internals.internals import (
+    accumulation_of,
+    inner_of,
+    modules_in,
+    version_of,
+)
 
-__all__ = ["REDUCE_GRAD", "Reductions", "expect"]
+__all__ = ["REDUCE_GRAD", "Reductions", "clear_hooks", "expect"]
 
 #: Type of the ops.
 REDUCE_GRAD = "ReduceGrad"
@@ -51,6 +57,25 @@ def expect(reducer: Any) -> None:
         module = known()
         if module is not None and getattr(module, "reducer", None) is reducer:
             _EXPECTED.add(module)
+
+
+def clear_hooks(parameters: Iterable[torch.Tensor] | None = None) -> None:
+    """Remove hooks that do nothing any more from the nodes that accumulate gradients.
+
+    Other nodes go with their graph, but `DistributedDataParallel` keeps these. torch calls Python
+    at each hook, also if all its functions were removed. No backward pass may run meanwhile.
+
+    Args:
+        parameters: Whose nodes; None for those of all such modules.
+    """
+    if native is None:
+        return
+    if parameters is None:
+        every = (module for known in list(WRAPPERS.values()) if (module := known()) is not None)
+        reducing = (module for module in every if "reducer" in vars(module))
+        parameters = [one for module in reducing for one, _ in reducible(module)]
+    leaves = (one for one in parameters if one.requires_grad and one.is_leaf)
+    native.clear_leaves([call_quietly(accumulation_of, leaf) for leaf in leaves])
 
 
 class Reductions:
@@ -117,9 +142,14 @@ class Reductions:
             if changed and reduces_now(module):
                 _EXPECTED.discard(module)
                 groups, idle = groups_of(module), self._idle_of(module)
-                for parameter, names in changed:
-                    if not self._run(module, parameter, names, groups, number):
-                        idle[id(parameter)] = Ref(parameter)
+                now_idle = [
+                    parameter
+                    for parameter, names in changed
+                    if not self._run(module, parameter, names, groups, number)
+                ]
+                idle.update((id(parameter), Ref(parameter)) for parameter in now_idle)
+                if "reducer" in vars(module):
+                    clear_hooks(now_idle)
                 if len(idle) == len([*reducible(module)]):
                     self._settled[module] = self._session.epoch
 
