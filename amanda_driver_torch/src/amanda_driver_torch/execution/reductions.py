@@ -109,11 +109,39 @@ class Reductions:
         #: Module -> the epoch in which these are all of its parameters.
         self._settled: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._gradients: dict[int, _Gradient] = {}
+        #: What there was in a pass after which no gradient had actions; see `_present`.
+        self._rest: object = None
         self.passes = 0
 
     def wanted(self) -> bool:
         """Return True if a tool looks at backward ops of one of several processes."""
         return self._session.wants_backward and processes() > 1
+
+    def skips(self) -> bool:
+        """Return True, and count the pass, if no gradient that it may reduce has actions."""
+        if self._rest is None or self._rest != self._present():
+            return False
+        _EXPECTED.clear()
+        self.passes += 1
+        return True
+
+    def _present(self) -> object:
+        """Return the epoch, the wrappers, and the outermost modules, which may be sharded."""
+        roots = self._scopes.roots()
+        kinds = [type(root) for root in roots]
+        return self._session.epoch, [*WRAPPERS.values()], kinds, [*map(weakref.ref, roots)]
+
+    def _is_at_rest(self) -> bool:
+        """Return True if all modules that may reduce gradients are settled, and none is pending.
+
+        Of several modules of `DistributedDataParallel`, a pass may reach one and not the others.
+        """
+        if not (self._session.caching and self._session.enabled):
+            return False
+        every = [one for known in list(WRAPPERS.values()) if (one := known()) is not None]
+        every += [part for root in self._scopes.roots() for part in self._sharded_of(root)]
+        are_settled = all(self._settled.get(one) == self._session.epoch for one in every)
+        return are_settled and sum(hasattr(one, "reducer") for one in every) <= 1
 
     def begin(self) -> None:
         """Note the gradients before a backward pass."""
@@ -133,6 +161,7 @@ class Reductions:
         """Run the ops of the gradients that a backward pass has reduced."""
         before, self._gradients = self._gradients, {}
         number, self.passes = self.passes, self.passes + 1
+        self._rest = self._present() if not before and self._is_at_rest() else None
         for module in self._modules() if before else ():
             changed = [
                 (parameter, names)
@@ -167,12 +196,16 @@ class Reductions:
             if module is not None and (not hasattr(module, "reducer") or module in _EXPECTED):
                 yield module
         for root in self._scopes.roots():
-            kind, sharded = self._sharded.get(root, (None, []))
-            if kind is not type(root):
-                found = [part for _, part in modules_in(root) if sharded_groups(part)]
-                sharded = [weakref.ref(part) for part in found]
-                self._sharded[root] = type(root), sharded
-            yield from (part for one in sharded if (part := one()) is not None)
+            yield from self._sharded_of(root)
+
+    def _sharded_of(self, root: nn.Module) -> list[nn.Module]:
+        """Return the modules in an outermost one that `fully_shard` has changed."""
+        kind, sharded = self._sharded.get(root, (None, []))
+        if kind is not type(root):
+            found = [part for _, part in modules_in(root) if sharded_groups(part)]
+            sharded = [weakref.ref(part) for part in found]
+            self._sharded[root] = type(root), sharded
+        return [part for one in sharded if (part := one()) is not None]
 
     def _run(
         self,
