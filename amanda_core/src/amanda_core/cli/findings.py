@@ -47,6 +47,8 @@ def idle(tools: Mapping[str, Tool], handle: Handle) -> Iterator[str]:
                 f"the program ran none of {', '.join(frameworks)} in the threads that are "
                 "instrumented"
             )
+            if known.unseen.forks:
+                why += ", and processes that it forked run without tools: start them by 'spawn'"
         else:
             some = ", ".join([*ran[:_NAMED], *(["..."] if len(ran) > _NAMED else [])])
             why = (

@@ -521,5 +521,13 @@ def _forget_threads() -> None:
     _IDLE.clear()
 
 
+def _note_fork() -> None:
+    # What `subprocess` forks runs another program.
+    if sys._getframe(1).f_globals.get("__name__") != "subprocess":
+        tools = {id(tool): tool for stack in tuple(_STACKS) for tool in stack.session.tools}
+        for tool in tools.values():
+            tool._amanda.unseen.forks += 1
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+    os.register_at_fork(after_in_parent=_note_fork, after_in_child=_forget_threads)

@@ -34,6 +34,8 @@ class Unseen:
         #: Selection of the tool -> whether it chose an operator.
         self._chose: dict[str, bool] = {}
         self.weights: dict[str, tuple[tuple[int, ...], str]] = {}
+        #: How many processes the program has forked.
+        self.forks = 0
 
     def add_call(self, op: str, why: str, weights: Mapping[str, tuple[int, ...]]) -> None:
         """Add a call of an operator, and the shapes of the parameters that it read."""
@@ -75,6 +77,9 @@ class Unseen:
         if self._threads:
             names = [f"{name} ({first})" for name, first in self._threads.items()]
             yield f"operators not seen of {_some(names)}"
+        if self.forks:
+            processes = "a process" if self.forks == 1 else f"{self.forks} processes"
+            yield f"{processes} that the program forked ran without tools"
         if self._inside:
             names = [f"{op} ({why})" for op, why in self._inside.items()]
             yield f"operators not seen inside {_some(names)}"

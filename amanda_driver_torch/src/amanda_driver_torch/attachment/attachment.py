@@ -31,7 +31,7 @@ from amanda_driver_torch.attachment.module_calls import NAMESPACE, ModuleCalls
 from amanda_driver_torch.compiled.choice import why_eager
 from amanda_driver_torch.execution.collectives import Collective, CollectiveCall
 from amanda_driver_torch.execution.execute import Execution, Run
-from amanda_driver_torch.execution.reductions import Reductions
+from amanda_driver_torch.execution.reductions import Reductions, clear_hooks
 from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.gradients.backward import Backward
 from amanda_driver_torch.gradients.nodes import tensors_in
@@ -63,6 +63,7 @@ from amanda_driver_torch.torch_internals.internals import (
     has_buffer,
     inner_of,
     is_machinery,
+    runs_backward,
     unwrapped,
 )
 from amanda_driver_torch.torch_internals.tensor_attributes import is_weight
@@ -207,6 +208,8 @@ class TorchAttachment(ModuleCalls):
             PATCHES.release(self)
             if is_left:
                 self.backward.release()
+                if not elsewhere and not runs_backward():
+                    clear_hooks()
                 if not keeps:
                     self._sites.clear()
             if self._compiled is not None:

@@ -8,7 +8,7 @@ ended. Nothing here communicates.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from amanda_driver_torch.gradients.records import BackwardProgram, NodeRecord
 from amanda_driver_torch.groups import WRAPPERS, processes
 from amanda_driver_torch.placements import distributed, local
 from amanda_driver_torch.threads.modes import call_routine, changes_of
-from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD
+from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD, call_quietly
 from amanda_driver_torch.torch_internals.distributed import (
     groups_of,
     ranks_of,
@@ -29,9 +29,15 @@ from amanda_driver_torch.torch_internals.distributed import (
     reducible,
     sharded_groups,
 )
-from amanda_driver_torch.torch_internals.internals import inner_of, modules_in, version_of
+from amanda_driver_torch.torch_internals.extension import native
+from amanda_driver_torch.torch_internals.internals import (
+    accumulation_of,
+    inner_of,
+    modules_in,
+    version_of,
+)
 
-__all__ = ["REDUCE_GRAD", "Reductions", "expect"]
+__all__ = ["REDUCE_GRAD", "Reductions", "clear_hooks", "expect"]
 
 #: Type of the ops.
 REDUCE_GRAD = "ReduceGrad"
@@ -51,6 +57,25 @@ def expect(reducer: Any) -> None:
         module = known()
         if module is not None and getattr(module, "reducer", None) is reducer:
             _EXPECTED.add(module)
+
+
+def clear_hooks(parameters: Iterable[torch.Tensor] | None = None) -> None:
+    """Remove hooks that do nothing any more from the nodes that accumulate gradients.
+
+    Other nodes go with their graph, but `DistributedDataParallel` keeps these. torch calls Python
+    at each hook, also if all its functions were removed. No backward pass may run meanwhile.
+
+    Args:
+        parameters: Whose nodes; None for those of all such modules.
+    """
+    if native is None:
+        return
+    if parameters is None:
+        every = (module for known in list(WRAPPERS.values()) if (module := known()) is not None)
+        reducing = (module for module in every if "reducer" in vars(module))
+        parameters = [one for module in reducing for one, _ in reducible(module)]
+    leaves = (one for one in parameters if one.requires_grad and one.is_leaf)
+    native.clear_leaves([call_quietly(accumulation_of, leaf) for leaf in leaves])
 
 
 class Reductions:
@@ -84,11 +109,39 @@ class Reductions:
         #: Module -> the epoch in which these are all of its parameters.
         self._settled: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._gradients: dict[int, _Gradient] = {}
+        #: What there was in a pass after which no gradient had actions; see `_present`.
+        self._rest: object = None
         self.passes = 0
 
     def wanted(self) -> bool:
         """Return True if a tool looks at backward ops of one of several processes."""
         return self._session.wants_backward and processes() > 1
+
+    def skips(self) -> bool:
+        """Return True, and count the pass, if no gradient that it may reduce has actions."""
+        if self._rest is None or self._rest != self._present():
+            return False
+        _EXPECTED.clear()
+        self.passes += 1
+        return True
+
+    def _present(self) -> object:
+        """Return the epoch, the wrappers, and the outermost modules, which may be sharded."""
+        roots = self._scopes.roots()
+        kinds = [type(root) for root in roots]
+        return self._session.epoch, [*WRAPPERS.values()], kinds, [*map(weakref.ref, roots)]
+
+    def _is_at_rest(self) -> bool:
+        """Return True if all modules that may reduce gradients are settled, and none is pending.
+
+        Of several modules of `DistributedDataParallel`, a pass may reach one and not the others.
+        """
+        if not (self._session.caching and self._session.enabled):
+            return False
+        every = [one for known in list(WRAPPERS.values()) if (one := known()) is not None]
+        every += [part for root in self._scopes.roots() for part in self._sharded_of(root)]
+        are_settled = all(self._settled.get(one) == self._session.epoch for one in every)
+        return are_settled and sum(hasattr(one, "reducer") for one in every) <= 1
 
     def begin(self) -> None:
         """Note the gradients before a backward pass."""
@@ -108,6 +161,7 @@ class Reductions:
         """Run the ops of the gradients that a backward pass has reduced."""
         before, self._gradients = self._gradients, {}
         number, self.passes = self.passes, self.passes + 1
+        self._rest = self._present() if not before and self._is_at_rest() else None
         for module in self._modules() if before else ():
             changed = [
                 (parameter, names)
@@ -117,9 +171,14 @@ class Reductions:
             if changed and reduces_now(module):
                 _EXPECTED.discard(module)
                 groups, idle = groups_of(module), self._idle_of(module)
-                for parameter, names in changed:
-                    if not self._run(module, parameter, names, groups, number):
-                        idle[id(parameter)] = Ref(parameter)
+                now_idle = [
+                    parameter
+                    for parameter, names in changed
+                    if not self._run(module, parameter, names, groups, number)
+                ]
+                idle.update((id(parameter), Ref(parameter)) for parameter in now_idle)
+                if "reducer" in vars(module):
+                    clear_hooks(now_idle)
                 if len(idle) == len([*reducible(module)]):
                     self._settled[module] = self._session.epoch
 
@@ -137,12 +196,16 @@ class Reductions:
             if module is not None and (not hasattr(module, "reducer") or module in _EXPECTED):
                 yield module
         for root in self._scopes.roots():
-            kind, sharded = self._sharded.get(root, (None, []))
-            if kind is not type(root):
-                found = [part for _, part in modules_in(root) if sharded_groups(part)]
-                sharded = [weakref.ref(part) for part in found]
-                self._sharded[root] = type(root), sharded
-            yield from (part for one in sharded if (part := one()) is not None)
+            yield from self._sharded_of(root)
+
+    def _sharded_of(self, root: nn.Module) -> list[nn.Module]:
+        """Return the modules in an outermost one that `fully_shard` has changed."""
+        kind, sharded = self._sharded.get(root, (None, []))
+        if kind is not type(root):
+            found = [part for _, part in modules_in(root) if sharded_groups(part)]
+            sharded = [weakref.ref(part) for part in found]
+            self._sharded[root] = type(root), sharded
+        return [part for one in sharded if (part := one()) is not None]
 
     def _run(
         self,

@@ -298,8 +298,11 @@ class _Engine:
 def _runs_in_python() -> bool:
     """Return True if the extension must not run a backward pass itself."""
     attachment = STATE.attachment
-    reduced = attachment is not None and attachment.reductions.wanted()
-    return reduced or compiles_backward()
+    if attachment is None or compiles_backward():
+        return compiles_backward()
+    reductions = attachment.reductions
+    # A pass inside another one is not counted.
+    return not (STATE.backward == 0 and reductions.skips()) and reductions.wanted()
 
 
 # Compiled callables.

@@ -279,6 +279,13 @@ APPLY_IS_PYTHON = isinstance(APPLY, classmethod)
 FunctionBase: Any = torch._C._FunctionBase
 
 
+def accumulation_of(leaf: torch.Tensor) -> Any:
+    """Return the node that accumulates the gradient of a leaf; operators are called for that."""
+    with torch.enable_grad():
+        node: Any = leaf.view_as(leaf).grad_fn
+    return node.next_functions[0][0]
+
+
 def forward_ad_level() -> int:
     """Return the nesting level of forward-mode differentiation; negative outside of it."""
     return forward_ad._current_level

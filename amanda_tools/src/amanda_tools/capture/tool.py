@@ -5,8 +5,6 @@ Owns what is taken when, and the bound on memory. The index is `result`'s.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +18,7 @@ from amanda_tools.capture.result import INDEX, CapturedOp, CapturedValue, Captur
 from amanda_tools.dump.files import Writer, reserve
 from amanda_tools.dump.index import LeftOut
 from amanda_tools.kit.output.extras import need_safetensors
+from amanda_tools.kit.output.folders import temporary_folder
 from amanda_tools.kit.sequences.places import Area, NotChoosableError, Places
 from amanda_tools.kit.sequences.tool import SequenceTool
 from amanda_tools.kit.tensors.values import HostTensor, facts_of, host, need_numpy, tensors_in
@@ -94,9 +93,8 @@ class Capture(SequenceTool["_Op"]):
         if form == "safetensors":
             need_safetensors()
             if folder is None:
-                folder = Path(tempfile.mkdtemp(prefix="amanda-capture-"))
                 # A result, and what reads it, refers to the tool.
-                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+                folder = temporary_folder(self, "capture")
             else:
                 weakref.finalize(self, reserve(folder, INDEX).release)
             self._writer = Writer(folder, form, 1 << 16, max_memory or 1 << 26)

@@ -123,6 +123,13 @@ class Writer:
         self._bytes = 0
         #: Entries of the tensors that are in memory, with the names of their operators.
         self._waiting: list[tuple[DumpedTensor, str]] = []
+        #: A fork has what is in memory, too, and must not write it.
+        self._process = os.getpid()
+
+    @property
+    def is_own(self) -> bool:
+        """Return False in a fork of the process whose files these are."""
+        return os.getpid() == self._process
 
     @property
     def is_full(self) -> bool:
@@ -171,6 +178,8 @@ class Writer:
         self._arrays, self._bytes, self._waiting = {}, 0, []
 
     def _write(self, path: Path) -> None:
+        if not self.is_own:
+            raise PermissionError(errno.EPERM, "this process is a fork of the one that writes them")
         self.folder.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, f"{path.name} is there already")

@@ -7,7 +7,6 @@ little over 400 lines: one class.
 from __future__ import annotations
 
 import shutil
-import tempfile
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -30,7 +29,12 @@ from amanda_tools.dump.index import (
 from amanda_tools.kit.operators.tool import OperatorTool
 from amanda_tools.kit.operators.weights import WeightKeys
 from amanda_tools.kit.output.extras import need_safetensors
-from amanda_tools.kit.output.folders import create_folder, whole_file, write_text
+from amanda_tools.kit.output.folders import (
+    create_folder,
+    temporary_folder,
+    whole_file,
+    write_text,
+)
 from amanda_tools.kit.output.rendering import (
     dataframe,
     describe_overhead,
@@ -219,9 +223,7 @@ class Dump(OperatorTool["_Op"]):
             lock = reserve(folder, INDEX)
             weakref.finalize(self, lock.release)
         else:
-            folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
-            # The folder lives as long as the tool, which results keep alive.
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            folder = temporary_folder(self, "dump")  # Results keep the tool alive.
         self._writer = Writer(folder, form, max_files)
         self._tensors: list[DumpedTensor] = []
         self._left_out: dict[str, LeftOut] = {}
@@ -367,7 +369,7 @@ class Dump(OperatorTool["_Op"]):
             )
             written = list(self._writer.written)
             found = DumpResult(index, self._writer.folder, written, self._keeps, self)
-            if self._keeps:
+            if self._keeps and self._writer.is_own:
                 found.write(found.folder)
             return found
 

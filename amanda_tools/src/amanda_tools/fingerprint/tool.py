@@ -6,8 +6,6 @@ Decides what is recorded and when. `files` writes it, and `amanda_tools.diff` co
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -47,6 +45,7 @@ from amanda_tools.fingerprint.result import FingerprintResult
 from amanda_tools.fingerprint.visits import MODULE, STEP, Group, StepDigest, Visit
 from amanda_tools.kit.operators.entries import REARRANGING, EitherWayOp, words
 from amanda_tools.kit.operators.tool import OperatorTool, runs_in_order
+from amanda_tools.kit.output.folders import temporary_folder
 from amanda_tools.kit.tensors.values import facts_of, need_numpy, numbers
 
 __all__ = ["Fingerprint", "Level", "norms_of"]
@@ -138,8 +137,7 @@ class Fingerprint(OperatorTool["_Op"]):
         self.norms = norms
         self.steps = None if steps is None else frozenset(steps)
         if folder is None:
-            folder = Path(tempfile.mkdtemp(prefix="amanda-fingerprint-"))
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            folder = temporary_folder(self, "fingerprint")
         self._stream = Stream(Path(folder))
         weakref.finalize(self, self._stream.close)
         self.level: Level = level

@@ -151,6 +151,25 @@ void add_hook(Node* node, When when, HookBefore* hook) { list_of(node, when).pus
 
 void add_hook(Node* node, HookAfter* hook) { list_of(node, When::AFTER).push_back(hook); }
 
+void remove_hooks(Node* node, When when, const std::function<bool(const void*)>& is_over) {
+    auto& hooks = list_of(node, when);
+    for (size_t at = 0; at < hooks.size();) {
+        void* hook = hooks[at];
+        bool is_empty = is_pythons(hook, when) &&
+                        PyDict_Size(static_cast<const PythonHook*>(hook)->dict) == 0;
+        if (!is_empty && !is_over(hook)) {
+            ++at;
+            continue;
+        }
+        hooks.erase(hooks.begin() + std::ptrdiff_t(at));
+        if (when == When::AFTER) {
+            delete static_cast<HookAfter*>(hook);
+        } else {
+            delete static_cast<HookBefore*>(hook);
+        }
+    }
+}
+
 Gradients call_as_hook(When when, PyObject* function, const Gradients& gradients, size_t number) {
     using Call = Gradients (*)(const void*, const Gradients&);
     AsHook hook(when, function, number);

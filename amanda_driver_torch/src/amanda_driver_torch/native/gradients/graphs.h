@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace amanda {
@@ -69,6 +70,9 @@ void add_hook(Node* node, HookAfter* hook);
 const std::vector<void*>& hooks_of(const Node* node, When when);
 // Returns true if a hook is one of torch's in Python.
 bool is_pythons(const void* hook, When when);
+// Removes the hooks before or after a node of which `is_over` returns true, and torch's in Python
+// from which all functions were removed. Must not be called while the node calls its hooks.
+void remove_hooks(Node* node, When when, const std::function<bool(const void*)>& is_over);
 
 // Let torch call a Python function as a hook. torch's exceptions pass.
 Gradients call_as_hook(When when, PyObject* function, const Gradients& gradients, size_t number);

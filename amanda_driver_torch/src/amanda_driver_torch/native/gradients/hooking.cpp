@@ -207,6 +207,25 @@ PyObject* retire_leaf(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
 }
 
+// (nodes): removes the hooks on accumulations into leaves that do nothing any more.
+PyObject* clear_leaves(PyObject*, PyObject* nodes) {
+    Owned all(PySequence_Fast(nodes, "clear_leaves(sequence)"));
+    if (!all) return nullptr;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(all.get()); ++i) {
+        Node* node = node_in(PySequence_Fast_GET_ITEM(all.get(), i));
+        if (node == nullptr) continue;
+        remove_hooks(node, When::BEFORE, [](const void* hook) {
+            return *static_cast<const void* const*>(hook) == before_table &&
+                   static_cast<BeforeHook*>(const_cast<void*>(hook))->held().is_over();
+        });
+        remove_hooks(node, When::AFTER, [](const void* hook) {
+            return *static_cast<const void* const*>(hook) == after_table &&
+                   static_cast<AfterHook*>(const_cast<void*>(hook))->held().is_over();
+        });
+    }
+    Py_RETURN_NONE;
+}
+
 }  // namespace
 
 bool can_hook_leaf(const Node* node) {
@@ -307,6 +326,9 @@ PyObject* registration_method(PyObject*, PyObject* args) {
 }
 
 PyMethodDef methods[] = {
+    {"clear_leaves", clear_leaves, METH_O,
+     "clear_leaves(nodes, /)\n--\n\nRemove hooks that do nothing any more from leaves' nodes, "
+     "which must not run now."},
     {"leaf_epoch", leaf_epoch, METH_VARARGS,
      "leaf_epoch(node, life, /)\n--\n\n"
      "Return the epoch of the hooks that C has registered on a leaf's node; else None."},
