@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import weakref
 from collections.abc import Callable
@@ -96,8 +97,10 @@ def test_what_backward_needs_is_alive_until_it_has_used_it() -> None:
     assert rows["SinBackward0", "backward"].allocated == N
     # In the end there is the gradient of the leaf.
     assert found.live == N
-    # The results of exp and neg, the first gradient of that size; the loss and its gradient.
-    assert found.peak == 3 * N + 4 + 4
+    # The results of exp and neg, the gradient of sin and the cosine that it is computed with; the
+    # loss and its gradient.
+    assert found.peak == 4 * N + 4 + 4
+    assert rows["SinBackward0", "backward"].largest_workspace == N
 
 
 def layers() -> nn.Sequential:
@@ -210,8 +213,9 @@ def test_building_is_no_step_and_the_peak_is_divided() -> None:
     # Two activations, two of their gradients, that of the weight, and the momentum.
     assert found.steps[0].allocated < 6 * batch + 2 * weight
     kinds = found.kinds_at_peak
-    assert (kinds["weights"], kinds["gradients"]) == (weight, weight + batch + 4)
-    assert kinds["optimizer state"] == weight
+    # While the square is differentiated, with the power and the product that its gradient needs.
+    assert (kinds["weights"], kinds["gradients"]) == (weight, batch + 4)
+    assert (kinds["optimizer state"], kinds["workspaces"]) == (weight, 2 * batch)
     assert sum(kinds.values()) == found.peak + found.given
     rows: dict[Any, Any] = {row[0]: row for row in found.table().rows}
     assert rows["(no module)"][2] + rows["0"][2] == rows["(all)"][2]
@@ -288,26 +292,129 @@ def allocated(program: Callable[[], object]) -> list[int]:
     return list(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)),
-        lambda: nn.LSTM(64, 64, 2),
-        lambda: nn.Sequential(nn.Unflatten(1, (4, 16)), nn.Conv1d(4, 8, 3)),
-    ],
-)
-def test_a_peak_without_workspaces_says_so(model: Callable[[], nn.Module]) -> None:
-    built, x = model(), torch.randn(128, 64)
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(64, 192)
 
-    def train() -> None:
-        found = built(x)
-        (found[0] if isinstance(found, tuple) else found).sum().backward()
-        built.zero_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.project(x).view(8, 16, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(query, key, value)
 
-    train()
-    found = follow(train)
-    assert found.peak < max(allocated(train))
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "GELU": lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)),
+    "LSTM": lambda: nn.LSTM(64, 64, 2),
+    "GRU": lambda: nn.Sequential(nn.Unflatten(0, (16, 8)), nn.GRU(64, 64, 2)),
+    "attention": Attention,
+    "encoder": lambda: nn.Sequential(
+        nn.Unflatten(0, (16, 8)), nn.TransformerEncoderLayer(64, 4, 64, 0.0, batch_first=True)
+    ),
+    "convolutions": lambda: nn.Sequential(
+        nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 8, 1)
+    ),
+}
+X = torch.linspace(-1, 1, 128 * 64).view(128, 64)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_peak_has_the_workspaces_of_kernels(name: str, train: bool) -> None:
+    model = MODELS[name]().train(train)
+
+    def run() -> None:
+        with torch.set_grad_enabled(train):
+            found = model(X)
+        loss = (found[0] if isinstance(found, tuple) else found).sum()
+        # PyTorch sums the gradients of a weight that is read in each step of a GRU between the
+        # operators, where nothing is measured; with these results that would be the peak.
+        del found
+        if train:
+            loss.backward()
+            model.zero_grad()
+
+    run()
+    expected = max(allocated(run))
+
+    def three() -> None:  # The workspaces of the third are known from the others.
+        for _ in range(3):
+            run()
+
+    for program in (run, three):
+        found = follow(program)
+        assert found.peak == pytest.approx(expected, rel=0.002)
+        assert sum(op.at_peak for op in found.ops) == found.peak
+        assert "without what kernels" not in found.table().title
+    if name == "LSTM":
+        peak = next(op for op in found.ops if op.name == found.peak_op)
+        assert peak.largest_workspace == found.kinds_at_peak["workspaces"]
+        assert "workspace B" in found.table("op").columns
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", ["BERT", "ResNet"])
+def test_the_peak_of_models_of_a_library(name: str, train: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    if name == "BERT":
+        sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+        config = transformers.BertConfig(hidden_size=64, vocab_size=99, **sizes)
+        model, x = transformers.BertModel(config), torch.arange(4 * 16).view(4, 16)
+    else:
+        config = transformers.ResNetConfig(
+            embedding_size=16, hidden_sizes=[32, 64], depths=[2, 2], layer_type="basic"
+        )
+        model, x = transformers.ResNetModel(config), torch.ones(2, 3, 64, 64)
+    model.train(train)
+
+    def run() -> None:
+        with torch.set_grad_enabled(train):
+            found = model(x)[0]
+        if train:
+            found.sum().backward()
+            model.zero_grad()
+
+    run()
+    assert follow(run).peak == pytest.approx(max(allocated(run)), rel=0.01)
+
+
+def test_workspaces_that_are_not_measured_are_named() -> None:
+    model = MODELS["LSTM"]()
+    with torch.profiler.profile(profile_memory=True):
+        found = follow(lambda: model(X))
     assert "without what kernels allocate and free inside an operator" in found.table().title
+
+
+def test_operators_that_raise_leave_no_profiler() -> None:
+    def fail() -> None:
+        with contextlib.suppress(RuntimeError):
+            torch.ones(2, 3) @ torch.ones(2, 3)
+
+    def program() -> None:
+        for _ in range(3):
+            fail()
+        Outer.apply(torch.ones(3, 3, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
+        fail()
+
+    found = follow(program)
+    assert not torch._C._autograd._profiler_enabled()
+    assert not sum(op.not_measured for op in found.ops)
+
+
+class Outer(torch.autograd.Function):
+    """Runs a forward and a backward pass inside of an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            F.gelu(x @ x).sum().backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        return x.grad
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

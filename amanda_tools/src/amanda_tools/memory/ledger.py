@@ -15,7 +15,10 @@ from typing import Any, TypeVar
 
 from amanda_core.interface.facts import Storage
 
-__all__ = ["Ledger"]
+__all__ = ["WORKSPACES", "Ledger"]
+
+#: Kind of what an operator had while it ran and neither returned nor saved.
+WORKSPACES = "workspaces"
 
 K = TypeVar("K")
 
@@ -48,8 +51,8 @@ class Ledger:
     Attributes:
         live: Bytes of live buffers with an owner.
         given: Bytes of live buffers that existed before.
-        peak: Maximum of `live`.
-        peak_owner: Owner of the buffer whose birth caused the peak.
+        peak: Maximum of `live`, and of what `reach` was told.
+        peak_owner: Owner of the buffer whose birth caused the peak, or of the workspace in it.
         by_owner: Owner -> bytes of its live buffers.
         by_kind: Kind of a buffer, such as weights -> bytes of live buffers.
         changed: Called at each change with the time, the buffer's owner, and the bytes, which are
@@ -65,6 +68,8 @@ class Ledger:
         self._entries: dict[object, _Entry] = {}
         self._holders: dict[int, _Holder] = {}
         self._dead: deque[tuple[int, int]] = deque()
+        #: Bytes of the workspace at the peak.
+        self._workspace = 0
         #: What has changed since the peak: owner or kind -> the bytes that were live at the peak.
         self._owners_since: dict[int | None, int] = {}
         self._kinds_since: dict[str, int] = {}
@@ -109,12 +114,29 @@ class Ledger:
         # A buffer that existed before was live at the peak, even if it is met only now.
         self._add(entry, more, at_peak=new and owner is None)
         if self.live > self.peak:
-            self.peak, self.peak_owner = self.live, owner
-            self._owners_since.clear()
-            self._kinds_since.clear()
+            self._peak(owner, 0)
         self.changed(now, entry.owner, more)
         # Growth of a buffer that existed before was caused by the operator that wrote it.
         return more if new or more > 0 else 0
+
+    def reach(self, live: int, owner: int, now: int) -> int:
+        """Record how much was live at most while an operator ran, with its workspace.
+
+        Call it when the operator's results are known. What they do not explain is its workspace.
+
+        Returns:
+            Bytes of the workspace.
+        """
+        workspace = live - self.live
+        if workspace <= 0:
+            return 0
+        if live > self.peak:
+            self._peak(owner, workspace)
+        self.live += workspace
+        self.changed(now, owner, workspace)
+        self.live -= workspace
+        self.changed(now, owner, -workspace)
+        return workspace
 
     def owner_of(self, key: Hashable) -> int | None:
         """Return who allocated a live buffer; None if it existed before or is not known."""
@@ -131,12 +153,22 @@ class Ledger:
     @property
     def at_peak(self) -> dict[int | None, int]:
         """Return the live bytes of each owner at the peak."""
-        return _nonzero({**self.by_owner, **self._owners_since})
+        owners = {**self.by_owner, **self._owners_since}
+        if self._workspace:
+            owners[self.peak_owner] = owners.get(self.peak_owner, 0) + self._workspace
+        return _nonzero(owners)
 
     @property
     def kinds_at_peak(self) -> dict[str, int]:
         """Return the live bytes of each kind at the peak."""
-        return _nonzero({**self.by_kind, **self._kinds_since})
+        kinds = {**self.by_kind, **self._kinds_since, WORKSPACES: self._workspace}
+        return _nonzero(kinds)
+
+    def _peak(self, owner: int | None, workspace: int) -> None:
+        self.peak, self.peak_owner = self.live + workspace, owner
+        self._workspace = workspace
+        self._owners_since.clear()
+        self._kinds_since.clear()
 
     def _release(self, holder: _Holder, when: int) -> None:
         entry = holder.entry

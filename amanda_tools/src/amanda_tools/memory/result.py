@@ -25,18 +25,20 @@ from amanda_tools.kit.output.rendering import (
     render_json,
 )
 from amanda_tools.memory.areas import Areas
+from amanda_tools.memory.ledger import WORKSPACES
 
 __all__ = ["AllocatingOp", "MemoryResult", "Moment", "StepMemory", "Sum"]
 
 #: Fields of operators, steps and sums that are sizes.
 _SIZES = (
     *("allocated", "live_after", "at_peak", "live", "output", "peak", "given", "building"),
+    "largest_workspace",
     "kinds_at_peak.*",  # All of its values.
     "outside_of_graphs.*",
     "allocators.*",
 )
 #: Kinds of live buffers in the order in which they are shown.
-KINDS = ("weights", "gradients", "optimizer state", "activations", "other")
+KINDS = ("weights", "gradients", "optimizer state", "activations", WORKSPACES, "other")
 #: Shown instead of figures of graphs, whose buffers are not visible.
 NOT_KNOWN = "not known"
 _IN_GRAPHS = "the buffers of operators in graphs are not visible"
@@ -54,12 +56,14 @@ class AllocatingOp(EitherWayOp):
             executions.
         buffers: Number of these buffers.
         live_after: Maximum of live bytes directly after it.
-        at_peak: Bytes of its buffers that were live at the peak.
+        at_peak: Bytes of its buffers that were live at the peak, and of its workspace in it.
         live: Bytes of its buffers that are live now.
         output: Bytes of its outputs, for graphs, whose buffers are not visible.
         graph_calls: Number of executions in graphs, of which only the outputs are known.
         holds: Name of the parameter, or of the state of an optimizer, that its buffer is, such as
             ``exp_avg of layer.0.weight``; empty if it is none or not known.
+        largest_workspace: Bytes that it had at most while it ran, besides its new buffers.
+        not_measured: Number of executions in which that is not known.
     """
 
     calls: int = 0
@@ -71,11 +75,16 @@ class AllocatingOp(EitherWayOp):
     output: int = 0
     graph_calls: int = 0
     holds: str = ""
+    largest_workspace: int = 0
+    not_measured: int = 0
 
 
 @dataclass
 class Sum:
-    """Memory of several operators together; the fields are those of `AllocatingOp`."""
+    """Memory of several operators together; the fields are those of `AllocatingOp`.
+
+    The largest workspace is that of one of them.
+    """
 
     calls: int = 0
     allocated: int = 0
@@ -83,6 +92,7 @@ class Sum:
     live: int = 0
     output: int = 0
     graph_calls: int = 0
+    largest_workspace: int = 0
 
     def add(self, op: AllocatingOp) -> None:
         """Add one operator."""
@@ -92,6 +102,7 @@ class Sum:
         self.live += op.live
         self.output += op.output
         self.graph_calls += op.graph_calls
+        self.largest_workspace = max(self.largest_workspace, op.largest_workspace)
 
 
 @dataclass
@@ -132,7 +143,7 @@ class MemoryResult(Summed[Sum]):
     """Result of the memory profiler.
 
     Attributes:
-        peak: Maximum of live bytes from operators.
+        peak: Maximum of live bytes from operators, with the workspaces of their kernels.
         peak_op: Name of the operator that caused the peak, or None.
         live: Live bytes now.
         given: Maximum of live bytes that existed before, such as weights and data.
@@ -229,15 +240,17 @@ class MemoryResult(Summed[Sum]):
             return Table(self._title(), heads, steps)
         # Once, since it looks at all operators.
         of_graphs = ("outputs B",) if any(op.output for op in self.ops) else ()
+        inside = ("workspace B",) if any(op.largest_workspace for op in self.ops) else ()
         if by == "op":
             sizes = ("allocated B", "live after B", "at peak B", "live now B")
-            heads = ("op", "phase", "calls", *sizes)
+            heads = ("op", "phase", "calls", *sizes, *inside)
             ops = [
                 (
                     op.holds or op.name,
                     op.phase,
                     op.calls,
                     *_known(op, op.allocated, op.live_after, op.at_peak, op.live),
+                    *[op.largest_workspace for _ in inside],
                     *[op.output for _ in of_graphs],
                 )
                 for op in self.ops
@@ -246,12 +259,13 @@ class MemoryResult(Summed[Sum]):
         sums = self._sums(by, depth)
         if sums is None:
             raise ValueError(f"by must be module, type, op or step, but is {by!r}")
-        columns = (by, "calls", "allocated B", "at peak B", "live now B")
+        columns = (by, "calls", "allocated B", "at peak B", "live now B", *inside)
         rows = [
             (
                 name or "(all)",
                 found.calls,
                 *_known(found, found.allocated, found.at_peak, found.live),
+                *[found.largest_workspace for _ in inside],
                 *[found.output for _ in of_graphs],
             )
             for name, found in sums.items()
@@ -383,8 +397,11 @@ class MemoryResult(Summed[Sum]):
                 parts.append(f"outputs in a step of graphs: {format_quantity(outputs, 'B')}")
         elif self._describe_kinds():
             parts.append(f"at the peak {self._describe_kinds()}")
-        if self.ops and self.is_known:
-            parts.append("without what kernels allocate and free inside an operator")
+        missing = sum(op.not_measured for op in self.ops)
+        if missing and self.is_known:
+            every = missing == sum(op.calls for op in self.ops)
+            where = "an operator" if every else f"{missing:,} executions of operators"
+            parts.append(f"without what kernels allocate and free inside {where}")
         parts += describe_overhead("the profiler", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 

@@ -24,6 +24,7 @@ from amanda_tools.memory.ledger import Ledger
 from amanda_tools.memory.names import BufferNames
 from amanda_tools.memory.result import AllocatingOp, MemoryResult, Moment, StepMemory
 from amanda_tools.memory.saved import next_sequence_number, saved_tensors
+from amanda_tools.memory.workspaces import Meter
 
 __all__ = ["Memory"]
 
@@ -34,6 +35,12 @@ _VIEWS_OF_VARIABLES = frozenset({"ReadVariableOp", "VarHandleOp"})
 _PER_CHANGE = 5
 #: Zone of the operators that run while a model is built.
 _BUILDING = "init"
+#: How many executions with inputs of one size are measured: the first may fill caches of kernels.
+_MEASURED = 2
+#: Bytes up to which a workspace is not counted: PyTorch makes tensors of the numbers in `x * 2`.
+_NUMBERS = 64
+#: Sizes of inputs for which the workspace of an operator is kept, at most.
+_INPUT_SIZES = 32
 #: Zone -> kind of the buffers that its operators allocate.
 _KINDS = {_BUILDING: "weights", "optimizer": "optimizer state"}
 
@@ -42,7 +49,9 @@ class Memory(OperatorTool["_Op"]):
     """Follows the memory that operators allocate: births, deaths, the peak, and its owners.
 
     A buffer counts once, however many tensors are views of it, and is live until the framework
-    frees it. What autograd saves for backward is live until backward has used it.
+    frees it. What autograd saves for backward is live until backward has used it. What a PyTorch
+    operator allocates and frees while it runs is measured in its first executions with inputs of
+    each size, and taken to be the same in later ones.
 
     Args:
         backward: Follow backward operators as well. Without it, what they allocate is not seen.
@@ -80,6 +89,8 @@ class Memory(OperatorTool["_Op"]):
         self.add_inst_for_op(self.analyse)
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
+        self._meter = Meter()
+        self.add_inst_for_end(self._meter.close)
         self._names = BufferNames(self._name)
         #: Leaves to whose gradients backward operators add.
         self._leaves: Known[None] = Known()
@@ -115,14 +126,17 @@ class Memory(OperatorTool["_Op"]):
         """Record the buffers that exist before an operator runs."""
         start = now()
         with self._lock:
+            size = 0
             if op.weights:
-                self._meet(op, [v for p, v in enumerate(inputs) if p not in op.weights], None)
+                data = [v for p, v in enumerate(inputs) if p not in op.weights]
+                size = self._meet(op, data, None)
                 inputs = tuple(v for p, v in enumerate(inputs) if p in op.weights)
                 for value in inputs:
                     self._leaves.get(value)  # Tools that are applied again know it by this.
-            self._meet(op, inputs, None, "weights" if op.weights else "")
+            size += self._meet(op, inputs, None, "weights" if op.weights else "")
             if op.is_torch:
                 op.sequence = next_sequence_number()
+                self._begin(op, size)
         self._clock.add(start, now())
 
     def give(self, *outputs: Any, op: _Op) -> None:
@@ -130,12 +144,14 @@ class Memory(OperatorTool["_Op"]):
         start = now()
         with self._lock:
             if op.is_eager:
+                most, before = self._end(op), op.facts.allocated
                 self._ledger.settle()
                 # Reading a variable returns its buffer without allocating one.
                 owner = None if op.facts.type in _VIEWS_OF_VARIABLES else op
                 self._meet(op, outputs, owner)
                 if op.is_torch:
                     self._meet(op, saved_tensors(outputs, op.sequence), op)
+                self._add_workspace(op, most, op.facts.allocated - before)
                 self._count(op)
             else:
                 self._count_outputs(op, outputs)
@@ -145,7 +161,9 @@ class Memory(OperatorTool["_Op"]):
         """Record gradients that were created between operators, such as sums."""
         start = now()
         with self._lock:
-            self._meet(op, gradients, op)
+            size = self._meet(op, gradients, op)
+            if op.is_torch:
+                self._begin(op, size)
         self._clock.add(start, now())
 
     def give_gradients(self, *gradients: Any, op: _Op) -> None:
@@ -153,10 +171,12 @@ class Memory(OperatorTool["_Op"]):
         start = now()
         with self._lock:
             if op.is_eager:
+                most, before = self._end(op), op.facts.allocated
                 self._meet(op, gradients, op)
                 leaf = None if op.leaf is None else self._leaves.value(op.leaf)
                 if leaf is not None:
                     self._meet(op, [leaf.grad], op)
+                self._add_workspace(op, most, op.facts.allocated - before)
                 self._count(op)
             else:
                 self._count_outputs(op, gradients)
@@ -244,8 +264,45 @@ class Memory(OperatorTool["_Op"]):
         self._by_number.append(op)
         return op
 
-    def _meet(self, op: _Op, values: Sequence[Any], owner: _Op | None, kind: str = "") -> None:
-        number = None
+    def _begin(self, op: _Op, size: int) -> None:
+        """Start to measure an operator, unless its workspace is known for inputs of this size."""
+        op.live, op.input_size = self._ledger.live, size
+        known = op.workspaces.get(size)
+        op.is_measured = False
+        if known is None or known[0] < _MEASURED:
+            op.is_measured = self._meter.begin(op, op.facts.phase == "backward")
+
+    def _end(self, op: _Op) -> int | None:
+        """Return the bytes that a measured operator had at most; None for others."""
+        return self._meter.end(op) if op.is_measured else None
+
+    def _add_workspace(self, op: _Op, most: int | None, results: int) -> None:
+        """Record what an operator had besides its results.
+
+        Args:
+            op: The operator.
+            most: What it had at most, if that was measured.
+            results: Bytes of the new buffers that it returned or saved.
+        """
+        times, extra = op.workspaces.get(op.input_size, (0, 0))
+        if most is not None:
+            if len(op.workspaces) >= _INPUT_SIZES:
+                op.workspaces.clear()
+            extra = max(0, most - results)
+            op.workspaces[op.input_size] = times + 1, extra
+        elif not times:
+            op.facts.not_measured += op.is_measured is False
+            return
+        if extra > _NUMBERS:
+            facts, live = op.facts, op.live + results + extra
+            workspace = self._ledger.reach(live, op.number, now())
+            facts.largest_workspace = max(facts.largest_workspace, workspace)
+            if self._steps and facts.zone != _BUILDING:
+                self._steps[-1].peak = max(self._steps[-1].peak, live)
+
+    def _meet(self, op: _Op, values: Sequence[Any], owner: _Op | None, kind: str = "") -> int:
+        """Record buffers, and return the sum of their sizes."""
+        found, number = 0, None
         if owner is not None:
             number, kind = owner.number, owner.kind
         meet, is_tensor, storage_of = self._ledger.meet, op.tensors.is_tensor, op.tensors.storage
@@ -254,17 +311,19 @@ class Memory(OperatorTool["_Op"]):
             for value in values:
                 if not is_tensor(value):
                     if isinstance(value, (list, tuple)):
-                        self._meet(op, value, owner, kind)
+                        found += self._meet(op, value, owner, kind)
                     continue
                 storage = storage_of(value)
                 if storage is None:
                     continue
                 when = when or now()
+                found += storage.nbytes
                 more = meet(storage, number, when, kind)
                 if more and owner is not None:
                     self._allocate(owner.facts, more)
         except NotReadableError as problem:
             self._notes.setdefault(f"not counted: {problem}")
+        return found
 
     def _allocate(self, facts: AllocatingOp, size: int) -> None:
         facts.allocated += size
@@ -307,6 +366,12 @@ class _Op:
         #: Whether the memory of its values is visible.
         self.is_eager = is_eager(facts.namespace)
         self.sequence = 0
+        #: Live bytes before it runs, and the size of its inputs.
+        self.live = self.input_size = 0
+        #: Whether it is being measured; None inside of another one that is.
+        self.is_measured: bool | None = False
+        #: Size of the inputs -> number of measurements, and bytes of the workspace in the last one.
+        self.workspaces: dict[int, tuple[int, int]] = {}
         #: Key of the tensor to whose gradient it adds.
         self.leaf: int | None = None
         #: Names of the parameters and states that its buffers are.
