@@ -76,14 +76,14 @@ def shapes_of(values: Sequence[Any], keep: Callable[[Any], bool] = lambda _: Tru
 
 
 def cast_like(new: Any, old: Any) -> Any:
-    """Return a new value in the dtype of the one that it replaces.
+    """Return a new value in the dtype of the one that it replaces, weak if that is.
 
     Inside a `jax.shard_map` it also varies along the same axes of the mesh, which what came from
     the host does not.
     """
     if _is_key(dtype_of(old)):
         return new
-    new = jnp.asarray(new, dtype_of(old))
+    new = internals.convert(new, dtype_of(old), getattr(jax.typeof(old), "weak_type", False))
     axes = _varying_axes(old) - _varying_axes(new)
     return jax.lax.pcast(new, tuple(axes), to="varying") if axes else new
 
@@ -257,11 +257,13 @@ def note_part(new: Any, old: Any, indices: Sequence[int | slice]) -> None:
     _note(new, old, Shown(old, axes, places), (lambda value: value[index],))
 
 
-def layer(stack: Any, index: int) -> Any:
-    """Return one of the arrays that are stacked along the first axis, and note that it is one."""
+def layer(stack: Any, index: int, axis: int = 0) -> Any:
+    """Return one of the arrays that are stacked along an axis, and note that it is one."""
     with PLAIN:
-        new = jax.lax.index_in_dim(stack, index, keepdims=False)
-        note_part(new, stack, [index, *[slice(None)] * new.ndim])
+        new = jax.lax.index_in_dim(stack, index, axis, keepdims=False)
+        places: list[int | slice] = [slice(None)] * new.ndim
+        places.insert(range(new.ndim + 1)[axis], index)
+        note_part(new, stack, places)
     return new
 
 
