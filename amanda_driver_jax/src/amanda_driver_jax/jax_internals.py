@@ -118,17 +118,24 @@ def is_compiled() -> bool:
     return trace is not None
 
 
-def argument_of(tracer: Any, parent: Any) -> int | None:
+def argument_of(tracer: Any, parent: Any, given: Sequence[Any]) -> int | None:
     """Return which argument a value is of the function that is being traced, or None.
 
     Args:
         tracer: The value.
         parent: The transformation around the trace.
+        given: The function's arguments.
     """
     trace: Any = getattr(tracer, "_trace", None)
     if type(trace) is not pe.DynamicJaxprTrace or trace.parent_trace is not parent:
         return None
-    return next((n for n, var in enumerate(trace.frame.invars) if var is tracer.val), None)
+    invars = trace.frame.invars
+    place = next((n for n, var in enumerate(invars) if var is tracer.val), None)
+    # Another function may be traced there, such as the body of a loop.
+    if place is None or len(invars) != len(given):
+        return None
+    aval = jax.typeof(given[place])
+    return place if (aval.shape, aval.dtype) == (tracer.aval.shape, tracer.aval.dtype) else None
 
 
 def mapped_value(value: Any) -> tuple[Any, int | None] | None:
@@ -356,7 +363,14 @@ def call_host(
     avals = tuple(core.ShapedArray(shape.shape, shape.dtype) for shape in shapes)
     params = {"callback": function, "result_avals": avals, "sharding": None}
     found: Sequence[Any] = _callback.bind(*values, **params, vmap_method="sequential")
-    return found
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.manual_axes or not is_compiled():
+        return found
+    # They are on one device, which a program for a mesh may not return.
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    options = {"layout": None, "context_mesh": mesh, "unconstrained_dims": frozenset()}
+    bind = pjit.sharding_constraint_p.bind
+    return [bind(value, sharding=everywhere, **options) for value in found]
 
 
 # A call of the host that only looks at values. It is a `jax.debug.callback`, which is in no
