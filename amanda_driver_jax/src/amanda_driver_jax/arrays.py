@@ -76,14 +76,17 @@ def shapes_of(values: Sequence[Any], keep: Callable[[Any], bool] = lambda _: Tru
 
 
 def cast_like(new: Any, old: Any) -> Any:
-    """Return a new value in the dtype of the one that it replaces.
+    """Return a new value in the dtype of the one that it replaces, weak if that is.
 
-    Inside a `jax.shard_map` it also varies along the same axes of the mesh, which what came from
-    the host does not.
+    It is also sharded, and inside a `jax.shard_map` varies, along the same axes of the mesh, which
+    what came from the host is not.
     """
     if _is_key(dtype_of(old)):
         return new
-    new = jnp.asarray(new, dtype_of(old))
+    new = internals.convert(new, dtype_of(old), getattr(jax.typeof(old), "weak_type", False))
+    sharding = getattr(jax.typeof(old), "sharding", None)
+    if sharding is not None and any(sharding.spec) and sharding != jax.typeof(new).sharding:
+        new = jax.sharding.reshard(new, sharding)
     axes = _varying_axes(old) - _varying_axes(new)
     return jax.lax.pcast(new, tuple(axes), to="varying") if axes else new
 
@@ -257,11 +260,13 @@ def note_part(new: Any, old: Any, indices: Sequence[int | slice]) -> None:
     _note(new, old, Shown(old, axes, places), (lambda value: value[index],))
 
 
-def layer(stack: Any, index: int) -> Any:
-    """Return one of the arrays that are stacked along the first axis, and note that it is one."""
+def layer(stack: Any, index: int, axis: int = 0) -> Any:
+    """Return one of the arrays that are stacked along an axis, and note that it is one."""
     with PLAIN:
-        new = jax.lax.index_in_dim(stack, index, keepdims=False)
-        note_part(new, stack, [index, *[slice(None)] * new.ndim])
+        new = jax.lax.index_in_dim(stack, index, axis, keepdims=False)
+        places: list[int | slice] = [slice(None)] * new.ndim
+        places.insert(range(new.ndim + 1)[axis], index)
+        note_part(new, stack, places)
     return new
 
 
@@ -316,7 +321,7 @@ def origin(value: Any) -> Shown:
 def argument(value: Any) -> tuple[Traced, int] | None:
     """Return the function that is being traced and has the value as an argument, and its number."""
     for traced in reversed(LOCAL.arguments):
-        place = internals.argument_of(value, traced.around)
+        place = internals.argument_of(value, traced.around, traced.values)
         if place is not None:
             return traced, place
     return None

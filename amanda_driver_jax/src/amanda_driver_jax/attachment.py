@@ -25,7 +25,8 @@ from amanda_driver_jax.identity.call_sites import OpTable, is_user_call
 from amanda_driver_jax.identity.modules import Models
 from amanda_driver_jax.identity.path_modules import ModulePlace
 from amanda_driver_jax.interception import PATCHES, plain_bind, plain_call
-from amanda_driver_jax.jax_internals import JittedCall
+from amanda_driver_jax.identity.plain_trees import tree_of_call
+from amanda_driver_jax.jax_internals import JittedCall, MappedCall
 from amanda_driver_jax.module_calls import (
     module_input,
     module_output,
@@ -33,6 +34,7 @@ from amanda_driver_jax.module_calls import (
     show_modules,
 )
 from amanda_driver_jax.routines import Host
+from amanda_driver_jax.stacked_layers import MEMBERS
 from amanda_driver_jax.trace_keys import (
     JITTED_CALL,
     LOCAL,
@@ -271,24 +273,45 @@ class JaxAttachment:
 
     # Operators.
 
-    def is_layered(self, stacked: Any) -> bool:
+    def is_layered(self, stacked: Any, frame: FrameType) -> bool:
         """Return True if a program scans over parameters, and tools may edit them.
 
         Where none does, the scan stays: a loop may add gradients in another order.
         """
-        tools = self.session.tools
-        if all(tool.changes_values is False or tool.whole is False for tool in tools):
-            return False
         leaves = jax.tree.leaves(stacked)
         sizes = {value.shape[:1] for value in leaves if hasattr(value, "shape")}
-        if len(sizes) != 1 or not (*sizes,)[0] or sizes == {(0,)}:
+        if not self._may_edit() or len(sizes) != 1 or not (*sizes,)[0] or sizes == {(0,)}:
             return False
+        return self._reads_any(frame, leaves)
+
+    def is_ensemble(
+        self, call: MappedCall, axes: Sequence[int | None], size: int, frame: FrameType
+    ) -> bool:
+        """Return True if a program maps a function over parameters, and tools may edit them."""
+        if not self._may_edit() or not 0 < size <= MEMBERS or callable(axes):
+            return False
+        mapped = [v for v, axis in zip(call.values, axes, strict=True) if axis is not None]
+        if self._reads_any(frame, mapped):
+            return True
+        # No function gets the parameters that the program maps itself.
+        own = {id(value) for value in tree_of_call(call.function, call.args).values()}
+        return any(id(value) in own and value.ndim > 2 for value in mapped)
+
+    def _may_edit(self) -> bool:
+        tools = self.session.tools
+        return any(tool.changes_values is not False and tool.whole is not False for tool in tools)
+
+    def _reads_any(self, frame: FrameType, values: Sequence[Any]) -> bool:
         # The loop tells its layers apart.
         before, LOCAL.loop = LOCAL.loop, LOCAL.loop or True
         try:
-            return self._state.models.reads_any(sys._getframe(2), leaves)
+            return self._state.models.reads_any(frame, values)
         finally:
             LOCAL.loop = before
+
+    def repeating(self, frame: FrameType) -> Callable[[], None]:
+        """Return what is to be called before each call of a function that JAX calls once."""
+        return self._state.models.repeating(frame)
 
     def _module(self) -> ModulePlace | None:
         return self._state.models.place(sys._getframe(2))

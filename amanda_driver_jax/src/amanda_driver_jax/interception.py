@@ -21,7 +21,7 @@ from amanda_core.driver_kit import Known, ModelWriters, Patches, is_started_by_p
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.identity.call_sites import calls_users_code, is_library_code
 from amanda_driver_jax.jax_internals import JittedCall
-from amanda_driver_jax.stacked_layers import run_layers
+from amanda_driver_jax.stacked_layers import run_layers, run_members
 from amanda_driver_jax.trace_keys import (
     LOCAL,
     PLAIN,
@@ -45,6 +45,8 @@ class _Interception(Patches):
         for owner, name in internals.COMBINING:
             self.replace(owner, name, _uninstrumented(getattr(owner, name)))
         self.afterwards(_callable_of.cache_clear)
+        self.batch: Any = getattr(*internals.BATCH)
+        self.replace(*internals.BATCH, _batch)
         self.scan = internals.SCAN.cell_contents
         self.afterwards(self._restore_scan)
         internals.SCAN.cell_contents = _scan
@@ -133,9 +135,45 @@ def _scan(
     _split_transpose: bool = False,
 ) -> Any:
     hold = current_hold()
-    if hold is None or not hold.is_layered(xs):
+    if hold is None or not hold.is_layered(xs, sys._getframe(1)):
         return PATCHES.scan(f, init, xs, length, reverse, unroll, _split_transpose)
-    return run_layers(f, init, xs, reverse)
+    return run_layers(f, init, xs, reverse, hold.repeating(sys._getframe(1)))
+
+
+class _Mapping(NamedTuple):
+    """What `jax.vmap` calls instead of a function that is mapped over parameters.
+
+    Attributes:
+        members: How to call it for each member: the arguments of `run_members`.
+        function: The function, as JAX wraps it.
+    """
+
+    members: Callable[..., Any]
+    function: Any
+
+    def call_wrapped(self, *values: Any) -> Any:
+        """Return the results of all members, and the axes along which these are."""
+        return self.members(self._called, values)
+
+    def _called(self, *values: Any) -> Sequence[Any]:
+        for store in self.function.stores:
+            if store:  # The tree of its results, which each call finds.
+                store.reset()
+        found: Sequence[Any] = self.function.call_wrapped(*values)
+        return found
+
+
+def _batch(function: Any, axis: Any, axes: Any, results: Any, sum_match: bool = False) -> Any:
+    hold, caller = current_hold(), sys._getframe(1)
+    call = None if hold is None or sum_match else internals.mapped_call(caller, axis)
+    if hold is None or call is None or not hold.is_ensemble(call, axes, axis.size, caller):
+        return PATCHES.batch(function, axis, axes, results, sum_match)
+    count, repeat = axis.size, hold.repeating(caller)
+
+    def members(called: Callable[..., Any], values: Sequence[Any]) -> Any:
+        return run_members(called, values, axes, results, count, repeat)
+
+    return _Mapping(members, function)
 
 
 #: Stage of a compilation that was traced with tools -> their key.

@@ -44,6 +44,8 @@ CHECKPOINT = (ad_checkpoint, "_trace_to_jaxpr")
 #: What traces how a reduction or a scatter combines elements.
 COMBINING = (lax, "_reduction_jaxpr"), (lax, "_variadic_reduction_jaxpr")
 
+#: What maps a function for `jax.vmap`.
+BATCH = (batching, "batch")
 #: What holds the function that runs `jax.lax.scan`, under whichever name a program has that.
 _FUNCTION = jax.lax.scan.__code__.co_freevars.index("fun")
 SCAN: Any = (jax.lax.scan.__closure__ or ())[_FUNCTION]
@@ -57,6 +59,10 @@ _EXPORT_DEPTH = 8
 _context, _sources = core.trace_ctx, source_info_util._source_info_context
 
 
+#: What interprets operators outside of all transformations.
+EVALUATION = core.eval_trace
+
+
 def current_trace() -> Any:
     """Return the transformation that interprets operators now."""
     return _context.trace
@@ -66,6 +72,13 @@ def trace_around(trace: Any) -> Any:
     """Return the transformation around one; None around what is executed now."""
     found = getattr(trace, "parent_trace", None)
     return None if found is core.eval_trace else found
+
+
+def is_inside(trace: Any, outer: Any) -> bool:
+    """Return True if a transformation is inside another one, or is that."""
+    while trace is not None and trace is not outer:
+        trace = getattr(trace, "parent_trace", None)
+    return trace is outer
 
 
 #: Returns True if operators are executed now, and neither traced nor transformed.
@@ -105,17 +118,24 @@ def is_compiled() -> bool:
     return trace is not None
 
 
-def argument_of(tracer: Any, parent: Any) -> int | None:
+def argument_of(tracer: Any, parent: Any, given: Sequence[Any]) -> int | None:
     """Return which argument a value is of the function that is being traced, or None.
 
     Args:
         tracer: The value.
         parent: The transformation around the trace.
+        given: The function's arguments.
     """
     trace: Any = getattr(tracer, "_trace", None)
     if type(trace) is not pe.DynamicJaxprTrace or trace.parent_trace is not parent:
         return None
-    return next((n for n, var in enumerate(trace.frame.invars) if var is tracer.val), None)
+    invars = trace.frame.invars
+    place = next((n for n, var in enumerate(invars) if var is tracer.val), None)
+    # Another function may be traced there, such as the body of a loop.
+    if place is None or len(invars) != len(given):
+        return None
+    aval = jax.typeof(given[place])
+    return place if (aval.shape, aval.dtype) == (tracer.aval.shape, tracer.aval.dtype) else None
 
 
 def mapped_value(value: Any) -> tuple[Any, int | None] | None:
@@ -132,6 +152,13 @@ def with_own_array(value: Any) -> Any:
         new = with_own_array(value.val)
         return value if new is value.val else type(value)(value._trace, new, value.batch_dim)
     return call_evaluated(jax.numpy.asarray, value) if isinstance(value, np.ndarray) else value
+
+
+def convert(value: Any, dtype: Any, weak: bool) -> Any:
+    """Return an array of a dtype, which is weak where it meets others if `weak` says so."""
+    found = jax.numpy.asarray(value, dtype)
+    # Else a later operator would compute in another dtype, or a carry have another type.
+    return lax._convert_element_type(found, dtype, weak) if weak else found
 
 
 def checkpointed(caller: FrameType) -> Sequence[Any]:
@@ -230,6 +257,35 @@ def differentiated_arguments(frame: FrameType) -> Sequence[int] | None:
     return [numbers] if isinstance(numbers, int) else numbers
 
 
+class MappedCall(NamedTuple):
+    """A call of a function that `jax.vmap` has returned.
+
+    Attributes:
+        function: What is mapped.
+        args: Its positional arguments.
+        values: Those by keyword, too, as leaves.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    values: Sequence[Any]
+
+
+def mapped_call(frame: FrameType, axis: Any) -> MappedCall | None:
+    """Return the call of which one for each example computes the same; None for any other.
+
+    Args:
+        frame: The frame that calls `BATCH`.
+        axis: What JAX keeps of the mapped axis.
+    """
+    is_vmap = frame.f_code.co_name == "vmap_f" and frame.f_globals.get("__name__") == api.__name__
+    is_named = axis.name is not core.no_axis_name or axis.spmd_name or axis.explicit_mesh_axis
+    # Others draw other random numbers for all examples at once than for each.
+    if not is_vmap or is_named or jax.config.jax_default_prng_impl != "threefry2x32":
+        return None
+    return MappedCall(*(local_of(frame, name) for name in ("fun", "args", "args_flat")))
+
+
 def is_export(frame: FrameType | None) -> bool:
     """Return True if a function is traced to be exported.
 
@@ -307,7 +363,14 @@ def call_host(
     avals = tuple(core.ShapedArray(shape.shape, shape.dtype) for shape in shapes)
     params = {"callback": function, "result_avals": avals, "sharding": None}
     found: Sequence[Any] = _callback.bind(*values, **params, vmap_method="sequential")
-    return found
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.manual_axes or not is_compiled():
+        return found
+    # They are on one device, which a program for a mesh may not return.
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    options = {"layout": None, "context_mesh": mesh, "unconstrained_dims": frozenset()}
+    bind = pjit.sharding_constraint_p.bind
+    return [bind(value, sharding=everywhere, **options) for value in found]
 
 
 # A call of the host that only looks at values. It is a `jax.debug.callback`, which is in no

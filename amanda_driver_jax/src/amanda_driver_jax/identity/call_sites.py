@@ -152,6 +152,9 @@ class OpTable(PathSites):
                 break
             part = internals.trace_around(part)
         loop = LOCAL.loop
+        if loop and internals.is_inside(part, loop.trace):
+            # Each iteration may be differentiated by itself.
+            part = None if loop.trace is internals.EVALUATION else loop.trace
         if part is None and loop and (place is None or not place.call or loop.has(place.call)):
             part = loop
         if place is None:

@@ -43,6 +43,10 @@ class Models(PathModels):
         """Return the path that a module of Linen knows."""
         return ".".join(module.scope.path) if _library_of(type(module)) == _LINEN else None
 
+    def counts_of(self, module: Any) -> dict[Any, Any] | None:
+        """Return the counts of Linen, which has a scope for each module."""
+        return module.scope.root.rng_counters if _library_of(type(module)) == _LINEN else None
+
     def contents_of(self, root: Any) -> tuple[dict[str, Any], dict[int, str]]:
         """Return the parameters of a model by name, and the paths of its modules by their ids."""
         if _library_of(type(root)) == _LINEN:

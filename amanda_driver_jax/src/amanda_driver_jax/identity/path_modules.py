@@ -89,6 +89,25 @@ class PathModels(ABC):
         """Return the variables in a model, or in anything else, by the ids of their arrays."""
         return {}
 
+    def counts_of(self, module: Any) -> dict[Any, Any] | None:
+        """Return how often random numbers were drawn in the model of a module; None if unknown."""
+        return None
+
+    def repeating(self, frame: FrameType | None) -> Callable[[], None]:
+        """Return what lets each call of a function draw the random numbers of the first one.
+
+        Args:
+            frame: The frame that calls it.
+        """
+        found = [self.counts_of(module) for module, _, _ in self._running(frame)]
+        kept = [(counts, _copy(counts)) for counts in found if counts is not None]
+
+        def repeat() -> None:
+            for counts, before in kept:
+                _restore(counts, before)
+
+        return repeat
+
     def path_of(self, module: Any) -> str | None:
         """Return the path that a module itself knows; None if it knows none."""
         return None
@@ -212,6 +231,21 @@ class PathModels(ABC):
             same.append(structure)
         number = same.index(structure) + 1
         return name if number == 1 else f"{name}#{number}"
+
+
+def _copy(counts: Any) -> Any:
+    return {k: _copy(v) for k, v in counts.items()} if isinstance(counts, dict) else counts
+
+
+def _restore(counts: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    """Write the numbers of `before` into nested dictionaries, which others hold."""
+    for key in counts.keys() - before.keys():
+        del counts[key]
+    for key, value in before.items():
+        if isinstance(value, dict):
+            _restore(counts[key], value)
+        else:
+            counts[key] = value
 
 
 def _is_transformed() -> bool:

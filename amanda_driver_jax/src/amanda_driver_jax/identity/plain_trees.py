@@ -7,6 +7,7 @@ argument by which a function that runs is differentiated has them in any case.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -17,7 +18,7 @@ from amanda_core.driver_kit import local_of
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.arrays import is_differentiable
 
-__all__ = ["arguments_of", "parameter_trees"]
+__all__ = ["arguments_of", "parameter_trees", "tree_of_call"]
 
 #: Names of arguments that are data.
 _DATA = frozenset(
@@ -77,6 +78,19 @@ def _first_tree(function: FrameType) -> dict[str, Any]:
         return {}
     for name in code.co_varnames[: code.co_argcount]:
         tree = {} if name in _DATA else _arrays(local_of(function, name))
+        if tree:
+            return tree
+    return {}
+
+
+def tree_of_call(function: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
+    """Return the arrays of the first argument of a call that is a tree of arrays, and not data."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # It has none that Python knows.
+        names = []
+    for name, value in itertools.zip_longest(names[: len(args)], args, fillvalue=""):
+        tree = {} if name in _DATA else _arrays(value)
         if tree:
             return tree
     return {}
