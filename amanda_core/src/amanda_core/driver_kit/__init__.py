@@ -57,7 +57,14 @@ if TYPE_CHECKING:
 NAMES = {
     "driver_kit.declarations": ("Declarations",),
     "driver_kit.declared_hooks": ("DeclaredHooks",),
-    "driver_kit.eager_programs": ("EagerNames", "EagerProgram", "OpCall", "kind_by"),
+    "driver_kit.eager_programs": (
+        "EagerExecution",
+        "EagerNames",
+        "EagerProgram",
+        "Gates",
+        "OpCall",
+        "kind_by",
+    ),
     "driver_kit.execution": (
         "BackwardOp",
         "BackwardProgram",
