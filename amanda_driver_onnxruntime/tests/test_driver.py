@@ -696,13 +696,76 @@ def test_a_default_input_may_be_given(tmp_path: Path) -> None:
         [weight("w", [2.0])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    session = session_of(model)
     one = numpy.ones(1, numpy.float32)
-    for tool in (Looking(), Observing()):
-        with amanda.apply(tool):
+    for tool in (Looking(), Observing(), amanda.Tool()):
+        session = session_of(model)  # It is compared with its model in its first run under tools.
+        with amanda.apply(tool) as handle:
             for _ in range(3):
-                assert session.run(None, {"x": one})[0] == 2
                 assert session.run(None, {"x": one, "w": 5 * one})[0] == 5
+                assert session.run(None, {"x": one})[0] == 2
+            assert not any("sessions" in gap.what for gap in handle.coverage()["onnxruntime"])
+
+
+def test_a_tool_that_acts_nowhere_leaves_the_roundings_of_a_session() -> None:
+    nodes, last = list[onnx.NodeProto](), "x"
+    for number in range(4):
+        nodes += [
+            helper.make_node("MatMul", [last, "w"], [f"m{number}"]),
+            helper.make_node("Relu", [f"m{number}"], [f"r{number}"]),
+        ]
+        last = f"r{number}"
+    half = numpy.float16
+    weights = [weight("w", drawn(16, 16) / 4, half)]
+    kind = onnx.TensorProto.FLOAT16
+    graph = helper.make_graph(nodes, "half", [value("x", kind)], [value(last, kind)], weights)
+    session, x = session_of(model_of(graph)), drawn(2, 16, seed=1).astype(half)
+    plain = session.run(None, {"x": x})[0]
+    tool, seen = amanda.Tool(), list[str]()
+    tool.add_inst_for_op(lambda context: seen.append(context.op_type))
+    with amanda.apply(tool):
+        found = [session.run(None, {"x": x})[0] for _ in range(2)]
+    assert seen == ["MatMul", "Relu"] * 4
+    assert [one.tobytes() for one in found] == [plain.tobytes()] * 2
+
+
+def test_maps_of_classifiers() -> None:
+    kind = helper.make_tensor_type_proto(FLOAT, None)
+    probabilities = helper.make_map_type_proto(onnx.TensorProto.STRING, kind)
+    learned: Any = "ai.onnx.ml"
+    nodes = [
+        helper.make_node(
+            "DictVectorizer", ["words"], ["v"], domain=learned, string_vocabulary=["a", "b", "c"]
+        ),
+        helper.make_node(
+            "LinearClassifier",
+            ["v"],
+            ["label", "scores"],
+            domain=learned,
+            classlabels_strings=["no", "yes"],
+            post_transform="SOFTMAX",
+            coefficients=[1.0, -2.0, 0.5, -1.0, 2.0, 0.25],
+            intercepts=[0.1, 0.2],
+        ),
+        helper.make_node(
+            "ZipMap", ["scores"], ["z"], domain=learned, classlabels_strings=["no", "yes"]
+        ),
+    ]
+    outputs = [
+        value("label", onnx.TensorProto.STRING),
+        helper.make_value_info("z", helper.make_sequence_type_proto(probabilities)),
+    ]
+    inputs = [helper.make_value_info("words", probabilities)]
+    model = model_of(helper.make_graph(nodes, "classifier", inputs, outputs))
+    model.opset_import.append(helper.make_opsetid(learned, 1))
+    session = session_of(model, 0)
+    given = {"words": {"a": 1.0, "c": 3.0}}
+    label, maps = session.run(None, given)
+    for tool in (Looking(), Observing(), amanda.Tool()):
+        with amanda.apply(tool):
+            for _ in range(2):
+                found = session.run(None, given)
+                assert found[0].tolist() == label.tolist()
+                assert found[1] == maps
 
 
 def test_a_replacement_may_run_the_operator() -> None:

@@ -218,12 +218,12 @@ def summarise(name: str, files: Sequence[str]) -> None:
     found = []
     for file in files:
         for backend in json.loads(Path(file).read_text(encoding="utf-8"))["backends"]:
-            driver, *_, mode = backend["namespaces"][0].split("/")
+            driver = backend["driver"]
             groups = backend["tests"].values()
             found.append(
                 {
                     "driver": driver,
-                    "mode": mode,
+                    "mode": backend["title"].removeprefix(driver).strip(),
                     "passed": sum(len(group["passed"]) for group in groups),
                     "failed": sum(len(group["failed"]) for group in groups),
                     "left_out": sum(len(group["skipped"]) for group in groups),

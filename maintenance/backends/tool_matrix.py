@@ -384,7 +384,7 @@ def cell(case: Case, run: Callable[[Array], Array], mode: str) -> Cell:
         right = False
     if not right:
         return "wrong: not as by hand", ""
-    compiled = mode.endswith(("compiled", "hybridized"))
+    compiled = mode.endswith(("compiled", "hybridized", "graph mode"))
     eagerly = compiled and any(found.endswith("/eager") for found in where.found)
     return "eagerly" if eagerly else "yes", ""
 
@@ -441,6 +441,8 @@ MODES = {
     "JAX, jit": "jit",
     "MXNet, imperative": "MXNet imperative",
     "MXNet, hybridized": "hybridized",
+    "MindSpore, PyNative": "MindSpore PyNative",
+    "MindSpore, graph mode": "graph mode",
     "ONNX Runtime": "ONNX Runtime",
 }
 HEAD = """\

@@ -53,7 +53,7 @@ def test_the_matrix_agrees_with_what_tools_say() -> None:
             assert works == {pattern.partition("/")[0] for pattern in tool["works_on"]}
         else:  # Every framework, if not every mode.
             assert {mode.partition(",")[0] for mode in works} == {
-                *("pytorch", "tensorflow", "JAX", "MXNet", "ONNX Runtime")
+                *("pytorch", "tensorflow", "JAX", "MXNet", "MindSpore", "ONNX Runtime")
             }
 
 

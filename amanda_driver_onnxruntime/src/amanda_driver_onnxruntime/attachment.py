@@ -24,11 +24,13 @@ from amanda_driver_onnxruntime.interception import Interception
 from amanda_driver_onnxruntime.onnxruntime_internals import (
     Binding,
     OrtValue,
+    Part,
     UnknownModelError,
     append,
     array_for,
     fits,
     level_of,
+    listed,
     model_of,
     ort_value,
 )
@@ -119,7 +121,7 @@ class OrtAttachment:
             kinds = {one.name: one.type for one in session.get_inputs()}
             given = {n: array_for(v, kinds.get(n, "")) for n, v in input_feed.items()}
             found = self._run(session, program, given, output_names, run_options)
-            return [program.listed(value) for value in found]
+            return [listed(session, value) for value in found]
 
         return self._step(session, input_feed, plain, under_tools)
 
@@ -285,7 +287,13 @@ class OrtAttachment:
                 "ONNX Runtime cannot fuse these, so results may differ in the last bits; they do "
                 "not with ORT_DISABLE_ALL, or with AMANDA_ONNXRUNTIME_GRAPH=optimized"
             )
-        return program.run(self.session, given, wanted, run_options)
+        found = program.run(self.session, given, wanted, run_options)
+        if program.is_to_repeat(self.session):
+            # Operators that run one by one, to be analysed, may round otherwise.
+            return Part(session).run(
+                {n: ort_value(v) for n, v in given.items()}, run_options, wanted
+            )
+        return found
 
     def _owned(self, session: Any, program: Program, *how: Any) -> list[Any]:
         """Return the same outputs as values that hold their memory."""

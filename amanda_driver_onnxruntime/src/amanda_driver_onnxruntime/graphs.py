@@ -17,7 +17,7 @@ import numpy
 import onnx
 from onnx import AttributeProto, helper, inliner, numpy_helper
 
-__all__ = ["Graph", "Model", "Node", "Operator", "copied", "is_random", "same"]
+__all__ = ["Graph", "Model", "Node", "Operator", "copied", "every_graph", "is_random", "same"]
 
 _TARGET = re.compile(r"target=torch\.ops\.\w+\.(\w+)")
 #: Operators that draw random numbers, or may.
@@ -236,10 +236,18 @@ def same(one: Any, other: Any) -> bool:
     return bool(one.tobytes() == other.tobytes())
 
 
+def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph, and those in its nodes."""
+    yield graph
+    for node in graph.node:
+        for one in node.attribute:
+            if one.type == AttributeProto.GRAPH:
+                yield from every_graph(one.g)
+
+
 def is_random(graph: onnx.GraphProto) -> bool:
     """Return True if an operator of a graph, or of those inside it, draws random numbers."""
-    inner = (one.g for node in graph.node for one in node.attribute if one.type == _GRAPHS[0])
-    return any(map(_draws, graph.node)) or any(map(is_random, inner))
+    return any(_draws(node) for one in every_graph(graph) for node in one.node)
 
 
 def _draws(node: onnx.NodeProto) -> bool:
@@ -250,12 +258,10 @@ def _draws(node: onnx.NodeProto) -> bool:
 
 def _names(graph: onnx.GraphProto) -> Iterator[str]:
     """Yield the names of the nodes and values of a graph, and of those inside it."""
-    yield from (one.name for one in (*graph.input, *graph.initializer))
-    for node in graph.node:
-        yield from (node.name, *node.output)
-        for one in node.attribute:
-            if one.type == AttributeProto.GRAPH:
-                yield from _names(one.g)
+    for own in every_graph(graph):
+        yield from (one.name for one in (*own.input, *own.initializer))
+        for node in own.node:
+            yield from (node.name, *node.output)
 
 
 def _unused_prefix(names: set[str]) -> str:

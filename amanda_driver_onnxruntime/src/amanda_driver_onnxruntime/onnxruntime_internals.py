@@ -46,6 +46,7 @@ __all__ = [
     "is_borrowed",
     "is_packed",
     "level_of",
+    "listed",
     "model_of",
     "options_of",
     "ort_value",
@@ -196,6 +197,7 @@ class Part:
         self.outputs = [one.name for one in session.get_outputs()]
         typed = {one.name: one.type for one in session.get_outputs()}
         self.kinds = {name: _parsed(t) for name, t in typed.items() if t.startswith("seq(tensor")}
+        self._defaults = [one.name for one in session.get_overridable_initializers()]
         self._run: Any = session._sess
 
     @classmethod
@@ -224,6 +226,7 @@ class Part:
     ) -> list[Any]:
         """Compute outputs, all by default, from the inputs, which are of types of `ort_value`."""
         feeds, outputs = {name: values[name] for name in self.inputs}, names or self.outputs
+        feeds |= {name: values[name] for name in self._defaults if name in values}
         if all(isinstance(value, OrtValue) for value in feeds.values()):
             given = {name: value._ortvalue for name, value in feeds.items()}
             found = self._run.run_with_ort_values(given, outputs, run_options)
@@ -231,10 +234,6 @@ class Part:
             return [OrtValue(found[place]) for place in range(len(found))]
         # Texts pass only this way.
         return list(self._run.run(outputs, feeds, run_options))
-
-    def run_listed(self, value: Any) -> Any:
-        """Return a value of a part that is made by `identity` as lists and arrays."""
-        return self._run.run(self.outputs, {self.inputs[0]: value}, None)[0]
 
 
 def outside(array: Any, name: str) -> onnx.TensorProto:
@@ -284,8 +283,8 @@ def array_for(value: Any, kind: str) -> Any:
 
 
 def ort_value(value: Any) -> Any:
-    """Return a value as ONNX Runtime takes it: an `OrtValue`, texts in an array, or a list."""
-    if isinstance(value, (OrtValue, list)):
+    """Return a value as ONNX Runtime takes it: `OrtValue`, an array of texts, list or dict."""
+    if isinstance(value, (OrtValue, list, dict)):
         return value
     array = numpy.asarray(value, order="C")
     if array.dtype.kind in "OUST":
@@ -400,9 +399,30 @@ def _parsed(text: str) -> onnx.TypeProto:
         return helper.make_tensor_type_proto(
             onnx.TensorProto.DataType.Value(_ELEMENTS.get(name, name.upper())), None
         )
+    if outer == "map":
+        key, _, inner = inner.partition(",")
+        element = onnx.TensorProto.DataType.Value(key.upper())
+        return helper.make_map_type_proto(element, _parsed(inner.removesuffix(")")))
     make = {"seq": helper.make_sequence_type_proto, "optional": helper.make_optional_type_proto}
     found: onnx.TypeProto = make[outer](_parsed(inner.removesuffix(")")))
     return found
+
+
+def listed(session: Any, value: Any) -> Any:
+    """Return a value as `InferenceSession.run` does: arrays, sequences as lists, maps as dicts.
+
+    Args:
+        session: Any session with an output.
+        value: A value, of any type.
+    """
+    if not isinstance(value, OrtValue):
+        return value
+    if value.is_tensor():
+        # The memory may be that of an input, of a weight, or of what a routine keeps.
+        return numpy.array(array_of(value))
+    binding = session.io_binding()
+    binding.bind_ortvalue_output(session.get_outputs()[0].name, value)
+    return binding.copy_outputs_to_cpu()[0]
 
 
 def append(vector: Any, values: Sequence[Any]) -> None:

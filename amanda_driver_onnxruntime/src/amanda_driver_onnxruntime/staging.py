@@ -396,16 +396,12 @@ def _reduction(op_type: str, since: int, function: Any) -> Callable[..., Staged]
     return reduce
 
 
-def _any(recorder: Recorder, a: Any, axis: Any = None, *, keepdims: bool = False) -> Staged:
-    number = _cast(recorder, _cast(recorder, a, numpy.bool_), numpy.int32)
-    found = numpy.max(number, axis=axis, keepdims=keepdims)
-    return _cast(recorder, found, numpy.bool_)
+def _logical(function: Any) -> Callable[..., Staged]:
+    def reduce(recorder: Recorder, a: Any, axis: Any = None, *, keepdims: bool = False) -> Staged:
+        number = _cast(recorder, _cast(recorder, a, numpy.bool_), numpy.int32)
+        return _cast(recorder, function(number, axis=axis, keepdims=keepdims), numpy.bool_)
 
-
-def _all(recorder: Recorder, a: Any, axis: Any = None, *, keepdims: bool = False) -> Staged:
-    number = _cast(recorder, _cast(recorder, a, numpy.bool_), numpy.int32)
-    found = numpy.min(number, axis=axis, keepdims=keepdims)
-    return _cast(recorder, found, numpy.bool_)
+    return reduce
 
 
 def _count_nonzero(recorder: Recorder, a: Any, axis: Any = None) -> Staged:
@@ -439,15 +435,6 @@ def _pad(recorder: Recorder, array: Any, pad_width: Any) -> Staged:
         return recorder.add("Pad", [array, widths], value)
     number = recorder.add("Cast", [array], array.value.astype(numpy.int32), to=_element("int32"))
     return _cast(recorder, recorder.add("Pad", [number, widths], value.astype("int32")), "bool")
-
-
-def _copy(recorder: Recorder, a: Any, *args: Any) -> Staged:
-    found: Staged = a
-    return found
-
-
-def _ravel(recorder: Recorder, a: Any) -> Staged:
-    return _reshape(recorder, a, -1)
 
 
 def _picked(recorder: Recorder, a: Staged, key: tuple[Any, ...]) -> Staged:
@@ -498,15 +485,15 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sum": _reduction("ReduceSum", 13, numpy.sum),
     "mean": _reduction("ReduceMean", 18, numpy.mean),
     "prod": _reduction("ReduceProd", 18, numpy.prod),
-    "any": _any,
-    "all": _all,
+    "any": _logical(numpy.max),
+    "all": _logical(numpy.min),
     "count_nonzero": _count_nonzero,
     "concatenate": _concatenate,
     "expand_dims": _expand_dims,
     "squeeze": _squeeze,
     "pad": _pad,
-    "copy": _copy,
-    "ravel": _ravel,
+    "copy": lambda recorder, a, *_: a,
+    "ravel": lambda recorder, a: _reshape(recorder, a, -1),
 }
 
 #: Smallest and largest number, type, and the first opset whose operators have it.

@@ -8,11 +8,10 @@ release.
 
 from __future__ import annotations
 
-from typing import Any
 
 import tensorflow as tf
 
-from amanda_core.driver_kit import OpContext, Tool, attach
+from amanda_core.driver_kit import OpContext, Tool, applied, doubling, require, require_seen
 
 __all__ = ["main"]
 
@@ -28,22 +27,6 @@ class _Watch(Tool):
 
     def analyse(self, context: OpContext) -> None:
         self.seen.add(f"{context.namespace.rpartition('/')[2]} {context.op_type}")
-
-
-class _Edit(Tool):
-    """Doubles the output of `Relu`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_inst_for_op(self.analyse, require_outputs=True)
-
-    def analyse(self, context: OpContext) -> None:
-        if context.op_type == "Relu":
-            context.insert_after_op(_double)
-
-
-def _double(value: Any) -> Any:
-    return value * 2
 
 
 def _eager() -> list[float]:
@@ -73,33 +56,20 @@ def _session() -> list[float]:
 _PROGRAMS = {"eager": _eager, "function": _function, "graph": _session}
 
 
-def _require(condition: object, what: str) -> None:
-    if not condition:
-        raise SystemExit(f"The self-test failed: {what}")
+def _run() -> dict[str, list[float]]:
+    return {mode: run() for mode, run in _PROGRAMS.items()}
 
 
 def main() -> None:
     """Run the comparison, and exit with a message if a result differs."""
-    plain = {mode: run() for mode, run in _PROGRAMS.items()}
-    watch = _Watch()
-    handle = attach(watch)
-    try:
-        watched = {mode: run() for mode, run in _PROGRAMS.items()}
-    finally:
-        handle.remove()
-    _require(watched == plain, "watching changed a result")
-    missing = [f"{mode} {op}" for mode in _PROGRAMS for op in ("Relu", "ReluGrad")]
-    missing = [name for name in missing if name not in watch.seen]
-    _require(not missing, f"operators were not seen: {', '.join(missing)}")
-    handle = attach(_Edit())
-    try:
-        edited = {mode: run() for mode, run in _PROGRAMS.items()}
-    finally:
-        handle.remove()
+    plain, watch = _run(), _Watch()
+    require(applied(watch, _run) == plain, "watching changed a result")
+    wanted = {f"{mode} {op}" for mode in _PROGRAMS for op in ("Relu", "ReluGrad")}
+    require_seen(wanted, list(watch.seen))
+    edited = applied(doubling("Relu", require_outputs=True), _run)
     for mode, (loss, *_) in edited.items():
-        _require(loss == 2 * plain[mode][0], f"an edit did not take effect ({mode})")
-    again = {mode: run() for mode, run in _PROGRAMS.items()}
-    _require(again == plain, "not all was restored")
+        require(loss == 2 * plain[mode][0], f"an edit did not take effect ({mode})")
+    require(_run() == plain, "not all was restored")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from amanda_core.driver_kit.patching import *
     from amanda_core.driver_kit.recording import *
     from amanda_core.driver_kit.repeating import *
+    from amanda_core.driver_kit.self_test_tools import *
     from amanda_core.driver_kit.zones import *
     from amanda_core.engine.action import *
     from amanda_core.engine.activation import *
@@ -56,7 +57,14 @@ if TYPE_CHECKING:
 NAMES = {
     "driver_kit.declarations": ("Declarations",),
     "driver_kit.declared_hooks": ("DeclaredHooks",),
-    "driver_kit.eager_programs": ("EagerNames", "EagerProgram", "OpCall", "kind_by"),
+    "driver_kit.eager_programs": (
+        "EagerExecution",
+        "EagerNames",
+        "EagerProgram",
+        "Gates",
+        "OpCall",
+        "kind_by",
+    ),
     "driver_kit.execution": (
         "BackwardOp",
         "BackwardProgram",
@@ -79,6 +87,13 @@ NAMES = {
     "driver_kit.patching": ("Patch", "Patches", "Routes", "made_once"),
     "driver_kit.recording": ("Keeper", "Recorder"),
     "driver_kit.repeating": ("Repeater",),
+    "driver_kit.self_test_tools": (
+        "Watching",
+        "applied",
+        "doubling",
+        "require",
+        "require_seen",
+    ),
     "driver_kit.zones": ("enter_zone", "named_zone", "zone_of"),
     "engine.action": ("Action", "ActionKind", "Positions", "Routine", "staged"),
     "engine.activation": ("apply", "attach"),

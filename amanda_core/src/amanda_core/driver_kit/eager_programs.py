@@ -12,12 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
-from amanda_core.driver_kit.execution import OpRecord
+from amanda_core.driver_kit.execution import (
+    ForwardProgram,
+    OpRecord,
+    backward_plans,
+    several,
+)
 from amanda_core.driver_kit.zones import enter_zone
+from amanda_core.engine.context import OpContext
 from amanda_core.engine.plan import Step
 from amanda_core.engine.session import Session
+from amanda_core.errors import UnsupportedError
 from amanda_core.identity.sites import FRAMEWORK, OWN, STOP, USER, Rules, Sites
 from amanda_core.interface.driver import Site
 from amanda_core.modules.module_paths import inside, modules_of
@@ -25,7 +32,7 @@ from amanda_core.modules.scopes import Activation, Labels, Scope, Scopes
 from amanda_core.runtime.threads import inside_routine, standing_for
 from amanda_core.weights.parameters import Layouts, Parameters
 
-__all__ = ["EagerNames", "EagerProgram", "OpCall", "kind_by"]
+__all__ = ["EagerExecution", "EagerNames", "EagerProgram", "Gates", "OpCall", "kind_by"]
 
 
 @dataclass
@@ -193,3 +200,81 @@ class EagerProgram:
     def enter_zone(self, zone: str) -> Callable[[], None]:
         """Let operators belong to a zone; return a function that ends this."""
         return enter_zone(zone, self.scopes, self.activations)
+
+
+class Gates(Protocol):
+    """What stands on the framework's tape around an op, and runs the plans of its gradients."""
+
+    def enter(self, values: Sequence[Any]) -> list[Any]:
+        """Return the inputs after a gate, which gets the op's contributions to their gradients."""
+        ...
+
+    def exit(self, outputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs after a gate, which gets their gradients first."""
+        ...
+
+
+class EagerExecution(ForwardProgram):
+    """One execution of an op at which a tool may act, with gates around it on the tape.
+
+    A subclass implements `new_gates`, and may extend `computed`.
+
+    Attributes:
+        call: The call.
+
+    Args:
+        program: The program of the thread.
+        record: The record of the op.
+        call: The call.
+        opened: Further arguments of `Session.open`.
+    """
+
+    def __init__(
+        self, program: EagerProgram, record: OpRecord, call: OpCall, **opened: Any
+    ) -> None:
+        opened |= {"attrs": call.attrs, "input_names": call.names}
+        super().__init__(program.session, record, call.op_type, **opened)
+        self.call: Any = call
+        self._gates: Gates | None = None
+
+    def new_gates(self, context: OpContext, values: Sequence[Any]) -> Gates | None:
+        """Return gates if a tool may want the gradients of the op, which runs on these values."""
+        raise NotImplementedError
+
+    def computed(self, context: OpContext, result: Any) -> list[Any]:
+        """Return the outputs of the op, or of its replacement, which has returned `result`."""
+        return several(result)
+
+    def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
+        """Return the outputs of the op, or of its replacement."""
+        gates = self._gates = self.new_gates(context, values)
+        if gates is not None:
+            with inside_routine():  # The driver's own operators.
+                values = gates.enter(values)
+        return self.computed(context, self.call.execute(values, replacement))
+
+    def leaving(self, outputs: list[Any]) -> list[Any]:
+        """Return the outputs after the gate of their gradients."""
+        if self._gates is None:
+            return outputs
+        with inside_routine():
+            return self._gates.exit(outputs)
+
+    @staticmethod
+    def refuse_gradient_edits(context: OpContext, what: str, fix: str) -> None:
+        """Refuse edits of the gradients of an op that cannot have gates.
+
+        Args:
+            context: The context of the op.
+            what: What such an op does, after "The gradients of an operator that ...".
+            fix: What the program can do instead.
+
+        Raises:
+            UnsupportedError: A tool edits them.
+        """
+        if any(plan.edits for plan in backward_plans(context)):
+            raise UnsupportedError(
+                f"The gradients of an operator that {what} cannot be edited",
+                where=context.where,
+                fix=fix,
+            )

@@ -14,15 +14,13 @@ from typing import Any
 from mindspore import Parameter, Tensor
 
 from amanda_core.driver_kit import (
+    EagerExecution,
     EagerProgram,
-    ForwardProgram,
     OpCall,
     OpContext,
     OpRecord,
     Plan,
     Session,
-    Step,
-    backward_plans,
     inside_routine,
     several,
 )
@@ -99,7 +97,7 @@ class PyNativeProgram(EagerProgram):
                 raise
 
 
-class _Execution(ForwardProgram):
+class _Execution(EagerExecution):
     """One execution of an op at which a tool may act.
 
     Args:
@@ -110,23 +108,16 @@ class _Execution(ForwardProgram):
 
     def __init__(self, program: PyNativeProgram, record: OpRecord, call: Call) -> None:
         super().__init__(
-            program.session,
-            record,
-            call.op_type,
-            attrs=call.attrs,
-            input_names=call.names,
-            constant=_constant,
-            recomputed=program.recomputed > 0,
+            program, record, call, constant=_constant, recomputed=program.recomputed > 0
         )
-        self._program, self._call = program, call
+        self._program = program
         #: Positions of the values that the op changes in place: first inputs, then outputs.
         self._written: Sequence[int] = call.written
-        self._watch: Watch | None = None
         self._form: Callable[[list[Any]], Any] = list
 
     def result(self) -> Any:
         """Execute the op as planned, and return what the program gets."""
-        outputs = self.run(self._call.values)
+        outputs = self.run(self.call.values)
         return self._form(outputs)
 
     def analysed(self, context: OpContext, point: IPoint) -> Plan:
@@ -162,39 +153,22 @@ class _Execution(ForwardProgram):
                 new = Tensor(new, old.dtype)
             return straight_through(old, new)
 
-    def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
-        """Return the outputs of the op, or of its replacement."""
-        call, self._watch = self._call, self._new_watch(context)
-        if self._watch is not None:
-            with inside_routine():
-                values = self._watch.enter(values)
-        result = call.execute(values, replacement)
+    def computed(self, context: OpContext, result: Any) -> list[Any]:
+        """Return the outputs of the op, or of its replacement, which has returned `result`."""
         self._program.finish(context.name)
-        self._written = (0,) if call.is_in_place else ()
+        self._written = (0,) if self.call.is_in_place else ()
         self._form = _form_of(result)
         return several(result)
 
-    def leaving(self, outputs: list[Any]) -> list[Any]:
-        """Return the outputs after the gate of their gradients."""
-        if self._watch is None:
-            return outputs
-        with inside_routine():
-            return self._watch.exit(outputs)
-
-    def _new_watch(self, context: OpContext) -> Watch | None:
-        """Return the gates of an op whose gradients a tool may want."""
+    def new_gates(self, context: OpContext, values: Sequence[Any]) -> Watch | None:
+        """Return gates if a tool may want the gradients of the op."""
         if not is_watched(self.session, context):
             return None
-        if not self._call.is_in_place:
-            program = self._program
-            return Watch(self.session, context, self._call.written, program.unfinished)
-        if any(plan.edits for plan in backward_plans(context)):
-            raise UnsupportedError(
-                "The gradients of an operator that changes a tensor in place cannot be edited",
-                where=context.where,
-                fix="Leave the operator out, or call the one that returns a new tensor",
-            )
-        return None
+        if self.call.is_in_place:
+            fix = "Leave the operator out, or call the one that returns a new tensor"
+            self.refuse_gradient_edits(context, "changes a tensor in place", fix)
+            return None
+        return Watch(self.session, context, self.call.written, self._program.unfinished)
 
 
 def _constant(value: Any) -> Any:

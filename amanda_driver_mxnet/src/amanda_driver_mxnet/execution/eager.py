@@ -14,21 +14,19 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from amanda_core.driver_kit import (
+    EagerExecution,
     EagerProgram,
-    ForwardProgram,
     Known,
     OpCall,
     OpContext,
     OpRecord,
     Plan,
     Session,
-    Step,
-    backward_plans,
     inside_routine,
     several,
     wants_gradients,
 )
-from amanda_core.interface import IPoint, Site, UnsupportedError
+from amanda_core.interface import IPoint, Site
 from amanda_driver_mxnet.gradients import Watch
 from amanda_driver_mxnet.identity import NAMES
 from amanda_driver_mxnet.mxnet_internals.arrays import needs_gradient
@@ -101,7 +99,7 @@ class ImperativeProgram(EagerProgram):
         return None if self._made.get(value.handle) else value
 
 
-class _Execution(ForwardProgram):
+class _Execution(EagerExecution):
     """One execution of an op at which a tool may act.
 
     Args:
@@ -111,23 +109,15 @@ class _Execution(ForwardProgram):
     """
 
     def __init__(self, program: ImperativeProgram, record: OpRecord, call: Call) -> None:
-        super().__init__(
-            program.session,
-            record,
-            call.op_type,
-            attrs=call.attrs,
-            input_names=call.names,
-            constant=program.constant,
-        )
-        self._program, self._call = program, call
+        super().__init__(program, record, call, constant=program.constant)
+        self._program = program
         #: Positions of the values that the op changes in place, until it has run.
         self._states: Container[int] = call.states
-        self._watch: Watch | None = None
         self._is_single = False
 
     def result(self) -> Any:
         """Execute the op as planned, and return what the program gets."""
-        call = self._call
+        call = self.call
         new = self.run(call.values)
         if call.out is None:
             self._program.note(call, self.record.site.zone, new)
@@ -147,34 +137,20 @@ class _Execution(ForwardProgram):
         """Return values as the steps of a plan edit them."""
         return fold(plan, values, self._states)
 
-    def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
-        """Return the outputs of the op, or of its replacement."""
-        call, self._states = self._call, ()
-        self._watch = self._new_watch(context, values)
-        if self._watch is not None:
-            values = self._watch.enter(values)
-        result = call.execute(values, replacement)
+    def computed(self, context: OpContext, result: Any) -> list[Any]:
+        """Return the outputs of the op, or of its replacement, which has returned `result`."""
+        outputs, self._states = several(result), ()
         self._is_single = not isinstance(result, (tuple, list))
-        outputs = several(result)
-        self._program.note(call, self.record.site.zone, outputs)
+        self._program.note(self.call, self.record.site.zone, outputs)
         return outputs
 
-    def leaving(self, outputs: list[Any]) -> list[Any]:
-        """Return the outputs after the gate of their gradients."""
-        return outputs if self._watch is None else self._watch.exit(outputs)
-
-    def _new_watch(self, context: OpContext, values: Sequence[Any]) -> Watch | None:
-        """Return the gates of an op whose gradients a tool may want."""
+    def new_gates(self, context: OpContext, values: Sequence[Any]) -> Watch | None:
+        """Return gates if a tool may want the gradients of the op, which runs on these values."""
         if not autograd.is_recording() or not wants_gradients(self.session, context):
             return None
-        if self._call.out is not None:
-            if any(plan.edits for plan in backward_plans(context)):
-                raise UnsupportedError(
-                    "The gradients of an op that writes to an array of its caller (out=) cannot "
-                    "be edited",
-                    where=context.where,
-                    fix="Leave out `out` while the program is recorded",
-                )
+        if self.call.out is not None:
+            fix = "Leave out `out` while the program is recorded"
+            self.refuse_gradient_edits(context, "writes to an array of its caller (out=)", fix)
             return None
         places = [place for place, value in enumerate(values) if needs_gradient(value)]
         self._program.watched = self._program.watched or bool(places)

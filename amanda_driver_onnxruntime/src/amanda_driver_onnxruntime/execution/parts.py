@@ -244,10 +244,6 @@ class Parts:
             for place, one in fragment.outputs.items()
         }
 
-    def listed(self, value: Any) -> Any:
-        """Return the arrays of a sequence, or what an optional value holds."""
-        return self._identity(value).run_listed(value)
-
     def owned(self, value: Any) -> Any:
         """Return a value for the program, as a value of ONNX Runtime that holds its memory."""
         if isinstance(value, OrtValue) and not is_borrowed(value):
@@ -256,13 +252,12 @@ class Parts:
         # Texts pass as a constant only, and no kernel takes halves of bytes.
         if isinstance(array, numpy.ndarray) and (array is value or is_packed(array)):
             return self.made(constant(array)).run({}, None)[0]
-        if isinstance(value, OrtValue):
-            return self._identity(value).run({"value": value}, None)[0]
-        return value
-
-    def _identity(self, value: Any) -> Part:
-        key = ("identity", type_of(value).SerializeToString())
-        return self._known.get(key) or self._made(key, identity(type_of(value)))
+        if not isinstance(value, OrtValue):
+            return value
+        kind = type_of(value)
+        key = ("identity", kind.SerializeToString())
+        part = self._known.get(key) or self._made(key, identity(kind))
+        return part.run({"value": value}, None)[0]
 
     def watched(self, nodes: Iterable[Node]) -> Part | None:
         """Return the session of the model with all inputs and outputs of some nodes as outputs.

@@ -63,6 +63,8 @@ class Program:
         self._watched: tuple[int, Part | None] = (0, None)
         #: Epoch in which no tool acted at any of its operators.
         self._idle_epoch = 0
+        #: Whether a tool acted in the last run.
+        self._acted = False
 
     def is_idle(self, session: Session) -> bool:
         """Return True if all operators are analysed and no tool acts at any."""
@@ -79,7 +81,7 @@ class Program:
         values = Values(self.model, self.model.graph)
         for name, value in given.items():
             values.put(name, value)
-        run = _Run(self, session, run_options)
+        run, self._acted = _Run(self, session, run_options), False
         watched = None if self._sets_weights(given) else self._watching(session)
         if watched is None:
             run.graph(values)
@@ -87,6 +89,15 @@ class Program:
             run.watched(watched, values)
         self._lengths = _lengths_of(given)
         return [values.ort(name) for name in names]
+
+    def is_to_repeat(self, session: Session) -> bool:
+        """Return True if the last run has only found that no tool acts anywhere."""
+        return not (self._acted or self.model.is_random) and self.is_idle(session)
+
+    def note_plans(self, node: Node, epoch: int, before: Plan, after: Plan) -> None:
+        """Note the plans of a node that has run, if they have steps."""
+        if before or after:
+            self.plans[node], self._acted = (epoch, before, after), True
 
     def whole(self, session: Session, given: Mapping[str, Any]) -> Part | None:
         """Return the model with all edits as one session; None if it must be cut.
@@ -181,15 +192,6 @@ class Program:
             for outcome in outcomes
         )
 
-    def listed(self, value: Any) -> Any:
-        """Return a value as `InferenceSession.run` does: arrays, and sequences as lists."""
-        if not isinstance(value, OrtValue):
-            return value
-        if not value.is_tensor():
-            return self.parts.listed(value)
-        # The memory may be that of an input, of a weight, or of what a routine keeps.
-        return numpy.array(array_of(value))
-
 
 class _Run:
     """One run of a model under tools."""
@@ -277,8 +279,7 @@ class _Execution(ForwardProgram):
         epoch = self.session.epoch
         outputs = self.run(self._given)
         before, after = (self._plans[point] for point in POINTS[:2])
-        if before or after:
-            self._run.program.plans[self._node] = epoch, before, after
+        self._run.program.note_plans(self._node, epoch, before, after)
         for name, value in zip(self._node.outputs, outputs, strict=False):
             if name and value is not None:
                 # What is not edited stays what ONNX Runtime made, which holds its memory.

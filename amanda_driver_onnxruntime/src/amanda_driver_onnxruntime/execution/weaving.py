@@ -14,7 +14,7 @@ from onnx import AttributeProto, helper, numpy_helper
 
 from amanda_core.driver_kit import Plan, Step
 from amanda_driver_onnxruntime.execution.routines import Fragment, Host, Outcome
-from amanda_driver_onnxruntime.graphs import Graph, Model, Node, copied, same
+from amanda_driver_onnxruntime.graphs import Graph, Model, Node, copied, every_graph, same
 
 __all__ = ["NotWovenError", "Planned", "woven"]
 
@@ -230,37 +230,28 @@ def _rename(nodes: Sequence[onnx.NodeProto], name: str, new: str) -> None:
         node.input[:] = [new if one == name else one for one in node.input]
 
 
-def _inner(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs in the nodes of a graph."""
-    for node in graph.node:
-        yield from (one.g for one in node.attribute if one.type == AttributeProto.GRAPH)
-
-
 def _drop(graph: onnx.GraphProto, names: set[str]) -> None:
     """Leave out weights and constants, also in the graphs inside."""
-    gone = names - {one.name for one in graph.input}
-    for index in reversed(range(len(graph.initializer))):
-        if graph.initializer[index].name in gone:
-            del graph.initializer[index]
-    for index in reversed(range(len(graph.node))):
-        if graph.node[index].op_type == "Constant" and graph.node[index].output[0] in names:
-            del graph.node[index]
-    for inner in _inner(graph):
-        _drop(inner, names)
+    for own in every_graph(graph):
+        gone = names - {one.name for one in own.input}
+        for index in reversed(range(len(own.initializer))):
+            if own.initializer[index].name in gone:
+                del own.initializer[index]
+        for index in reversed(range(len(own.node))):
+            if own.node[index].op_type == "Constant" and own.node[index].output[0] in names:
+                del own.node[index]
 
 
 def _set_inputs(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     """Let nodes read other values, also in the graphs inside."""
-    for node in graph.node:
-        node.input[:] = [names.get(one, one) for one in node.input]
-    for inner in _inner(graph):
-        _set_inputs(inner, names)
+    for own in every_graph(graph):
+        for node in own.node:
+            node.input[:] = [names.get(one, one) for one in node.input]
 
 
 def _reads(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the names that a graph and those inside it read, and its outputs."""
-    for node in graph.node:
-        yield from node.input
-    for inner in _inner(graph):
-        yield from _reads(inner)
-    yield from (one.name for one in graph.output)
+    """Yield the names that a graph and those inside it read, and their outputs."""
+    for own in every_graph(graph):
+        for node in own.node:
+            yield from node.input
+        yield from (one.name for one in own.output)
