@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -73,3 +73,59 @@ def test_replacements_end_with_their_last_user() -> None:
     assert Owner.own == 5
     patches.release("two")
     assert dict(vars(Owner)) == before
+
+
+class Found(Patches):
+    """Replaces what `find` yields, and counts how often it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[int, ...]] = []
+        self.numbers: tuple[int, ...] = (5,)
+
+    def install(self) -> None:
+        self.replace_found(self.find, *self.numbers)
+
+    def find(self, *numbers: int) -> Iterator[tuple[Any, str, Any]]:
+        self.calls.append(numbers)
+        yield Owner, "own", (Owner.own, *numbers)
+        yield Owner, "inherited", numbers
+
+    def look(self) -> tuple[Any, Any]:
+        self.acquire()
+        try:
+            return Owner.own, Owner.inherited
+        finally:
+            self.release()
+
+
+def test_what_was_found_is_replaced_again_while_the_originals_are_the_same() -> None:
+    before, patches = dict(vars(Owner)), Found()
+    assert patches.look() == patches.look() == ((2, 5), (5,))
+    assert patches.calls == [(5,)]
+    assert dict(vars(Owner)) == before
+    patches.numbers = (5, 6)
+    assert patches.look() == ((2, 5, 6), (5, 6))
+    assert dict(vars(Owner)) == before
+
+
+def test_what_others_have_replaced_meanwhile_is_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    patches = Found()
+    patches.look()
+    monkeypatch.setattr(Owner, "own", 7)
+    assert patches.look() == ((7, 5), (5,))
+    assert Owner.own == 7
+    monkeypatch.undo()
+    assert patches.look() == ((2, 5), (5,))
+    assert len(patches.calls) == 3
+
+
+def test_the_originals_of_what_is_replaced_are_known() -> None:
+    patches = Found()
+    assert list(patches.replaced()) == []
+    patches.acquire()
+    assert list(patches.replaced()) == [((2, 5), 2)]
+    patches.release()
+    assert list(patches.replaced()) == []

@@ -6,6 +6,7 @@ and the file that keeps the result. The test itself is a module of the driver.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -108,10 +109,7 @@ class FrameworkVersions:
         version = self.installed()
         if version is None:
             return True
-        found = _FORM.match(version)
-        if found is None or re.match(r"\.?(a|b|rc|dev)", found.group(4)):
-            return False
-        return _order(self.first or self.oldest) <= _order(version) <= _order(self.newest)
+        return _is_between(version, self.first or self.oldest, self.newest)
 
     def failure(self, interceptor: str) -> str:
         """Return why an interceptor must not be used with the installed version, or "".
@@ -226,6 +224,14 @@ def cache_folder() -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base, "amanda")
+
+
+@functools.cache
+def _is_between(version: str, first: str, last: str) -> bool:
+    found = _FORM.match(version)
+    if found is None or re.match(r"\.?(a|b|rc|dev)", found.group(4)):
+        return False
+    return _order(first) <= _order(version) <= _order(last)
 
 
 def _order(version: str) -> tuple[int, int, int]:

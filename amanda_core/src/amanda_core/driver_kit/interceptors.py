@@ -71,7 +71,7 @@ class _Attachable(Protocol):
 _A = TypeVar("_A", bound=_Attachable)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # Its hash is taken whenever tools are applied.
 class Interceptors:
     """The two interceptors of a driver.
 

@@ -44,22 +44,23 @@ class ModelWriters:
         self._required = required
         self.modules = tuple(dict.fromkeys((*others, *writers)))
 
-    def of(self, module: str) -> Iterator[tuple[Any, str, Any]]:
-        """Yield the owner, the name and the replacement of each function of an imported module."""
-        functions = dict.fromkeys(self._others.get(module, ()), "")
-        for path, writer in {**functions, **self._writers.get(module, {})}.items():
-            *owners, name = path.split(".")
-            owner: Any = sys.modules[module]
-            for part in owners:
-                owner = getattr(owner, part, None)
-            original = None if owner is None else vars(owner).get(name)
-            if original is None and module in self._required:
-                raise AttributeError(f"{module} has no {path}")
-            if isinstance(original, (classmethod, staticmethod)):
-                kind: Any = type(original)
-                yield owner, name, kind(self._wrap(original.__func__, writer))
-            elif original is not None:
-                yield owner, name, self._wrap(original, writer)
+    def of(self, *modules: str) -> Iterator[tuple[Any, str, Any]]:
+        """Yield the owner, the name and the replacement of each function of imported modules."""
+        for module in modules:
+            functions = dict.fromkeys(self._others.get(module, ()), "")
+            for path, writer in {**functions, **self._writers.get(module, {})}.items():
+                *owners, name = path.split(".")
+                owner: Any = sys.modules[module]
+                for part in owners:
+                    owner = getattr(owner, part, None)
+                original = None if owner is None else vars(owner).get(name)
+                if original is None and module in self._required:
+                    raise AttributeError(f"{module} has no {path}")
+                if isinstance(original, (classmethod, staticmethod)):
+                    kind: Any = type(original)
+                    yield owner, name, kind(self._wrap(original.__func__, writer))
+                elif original is not None:
+                    yield owner, name, self._wrap(original, writer)
 
     def replace(self, patches: Patches) -> None:
         """Replace the functions, now or once their modules are imported."""
@@ -72,6 +73,12 @@ class ModelWriters:
         watcher = ImportWatcher(waiting, imported)
         patches.afterwards(watcher.stop)
         watcher.start()
-        for module in self.modules:
-            if module not in waiting:
-                imported(module)
+        ready = []
+        for name in self.modules:
+            if (module := sys.modules.get(name)) is None:
+                continue
+            if getattr(getattr(module, "__spec__", None), "_initializing", False):
+                imported(name)  # It may lack functions that it will have in the next session.
+            else:
+                ready.append(name)
+        patches.replace_found(self.of, *ready)

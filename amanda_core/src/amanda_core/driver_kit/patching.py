@@ -11,13 +11,18 @@ from __future__ import annotations
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 __all__ = ["Patch", "Patches", "Routes", "made_once"]
 
 #: Number of replacements that one function keeps.
 _KEPT = 256
+#: What an attribute that an object does not have itself is in `_Found`.
+_INHERITED = object()
+#: Attributes that are replaced together: the owner, the method that reads its own entry of a name,
+#: the name, the original and the replacement of each.
+_Found = list[tuple[Any, Callable[..., Any], str, Any, Any]]
 
 
 def made_once(wrap: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,23 +66,14 @@ class Patch:
         replacement: Any,
         register: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        self._owner, self._name, self._replacement = owner, name, replacement
-        # The raw entry: reading a class attribute would bind a staticmethod or descriptor.
-        self._inherited = name not in vars(owner)
-        self._original = None if self._inherited else vars(owner)[name]
+        self._replaced = [_found(owner, name, replacement)]
         if register is not None:
             register(self.undo)
         setattr(owner, name, replacement)
 
     def undo(self) -> None:
         """Restore the original, unless somebody else has replaced the replacement."""
-        # An attribute that was not set, since an exception came before, is not None.
-        if vars(self._owner).get(self._name, self) is not self._replacement:
-            return
-        if self._inherited:
-            delattr(self._owner, self._name)
-        else:
-            setattr(self._owner, self._name, self._original)
+        _undo(self._replaced)
 
 
 class Patches(ABC):
@@ -90,6 +86,8 @@ class Patches(ABC):
         self._users: list[object] = []
         self.lock = threading.RLock()
         self._undo: list[Callable[[], object]] = []
+        #: Function that finds attributes -> its arguments, and what it has found.
+        self._kept: dict[object, tuple[tuple[Any, ...], _Found]] = {}
 
     def acquire(self, user: object = None) -> None:
         """Install the replacements, unless they are installed already.
@@ -129,7 +127,44 @@ class Patches(ABC):
 
     def replace(self, owner: Any, name: str, replacement: Any) -> None:
         """Replace an attribute until the replacements are undone."""
-        Patch(owner, name, replacement, self._undo.append)
+        self._set([_found(owner, name, replacement)])
+
+    def replace_found(
+        self, find: Callable[..., Iterable[tuple[Any, str, Any]]], *arguments: Any
+    ) -> None:
+        """Replace the attributes that a function finds until the replacements are undone.
+
+        It is called again only if one of the attributes has changed meanwhile, or with other
+        arguments: finding and wrapping the functions would take most of the time of entering
+        `apply`.
+
+        Args:
+            find: Yields the owner, the name and the replacement of each attribute. It depends only
+                on these attributes and its arguments.
+            *arguments: Arguments for it.
+
+        """
+        known, found = self._kept.get(find, ((), []))
+        if known != arguments or not _is_as_found(found):
+            found = [_found(*one) for one in find(*arguments)]
+            self._kept[find] = arguments, found
+        self._set(found)
+
+    def _set(self, found: _Found) -> None:
+        self.afterwards(functools.partial(_undo, found))
+        for owner, _, name, _, replacement in found:
+            setattr(owner, name, replacement)
+
+    def replaced(self) -> Iterator[tuple[Any, Any]]:
+        """Yield the replacement and the original of each attribute that is replaced now.
+
+        The originals of attributes that their owners have inherited are left out.
+        """
+        for undo in self._undo:
+            if isinstance(undo, functools.partial) and undo.func is _undo:
+                for *_, original, replacement in undo.args[0]:
+                    if original is not _INHERITED:
+                        yield replacement, original
 
     def afterwards(self, undo: Callable[[], object]) -> None:
         """Call `undo` when the replacements are undone, in reverse order.
@@ -137,6 +172,31 @@ class Patches(ABC):
         Register it before what it undoes. It may be called more than once, and in vain.
         """
         self._undo.append(undo)
+
+
+def _found(owner: Any, name: str, replacement: Any) -> tuple[Any, Any, str, Any, Any]:
+    # The raw entry: reading a class attribute would bind a staticmethod or descriptor.
+    read = vars(owner).get
+    return owner, read, name, read(name, _INHERITED), replacement
+
+
+def _is_as_found(found: _Found) -> bool:
+    for _, read, name, original, _ in found:
+        if read(name, _INHERITED) is not original:
+            return False
+    return bool(found)
+
+
+def _undo(found: _Found) -> None:
+    """Restore the originals of replaced attributes, unless somebody else has replaced them."""
+    for owner, read, name, original, replacement in reversed(found):
+        # One that was not set, since an exception came before, is not None.
+        if read(name, found) is not replacement:
+            continue
+        if original is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
 
 
 class _Thread(threading.local):

@@ -183,14 +183,14 @@ class Session:
         before, self.epoch = self.epoch, epochs.setdefault(self._stage, next(self._epochs))
         self.control.switches[EPOCH] = self.epoch
         self._analysing = {
-            point: [tool for tool in self.tools if tool._amanda.routines[point]] for point in IPoint
+            point: [tool for tool in self.tools if tool._amanda.routines[point]] for point in POINTS
         }
         rules = [t for t in self.tools if t._amanda.before_rules or t._amanda.after_rules]
         self._has_rules = bool(rules)
         if not any(self._analysing.values()):
             # Rules serve the analysis of other tools. Without any, the rules themselves run.
-            self._analysing = dict.fromkeys(IPoint, rules)
-        self.wants_backward = any(p.is_backward for p in IPoint if self._analysing[p])
+            self._analysing = dict.fromkeys(POINTS, rules)
+        self.wants_backward = any(p.is_backward for p in POINTS if self._analysing[p])
         self.watches_scopes = any(tool._amanda.scope for tool in self.tools)
         if "calls" in self.__dict__ or any(tool._amanda.watches_modules for tool in self.tools):
             self.calls.refresh()

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
 from amanda_core.engine.declined_drivers import DeclinedDrivers
 from amanda_core.engine.session import Session
@@ -63,6 +63,14 @@ class Entry(Protocol):
     _stack: Stack | None
 
 
+def _is(attachment: Attachment, protocol: Any) -> TypeGuard[Any]:
+    """Return True if an attachment has the attributes of a protocol, which its type decides."""
+    key = type(attachment), protocol
+    if key not in _FITS:
+        _FITS[key] = isinstance(attachment, protocol)
+    return _FITS[key]
+
+
 class _Local(threading.local):
     def __init__(self) -> None:
         self.place = _Place()
@@ -73,6 +81,8 @@ _STACKS: list[Stack] = []
 _SHARED: list[Entry] = []
 #: Stacks of threads that have ended, for others that need the same tools.
 _IDLE: list[Stack] = []
+#: Type of an attachment, protocol -> whether it has its attributes. To look takes 15 us.
+_FITS: dict[tuple[type, Any], bool] = {}
 #: Grows whenever `join` may answer differently than before.
 _ASKED = [1]
 #: Held while stacks of several threads change.
@@ -127,13 +137,13 @@ class Stack:
         THREAD.control, THREAD.session = self.session.control, self.session
         THREAD.control.switches[ROUTINE_DEPTH] = 0  # As in `close`.
         for attachment in self.attachments.values():
-            if isinstance(attachment, ThreadedAttachment):
+            if _is(attachment, ThreadedAttachment):
                 attachment.enter_thread()
 
     def changed(self) -> None:
         """Tell the attachments that a switch, the epoch or the threads have changed."""
         for name, attachment in tuple(self.attachments.items()):
-            if isinstance(attachment, NotifiedAttachment):
+            if _is(attachment, NotifiedAttachment):
                 what = f"Driver {name!r} fails at a change of the switches or tools"
                 try:
                     with driver_errors(what, passing=()):
@@ -151,10 +161,10 @@ class Stack:
         if attachment is None:
             return False
         self.attachments[driver.info.name] = attachment
-        if isinstance(attachment, ZonedAttachment):
+        if _is(attachment, ZonedAttachment):
             for zone in THREAD.zones:
                 zone.leaves.append(attachment.enter_zone(zone.name))
-        describes = isinstance(attachment, DescribingAttachment)
+        describes = _is(attachment, DescribingAttachment)
         self.session.declare(driver.info, attachment.facts if describes else None)
         return True
 
@@ -310,7 +320,7 @@ def begin_zone(zone: MarkedZone) -> None:
     """Let the operators of this thread belong to a zone."""
     stack = current()
     for one in tuple(stack.attachments.values()) if stack is not None else ():
-        if isinstance(one, ZonedAttachment):
+        if _is(one, ZonedAttachment):
             zone.leaves.append(one.enter_zone(zone.name))
 
 
@@ -341,7 +351,7 @@ def _ask_again() -> None:
     _ASKED[0] += 1
     stack = current()
     for attachment in tuple(stack.attachments.values()) if stack is not None else ():
-        if isinstance(attachment, ThreadedAttachment):
+        if _is(attachment, ThreadedAttachment):
             attachment.ask()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +111,8 @@ class Plugins:
         self.broken: dict[str, DriverError] = {}
         self.broken_plugins: dict[str, DriverError] = {}
         self.without_drivers = ""
+        #: (plugin, hook) -> what calls the hook of this driver, and the plugins that wrap it.
+        self._calls: dict[tuple[Any, str], Callable[..., Any]] = {}
 
     def register_installed(self) -> None:
         """Register every installed plugin that works and is not blocked."""
@@ -144,11 +146,13 @@ class Plugins:
         # Only a plugin that is a module has a name.
         CALLERS.update((*info.modules, getattr(plugin, "__name__", "").partition(".")[0]))
         self.drivers[name] = Driver(info, plugin, origin)
+        self._calls.clear()
         return self.drivers[name]
 
     def unregister(self, name: str) -> None:
         """Undo `register`."""
         self.manager.unregister(self.drivers.pop(name).plugin)
+        self._calls.clear()
 
     def register_plugin(self, plugin: Any, name: str, origin: str) -> None:
         """Register a plugin that is not a driver; see the function of this name."""
@@ -162,8 +166,11 @@ class Plugins:
 
     def call(self, plugin: Any, hook: str, **arguments: Any) -> Any:
         """Call one driver's implementation of `hook`, and the plugins that wrap it."""
-        others = [known.plugin for known in self.drivers.values() if known.plugin is not plugin]
-        return self.manager.subset_hook_caller(hook, others)(**arguments)
+        call = self._calls.get((plugin, hook))
+        if call is None:
+            others = [known.plugin for known in self.drivers.values() if known.plugin is not plugin]
+            call = self._calls[plugin, hook] = self.manager.subset_hook_caller(hook, others)
+        return call(**arguments)
 
     @contextmanager
     def _added(self, plugin: Any, name: str, origin: str, kind: str, key: str) -> Iterator[None]:

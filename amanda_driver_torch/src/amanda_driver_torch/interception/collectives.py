@@ -7,23 +7,23 @@ wait for one that was started.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import Patches, forget_all_edited, made_once, part
+from amanda_core.driver_kit import forget_all_edited, made_once, part
 from amanda_driver_torch.execution.collectives import Collective, finish
 from amanda_driver_torch.execution.reductions import expect
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.distributed import COMMUNICATORS, Communicator
 
-__all__ = ["forgetting", "replace"]
+__all__ = ["forgetting", "found"]
 
 
-def replace(patches: Patches) -> None:
-    """Watch the collectives until the patches are undone."""
+def found() -> Iterator[tuple[Any, str, Any]]:
+    """Yield what to replace so that collectives are watched: owner, name and replacement."""
     if not torch.distributed.is_available():
         return
     from torch.distributed import ProcessGroup, Work
@@ -31,15 +31,14 @@ def replace(patches: Patches) -> None:
     for name, communicator in COMMUNICATORS.items():
         if name in vars(ProcessGroup):
             original = getattr(ProcessGroup, name)
-            patches.replace(ProcessGroup, name, _starting(original, communicator))
+            yield ProcessGroup, name, _starting(original, communicator)
     reducer: Any = getattr(torch.distributed, "Reducer", None)
     if hasattr(reducer, "prepare_for_backward"):
-        prepare = reducer.prepare_for_backward
-        patches.replace(reducer, "prepare_for_backward", _preparing(prepare))
+        yield reducer, "prepare_for_backward", _preparing(reducer.prepare_for_backward)
     module: Any = torch.distributed
-    patches.replace(module, "destroy_process_group", _parting(module.destroy_process_group))
+    yield module, "destroy_process_group", _parting(module.destroy_process_group)
     for name in ("wait", "synchronize"):
-        patches.replace(Work, name, _waiting(getattr(Work, name)))
+        yield Work, name, _waiting(getattr(Work, name))
 
 
 @made_once

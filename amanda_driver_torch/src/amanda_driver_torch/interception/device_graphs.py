@@ -7,16 +7,16 @@ they would run would be replayed after `apply` has ended. Tools do not see it, a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import Patches, made_once
+from amanda_core.driver_kit import made_once
 from amanda_core.interface import CoverageGap
 from amanda_driver_torch.threads.state import STATE
 
-__all__ = ["GAP", "kinds", "replace"]
+__all__ = ["GAP", "end_all", "found", "kinds"]
 
 GAP = CoverageGap(
     "CUDA graphs and those of other devices",
@@ -32,16 +32,16 @@ def kinds() -> list[Any]:
     return [kind for kind in found if kind is not None]
 
 
-def replace(patches: Patches) -> None:
-    """Watch recordings and replays until the patches are undone."""
+def found() -> Iterator[tuple[Any, str, Any]]:
+    """Yield what to replace to watch recordings and replays: owner, name and replacement."""
     wrappers = {"capture_begin": _beginning, "capture_end": _ending, "replay": _replaying}
-    patches.afterwards(_end_all)
     for kind in kinds():
         for name, wrap in wrappers.items():
-            patches.replace(kind, name, wrap(getattr(kind, name)))
+            yield kind, name, wrap(getattr(kind, name))
 
 
-def _end_all() -> None:
+def end_all() -> None:
+    """Forget the recordings that go on, since nobody watches their ends any more."""
     # The end of the tools may have reset `quiet` before.
     STATE.quiet = max(0, STATE.quiet - STATE.recordings)
     STATE.recordings = 0

@@ -120,8 +120,9 @@ class ForwardCalls:
             frame = frame.f_back
         if frame is None:
             return
-        codes = [frame.f_code, *filter(None, map(_code_of, list(frame.f_globals.values())))]
-        if any(map(_calls_in, codes)):
+        functions = [one for one in list(frame.f_globals.values()) if type(one) is FunctionType]
+        codes = [frame.f_code, *filter(None, map(_code_of, functions))]
+        if any(map(_is_calling, codes)):
             self._watch(_written(nn.Module))
 
     def foresee(self, root: nn.Module) -> None:
@@ -150,6 +151,20 @@ def _calls_forward(kind: type) -> bool:
     own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] != "torch"]
     codes = [_code_of(value) for one in own for value in vars(one).values()]
     return any(code is not None and _calls_in(code) for code in codes)
+
+
+#: Code -> whether it calls a `forward`, by id: to hash code means to hash its constants.
+_CALLING: dict[int, tuple[CodeType, bool]] = {}
+
+
+def _is_calling(code: CodeType) -> bool:
+    """Return `_calls_in`, which programs that apply tools in each iteration need each time."""
+    known = _CALLING.get(id(code))
+    if known is None:
+        if len(_CALLING) > _CODES:
+            _CALLING.clear()
+        known = _CALLING[id(code)] = code, _calls_in(code)
+    return known[1]
 
 
 def _calls_in(code: CodeType) -> bool:

@@ -17,7 +17,7 @@ from amanda_core.interface import CoverageGap
 from amanda_driver_torch.gradients.records import OpRecord
 from amanda_driver_torch.interception.coverage_limits import LIMITS
 from amanda_driver_torch.interception.joining import joins
-from amanda_driver_torch.interception.patches import PATCHES
+from amanda_driver_torch.interception.patches import PATCHES, as_operators
 from amanda_driver_torch.interception.transparent_wrappers import (
     has_override,
     make_transparent,
@@ -74,8 +74,7 @@ class FunctionModeInterceptor:
         """Start intercepting in this thread."""
         for namespace in _ASKED_ELSEWHERE:
             make_transparent(vars(namespace))
-        for owner, name in _UNREPORTED:
-            PATCHES.add_operator(owner, name, name)
+        PATCHES.add_found(as_operators, *((owner, name, name) for owner, name in _UNREPORTED))
         self.ask()
         self.enter_thread()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any, TypeVar
@@ -37,7 +37,7 @@ from amanda_driver_torch.identity.zones import may_decide_zone
 from amanda_driver_torch.interception.coverage_limits import LIMITS
 from amanda_driver_torch.interception.interceptor import Handler
 from amanda_driver_torch.interception.joining import joins
-from amanda_driver_torch.interception.patches import PATCHES
+from amanda_driver_torch.interception.patches import PATCHES, as_operators
 from amanda_driver_torch.interception.tracing import FAKE_TENSOR_CHECKS
 from amanda_driver_torch.operators.bindings import is_operator, operators, type_name
 from amanda_driver_torch.operators.operator import Operator
@@ -126,13 +126,8 @@ class NativeInterceptor:
     def start(self) -> None:
         """Start intercepting in this thread."""
         _learn_graphs()
-        for kind in (OpOverload, OpOverloadPacket):
-            if not hasattr(kind.__call__, _MARK):
-                PATCHES.add(kind, "__call__", _dispatcher_call(kind.__call__))
-        for name in self._refused:
-            owner, _, attribute = name.rpartition(".")
-            if owner == FUNCTIONS or hasattr(torch, attribute):
-                PATCHES.add_operator(torch, attribute, attribute)
+        if not hasattr(OpOverload.__call__, _MARK):
+            PATCHES.add_found(_find_unredirected, *self._refused)
         _REDIRECTION.acquire(self)
         self.enter_thread()
         self.ask()
@@ -317,6 +312,15 @@ def _answering(binding: Any) -> Callable[..., Any]:
 # Operators of the dispatcher, which Python calls through `torch.ops` objects.
 
 _MARK = "__amanda_dispatcher__"
+
+
+def _find_unredirected(*refused: str) -> Iterator[tuple[Any, str, Any]]:
+    for kind in (OpOverload, OpOverloadPacket):
+        yield kind, "__call__", _dispatcher_call(kind.__call__)
+    for name in refused:
+        owner, _, attribute = name.rpartition(".")
+        if owner == FUNCTIONS or hasattr(torch, attribute):
+            yield from as_operators((torch, attribute, attribute))
 
 
 def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:

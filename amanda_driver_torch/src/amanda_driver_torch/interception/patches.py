@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -65,7 +65,66 @@ from amanda_driver_torch.torch_internals.internals import (
     without_innermost_mode,
 )
 
-__all__ = ["PATCHES"]
+__all__ = ["PATCHES", "as_operators"]
+
+
+# Modules that `import torch` does not load.
+
+
+def _in_checkpoint() -> Iterator[tuple[Any, str, Any]]:
+    module = sys.modules["torch.utils.checkpoint"]
+    # Call sites of a first run end at `checkpoint`, as those of a rerun end at `Rerun`.
+    for name in CHECKPOINT_FUNCTIONS:
+        if hasattr(module, name):
+            code = getattr(module, name).__code__
+            BOUNDARY[id(code)] = code
+    reentrant = module.CheckpointFunction
+    forward = vars(reentrant)["forward"].__func__
+
+    def run_first(ctx: Any, run_function: Any, *args: Any) -> Any:
+        return forward(ctx, Rerun(run_function, first=True), *args)
+
+    yield reentrant, "forward", staticmethod(run_first)
+    names = [name for name in CHECKPOINT_FIRST_RUNS if hasattr(module, name)]
+    name = (names or CHECKPOINT_FIRST_RUNS)[0]
+    yield module, name, watch_first_run(getattr(module, name))
+
+
+def _in_traced_modules() -> Iterator[tuple[Any, str, Any]]:
+    module, name = sys.modules[TRACED_MODULES.module], TRACED_MODULES.names[0]
+    call: Any = nn.Module.__call__
+    original = call
+    if id(getattr(call, "__code__", None)) in BOUNDARY:  # It is the replacement.
+        original = call.__wrapped__
+        if getattr(module, name, None) is call:
+            setattr(module, name, original)  # It was imported after the replacement.
+    if getattr(module, name, None) is original:
+        # Dynamo traces only the `forward` of modules whose call is this one, as without tools.
+        yield module, name, _module_call(original)
+
+
+def _in_export() -> Iterator[tuple[Any, str, Any]]:
+    module, name = sys.modules[DYNAMO_EXPORT[0]], DYNAMO_EXPORT[1]
+    yield module, name, quiet_export(getattr(module, name))
+
+
+class _FunctionsOf:
+    """A class whose functions are replaced as attributes of this object.
+
+    torch has hundreds of subclasses of `nn.Module`. Setting ``__call__`` in the usual way would
+    take a fifth of the time of entering `apply`, since Python goes through all of them.
+    """
+
+    def __init__(self, owner: type) -> None:
+        super().__setattr__("owner", owner)
+
+    def __getattribute__(self, name: str) -> Any:
+        owner = super().__getattribute__("owner")
+        return vars(owner) if name == "__dict__" else getattr(owner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        owner = super().__getattribute__("owner")
+        (setattr if native is None else native.replace_function)(owner, name, value)
 
 
 class _Patches(Patches):
@@ -73,103 +132,95 @@ class _Patches(Patches):
 
     def __init__(self) -> None:
         super().__init__()
-        #: Each replacement, with what was there.
-        self._replaced: list[tuple[Any, Any]] = []
-        #: Whether Dynamo knows the originals.
-        self._named = False
-
-    def replace(self, owner: Any, name: str, replacement: Any) -> None:
-        """Replace an attribute until the replacements are undone."""
-        self._replaced.append((replacement, vars(owner).get(name)))
-        self._named = False
-        super().replace(owner, name, replacement)
+        #: Dynamo's rules in which the originals are.
+        self._rules: dict[Any, Any] = {}
+        #: Module -> yields what to replace in it once it is imported.
+        self._late: dict[str, Callable[[], Iterator[tuple[Any, str, Any]]]] = {
+            "torch.utils.checkpoint": _in_checkpoint,
+            COMPILED_FRAMES.module: self._in_dynamo,
+            TRACED_MODULES.module: _in_traced_modules,
+            DYNAMO_EXPORT[0]: _in_export,
+        }
 
     def _name_originals(self, rules: dict[Any, Any]) -> None:
         """Put the originals among Dynamo's rules, which it makes once, of what has a name then."""
-        for replacement, original in self._replaced:
+        if rules is self._rules or not rules:
+            return
+        for replacement, original in self.replaced():
             if isinstance(replacement, Hashable) and replacement in rules:
                 rules[original] = rules.pop(replacement)
-        self._named = bool(rules)
+        self._rules = rules
 
-    def _forget_replaced(self) -> None:
+    def _restore(self) -> None:
         self._name_originals(dynamo_rules(listed=False))
-        self._replaced.clear()
+        super()._restore()
 
     def add(self, owner: Any, name: str, replacement: Any) -> None:
         """Replace one more attribute while any session is attached."""
         with self.lock:
             self.replace(owner, name, replacement)
 
-    def add_operator(self, owner: Any, name: str, op_type: str) -> None:
-        """Treat calls of ``owner.name`` as an operator while any session is attached."""
+    def add_found(
+        self, find: Callable[..., Iterable[tuple[Any, str, Any]]], *arguments: Any
+    ) -> None:
+        """Replace the attributes that a function finds while any session is attached."""
         with self.lock:
-            original = getattr(owner, name, None)
-            if original is not None and not hasattr(original, _OPERATOR):
-                self.replace(owner, name, _operator_call(original, op_type))
+            self.replace_found(find, *arguments)
 
     def install(self) -> None:
-        self.afterwards(self._forget_replaced)
-        self.replace(nn.Module, "__call__", _module_call(nn.Module.__call__))
         function_apply.replace(self)
         swap_tensors.replace(self.afterwards)
-        device_graphs.replace(self)
-        collectives.replace(self)
-        self.replace(*ENGINE, _Engine(getattr(*ENGINE)))
-        if hasattr(*FUSED_PATH):
-            self.replace(*FUSED_PATH, fused_inference.replacement(getattr(*FUSED_PATH)))
+        self.afterwards(device_graphs.end_all)
         if native is not None:
             self.afterwards(functools.partial(native.set_ask, None))
             self.afterwards(functools.partial(native.share, False))
-        if native is not None and hasattr(*HOOK_REGISTRATION):
-            quick = native.registration(getattr(*HOOK_REGISTRATION), RemovableHandle)
-            self.replace(*HOOK_REGISTRATION, quick)
-        seeds = quietly_called if native is None else native.quiet  # It runs in each backward pass.
-        self.replace(*GRADIENT_SEEDS, seeds(getattr(*GRADIENT_SEEDS)))
-        if hasattr(*VERSION_RESET):
-            self.replace(*VERSION_RESET, collectives.forgetting(getattr(*VERSION_RESET)))
-        zone_calls.replace(self)
+        zone_calls.hook_steps(self)
         WRITING.replace(self)
-        for kind in (ScriptFunction, ScriptMethod):
-            self.replace(kind, "__call__", _script_call(kind.__call__))
-        for owner, name, op_type in extensions.registered():
-            self.add_operator(owner, name, op_type)
-        call = _higher_order_call(HigherOrderOperator.__call__)
-        self.replace(HigherOrderOperator, "__call__", call)
-        late: dict[str, Callable[[], None]] = {
-            "torch.utils.checkpoint": self._patch_checkpoint,
-            COMPILED_FRAMES.module: self._patch_dynamo,
-            TRACED_MODULES.module: self._patch_traced_modules,
-            DYNAMO_EXPORT[0]: self._patch_dynamo_export,
-        }
-        waiting = [name for name in late if name not in sys.modules]
-        for name, install in late.items():
-            if name not in waiting:
-                install()
+        waiting = [name for name in self._late if name not in sys.modules]
+        late = [name for name in self._late if name not in waiting]
+        self.replace_found(self._find, late)
+        self.replace_found(as_operators, *extensions.registered())
         if waiting:
-            watcher = ImportWatcher(waiting, lambda name: late[name]())
+            watcher = ImportWatcher(waiting, self._imported)
             self.afterwards(watcher.stop)
             watcher.start()
 
-    def _patch_checkpoint(self) -> None:
-        module = sys.modules["torch.utils.checkpoint"]
-        # Call sites of a first run end at `checkpoint`, as those of a rerun end at `Rerun`.
-        for name in CHECKPOINT_FUNCTIONS:
-            if hasattr(module, name):
-                code = getattr(module, name).__code__
-                self.afterwards(functools.partial(BOUNDARY.pop, id(code), None))
-                BOUNDARY[id(code)] = code
-        reentrant = module.CheckpointFunction
-        forward = vars(reentrant)["forward"].__func__
+    def _imported(self, module: str) -> None:
+        for owner, name, replacement in self._late[module]():
+            self.replace(owner, name, replacement)
 
-        def run_first(ctx: Any, run_function: Any, *args: Any) -> Any:
-            return forward(ctx, Rerun(run_function, first=True), *args)
+    def _find(self, late: Sequence[str]) -> Iterator[tuple[Any, str, Any]]:
+        """Yield the owner, the name and the replacement of each attribute.
 
-        self.replace(reentrant, "forward", staticmethod(run_first))
-        names = [name for name in CHECKPOINT_FIRST_RUNS if hasattr(module, name)]
-        name = (names or CHECKPOINT_FIRST_RUNS)[0]
-        self.replace(module, name, watch_first_run(getattr(module, name)))
+        Args:
+            late: Those of the late modules that are imported.
+        """
+        replacement = _module_call(nn.Module.__call__)
+        if native is not None:
+            # `module(...)` calls C code. Everything else sees and calls this function.
+            native.hasten_module_call(replacement, nn.Module.__call__)
+        yield _FunctionsOf(nn.Module), "__call__", replacement
+        yield from device_graphs.found()
+        yield from collectives.found()
+        yield *ENGINE, _Engine(getattr(*ENGINE))
+        if hasattr(*FUSED_PATH):
+            yield *FUSED_PATH, fused_inference.replacement(getattr(*FUSED_PATH))
+        if native is not None and hasattr(*HOOK_REGISTRATION):
+            quick = native.registration(getattr(*HOOK_REGISTRATION), RemovableHandle)
+            yield *HOOK_REGISTRATION, quick
+        seeds = quietly_called if native is None else native.quiet  # It runs in each backward pass.
+        yield *GRADIENT_SEEDS, seeds(getattr(*GRADIENT_SEEDS))
+        if hasattr(*VERSION_RESET):
+            yield *VERSION_RESET, collectives.forgetting(getattr(*VERSION_RESET))
+        yield from zone_calls.found()
+        for kind in (ScriptFunction, ScriptMethod):
+            yield kind, "__call__", _script_call(kind.__call__)
+        call = _higher_order_call(HigherOrderOperator.__call__)
+        yield HigherOrderOperator, "__call__", call
+        for module in late:
+            yield from self._late[module]()
 
-    def _patch_dynamo(self) -> None:
+    def _in_dynamo(self) -> Iterator[tuple[Any, str, Any]]:
         module = sys.modules[COMPILED_FRAMES.module]
         original = getattr(module, COMPILED_FRAMES.callback)
         set_count = getattr(module, COMPILED_FRAMES.frame_count, None)
@@ -179,8 +230,7 @@ class _Patches(Patches):
             attachment = STATE.attachment
             if attachment is None or callback in (None, False):
                 return original(callback)
-            if not self._named:
-                self._name_originals(dynamo_rules(listed=True))
+            self._name_originals(dynamo_rules(listed=True))
             wrapper = sys._getframe(1)
             if only_exports(callback) or runs_higher_order(wrapper):
                 return original(_beneath_mode(callback))
@@ -205,21 +255,7 @@ class _Patches(Patches):
 
         if native is not None:
             choose = native.chooser(original, choose, set_region)
-        self.replace(module, COMPILED_FRAMES.callback, choose)
-
-    def _patch_traced_modules(self) -> None:
-        module, name = sys.modules[TRACED_MODULES.module], TRACED_MODULES.names[0]
-        call = nn.Module.__call__
-        original = call.__wrapped__  # type: ignore[attr-defined]
-        if getattr(module, name, None) is call:
-            setattr(module, name, original)  # It was imported after the replacement.
-        if getattr(module, name, None) is original:
-            # Dynamo traces only the `forward` of modules whose call is this one, as without tools.
-            self.replace(module, name, call)
-
-    def _patch_dynamo_export(self) -> None:
-        module, name = sys.modules[DYNAMO_EXPORT[0]], DYNAMO_EXPORT[1]
-        self.replace(module, name, quiet_export(getattr(module, name)))
+        yield module, COMPILED_FRAMES.callback, choose
 
 
 PATCHES = _Patches()
@@ -243,11 +279,7 @@ def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
     BOUNDARY[id(call.__code__)] = call.__code__
     # `inspect.signature` of a model must be that of the original.
-    replacement = functools.wraps(original)(call)
-    if native is not None:
-        # `module(...)` calls C code. Everything else sees and calls this function.
-        native.hasten_module_call(replacement, original)
-    return replacement
+    return functools.wraps(original)(call)
 
 
 # The backward engine.
@@ -335,6 +367,18 @@ def _is_seen(attachment: Any) -> bool:
 
 
 _OPERATOR = "__amanda_operator__"
+
+
+def as_operators(*functions: tuple[Any, str, str]) -> Iterator[tuple[Any, str, Any]]:
+    """Yield what to replace so that calls of functions are operators: owner, name, replacement.
+
+    Args:
+        *functions: The owner and the name of each, and the type of its operator.
+    """
+    for owner, name, op_type in functions:
+        original = getattr(owner, name, None)
+        if original is not None and not hasattr(original, _OPERATOR):
+            yield owner, name, _operator_call(original, op_type)
 
 
 def _operator_call(original: Callable[..., Any], op_type: str) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ model inside a step, and the end of a step.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from amanda_driver_torch.facts import STEPPED
 from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.threads.state import STATE
 
-__all__ = ["replace"]
+__all__ = ["found", "hook_steps"]
 
 #: What the names begin with that torch gives to ranges of the profiler -> the zone there.
 _RANGES = {
@@ -33,11 +33,15 @@ _RANGES = {
 _PREFIXES = tuple(_RANGES)
 
 
-def replace(patches: Patches) -> None:
-    """Watch the marks until the patches are undone."""
+def found() -> Iterator[tuple[Any, str, Any]]:
+    """Yield what to replace to watch the marks: owner, name and replacement."""
     ranges = torch.autograd.profiler.record_function
-    patches.replace(ranges, "__enter__", _entering(ranges.__enter__))
-    patches.replace(ranges, "__exit__", _leaving(ranges.__exit__))
+    yield ranges, "__enter__", _entering(ranges.__enter__)
+    yield ranges, "__exit__", _leaving(ranges.__exit__)
+
+
+def hook_steps(patches: Patches) -> None:
+    """Watch the steps of optimizers until the patches are undone."""
     for handle, hook in _STEP_HOOKS:
         patches.afterwards(handle.remove)
         handle.hooks_dict_ref()[handle.id] = hook

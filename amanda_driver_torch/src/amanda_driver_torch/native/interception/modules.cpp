@@ -269,7 +269,35 @@ PyObject* hasten_module_call(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
 }
 
+bool is_function_of(PyTypeObject* type, PyObject* name) {
+    PyObject* held = PyDict_GetItemWithError(type->tp_dict, name);
+    return held != nullptr && PyFunction_Check(held);
+}
+
+// Where one function takes the place of another, the slots of all subclasses stay as they are, so
+// only what is cached of the type is forgotten. `setattr` looks the slot up in each subclass anew.
+PyObject* replace_function(PyObject*, PyObject* args) {
+    PyTypeObject* type;
+    PyObject *name, *function;
+    if (!PyArg_ParseTuple(args, "O!UO", &PyType_Type, &type, &name, &function)) return nullptr;
+    bool same = (type->tp_flags & Py_TPFLAGS_HEAPTYPE) != 0 && PyFunction_Check(function) &&
+                Py_TYPE(type)->tp_setattro == PyType_Type.tp_setattro && is_function_of(type, name);
+    if (PyErr_Occurred()) return nullptr;
+    if (!same) {
+        if (PyObject_SetAttr(reinterpret_cast<PyObject*>(type), name, function) < 0) return nullptr;
+        Py_RETURN_NONE;
+    }
+    // The replaced function is freed after the caches have forgotten it.
+    Owned held = Owned::share(PyDict_GetItemWithError(type->tp_dict, name));
+    if (PyDict_SetItem(type->tp_dict, name, function) < 0) return nullptr;
+    PyType_Modified(type);
+    Py_RETURN_NONE;
+}
+
 PyMethodDef functions[] = {
+    {"replace_function", replace_function, METH_VARARGS,
+     "replace_function(type, name, function, /)\n--\n\n"
+     "Do what setattr(type, name, function) does, sooner if a function is replaced."},
     {"hasten_module_call", hasten_module_call, METH_VARARGS,
      "hasten_module_call(replacement, original, /)\n--\n\n"
      "Execute the function that replaces nn.Module.__call__ in C where possible."},
