@@ -26,6 +26,7 @@ from amanda_driver_torch.interception import (
     collectives,
     device_graphs,
     fused_inference,
+    pipelines,
     swap_tensors,
     zone_calls,
 )
@@ -37,6 +38,7 @@ from amanda_driver_torch.interception.serialization import (
     quietly_called,
 )
 from amanda_driver_torch.threads.state import STATE
+from amanda_driver_torch.torch_internals.distributed import STAGES
 from amanda_driver_torch.torch_internals.entry_points import (
     CHECKPOINT_FIRST_RUNS,
     CHECKPOINT_FUNCTIONS,
@@ -140,6 +142,7 @@ class _Patches(Patches):
             COMPILED_FRAMES.module: self._patch_dynamo,
             TRACED_MODULES.module: self._patch_traced_modules,
             DYNAMO_EXPORT[0]: self._patch_dynamo_export,
+            STAGES[0]: self._patch_pipelines,
         }
         waiting = [name for name in late if name not in sys.modules]
         for name, install in late.items():
@@ -168,6 +171,9 @@ class _Patches(Patches):
         names = [name for name in CHECKPOINT_FIRST_RUNS if hasattr(module, name)]
         name = (names or CHECKPOINT_FIRST_RUNS)[0]
         self.replace(module, name, watch_first_run(getattr(module, name)))
+
+    def _patch_pipelines(self) -> None:
+        pipelines.replace(self, getattr(sys.modules[STAGES[0]], STAGES[1]))
 
     def _patch_dynamo(self) -> None:
         module = sys.modules[COMPILED_FRAMES.module]
