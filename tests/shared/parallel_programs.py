@@ -524,9 +524,22 @@ def split_batch() -> None:
         optimizer.zero_grad()
 
 
+def chosen_part() -> None:
+    """All processes divide the whole batch alike, and each takes its part of the list."""
+    model = plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    samples = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        x = torch.randn(8, WIDTH, generator=samples).chunk(_size())[_rank()]
+        model(x).square().mean().backward()
+        _average(*model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 #: Right programs in which processes differ where they may.
 RIGHT: list[Callable[[], None]] = [
-    *(own_noise, summed_loss, accumulated, two_optimizers, split_batch),
+    *(own_noise, summed_loss, accumulated, two_optimizers, split_batch, chosen_part),
 ]
 
 

@@ -284,7 +284,7 @@ class _Reduction(NodeRecord):
         context = self.open_context(session)
         if _is_distributed(gradient):
             mesh = gradient.device_mesh
-            context["mesh"] = tuple(mesh.mesh.shape)
+            context["mesh"] = tuple(mesh.shape)  # `mesh.mesh` computes it.
             context["placements"] = tuple(str(one) for one in gradient.placements)
         try:
             acts = False

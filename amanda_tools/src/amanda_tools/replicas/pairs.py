@@ -12,7 +12,15 @@ from functools import cached_property
 from typing import Any
 
 from amanda_tools.diff.pairing import paired
-from amanda_tools.fingerprint.files import ARGUMENTS, CONSTANT, INPUT, KEPT, NOBODY, OUTPUT
+from amanda_tools.fingerprint.files import (
+    ARGUMENTS,
+    CONSTANT,
+    INPUT,
+    KEPT,
+    NOBODY,
+    OUTPUT,
+    UNSEEN_WRITER,
+)
 from amanda_tools.replicas.recorded import Process, is_replica, shape_of, usable
 from amanda_tools.replicas.result import Violation
 from amanda_tools.replicas.tool import AT_STEP, AT_UPDATE, OWN
@@ -170,7 +178,7 @@ class Pair:
         known = {*self.one.groups.values()} == {self.one.processes}
         if known or not self._reads_same_data(now):
             return
-        self.compared["values"] += int(now.sum())
+        self.compared["values"] += int((now & self._equal).sum())
         yield from self._operators(step, now)
 
     def _placed(self, now: Any) -> Iterator[Violation]:
@@ -246,9 +254,12 @@ class Pair:
         read = groups(now & is_input & self._varied) & ~other_inputs
         told_apart = groups(whole & (self.a["what"] == ARGUMENTS) & ~self._equal)
         wrote = now & whole & is_output & ~self._equal & read[self._groups]
+        parts = self.a["order"][self._other_parts(now)]
+        first = parts.min() if len(parts) else numpy.inf
         cut = False
         for place in numpy.flatnonzero(wrote).tolist():
             op = self.one.run.ops[self.a["op"][place]]
+            cut = cut or self.a["order"][place] > first
             if told_apart[self._groups[place]] or op.word is None:
                 cut = cut or op.word is None or op.word in _CUTS
                 continue
@@ -260,8 +271,21 @@ class Pair:
                 why = "Both processes read the same there, and draw other random numbers."
             yield self._at(place, "random" if is_random else "output", why)
             return
-        if not cut:
+        if not (cut or len(parts)):
             yield from self._loss(step, now & is_output & self._varied & ~self._backward)
+
+    def _other_parts(self, now: Any) -> Any:
+        """Return the inputs that differ, although all that their producers wrote is equal.
+
+        The processes took different parts of it, as of the list that `chunk` returns.
+        """
+        import numpy
+
+        flags = self.a["flags"] | self.b["flags"]
+        differs = now & ~self._equal & ~self._backward
+        made = (self.a["producer"] != NOBODY) & (flags & UNSEEN_WRITER == 0)
+        wrote = numpy.unique(self.a["op"][differs & (self.a["what"] == OUTPUT)])
+        return differs & made & (self.a["what"] == INPUT) & ~numpy.isin(self.a["producer"], wrote)
 
     def _loss(self, step: int, outputs: Any) -> Iterator[Violation]:
         """Yield the loss if it differs, although both processes read the same data."""
