@@ -254,7 +254,7 @@ class Pair:
         read = groups(now & is_input & self._varied) & ~other_inputs
         told_apart = groups(whole & (self.a["what"] == ARGUMENTS) & ~self._equal)
         wrote = now & whole & is_output & ~self._equal & read[self._groups]
-        parts = self.a["order"][self._other_parts(now)]
+        parts = self.a["order"][self._other_parts(step, now)]
         first = parts.min() if len(parts) else numpy.inf
         cut = False
         for place in numpy.flatnonzero(wrote).tolist():
@@ -274,18 +274,20 @@ class Pair:
         if not (cut or len(parts)):
             yield from self._loss(step, now & is_output & self._varied & ~self._backward)
 
-    def _other_parts(self, now: Any) -> Any:
+    def _other_parts(self, step: int, now: Any) -> Any:
         """Return the inputs that differ, although all that their producers wrote is equal.
 
         The processes took different parts of it, as of the list that `chunk` returns.
         """
         import numpy
 
-        flags = self.a["flags"] | self.b["flags"]
-        differs = now & ~self._equal & ~self._backward
-        made = (self.a["producer"] != NOBODY) & (flags & UNSEEN_WRITER == 0)
-        wrote = numpy.unique(self.a["op"][differs & (self.a["what"] == OUTPUT)])
-        return differs & made & (self.a["what"] == INPUT) & ~numpy.isin(self.a["producer"], wrote)
+        known = self._equal & self._usable
+        outputs = (self.a["step"] == step) & (self.a["what"] == OUTPUT)
+        orders = self.a["order"]  # Of the execution, which the input names as its producer.
+        wrote_equal = numpy.setdiff1d(orders[outputs], orders[outputs & ~known])
+        unseen = (self.a["flags"] | self.b["flags"]) & UNSEEN_WRITER != 0
+        read = now & ~self._equal & ~self._backward & ~unseen & (self.a["what"] == INPUT)
+        return read & numpy.isin(self.a["producer"], wrote_equal)
 
     def _loss(self, step: int, outputs: Any) -> Iterator[Violation]:
         """Yield the loss if it differs, although both processes read the same data."""
