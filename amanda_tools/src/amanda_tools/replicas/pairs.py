@@ -23,7 +23,7 @@ from amanda_tools.fingerprint.files import (
 )
 from amanda_tools.replicas.recorded import Process, is_replica, shape_of, usable
 from amanda_tools.replicas.result import Violation
-from amanda_tools.replicas.tool import AT_STEP, AT_UPDATE, OWN
+from amanda_tools.replicas.tool import AT_STEP, AT_UPDATE, OWN, REDUCED
 
 __all__ = ["Pair"]
 
@@ -144,8 +144,11 @@ class Pair:
                 yield self.one.violation("weight", [self.other.name], mine, why, what)
 
     def _gradients(self, step: int) -> Iterator[Violation]:
-        """Yield the replicated weights whose gradients differ where an optimizer reads them."""
-        for at in (AT_STEP, AT_UPDATE):
+        """Yield the replicated weights whose gradients differ when a wrapper has reduced them, or
+        where an optimizer reads them.
+        """
+        equal: set[str] = set()
+        for at in (REDUCED, AT_STEP, AT_UPDATE):
             mine, theirs = (p.gradients.get((step, at), {}) for p in (self.one, self.other))
             found = []
             for name in sorted(self.replicas & mine.keys() & theirs.keys()):
@@ -157,8 +160,12 @@ class Pair:
                 if whole and self.one.rows["digest"][a] != self.other.rows["digest"][b]:
                     is_own = all(_is_own(p, step, name) for p in (self.one, self.other))
                     why = "It differs after the reduction, where the optimizer reads it."
+                    if at == REDUCED:
+                        why = "It differs when the wrapper has reduced it."
                     if at == AT_UPDATE:
                         why = "It was equal before it was clipped: the norms differ."
+                    elif name in equal:
+                        why = "It was equal after the reduction: what wrote it since differs."
                     elif is_own:
                         why = (
                             "Each process has the gradient that it computed itself: it was not "
@@ -166,6 +173,8 @@ class Pair:
                         )
                     what = f"the gradient of weight {_short(name)!r}"
                     found.append(self.one.violation("gradient", [self.other.name], a, why, what))
+                elif whole and at == REDUCED:
+                    equal.add(name)
             yield from found
             if found:
                 return
