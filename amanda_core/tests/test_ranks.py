@@ -216,3 +216,15 @@ def test_many_processes_are_read_by_several(tmp_path: Path) -> None:
     assert [row["name"] for row in found["ranks"]] == [f"rank{rank}" for rank in range(200)]
     assert found["by_module"][""]["calls"] == sum(range(200))
     assert found["ops"][1]["bytes"] == 400
+
+
+def test_an_empty_part_stays_empty() -> None:
+    results = {
+        "a": {"format": "x/1", "allocators": {}, "ops": [{}, {}]},
+        "b": {"format": "x/1", "allocators": {"gpu": 3}, "ops": [{}]},
+    }
+    for names in (["a"], ["a", "a"]):
+        found = merge(names, results.__getitem__)
+        assert (found["allocators"], found["ops"]) == ({}, [{}, {}])
+    found = merge(["a", "b"], results.__getitem__)
+    assert (found["allocators"], found["ops"]) == ({"gpu": 3}, [{}, {}])

@@ -94,5 +94,98 @@ def test_a_stage_has_its_own_gradients_and_decisions(tmp_path: Path) -> None:
     assert "Other processes may have layers" in found[0]["global"]
 
 
+class Chunks(amanda.Tool):
+    """Notes the stage and the micro-batch of operators and of gradients, beside their values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[str, str, int | None, int | None, float]] = []
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse, backward=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.is_backward() and context["backward_type"] == "accumulate_grad":
+            context.insert_before_backward_op(self.note, observe=True, context=context)
+        elif not context.is_backward() and context["type"] in ("linear", "square"):
+            context.insert_before_op(self.note, inputs=[0], observe=True, context=context)
+
+    def note(self, value: torch.Tensor, context: amanda.OpContext) -> None:
+        where = context.get("stage"), context.get("micro_batch")
+        self.rows.append((context.name, context.op_type, *where, float(value.flatten()[0])))
+
+
+#: Schedule -> how many stages a rank has.
+SCHEDULES = {
+    "ScheduleGPipe": 1,
+    "Schedule1F1B": 1,
+    "ScheduleInterleaved1F1B": 2,
+    "ScheduleLoopedBFS": 2,
+    "ScheduleInterleavedZeroBubble": 2,
+}
+#: Those that compute the gradients of weights apart from those of inputs, but for the first stage.
+APART = ("ScheduleInterleavedZeroBubble",)
+CHUNKS, ROWS = 4, 2
+
+
+def chunks(rank: int, folder: Path) -> None:
+    """Pass the number of a micro-batch, from 1 on, through stages that change nothing."""
+    from torch.distributed import pipelining
+
+    torch.set_num_threads(1)
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    x = torch.arange(1.0, CHUNKS + 1).repeat_interleave(ROWS).unsqueeze(1)
+    found = {}
+    for name, each in SCHEDULES.items():
+        stages = []
+        for number in range(rank, 2 * each, 2):
+            layer = nn.Linear(1, 1, bias=False)
+            nn.init.ones_(layer.weight)
+            cpu = torch.device("cpu")
+            stages.append(pipelining.PipelineStage(layer, number, 2 * each, cpu))
+        schedule = getattr(pipelining, name)(
+            stages if each > 1 else stages[0],
+            CHUNKS,
+            loss_fn=lambda y, _: y.square().sum(),
+            scale_grads=False,
+        )
+        tool = Chunks()
+        with amanda.apply(tool):
+            for _ in range(2):  # The second time without an analysis.
+                schedule.step(*([] if rank else [x]), **({"target": x} if rank else {}))
+        found[name] = tool.rows
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    os._exit(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo is tried on Linux")
+def test_operators_and_gradients_have_the_micro_batch_of_the_schedule(tmp_path: Path) -> None:
+    commands = [[sys.executable, __file__, str(rank), str(tmp_path), "chunks"] for rank in range(2)]
+    started = [subprocess.Popen(command) for command in commands]
+    assert [process.wait(240) for process in started] == [0, 0]
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        for name, each in SCHEDULES.items():
+            # What a stage receives is a leaf, too, and has no name of a weight.
+            of = [row for row in found[name] if row[1] != "AccumulateGrad" or "weight" in row[0]]
+            rows = {kind: [row[2:] for row in of if row[1] == kind] for kind in KINDS}
+            stages, numbers = range(rank, 2 * each, 2), 2 * [*range(CHUNKS)]
+            # The value tells the micro-batch: the number, or the gradient of its square.
+            values = [[stage, n, n + 1] for stage in stages for n in numbers]
+            assert sorted(rows["linear"]) == sorted(values), name
+            # Weights' gradients that are computed apart are assigned, not accumulated.
+            accumulating = [0] * (not rank) if name in APART else stages
+            gradients = [
+                [stage, n, 2 * ROWS * (n + 1) ** 2] for stage in accumulating for n in numbers
+            ]
+            assert sorted(rows["AccumulateGrad"]) == sorted(gradients), name
+            # The loss is computed between the stages' forward and backward passes.
+            assert sorted(rows["square"]) == sorted([None, None, n + 1] for n in numbers * rank)
+
+
+KINDS = ("linear", "AccumulateGrad", "square")
+
 if __name__ == "__main__":
-    run(int(sys.argv[1]), Path(sys.argv[2]))
+    {"run": run, "chunks": chunks}[(sys.argv[3:] or ["run"])[0]](
+        int(sys.argv[1]), Path(sys.argv[2])
+    )

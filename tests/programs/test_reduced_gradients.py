@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import chain
@@ -23,9 +25,11 @@ from torch import nn
 
 import amanda
 from amanda_driver_torch.execution import reductions
+from amanda_driver_torch.torch_internals.extension import native
 from amanda_tools.nonfinite import NonFinite
 
 PROCESSES, STEPS, MICRO_BATCHES = 2, 2, 2
+NODES = range(20)
 
 
 class Seen(amanda.Tool):
@@ -109,6 +113,9 @@ def fsdp2() -> Any:
 MODELS: dict[str, Callable[[], Any]] = {
     "ddp": ddp,
     "views": lambda: ddp(gradient_as_bucket_view=True),
+    "small buckets": lambda: ddp(bucket_cap_mb=1e-5),
+    "large buckets": lambda: ddp(bucket_cap_mb=100),
+    "unused": lambda: ddp(find_unused_parameters=True),
     "hooked": hooked,
     "compiled": lambda: torch.compile(ddp(), backend="aot_eager"),
     "fsdp1": fsdp1,
@@ -217,6 +224,37 @@ def compared() -> list[int]:
     return found
 
 
+def remaining() -> list[int]:
+    """Return how many dicts of hooks there are in addition on the nodes of a model: while a tool
+    is applied that looks at nothing, after one that acts, and after another pass.
+    """
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(2, 2) for _ in NODES)))
+
+    def dicts() -> int:
+        gc.collect()
+        return sum(type(one) is OrderedDict and not one for one in gc.get_objects())
+
+    def passes() -> None:
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            model.zero_grad()
+
+    passes()
+    before, found = dicts(), []
+    idle = amanda.Tool()
+    idle.add_inst_for_op(lambda context: None, backward=True)
+    with amanda.apply(idle):
+        passes()
+        found.append(dicts() - before)
+    acting = Seen()
+    with amanda.apply(acting):
+        passes()
+    assert len(acting.rows) == 3 * 4 * len(NODES)
+    found.append(dicts() - before)
+    passes()
+    return [*found, dicts() - before]
+
+
 def run(rank: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -246,7 +284,7 @@ def run(rank: int, folder: Path) -> None:
         generator_and_critic(both)
     found["two models"] = [row["name"] for row in both.rows if "Accumulate" not in row["name"]]
     found["faults"], found["refused"] = faults(rank), refused()
-    found["compared"] = compared()
+    found["compared"], found["remaining"] = compared(), remaining()
     found["sharded late"] = sharded_late()
     static = Seen()
     with amanda.apply(static):
@@ -271,7 +309,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 NAMES = ["0.weight", "0.bias", "2.weight"]
 #: Models of which a rank has the whole gradient of each parameter.
-WHOLE = ("ddp", "views", "hooked", "compiled")
+WHOLE = ("ddp", "views", "small buckets", "large buckets", "unused", "hooked", "compiled")
 
 
 def expected() -> list[list[dict[str, torch.Tensor]]]:
@@ -411,6 +449,13 @@ def test_a_model_may_be_sharded_after_a_backward_pass(found: list[dict[str, Any]
 @pytest.mark.slow
 def test_only_parameters_without_gradients_are_looked_at_again(found: list[dict[str, Any]]) -> None:
     assert [of_rank["compared"] for of_rank in found] == PROCESSES * [[5, 2, 2]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(native is None, reason="Python cannot remove a hook from a node")
+def test_no_hook_stays_on_nodes_that_a_wrapper_keeps(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        assert all(count < len(NODES) for count in of_rank["remaining"]), of_rank["remaining"]
 
 
 @pytest.mark.slow

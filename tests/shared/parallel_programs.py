@@ -427,13 +427,52 @@ def placement(wrong: bool) -> None:
     (DTensor.from_local(x, mesh, [Replicate()], run_check=False) @ weight).relu()
 
 
+def own_hook(wrong: bool) -> None:
+    """A hook of DistributedDataParallel returns what it got; no optimizer reads the gradients."""
+    model = nn.parallel.DistributedDataParallel(plain())
+
+    def hook(bucket: Any) -> Any:
+        values = bucket.buffer()
+        if not wrong:
+            dist.all_reduce(values)
+            values.div_(_size())
+        done = torch.futures.Future[torch.Tensor]()
+        done.set_result(values)
+        return done
+
+    model.register_comm_hook(None, lambda state, bucket: hook(bucket))
+    for step in range(STEPS):
+        samples = torch.Generator().manual_seed(10 * step + _rank())
+        model(torch.randn(4, WIDTH, generator=samples)).square().mean().backward()
+        with torch.no_grad():
+            for one in model.parameters():
+                one.sub_(0.1 * one.grad)
+                one.grad = None
+
+
+def written_gradient(wrong: bool) -> None:
+    """One process writes a gradient between its reduction and the optimizer."""
+    model = nn.parallel.DistributedDataParallel(plain())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        samples = torch.Generator().manual_seed(10 * step + _rank())
+        model(torch.randn(4, WIDTH, generator=samples)).square().mean().backward()
+        for one in model.parameters():
+            one.grad.add_(0.01 * (_rank() if wrong else 1))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 PROGRAMS: list[Callable[[bool], None]] = [
+    *(own_hook, written_gradient),
     *(row_parallel_output, column_parallel_gradient, sequence_parallel_norm, router, expert_scale),
     *(summed_twice, norm_of_shards, norm_of_sum, clipped_apart, seeds, noise_of_router, buffer),
     *(different_start, last_micro_batch, schedule, placement),
 ]
 #: Program -> the kind of what is found first, and a part of what it is.
 WRONG = {
+    "own_hook": ("gradient", ""),
+    "written_gradient": ("gradient", ""),
     "row_parallel_output": ("loss", "mean"),
     "column_parallel_gradient": ("gradient", "first."),
     "sequence_parallel_norm": ("gradient", "scale"),
@@ -524,9 +563,22 @@ def split_batch() -> None:
         optimizer.zero_grad()
 
 
+def chosen_part() -> None:
+    """All processes divide the whole batch alike, and each takes its part of the list."""
+    model = plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    samples = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        x = torch.randn(8, WIDTH, generator=samples).chunk(_size())[_rank()]
+        model(x).square().mean().backward()
+        _average(*model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 #: Right programs in which processes differ where they may.
 RIGHT: list[Callable[[], None]] = [
-    *(own_noise, summed_loss, accumulated, two_optimizers, split_batch),
+    *(own_noise, summed_loss, accumulated, two_optimizers, split_batch, chosen_part),
 ]
 
 

@@ -6,7 +6,6 @@ for what functional collectives have only begun to write.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,7 +18,6 @@ from amanda_driver_torch.placements import local
 from amanda_driver_torch.torch_internals.distributed import (
     process_group,
     ranks_of,
-    stage_of,
     written,
 )
 from amanda_driver_torch.vocabulary import COMMUNICATING
@@ -62,8 +60,6 @@ def describe_communication(context: Any) -> None:
     if (size := processes()) > 1:
         context["rank"], context["world_size"] = torch.distributed.get_rank(), size
     if context.is_backward():
-        if (stage := stage_of(sys._getframe(1))) is not None:
-            context["stage"] = stage
         return
     if context.op_type == "Redistribute":
         _describe_redistribution(context)

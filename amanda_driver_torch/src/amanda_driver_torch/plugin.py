@@ -161,6 +161,8 @@ def amanda_prepare_context(context: OpContext) -> None:
     elif (kind := type(context.get_op()).__name__) in _OPAQUE and not context.is_backward():
         context["parts_not_seen"] = _OPAQUE[kind]
     state, in_compiled_callable = _state()
+    if state.chunk is not None:
+        context.update(state.chunk)
     if (
         state.not_compiled
         and namespace.endswith("/eager")

@@ -260,8 +260,9 @@ CONTEXT_KEYS: Mapping[str, str] = MappingProxyType(
         "group": "processes that communicate, a tuple of their ranks",
         "rank": "number of this process, of a collective or of a parameter's gradient",
         "world_size": "number of processes that run the program; likewise",
-        "micro_batch": "backward passes since the last step, before that of a reduced gradient",
-        "stage": "number of the stage of a pipeline that has the parameter of a gradient",
+        "micro_batch": "that for which a pipeline computes now; of a reduced gradient, backward "
+        "passes since the last step before its own",
+        "stage": "number of the stage of a pipeline that has the operator",
         "mesh": "number of processes along each axis over which a reduced gradient is split",
         "placements": "how it is split or replicated along each of them, a tuple of texts",
         "bytes": "size of what this process gives to a collective, or gets if that is more",

@@ -96,6 +96,8 @@ class Rows:
         if times:
             main = self.columns[times[0]]
             shown |= {"slowest": main.who, "skew": main.skew()}
+        if not shown:  # Such as an empty part.
+            yield from ({} for _ in self.keys)
         for values in zip(*shown.values(), strict=True):
             yield dict(zip(shown, values, strict=True))
 

@@ -444,7 +444,7 @@ class TorchAttachment(ModuleCalls):
         """Execute one call of a method of a process group that communicates."""
         session, op_type, tensors = self.session, collective.op_type, tuple(tensors_in(args))
         if not collective.is_bound(args):
-            session.note_call(op_type, "called with keywords")
+            session.note_call(op_type, "since tensors were passed by keyword")
             return call(group, *args, **kwargs)
         if self._is_ignored(op_type, tensors, {}):
             return call(group, *args, **kwargs)

@@ -138,7 +138,8 @@ class CollectiveCall:
             waited: For how long, in seconds.
         """
         if self.session.closed or STATE.attachment is not self.attachment:
-            self.session.note_call(self.record.site.name, "waited for elsewhere")
+            why = "since another thread, or the program without tools, waited for them"
+            self.session.note_call(self.record.site.name, why)
             return
         if not self.session.enabled:
             return
@@ -223,7 +224,8 @@ class CollectiveCall:
     def _drop(self, number: int) -> None:
         """Note that the program dropped the object on which it could have waited."""
         if _PENDING.pop(number, None) is not None and not self.session.closed:
-            self.session.note_call(self.record.site.name, "not waited for")
+            why = "since the program did not wait for them"
+            self.session.note_call(self.record.site.name, why)
 
 
 def finish(work: Any, waited: float) -> None:

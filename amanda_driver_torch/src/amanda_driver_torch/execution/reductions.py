@@ -21,7 +21,7 @@ from amanda_driver_torch.gradients.records import BackwardProgram, NodeRecord
 from amanda_driver_torch.groups import WRAPPERS, processes
 from amanda_driver_torch.placements import distributed, local
 from amanda_driver_torch.threads.modes import call_routine, changes_of
-from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD, call_quietly
+from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD, STATE, call_quietly
 from amanda_driver_torch.torch_internals.distributed import (
     groups_of,
     ranks_of,
@@ -241,7 +241,7 @@ class Reductions:
         if record.idle(self._session):
             return False
         ranks = tuple(dict.fromkeys(rank for group in groups for rank in ranks_of(group)))
-        record.keys = {"group": ranks, "micro_batch": number}
+        record.keys = {"group": ranks, "micro_batch": number, **(STATE.chunk or {})}
         record.run(self._session, parameter.grad)
         return not record.idle(self._session)
 
@@ -284,7 +284,7 @@ class _Reduction(NodeRecord):
         context = self.open_context(session)
         if _is_distributed(gradient):
             mesh = gradient.device_mesh
-            context["mesh"] = tuple(mesh.mesh.shape)
+            context["mesh"] = tuple(mesh.shape)  # `mesh.mesh` computes it.
             context["placements"] = tuple(str(one) for one in gradient.placements)
         try:
             acts = False

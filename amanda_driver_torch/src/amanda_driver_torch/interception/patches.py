@@ -26,6 +26,7 @@ from amanda_driver_torch.interception import (
     collectives,
     device_graphs,
     fused_inference,
+    pipelines,
     swap_tensors,
     zone_calls,
 )
@@ -37,6 +38,7 @@ from amanda_driver_torch.interception.serialization import (
     quietly_called,
 )
 from amanda_driver_torch.threads.state import STATE
+from amanda_driver_torch.torch_internals.distributed import STAGES
 from amanda_driver_torch.torch_internals.entry_points import (
     CHECKPOINT_FIRST_RUNS,
     CHECKPOINT_FUNCTIONS,
@@ -140,6 +142,7 @@ class _Patches(Patches):
             COMPILED_FRAMES.module: self._in_dynamo,
             TRACED_MODULES.module: _in_traced_modules,
             DYNAMO_EXPORT[0]: _in_export,
+            STAGES[0]: pipelines.found,
         }
 
     def _name_originals(self, rules: dict[Any, Any]) -> None:

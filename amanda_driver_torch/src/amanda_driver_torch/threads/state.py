@@ -131,6 +131,8 @@ class _State(threading.local):
         self.backward = 0
         #: Code of compiled callables that has been run eagerly since tools were applied, by id.
         self.not_compiled: dict[int, CodeType] = {}
+        #: Context keys of what a stage of a pipeline computes now; None outside of stages.
+        self.chunk: dict[str, int] | None = None
         #: Whether a checkpointed function is being recomputed.
         self.recomputing = False
         #: Ranges of torch's profiler that are zones, by id -> what ends the zone.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from amanda_driver_torch.torch_internals.internals import FLATTENED, flat_parame
 __all__ = [
     "COMMUNICATING",
     "COMMUNICATORS",
+    "STAGES",
     "Communicator",
     "Unit",
     "class_of",
@@ -28,7 +28,6 @@ __all__ = [
     "reducible",
     "sharded_groups",
     "sharded_of",
-    "stage_of",
     "unit_of",
     "written",
 ]
@@ -119,21 +118,8 @@ def unit_of(frame: FrameType) -> Unit | None:
     return Unit(module, getattr(found, "_param_group_index", 0), "BACKWARD" in state)
 
 
-#: Module with the stages of pipelines.
-_STAGES = "torch.distributed.pipelining.stage"
-
-
-def stage_of(frame: FrameType | None) -> int | None:
-    """Return the stage of a pipeline that a running function is part of; None outside of them."""
-    if _STAGES not in sys.modules:
-        return None
-    while frame is not None:
-        if frame.f_globals.get("__name__") == _STAGES:
-            stage: int | None = getattr(local_of(frame, "self"), "stage_index", None)
-            if stage is not None:
-                return stage
-        frame = frame.f_back
-    return None
+#: Module with the stages of pipelines, and their class.
+STAGES = ("torch.distributed.pipelining.stage", "PipelineStage")
 
 
 def written(tensor: torch.Tensor) -> torch.Tensor:

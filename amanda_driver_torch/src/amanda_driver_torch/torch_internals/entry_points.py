@@ -58,6 +58,11 @@ QUIET_FUNCTIONS = {
     "torch.serialization": ("_load", "_legacy_load"),
     "torch.nn.modules.module": ("Module.load_state_dict",),
     "torch.optim.optimizer": ("Optimizer.state_dict", "Optimizer.load_state_dict"),
+    # They run a stage on values that nobody has set.
+    "torch.distributed.pipelining.stage": (
+        *("PipelineStage._forward_metadata_inference", "PipelineStage._shape_inference"),
+        "PipelineStage._backward_metadata_inference",
+    ),
     "transformers.modeling_utils": ("PreTrainedModel.from_pretrained",),
     "keras.src.layers.layer": ("Layer.set_weights",),
 }

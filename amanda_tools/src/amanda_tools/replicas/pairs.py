@@ -12,10 +12,18 @@ from functools import cached_property
 from typing import Any
 
 from amanda_tools.diff.pairing import paired
-from amanda_tools.fingerprint.files import ARGUMENTS, CONSTANT, INPUT, KEPT, NOBODY, OUTPUT
+from amanda_tools.fingerprint.files import (
+    ARGUMENTS,
+    CONSTANT,
+    INPUT,
+    KEPT,
+    NOBODY,
+    OUTPUT,
+    UNSEEN_WRITER,
+)
 from amanda_tools.replicas.recorded import Process, is_replica, shape_of, usable
 from amanda_tools.replicas.result import Violation
-from amanda_tools.replicas.tool import AT_STEP, AT_UPDATE, OWN
+from amanda_tools.replicas.tool import AT_STEP, AT_UPDATE, OWN, REDUCED
 
 __all__ = ["Pair"]
 
@@ -136,8 +144,11 @@ class Pair:
                 yield self.one.violation("weight", [self.other.name], mine, why, what)
 
     def _gradients(self, step: int) -> Iterator[Violation]:
-        """Yield the replicated weights whose gradients differ where an optimizer reads them."""
-        for at in (AT_STEP, AT_UPDATE):
+        """Yield the replicated weights whose gradients differ when a wrapper has reduced them, or
+        where an optimizer reads them.
+        """
+        equal: set[str] = set()
+        for at in (REDUCED, AT_STEP, AT_UPDATE):
             mine, theirs = (p.gradients.get((step, at), {}) for p in (self.one, self.other))
             found = []
             for name in sorted(self.replicas & mine.keys() & theirs.keys()):
@@ -149,8 +160,12 @@ class Pair:
                 if whole and self.one.rows["digest"][a] != self.other.rows["digest"][b]:
                     is_own = all(_is_own(p, step, name) for p in (self.one, self.other))
                     why = "It differs after the reduction, where the optimizer reads it."
+                    if at == REDUCED:
+                        why = "It differs when the wrapper has reduced it."
                     if at == AT_UPDATE:
                         why = "It was equal before it was clipped: the norms differ."
+                    elif name in equal:
+                        why = "It was equal after the reduction: what wrote it since differs."
                     elif is_own:
                         why = (
                             "Each process has the gradient that it computed itself: it was not "
@@ -158,6 +173,8 @@ class Pair:
                         )
                     what = f"the gradient of weight {_short(name)!r}"
                     found.append(self.one.violation("gradient", [self.other.name], a, why, what))
+                elif whole and at == REDUCED:
+                    equal.add(name)
             yield from found
             if found:
                 return
@@ -170,7 +187,7 @@ class Pair:
         known = {*self.one.groups.values()} == {self.one.processes}
         if known or not self._reads_same_data(now):
             return
-        self.compared["values"] += int(now.sum())
+        self.compared["values"] += int((now & self._equal).sum())
         yield from self._operators(step, now)
 
     def _placed(self, now: Any) -> Iterator[Violation]:
@@ -246,9 +263,12 @@ class Pair:
         read = groups(now & is_input & self._varied) & ~other_inputs
         told_apart = groups(whole & (self.a["what"] == ARGUMENTS) & ~self._equal)
         wrote = now & whole & is_output & ~self._equal & read[self._groups]
+        parts = self.a["order"][self._other_parts(step, now)]
+        first = parts.min() if len(parts) else numpy.inf
         cut = False
         for place in numpy.flatnonzero(wrote).tolist():
             op = self.one.run.ops[self.a["op"][place]]
+            cut = cut or self.a["order"][place] > first
             if told_apart[self._groups[place]] or op.word is None:
                 cut = cut or op.word is None or op.word in _CUTS
                 continue
@@ -260,8 +280,23 @@ class Pair:
                 why = "Both processes read the same there, and draw other random numbers."
             yield self._at(place, "random" if is_random else "output", why)
             return
-        if not cut:
+        if not (cut or len(parts)):
             yield from self._loss(step, now & is_output & self._varied & ~self._backward)
+
+    def _other_parts(self, step: int, now: Any) -> Any:
+        """Return the inputs that differ, although all that their producers wrote is equal.
+
+        The processes took different parts of it, as of the list that `chunk` returns.
+        """
+        import numpy
+
+        known = self._equal & self._usable
+        outputs = (self.a["step"] == step) & (self.a["what"] == OUTPUT)
+        orders = self.a["order"]  # Of the execution, which the input names as its producer.
+        wrote_equal = numpy.setdiff1d(orders[outputs], orders[outputs & ~known])
+        unseen = (self.a["flags"] | self.b["flags"]) & UNSEEN_WRITER != 0
+        read = now & ~self._equal & ~self._backward & ~unseen & (self.a["what"] == INPUT)
+        return read & numpy.isin(self.a["producer"], wrote_equal)
 
     def _loss(self, step: int, outputs: Any) -> Iterator[Violation]:
         """Yield the loss if it differs, although both processes read the same data."""

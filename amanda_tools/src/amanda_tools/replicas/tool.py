@@ -31,12 +31,12 @@ from amanda_tools.kit.operators.entries import leaf_of
 from amanda_tools.kit.tensors.values import facts_of, numbers
 from amanda_tools.replicas.result import ReplicasResult
 
-__all__ = ["AT_NORM", "AT_STEP", "AT_UPDATE", "OWN", "Replicas"]
+__all__ = ["AT_NORM", "AT_STEP", "AT_UPDATE", "OWN", "REDUCED", "Replicas"]
 
 #: When a gradient is recorded: as the backward pass of this process adds it; where the program
 #: computes its norm; at the first operator of an optimizer or of clipping; at the first operator
-#: of an optimizer that reads a weight.
-OWN, AT_NORM, AT_STEP, AT_UPDATE = range(4)
+#: of an optimizer that reads a weight; when a wrapper for several processes has reduced it.
+OWN, AT_NORM, AT_STEP, AT_UPDATE, REDUCED = range(5)
 #: Common types and types of operators that compute norms of gradients.
 _NORMS = frozenset({"norm", "pow", "square", "dot", "vdot", "_foreach_norm"})
 #: Number of elements of a gradient after which the pattern of a sketch repeats.
@@ -86,6 +86,8 @@ class Replicas(Fingerprint):
         #: Operator numbers -> the weight whose gradient the operator adds; when others may read
         #: gradients.
         self._adds: dict[int, str] = {}
+        #: Operator numbers -> the weight whose gradient has been reduced.
+        self._reduces: dict[int, str] = {}
         self._reads: dict[int, int] = {}
         #: At which points gradients were recorded since the last one was added.
         self._recorded: set[int] = {OWN, AT_NORM, AT_STEP, AT_UPDATE}
@@ -110,6 +112,12 @@ class Replicas(Fingerprint):
             name = self._names.get(leaf) or context.name.rpartition(":")[0]
             self._adds[op.number] = name
             self._leaves.set(leaf, (name, facts_of(context)))
+        if op is not None and context["backward_type"] == "reduce_grad":
+            short = context.name.rpartition(":")[0]
+            names = [name for _, (name, _) in self._leaves.items()]
+            names = [name for name in names if name.partition(":")[2] == short]
+            if len(names) == 1:  # Several models may have one of this name.
+                self._reduces[op.number] = names[0]
 
     def _weights_of(self, context: OpContext) -> list[tuple[int, int, str]] | None:
         if context.is_backward():
@@ -141,6 +149,9 @@ class Replicas(Fingerprint):
         if name is not None:
             self._recorded.clear()
             self._sketch(OWN, self._named("weight", name), values[0], op.facts)
+        if (name := self._reduces.get(op.number)) is not None:
+            number = self._named("weight", name)
+            self._gradient(REDUCED, self._next(), number, values[0], op.facts)
         text = repr([_plain(value, op.facts) for value in values])
         self._aside(ARGUMENTS, self._order, op.number, execution.number, digest_of(text.encode()))
 
@@ -161,15 +172,18 @@ class Replicas(Fingerprint):
         order = self._next()
         for name, gradient, facts in found:
             number = self._named("weight", name)
-            digest = self._digest(gradient, facts)
-            norm, largest, constant = norms_of(gradient, facts)
-            kind = self._type(gradient, facts.dtype(gradient), facts)
-            flags = CONSTANT * constant | UNREADABLE * (digest is None)
-            norms = norm, largest
-            more = {"position": at, "type_": kind, "flags": flags}
-            self._aside(GRADIENT, order, number, self._step, digest or 0, norms, **more)
+            self._gradient(at, order, number, gradient, facts)
             if at != AT_NORM:
                 self._sketch(at, number, gradient, facts)
+
+    def _gradient(self, at: int, order: int, number: int, gradient: Any, facts: Facts) -> None:
+        """Record a gradient of the weight with a number."""
+        digest = self._digest(gradient, facts)
+        norm, largest, constant = norms_of(gradient, facts)
+        kind = self._type(gradient, facts.dtype(gradient), facts)
+        flags = CONSTANT * constant | UNREADABLE * (digest is None)
+        more = {"position": at, "type_": kind, "flags": flags}
+        self._aside(GRADIENT, order, number, self._step, digest or 0, (norm, largest), **more)
 
     def _sketch(self, at: int, number: int, gradient: Any, facts: Facts) -> None:
         """Record two linear functions of a gradient: those of a sum are the sums of those."""

@@ -1,0 +1,57 @@
+"""Stages of pipelines (`torch.distributed.pipelining`): for which micro-batch they compute now."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from amanda_core.driver_kit import made_once
+from amanda_core.interface import AmandaError
+from amanda_driver_torch.threads.state import STATE
+from amanda_driver_torch.torch_internals.distributed import STAGES
+
+__all__ = ["found"]
+
+#: Methods by which schedules let a stage compute, each with the number of a micro-batch.
+_COMPUTING = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+
+
+def found() -> Iterator[tuple[Any, str, Any]]:
+    """Yield what to replace so that stages are watched: owner, name and replacement."""
+    stage = getattr(sys.modules[STAGES[0]], STAGES[1])
+    for name in _COMPUTING:
+        for kind in stage.__mro__:
+            if name in vars(kind):
+                yield kind, name, _computing(vars(kind)[name])
+                break
+
+
+@made_once
+def _computing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(stage: Any, *args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        number = next((one for one in (*args, *kwargs.values()) if type(one) is int), None)
+        if attachment is None or number is None:
+            return original(stage, *args, **kwargs)
+        keys = {"stage": stage.stage_index, "micro_batch": number}
+        before, STATE.chunk = STATE.chunk, keys
+        # Routines of operators that were analysed before are called without the driver.
+        for context in attachment.session.contexts():
+            context.update(keys)
+        try:
+            return original(stage, *args, **kwargs)
+        except RuntimeError as error:
+            # A stage reports its inputs in place of what a tool refuses.
+            if isinstance(error.__cause__, AmandaError):
+                raise error.__cause__ from None
+            raise
+        finally:
+            STATE.chunk = before
+            for context in attachment.session.contexts():
+                for key in keys:
+                    context.pop(key, None)
+
+    return call
