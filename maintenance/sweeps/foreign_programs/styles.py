@@ -18,13 +18,14 @@ from torch import nn
 
 from maintenance.sweeps.foreign import Note
 
-from .catalog import program
+from .catalog import WRITTEN, program
 
 WIDTH, HEADS, WORDS, LENGTH = 16, 2, 32, 8
 
 
 def _norm(x: Any) -> Any:
-    return F.rms_norm(x, (x.shape[-1],))
+    # `F.rms_norm` has several nodes on the CPU, whose gradients are summed first under identities.
+    return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def _rotated(x: Any, start: int = 0) -> Any:
@@ -232,7 +233,10 @@ def preferences(note: Note) -> None:
         note.training(model, loss)
 
 
-@program("in the style of minimal diffusion: noise, an average of weights, and samples")
+@program(
+    "in the style of minimal diffusion: noise, an average of weights, and samples",
+    left_alone={"detach": WRITTEN},
+)
 def noise(note: Note) -> None:
     """Train to tell noise from values, and sample with the averaged weights."""
     model = nn.Sequential(nn.Linear(3, 16), nn.SiLU(), nn.Linear(16, 2))
