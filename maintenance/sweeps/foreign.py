@@ -95,7 +95,8 @@ class Program:
         needs: Modules that must be installed.
         processes: Number of processes that run it together, as ranks of one torch.distributed
             group.
-        notice: Pattern of the warning that Amanda must give; empty if no warning is expected.
+        notice: Pattern of the warning that Amanda must give, or may give if the pattern matches an
+            empty text; empty if no warning is expected.
         left_alone: Types of ops whose values are not copied, in addition to those of `models`, and
             why.
         framework: Name of its framework, torch or tensorflow.
@@ -339,9 +340,8 @@ def _wrong(program: Program, how: str, plain: Seen, seen: Seen) -> list[str]:
             wrong.append(f"raised {seen.facts['error']}")
     notices = "\n".join(seen.notices)
     # A shipped tool may warn about what it does not measure.
-    if how not in WAYS and (
-        bool(notices) != bool(program.notice) or not re.search(program.notice, notices)
-    ):
+    unexpected = bool(notices) and not program.notice
+    if how not in WAYS and (unexpected or not re.search(program.notice, notices)):
         wrong.append(f"warned of {seen.notices}, and not of {program.notice!r}")
     wrong += [f"left: {what}" for what in seen.left]
     if how == "count":

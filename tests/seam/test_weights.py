@@ -1179,3 +1179,19 @@ def test_ids_are_flat_over_512_generated_tokens(name: str) -> None:
         assert {key.rpartition("[")[2] for key in read if ".experts." in key} == {
             f"{expert}]" for expert in range(4)
         }
+
+
+def test_a_parameter_keeps_its_name_after_a_transform_of_its_model() -> None:
+    model, seen = nn.Linear(4, 3, bias=False), Reads()
+    values, x = dict(model.named_parameters()), torch.ones(6, 4)
+
+    def loss(values: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.func.functional_call(model, values, (row,))
+        return found.square().sum()
+
+    with warnings.catch_warnings(), amanda.apply(seen):
+        warnings.simplefilter("ignore", amanda.AmandaWarning)  # What runs inside is not seen.
+        torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(values, x)
+        seen.ids.clear()
+        model(x)
+    assert [keys for _, keys in seen.ids] == [("Linear:weight",)]

@@ -20,7 +20,9 @@ _VISION = "maintenance.sweeps.foreign_programs.vision_kernels"
 
 
 @program(
-    "timm: a vision transformer, a network with gates, and an average", needs=(_VISION, "timm")
+    "timm: a vision transformer, a network with gates, and an average",
+    needs=(_VISION, "timm"),
+    notice="(state_dict writes the model without)?",  # The average reads it.
 )
 def images(note: Note) -> None:
     """Train with timm's loss, clipping, scheduler, and average of weights."""

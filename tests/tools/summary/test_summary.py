@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AlbertConfig, AlbertModel, GPT2Config, GPT2LMHeadModel
 
 import amanda
+from amanda_tools.flops import Flops
 from amanda_tools.summary import ModuleSummary, Summary, SummaryResult
 
 
@@ -102,6 +103,19 @@ def test_weights_that_modules_share_count_once() -> None:
     shared._attn_implementation = "eager"
     albert: Any = AlbertModel(shared)
     check(albert.eval(), ids)
+
+
+@pytest.mark.parametrize("tool", [Summary, Flops])
+def test_parameters_that_are_read_before_their_model_runs_count_once(tool: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False))
+    alone = nn.Parameter(torch.ones(2, 5))
+    applied = tool()
+    with amanda.apply(applied):
+        norms = [parameter.norm() for parameter in [*model.parameters(), alone]]
+        model(torch.ones(1, 4)) @ alone
+    result = applied.result()
+    found = result.parameters if tool is Summary else result.total.parameters
+    assert (len(norms), found) == (3, 12 + 6 + 10)
 
 
 def test_only_the_first_pass_of_a_training_counts() -> None:

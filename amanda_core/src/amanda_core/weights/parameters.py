@@ -149,7 +149,10 @@ class Parameters:
             self.forget(root)
             if (found := self._held(value, root, key)) is not None:
                 return found
-            self._strangers.set(base, True)
+            # A transform such as `vmap` exchanges parameters for values that lie nowhere, and takes
+            # them back.
+            if None not in self._keys.get(root, _NOT_LISTED)[1]:
+                self._strangers.set(base, True)
         if marked or (is_weight and not root):
             return self._unnamed(value, base)
         return None

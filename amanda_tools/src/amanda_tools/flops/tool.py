@@ -15,6 +15,7 @@ from amanda_core import OpContext
 from amanda_core.engine.calls import Call
 from amanda_core.interface.facts import Facts
 from amanda_core.interface.vocabulary import backward_type_of
+from amanda_core.runtime.weak import Known
 from amanda_tools.flops.formulas import Count, Formula, counted
 from amanda_tools.flops.operators import APART, formula_for, library_formulas, rules
 from amanda_tools.flops.result import CountedOp, FlopsResult
@@ -88,6 +89,8 @@ class Flops(OperatorTool["_Op"]):
         #: Backward operators of graphs by name, until they run.
         self._requested: dict[str, _Op] = {}
         self._models: dict[str, ModelParameters] = {}
+        #: Parameters that were read outside of any model.
+        self._nameless: Known[tuple[ModelParameters, str]] = Known()
         self.depends_on(rules())
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
@@ -102,7 +105,7 @@ class Flops(OperatorTool["_Op"]):
             return
         with self._clock:
             reads = context.weights
-            model = self._models.setdefault(reads.root, ModelParameters(reads.root))
+            model = self._models.setdefault(reads.root, ModelParameters(reads.root, self._nameless))
             model.add(reads, context.module_path)
             op = self._op_of(context)
             if op is None or op.formula is None:

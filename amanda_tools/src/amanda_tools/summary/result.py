@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
+from amanda_core.runtime.weak import Known
 from amanda_tools.kit.operators.entries import with_parents
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
@@ -63,8 +64,8 @@ class ModuleSummary:
 class Model(ModelParameters):
     """One model: its modules, their parameters, and what they cost."""
 
-    def __init__(self, root: str) -> None:
-        super().__init__(root)
+    def __init__(self, root: str, nameless: Known[tuple[ModelParameters, str]]) -> None:
+        super().__init__(root, nameless)
         #: Path -> shape and dtype of the latest result there.
         self.outputs: dict[str, tuple[tuple[int | None, ...] | None, str]] = {}
         self.macs: dict[str, int] = {}

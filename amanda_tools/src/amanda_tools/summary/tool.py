@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from amanda_core import OpContext
 from amanda_core.engine.calls import Call
 from amanda_core.interface.facts import Facts
+from amanda_core.runtime.weak import Known
 from amanda_core.weights.reads import Reads
 from amanda_tools.flops.formulas import Formula, counted
 from amanda_tools.flops.operators import formula_for, library_formulas, rules
@@ -20,6 +21,7 @@ from amanda_tools.kit.operators.entries import program_key_of, with_parents
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
 from amanda_tools.kit.tensors.types import sizes_at
 from amanda_tools.kit.tensors.values import facts_of, tensors_in
+from amanda_tools.kit.weights.parameters import ModelParameters
 from amanda_tools.summary.result import Model, SummaryResult
 
 __all__ = ["Summary"]
@@ -50,6 +52,8 @@ class Summary(OperatorTool["_Op"]):
         self.formulas = library_formulas()
         #: Root label as operators read it -> its model.
         self._models: dict[str, Model] = {}
+        #: Parameters that were read outside of any model.
+        self._nameless: Known[tuple[ModelParameters, str]] = Known()
         #: Names of outermost modules whose first call has ended.
         self._done: set[str] = set()
         #: Name of an outermost module whose calls are not reported -> whether it has run.
@@ -72,7 +76,7 @@ class Summary(OperatorTool["_Op"]):
                 return
             model = self._models.get(reads.root)
             if model is None:
-                model = self._models[reads.root] = Model(reads.root)
+                model = self._models[reads.root] = Model(reads.root, self._nameless)
             model.add(reads, context.module_path)
             formula = formula_for(context, self.formulas)
             op = self._op_of(context)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from amanda_core.weights.reads import Reads
+from amanda_core.runtime.weak import Known
+from amanda_core.weights.reads import Reads, Weight
 from amanda_tools.kit.operators.entries import with_parents
 
 __all__ = ["ModelParameters"]
@@ -19,10 +20,12 @@ class ModelParameters:
     Args:
         root: The label of its outermost module; empty outside of modules, and for drivers whose
             module paths begin with the outermost module.
+        nameless: Parameters that were read before the model that has them was known, with whose
+            they were taken to be. All models of a program share it.
     """
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self, root: str, nameless: Known[tuple[ModelParameters, str]]) -> None:
+        self.root, self._nameless = root, nameless
         self.classes: dict[str, str] = {}
         #: Parameter, by owner -> its shape.
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -37,10 +40,22 @@ class ModelParameters:
             if self.root:
                 self.shapes.update(reads.shapes())
         for weight in reads.values():
+            if weight.root:
+                self._is_named(weight)
             # Without a model around it, a scalar is rather a counter of the framework.
             if self.root or (reads.consumed and weight.shape):
                 self.shapes.setdefault(weight.owner, weight.shape)
                 self.read_in.setdefault(weight.owner, path)
+                if not weight.root:
+                    self._nameless.set(weight.parameter, (self, weight.owner))
+
+    def _is_named(self, weight: Weight) -> None:
+        """Drop what was read of this parameter before its model was known."""
+        parameter = weight.parameter if self._nameless else None
+        if parameter is not None and (found := self._nameless.get(parameter)) is not None:
+            model, owner = found
+            model.shapes.pop(owner, None)
+            self._nameless.pop(parameter)
 
     def by_module(self) -> dict[str, int]:
         """Return the number of elements of the parameters of each module, without those inside it.
