@@ -23,7 +23,7 @@ from amanda_tools.dump import Dump, Dumped
 
 from .port_programs.planted import At, Plant
 
-__all__ = ["PORTS", "Found", "layer_of", "run"]
+__all__ = ["PORTS", "Found", "dumped", "layer_of", "run"]
 
 #: Module of `port_programs` -> what is ported to what.
 PORTS = {
@@ -90,7 +90,8 @@ def layer_of(found: DiffResult) -> str | None:
     return found.suspects[0].module if found.suspects else found.first.a.module
 
 
-def _dumped(program: Callable[[], object]) -> Dumped:
+def dumped(program: Callable[[], object]) -> Dumped:
+    """Run a program and return what it computed."""
     tool = Dump(values=["inputs", "weights", "outputs"])
     with amanda.apply(tool):
         program()
@@ -105,10 +106,10 @@ def run(name: str, plants: Sequence[Plant] | None = None) -> list[Found]:
         plants: The mistakes; None for all that the port has.
     """
     module: Any = importlib.import_module(f"maintenance.sweeps.port_programs.{name}")
-    original = _dumped(module.ours())
+    original = dumped(module.ours())
     found = []
     for plant in (None, *(module.PLANTS if plants is None else plants)):
-        result = compare(original, _dumped(module.port(At(plant))))
+        result = compare(original, dumped(module.port(At(plant))))
         named = layer_of(result)
         if plant is None:
             right, kind, layer = named is None, "", ""

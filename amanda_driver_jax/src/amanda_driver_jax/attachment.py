@@ -24,8 +24,8 @@ from amanda_driver_jax.facts import FACTS
 from amanda_driver_jax.identity.call_sites import OpTable, is_user_call
 from amanda_driver_jax.identity.modules import Models
 from amanda_driver_jax.identity.path_modules import ModulePlace
-from amanda_driver_jax.interception import PATCHES, plain_bind, plain_call
 from amanda_driver_jax.identity.plain_trees import tree_of_call
+from amanda_driver_jax.interception import PATCHES, plain_bind, plain_call
 from amanda_driver_jax.jax_internals import JittedCall, MappedCall
 from amanda_driver_jax.module_calls import (
     module_input,

@@ -257,6 +257,16 @@ def differentiated_arguments(frame: FrameType) -> Sequence[int] | None:
     return [numbers] if isinstance(numbers, int) else numbers
 
 
+def is_tangent(value: Any) -> bool:
+    """Return True for a value of a linear program, of which JAX keeps only what is used.
+
+    What looked at it would keep it, and some rules cannot transpose what nothing depends on.
+    """
+    trace: Any = getattr(value, "_trace", None)
+    is_linear = bool(getattr(getattr(trace, "frame", None), "auto_dce", False))
+    return is_linear or type(trace) is pe.JaxprTrace
+
+
 class MappedCall(NamedTuple):
     """A call of a function that `jax.vmap` has returned.
 

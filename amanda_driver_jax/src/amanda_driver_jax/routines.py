@@ -64,7 +64,8 @@ class Host:
         given = _selected(step, values)
         is_empty = all(value is None for value in given)
         several = len(_present(given)) > 1
-        if action.positions == () or (action.observe and not is_empty):
+        tangents = [n for n, value in enumerate(given) if internals.is_tangent(value)]
+        if action.positions == () or (action.observe and not is_empty and not tangents):
             self._observe(Plan((step,)), given, action.mapped)
         elif several and not action.autodiff and is_transposed(sys._getframe(1)):
             # There, edited values would depend on each other, and those of tangents are none.
@@ -72,7 +73,12 @@ class Host:
         elif not is_empty:
             called = HostCall(self, step, Plan((step,)), arrays.shapes_of(given), keeps=True)
             if not action.autodiff:
-                return _inlined(lambda given: _present(called.constant(given)), given)
+                # What others depend on must not depend on tangents.
+                passed = tangents if action.observe else range(len(given))
+                return _inlined(
+                    lambda given: [e for e in _present(called.constant(given)) if e[0] in passed],
+                    given,
+                )
             return _present(called.differentiated(given))
         return []
 

@@ -116,7 +116,9 @@ def run_members(
     with _loop(range(count), repeat) as numbers:
         for index in numbers:
             pairs = zip(values, axes, strict=True)
-            found.append(function(*[v if axis is None else layer(v, index, axis) for v, axis in pairs]))
+            found.append(
+                function(*[v if axis is None else layer(v, index, axis) for v, axis in pairs])
+            )
     # What JAX would infer is at the front.
     places = [place if place is None or isinstance(place, int) else 0 for place in results()]
     with PLAIN:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -35,23 +35,73 @@ def parameter_trees(
 ) -> Iterator[dict[str, Any]]:
     """Yield the trees that functions around a frame got, as name -> array, the likeliest first.
 
+    Trees with weights that a function gets beside the parameters are parameters as well: frozen
+    ones, to which it adds those that are trained.
+
     Args:
         frame: The frame.
         counts: Returns False for code that is not looked at, such as that of the framework.
     """
     functions: list[FrameType] = []
     differentiated: list[Any] = []
+    frozen: list[FrameType] = []  # Functions that are differentiated, and may get others.
     while frame is not None:
         numbers = internals.differentiated_arguments(frame)
         if numbers is not None and functions:
             differentiated.append(_arguments(functions[-1], numbers))
+            frozen.append(functions[-1])
         elif counts(frame.f_code) and not _is_wrapper(frame):
             functions.append(frame)
         frame = frame.f_back
-    found = [tree for values in reversed(differentiated) for tree in map(_arrays, values) if tree]
-    if not found:
-        found = [tree for function in reversed(functions) if (tree := _first_tree(function))]
-    yield from found
+    is_any = False
+    for function, values in zip(reversed(frozen), reversed(differentiated), strict=True):
+        if trees := [tree for tree in map(_arrays, values) if tree]:
+            is_any = True
+            yield _joined(trees, _frozen_trees(function, trees))
+    for function in () if is_any else reversed(functions):
+        if tree := _first_tree(function):
+            yield _joined([tree], _frozen_trees(function, [tree]))
+
+
+def _joined(
+    trees: Sequence[dict[str, Any]], frozen: Mapping[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Return trees as one, in which a name that others have begins with that of the argument."""
+    found: dict[str, Any] = {}
+    for tree in trees:
+        found.update(tree)
+    for argument, tree in frozen.items():
+        is_new = found.keys().isdisjoint(tree)
+        found.update({name if is_new else f"{argument}.{name}": v for name, v in tree.items()})
+    return found
+
+
+def _frozen_trees(
+    function: FrameType, trees: Sequence[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return the other trees with weights that a function gets, or reads as a closure."""
+    code = function.f_code
+    if "locals" in code.co_names:  # Reading would write into the dictionary that it returned.
+        return {}
+    trained = {id(array) for tree in trees for array in tree.values()}
+    layers = _common_size([array for tree in trees for array in tree.values()])
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found = {}
+    for name in (*names, *code.co_freevars):
+        tree = {} if name in _DATA else _arrays(local_of(function, name), all_real=True)
+        arrays = [*tree.values()]
+        # Those of a batch have as many examples, which stacked layers look like.
+        is_batch = len(arrays) > 1 and _common_size(arrays) not in (None, layers)
+        is_other = trained.isdisjoint(map(id, arrays)) and not is_batch
+        if is_other and any(array.ndim > 1 for array in arrays):
+            found[name] = tree
+    return found
+
+
+def _common_size(arrays: Sequence[Any]) -> int | None:
+    """Return the size of the first axis, if that of all arrays is the same."""
+    sizes = {array.shape[0] if array.ndim else 0 for array in arrays}
+    return int(next(iter(sizes))) if len(sizes) == 1 else None
 
 
 def _is_wrapper(frame: FrameType) -> bool:
@@ -108,14 +158,21 @@ def _arguments(function: FrameType, numbers: Sequence[int]) -> list[Any]:
     return found
 
 
-def _arrays(value: Any) -> dict[str, Any]:
-    """Return the arrays of a tree by their names; empty for what is none, such as one array."""
+def _arrays(value: Any, all_real: bool = False) -> dict[str, Any]:
+    """Return the arrays of a tree by their names; empty for what is none, such as one array.
+
+    Args:
+        value: The tree.
+        all_real: Return nothing if other arrays are in it, too, such as labels.
+    """
     try:
         leaves = jax.tree_util.tree_leaves_with_path(value)
     except Exception:  # A user's container may raise anything.
         return {}
-    paths = [(path, leaf) for path, leaf in leaves if path and isinstance(leaf, jax.Array)]
-    paths = [(path, leaf) for path, leaf in paths if is_differentiable(leaf)]
+    arrays = [(path, leaf) for path, leaf in leaves if path and isinstance(leaf, jax.Array)]
+    paths = [(path, leaf) for path, leaf in arrays if is_differentiable(leaf)]
+    if all_real and len(paths) < len(arrays):
+        return {}
     names = [([_name(key) for key in path], leaf) for path, leaf in paths]
     of_model = [(one[one.index(_PARAMS) + 1 :], leaf) for one, leaf in names if _PARAMS in one]
     return {".".join(name): leaf for name, leaf in of_model or names}
