@@ -198,6 +198,10 @@ class BasicBackend(OnnxRuntimeBackend):
 
     level = 1
 
+    @property
+    def title(self) -> str:
+        return f"{super().title}, ORT_ENABLE_BASIC"
+
 
 def _state(name: str) -> onnx.ValueInfoProto:
     return value(f"{name}.state")

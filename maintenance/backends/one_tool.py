@@ -82,9 +82,12 @@ def _mask(weight: Array) -> Array:
 def _torch() -> Mapping[str, Run]:
     torch: Any = importlib.import_module("torch")
 
-    def eager(x: Array, first: Array, second: Array) -> Sequence[Array]:
-        # The weights of a layer are (out, in).
-        weights = [torch.tensor(weight.T, requires_grad=True) for weight in (first, second)]
+    # Held, as those of a model are. The weights of a layer are (out, in).
+    weights = [torch.tensor(weight.T, requires_grad=True) for weight in (FIRST, SECOND)]
+
+    def eager(x: Array, *_: Array) -> Sequence[Array]:
+        for weight in weights:
+            weight.grad = None
         hidden = torch.relu(torch.nn.functional.linear(torch.tensor(x), weights[0]))
         output = torch.nn.functional.linear(hidden, weights[1])
         output.backward(torch.tensor(SEED))
@@ -336,7 +339,19 @@ def rows() -> dict[str, dict[str, str]]:
     return found
 
 
+def problems(found: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the cells of rows that are not as they should be."""
+    right = ("as by hand", "no gradients")
+    return [
+        f"{mode}, {tool}: {cell}"
+        for mode, row in found.items()
+        for tool, cell in row.items()
+        if tool != "version" and cell not in right
+    ]
+
+
 if __name__ == "__main__":
     written = rows()
     Path(sys.argv[1]).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     print(f"Python {platform.python_version()}: {', '.join(written)}")
+    sys.exit("\n".join(problems(written)) or 0)

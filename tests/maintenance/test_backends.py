@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from maintenance.backends import pages, tool_matrix
+from maintenance.backends import one_tool, pages, tool_matrix
 
 from amanda_core.cli.tools import describe
 
@@ -21,6 +22,16 @@ def test_each_driver_and_each_result_has_a_row() -> None:
     shown = pages.tool_table()
     for framework in ("PyTorch", "TensorFlow", "JAX", "MXNet", "MindSpore", "ONNX Runtime"):
         assert f"\n| {framework}" in shown
+
+
+def test_the_tools_of_the_page_work_by_hand_here_and_in_the_results() -> None:
+    here = {"PyTorch": one_tool.outcomes(one_tool.BACKENDS["torch"]()["PyTorch"])}
+    assert set(here["PyTorch"]) == set(pages.TOOLS)
+    assert one_tool.problems(here) == []
+    assert one_tool.problems({"PyTorch": {"prune": "4 masks"}}) == ["PyTorch, prune: 4 masks"]
+    for path in pages.RESULTS.glob("*.json"):
+        if not path.name.endswith(".kit.json"):
+            assert one_tool.problems(json.loads(path.read_text("utf-8"))) == []
 
 
 def test_the_matrix_has_every_tool_in_every_mode_and_is_current() -> None:
