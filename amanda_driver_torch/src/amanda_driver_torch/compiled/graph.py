@@ -113,9 +113,18 @@ class GraphTools:
     exports: bool = False
 
 
+def _no_row(woven: Sequence[Woven]) -> None:
+    """Return that a graph takes no row."""
+
+
 def weave(
-    gm: fx.GraphModule, tools: GraphTools, places: Places, leaves: Leaves, is_broken: bool = False
-) -> list[Woven]:
+    gm: fx.GraphModule,
+    tools: GraphTools,
+    places: Places,
+    leaves: Leaves,
+    is_broken: bool = False,
+    take_row: Callable[[Sequence[Woven]], torch.Tensor | None] | None = _no_row,
+) -> tuple[fx.GraphModule, list[Woven]]:
     """Analyse the operators of a graph, and write the steps of their plans into it.
 
     Args:
@@ -124,15 +133,17 @@ def weave(
         places: Where its operators are.
         leaves: The leaves that graphs of the same code were traced with.
         is_broken: Whether it is one of several graphs of a callable.
+        take_row: Returns the number of a row, for a graph that takes it, given what is written.
+            None if nothing is written.
 
     Returns:
-        What was written.
+        The graph, which is a copy if it takes a row, and what was written, or would be.
 
     Raises:
         CannotWeave: A tool asks for something that a compiled graph cannot have.
         AnalysisFailed: The analysis of a tool failed.
     """
-    weaving = _Weaving(gm, tools, places, leaves, is_broken)
+    weaving = _Weaving(gm, tools, places, leaves, is_broken, take_row)
     try:
         found = weaving.weave()
     except Exception:
@@ -143,7 +154,7 @@ def weave(
         raise
     for context in weaving.opened:
         tools.woven.set(context, True)
-    return found
+    return weaving.graph.module, found
 
 
 class _Weaving:
@@ -154,8 +165,10 @@ class _Weaving:
         places: Places,
         leaves: Leaves,
         is_broken: bool,
+        take_row: Callable[[Sequence[Woven]], torch.Tensor | None] | None,
     ) -> None:
         self.tools, self.places, self.leaves = tools, places, leaves
+        self.take_row = take_row
         self.graph = TracedGraph(gm, tools.host)
         self.is_broken = is_broken or ends_at_break(gm)
         #: id of a fake tensor -> the tensor, and the parameter, buffer or view of one that it
@@ -185,8 +198,12 @@ class _Weaving:
                     self.graph.find_lifted(node, found)
         finally:
             torch.set_grad_enabled(grad)
-        self.graph.write(self.woven)
-        return [found for _, found in self.woven]
+        found = [one for _, one in self.woven]
+        if self.take_row is not None:
+            if (row := self.take_row(found)) is not None:
+                self.graph.take_row(row)
+            self.graph.write(self.woven)
+        return found
 
     def _analyse_graph(self, gm: fx.GraphModule) -> None:
         states: dict[fx.Node, Any] = {}
@@ -230,8 +247,9 @@ class _Weaving:
             example = node.meta["example_value"]
             self.real[id(example)] = example, value
             self.weights.add(id(value))
-            # What is decided for this weight does not hold for another one.
-            guard_identity(source)
+            if self.take_row is not None:
+                # What is decided for this weight does not hold for another one.
+                guard_identity(source)
 
     def _is_in_transform(self, node: fx.Node) -> bool:
         """Return True for nodes that run in a transform of `torch.func`, or are a part of it."""
@@ -276,7 +294,7 @@ class _Weaving:
             return None
         if not any(plans):
             return None
-        woven = Woven(target, plans, names, operator is not None)
+        woven = Woven(target, plans, names, operator is not None, node.name)
         if any(plan is not None and plan.backward is not None for plan in plans):
             self._analyse_backward(node, woven)
             if not any(plans):
