@@ -363,13 +363,13 @@ class _Backend:
             # The program's hooks, such as those of checkpointing, are for its own operators.
             with without_saved_tensors_hooks():
                 leaves, bound = self._leaves_of_code(), bound_code()
-                known = len(leaves)
+                known = len(leaves.found)
                 kept = None if bound.is_closed else copied(gm)
                 if kept is None:
                     bound.close()
 
                 def take_row(found: Sequence[Woven]) -> torch.Tensor | None:
-                    if kept is not None and len(leaves) == known:
+                    if kept is not None and len(leaves.found) == known:
                         self.new = SharedCode(bound.served_frame(), kept, self.epoch)
                         if self.new.begin(found):
                             guard_served(self.new.serves)
@@ -412,7 +412,7 @@ class _Backend:
             STATE.quiet = quiet
 
     def _leaves_of_code(self) -> Leaves:
-        return self._leaves.setdefault(id(self.code), (self.code, {}))[1]
+        return self._leaves.setdefault(id(self.code), (self.code, Leaves()))[1]
 
     def adopt(self, owner: CompiledCode, shared: SharedCode, frame: Any) -> Any:
         """Return what lets Dynamo run shared code for a frame; None if its plans differ."""

@@ -77,9 +77,6 @@ class AnalysisFailed(Exception):
 
 #: What stands for the inputs and outputs of modules, in a graph that is exported.
 _MARKERS = {one.func: one for one in (INPUT, OUTPUT)}
-#: By their places in the program: leaves that are not parameters. They are weights, unless the
-#: program makes new ones.
-Leaves = dict[Any, list[Known[bool]]]
 LEAVES = "leaves that are made in each step, such as inputs that require gradients"
 #: Why a routine on the host finds no values in its context.
 _CLOSED = (
@@ -88,6 +85,21 @@ _CLOSED = (
 )
 #: What a graph before or after a graph break gives to the rest of the program.
 VIEWS_PASSED_ON = "views that compiled callables pass on at graph breaks"
+
+
+@dataclasses.dataclass
+class Leaves:
+    """The leaves that are not parameters, of graphs of the same code.
+
+    They are weights, unless the program makes new ones.
+
+    Attributes:
+        found: Place in the program -> those that were there.
+        edited: Places of those that a tool edits where an operator reads them.
+    """
+
+    found: dict[Any, list[Known[bool]]] = dataclasses.field(default_factory=dict)
+    edited: set[Any] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass
@@ -176,6 +188,8 @@ class _Weaving:
         self.real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         #: ids of these.
         self.weights: set[int] = set()
+        #: id of a leaf that is not a parameter -> its place in the program.
+        self.sources: dict[int, Any] = {}
         #: id of a value that Dynamo noted -> the value, and the one that analysis was shown.
         self.again: dict[int, tuple[Any, Any]] = {}
         #: Contexts of the operators that were analysed.
@@ -198,12 +212,12 @@ class _Weaving:
                     self.graph.find_lifted(node, found)
         finally:
             torch.set_grad_enabled(grad)
-        found = [one for _, one in self.woven]
+        written = [one for _, one in self.woven]
         if self.take_row is not None:
-            if (row := self.take_row(found)) is not None:
+            if (row := self.take_row(written)) is not None:
                 self.graph.take_row(row)
             self.graph.write(self.woven)
-        return found
+        return written
 
     def _analyse_graph(self, gm: fx.GraphModule) -> None:
         states: dict[fx.Node, Any] = {}
@@ -236,13 +250,16 @@ class _Weaving:
         if type(value) is FakeTensor or not isinstance(value, torch.Tensor):
             return
         if is_weight(value) and not isinstance(value, nn.Parameter):
-            known = self.leaves.setdefault(source, [])
+            known = self.leaves.found.setdefault(source, [])
             if not all(known):  # One has died.
+                if source in self.leaves.edited:
+                    raise CannotWeave("a tool edits a leaf that the program makes in each step")
                 self.tools.gaps[LEAVES] = "tools are not shown their values in compiled callables"
                 return
             leaf: Known[bool] = Known()
             leaf.set(value, True)
             known.append(leaf)
+            self.sources[id(value)] = source
         if is_weight(value) or self.tools.constant(value) is not None:
             example = node.meta["example_value"]
             self.real[id(example)] = example, value
@@ -396,6 +413,7 @@ class _Weaving:
             )
             self.aliases.operator(plan, bound, outputs)
             if plan:
+                self._note_edits(plan, shown)
                 if self.tools.exports and (steps := plan.steps_on_host):
                     raise CannotWeave(f"{steps[0].where}, is not marked with amanda.staged")
                 check(context, plan, bound, outputs)
@@ -406,6 +424,13 @@ class _Weaving:
         finally:
             context.release()
             context.execution |= left  # For routines that have the context.
+
+    def _note_edits(self, plan: OpPlan, values: Sequence[Any]) -> None:
+        for step in plan.before.steps if self.sources else ():
+            chosen = range(len(values)) if step.action.positions is None else step.action.positions
+            for value in () if step.action.observe else tensors_in(values[i] for i in chosen):
+                if id(value) in self.sources:
+                    self.leaves.edited.add(self.sources[id(value)])
 
     def _note_views(self, operator: Operator, real: Any, outputs: Sequence[Any]) -> None:
         """Let later operators get views of weights, which show where in these they lie."""

@@ -48,12 +48,14 @@ class Row:
         index: Its number.
         number: The same as a tensor.
         steps: id of a step of the first place -> the step of this one.
+        held: What lives as long.
     """
 
     def __init__(self) -> None:
         self.index = next(_NUMBERS)
         self.number = torch.tensor(self.index, device="cpu")
         self.steps: dict[int, Step] = {}
+        self.held: object = None
         ROWS[self.index] = self
 
 

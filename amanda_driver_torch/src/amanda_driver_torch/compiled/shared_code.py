@@ -9,7 +9,6 @@ serves.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -32,11 +31,6 @@ from amanda_driver_torch.torch_internals.dynamo import (
 __all__ = ["SharedCode", "copied", "is_region", "scope_number"]
 
 
-class _Local(threading.local):
-    #: That of the place for which guards have chosen the code last.
-    row: Row
-
-
 class SharedCode:
     """A piece of compiled code, and the places that it serves.
 
@@ -46,15 +40,19 @@ class SharedCode:
         epoch: That of the tools.
 
     Attributes:
+        serves: Returns True for the local variables of a frame that the code serves, and chooses
+            its row.
         first: The row of the first place.
         result: What Dynamo made of the frame, once it is compiled.
     """
 
     def __init__(self, frame: ServedFrame, graph: fx.GraphModule, epoch: int) -> None:
-        self._frame, self._graph, self._epoch = frame, graph, epoch
+        self._frame, self._graph = frame, graph
         self._types = list(map(type, frame.objects()))
-        self._rows: dict[tuple[int, ...], tuple[Row, list[weakref.ref[Any]]]] = {}
-        self._local = _Local()
+        self._rows: dict[tuple[int, ...], Row] = {}
+        #: The row that guards have chosen last. One thread runs the code.
+        self._chosen: list[Any] = [None]
+        self.serves = frame.serves(self._rows, epoch, self._chosen)
         self._woven: Sequence[Woven] = ()
         self.result: Any = None
         self.first = self.add(frame.objects())
@@ -73,33 +71,20 @@ class SharedCode:
 
     def in_row(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return compiled code that gets the number of the row as its last argument."""
-        local = self._local
-        return lambda *args: compiled(*args, local.row.number)
+        chosen = self._chosen
+        return lambda *args: compiled(*args, chosen[0].number)
 
     def place(self) -> int:
         """Return the number of the place for which this thread runs the code."""
-        return self._local.row.index
+        index: int = self._chosen[0].index
+        return index
 
     def add(self, objects: Sequence[Any]) -> Row:
         """Serve a place with these objects, until one of them dies."""
         key, rows = self._key(objects), self._rows
-        row = Row()
-        rows[key] = row, [weakref.ref(one, lambda _: rows.pop(key, None)) for one in objects]
+        rows[key] = row = Row()
+        row.held = [weakref.ref(one, lambda _: rows.pop(key, None)) for one in objects]
         return row
-
-    def serves(self, variables: Any) -> bool:
-        """Return True if the code serves a frame with these local variables, and choose its row."""
-        attachment = STATE.attachment
-        if attachment is None or attachment.session.epoch != self._epoch:
-            return False
-        try:
-            found = self._rows.get(self._key(self._frame.objects(variables)))
-        except Exception:  # The frame has nothing at one of the places.
-            return False
-        if found is None:
-            return False
-        self._local.row = found[0]
-        return True
 
     def adopt(self, frame: Any, analyse: Callable[[fx.GraphModule], Sequence[Woven]]) -> Any | None:
         """Serve a frame as well if its plans are alike; return what Dynamo needs for its call.

@@ -6,6 +6,7 @@ little over 400 lines: one list.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import functools
@@ -384,16 +385,16 @@ def with_argument(
     Returns:
         The copy; node -> the same one in the copy; the argument.
     """
-    graph, copies = torch.fx.Graph(), {}
+    graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     result = graph.graph_copy(module.graph, copies)
     graph.output(result)
     for node, copy in copies.items():
-        if node.op == "placeholder":
-            copy._dynamo_source = node._dynamo_source
+        if "_dynamo_source" in vars(node):
+            vars(copy)["_dynamo_source"] = vars(node)["_dynamo_source"]
     given = [node for node in graph.nodes if node.op == "placeholder"]
     with graph.inserting_after(given[-1]) if given else contextlib.nullcontext():
         argument = graph.placeholder(name)
-    argument._dynamo_source = ConstantSource(name)  # AOTAutograd refuses one without.
+    vars(argument)["_dynamo_source"] = ConstantSource(name)  # AOTAutograd refuses one without.
     copied = torch.fx.GraphModule(module, graph)
     for key in vars(module).keys() - vars(copied).keys():
         vars(copied)[key] = vars(module)[key]
@@ -467,6 +468,18 @@ class ServedFrame:
         self._first, self._globals = variables, namespace
         self.objects()
 
+    def serves(self, rows: dict[Any, Any], epoch: int, chosen: list[Any]) -> Callable[[Any], bool]:
+        """Return a function that looks a frame up, given its local variables.
+
+        Args:
+            rows: Number of the scope, and the ids of the objects -> what is looked up.
+            epoch: That of the tools; the code serves no others.
+            chosen: Whose first element becomes what was found.
+        """
+        space = {"G": self._globals, "__builtins__": builtins}
+        found: Callable[[Any], bool] = native.serving(self._read, space, rows, epoch, chosen)
+        return found
+
     def objects(self, variables: Any = None) -> tuple[Any, ...]:
         """Return the objects of a frame with other local variables, or those of the first one."""
         variables = self._first if variables is None else variables
@@ -484,15 +497,18 @@ class ServedFrame:
         return frame.f_globals is self._globals and bool(manager.check(frame.f_locals))
 
     def place(
-        self, graph: torch.fx.GraphModule, frame: Any, modules: Callable[[Any], dict[str, str]]
+        self,
+        graph: torch.fx.GraphModule,
+        frame: Any,
+        put_modules: Callable[[torch.fx.Node, Callable[[str], Any]], None],
     ) -> None:
         """Put the values of a frame into a copy of the graph of the first one.
 
         Args:
             graph: The copy.
             frame: The frame.
-            modules: Returns the keys and the places of the modules that a node was called in, and
-                takes the modules.
+            put_modules: Puts those of the modules in which a node was called, given what returns
+                the object at a place.
         """
         variables = {"L": frame.f_locals, "G": self._globals}
         read = functools.lru_cache(None)(lambda name: eval(name, variables))
@@ -500,7 +516,7 @@ class ServedFrame:
             if (argument := node.meta.get("grapharg")) is not None:
                 value = read(name_of(argument.source))
                 node.meta["grapharg"] = _Argument(argument.source, value, argument.is_tensor)
-            modules(node, read)
+            put_modules(node, read)
 
     @staticmethod
     def result_for(result: ConvertFrameReturn) -> ConvertFrameReturn:
