@@ -153,19 +153,27 @@ class _Hooks:
         return tuple(self._fold(plan, list(results))) if plan else None
 
 
-def watching_leaves(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return compiled code after which the accumulation of gradients is analysed and hooked."""
-    is_settled = False  # Nothing is inserted there in the epoch of this code.
+def watching_leaves(
+    compiled: Callable[..., Any], place: Callable[[], int] = lambda: 0
+) -> Callable[..., Any]:
+    """Return compiled code after which the accumulation of gradients is analysed and hooked.
+
+    Args:
+        compiled: The code.
+        place: Returns the number of the place that calls it, of those that share the code.
+    """
+    #: Places where nothing is inserted in the epoch of this code.
+    settled: set[int] = set()
 
     def call(*args: Any) -> Any:
-        nonlocal is_settled
-        if is_settled:
+        if (here := place()) in settled:
             return compiled(*args)
         start = next_sequence()
         found = compiled(*args)
         if (attachment := STATE.attachment) is not None:
             _, leaves = new_nodes(tensors_in(found), start)
-            is_settled = attachment.backward.track_leaves(leaves)
+            if attachment.backward.track_leaves(leaves):
+                settled.add(here)
         return found
 
     return call

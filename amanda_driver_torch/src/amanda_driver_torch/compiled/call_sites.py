@@ -38,6 +38,7 @@ from amanda_driver_torch.torch_internals.dynamo import (
     MODULE_CALL,
     MODULE_NOTE,
     guard_identity,
+    name_of,
 )
 from amanda_driver_torch.torch_internals.internals import wraps
 
@@ -72,6 +73,7 @@ class Called(NamedTuple):
 
     Attributes:
         modules: Key of the call -> module, for the modules that Dynamo traces, outermost first.
+            In a graph that is kept for other modules, their places instead.
         frames: The frames up to the call of the innermost module, innermost first.
         whole: Whether these are all frames that count.
         source: ``file:line`` of the user's innermost frame, or None.
@@ -86,6 +88,8 @@ class Called(NamedTuple):
 class _Recorder(threading.local):
     #: The calls that are traced; None if nothing is recorded.
     calls: Calls | None = None
+    #: Key of a module's call -> the place of the module in the frame.
+    places: dict[str, str] = {}  # noqa: RUF012
     #: The module for whose identity there is a guard, at the source that other guards use.
     guarded: nn.Module | None = None
     #: The calls of modules that the program makes, outermost first: their keys, and those of the
@@ -100,7 +104,7 @@ def call_recording(function: Callable[..., R], *args: Any) -> R:
     """Call `function`, and note in each node that Dynamo traces there where it was called."""
     before = _RECORDER.calls
     try:
-        _RECORDER.calls = {}
+        _RECORDER.calls, _RECORDER.places = {}, {}
         result = function(*args)
         _RECORDER.calls, _RECORDER.guarded = before, None
         return result
@@ -204,7 +208,9 @@ def _noting_module(original: Callable[..., Any]) -> Callable[..., Any]:
                 if module is not _RECORDER.guarded:
                     guard_identity(source)
                 _RECORDER.guarded = None
-                _RECORDER.calls[next(reversed(tx.nn_module_stack))] = module, tx
+                called = next(reversed(tx.nn_module_stack))
+                _RECORDER.calls[called] = module, tx
+                _RECORDER.places[called] = name_of(source)
             yield found
 
     return record_nn_module_stack
@@ -320,6 +326,28 @@ def called_of(node: torch.fx.Node) -> Called:
     """Return where a node was called; nowhere if Dynamo made it itself."""
     found: Called = node.meta.get(_CALLED, Called({}, (), True, None))
     return found
+
+
+def without_modules(graph: torch.fx.Graph) -> bool:
+    """Name the modules in which the nodes of a graph were called by their places.
+
+    Returns:
+        Whether all have one: the program may have made some itself.
+    """
+    for node in graph.nodes:
+        if (called := node.meta.get(_CALLED)) is not None:
+            if not called.modules.keys() <= _RECORDER.places.keys():
+                return False
+            places = {key: _RECORDER.places[key] for key in called.modules}
+            node.meta[_CALLED] = called._replace(modules=places)
+    return True
+
+
+def places_of(node: torch.fx.Node, read: Callable[[str], nn.Module]) -> None:
+    """Put modules in the place of their names, which `without_modules` has noted."""
+    if (called := node.meta.get(_CALLED)) is not None:
+        modules = {key: read(place) for key, place in called.modules.items()}
+        node.meta[_CALLED] = called._replace(modules=modules)
 
 
 def forget_calls(gm: torch.fx.GraphModule) -> None:

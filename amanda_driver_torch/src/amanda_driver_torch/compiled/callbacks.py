@@ -31,6 +31,12 @@ from amanda_driver_torch.compiled.graph import AnalysisFailed, GraphTools, Leave
 from amanda_driver_torch.compiled.host import Host
 from amanda_driver_torch.compiled.operators import Woven
 from amanda_driver_torch.compiled.refusals import not_exported
+from amanda_driver_torch.compiled.shared_code import (
+    SharedCode,
+    copied,
+    is_region,
+    scope_number,
+)
 from amanda_driver_torch.identity.frames import BOUNDARY, FORWARDS, is_own
 from amanda_driver_torch.threads.state import STATE, call_quietly
 from amanda_driver_torch.torch_internals.dynamo import (
@@ -38,10 +44,12 @@ from amanda_driver_torch.torch_internals.dynamo import (
     backend_itself,
     begins_at_break,
     beneath_stance,
+    bound_code,
     compile_apart,
     failing,
     for_routines_on_host,
     guard_scope,
+    guard_served,
     hits_limit,
     hits_total_limit,
     is_dynamos,
@@ -175,8 +183,14 @@ class CompiledCode:
         self._backends.add(found)
         return found
 
-    def weave(self, gm: fx.GraphModule, leaves: Leaves, is_broken: bool) -> Sequence[Woven]:
-        """Weave the applied tools into a graph; return the nodes at which they do anything."""
+    def weave(
+        self,
+        gm: fx.GraphModule,
+        leaves: Leaves,
+        is_broken: bool,
+        take_row: Callable[[Sequence[Woven]], torch.Tensor | None] | None,
+    ) -> tuple[fx.GraphModule, Sequence[Woven]]:
+        """Weave the applied tools into a graph, as `graph.weave` does."""
         assert self._tools is not None
         assert self._enter is not None
         # A program that is exported has no calls that a tool could count.
@@ -184,13 +198,15 @@ class CompiledCode:
         is_outermost = counts and not STATE.activations
         if is_outermost and any(called_of(node).modules for node in gm.graph.nodes):
             raise CannotWeave("a tool counts calls of outermost modules, which the graph holds")
-        # The same code may run in several modules, in which its operators are others.
-        guard_scope(_scope())
         sites, frame = self._tools.sites, _outside()
         outer = sites.walk(frame, FRAMES)
         outer = outer[1:] if outer and outer[0][0].kind == FRAMEWORK else outer
         places = Places(sites, STATE.activations, self._enter, outer, sites.source(frame))
-        return weave(gm, self._tools, places, leaves, is_broken)
+        return weave(gm, self._tools, places, leaves, is_broken, take_row)
+
+    def shares(self) -> bool:
+        """Return True if several places may run the same code."""
+        return self._tools is not None and not self._tools.exports
 
     def accumulates(self, inputs: Sequence[Any]) -> bool:
         """Return True if a tool analyses the accumulation of gradients of a graph's inputs."""
@@ -224,11 +240,6 @@ def _updates(function: Any) -> bool:
 
 def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _scope() -> int:
-    """Return the number of the scope in which the program is."""
-    return STATE.activations[-1].scope.number if STATE.activations else 0
 
 
 def _outside() -> Any:
@@ -273,9 +284,15 @@ class _Callback:
         self.backend.failure = None
         self.backend.code = code
         try:
+            for shared in self.backend.shared.get(id(code), ()):
+                if adopted := call_quietly(self.backend.adopt, owner, shared, frame):
+                    found: ConvertFrameReturn = adopted
+                    return found
             # Dynamo runs some operators itself, such as `weight.real`.
-            made = self._compile, frame, cache_entry, frame_state, _scope()
+            is_shared = owner.shares() and is_region(frame)
+            made = self._compile, frame, cache_entry, frame_state, scope_number(), is_shared
             result: ConvertFrameReturn = call_recording(call_quietly, compile_apart, *made)
+            self.backend.share(code, result)
         except BaseException as error:
             failure: Exception | None = self.backend.failure
             if hits_total_limit(error):
@@ -289,7 +306,7 @@ class _Callback:
             owner.note_eager(code, str(failure).partition("\n")[0])
             return self._run_eagerly(code)
         finally:
-            self.backend.failure = before
+            self.backend.failure, self.backend.new = before, None
         if result.guarded_code is None:
             if hits_limit(result):
                 owner.note_eager(code, _LIMIT)
@@ -318,6 +335,8 @@ class _Backend:
         eager: id -> code of the frames that run eagerly; Dynamo makes code that cannot be hashed.
         failure: Why the last graph could not be woven.
         code: That of the frame that is compiled.
+        new: The code that is compiled, if several places may share it.
+        shared: id of code -> what was compiled of it for several places.
     """
 
     code: CodeType
@@ -330,6 +349,8 @@ class _Backend:
         self.eager: dict[int, CodeType] = {}
         self._leaves: dict[int, tuple[CodeType, Leaves]] = {}
         self.failure: Exception | None = None
+        self.new: SharedCode | None = None
+        self.shared: dict[int, list[SharedCode]] = {}
         self.__name__ = getattr(users, "__name__", type(users).__name__)
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -341,18 +362,42 @@ class _Backend:
             STATE.quiet = quiet + 1
             # The program's hooks, such as those of checkpointing, are for its own operators.
             with without_saved_tensors_hooks():
-                _, leaves = self._leaves.setdefault(id(self.code), (self.code, {}))
-                woven = owner.weave(gm, leaves, begins_at_break(self.code))
-            forget_calls(gm)
+                leaves, bound = self._leaves_of_code(), bound_code()
+                known = len(leaves.found)
+                kept = None if bound.is_closed else copied(gm)
+                if kept is None:
+                    bound.close()
+
+                def take_row(found: Sequence[Woven]) -> torch.Tensor | None:
+                    if kept is not None and len(leaves.found) == known:
+                        self.new = SharedCode(bound.served_frame(), kept, self.epoch)
+                        if self.new.begin(found):
+                            guard_served(self.new.serves)
+                            return self.new.first.number if found else None
+                        self.new = None
+                    bound.close()
+                    # The same code may run in several modules, in which its operators are others.
+                    guard_scope(scope_number())
+                    return None
+
+                graph, woven = owner.weave(gm, leaves, begins_at_break(self.code), take_row)
+            for one in (gm, graph):
+                forget_calls(one)
             with contextlib.ExitStack() as stack:
                 if woven:
                     stack.enter_context(uncached())
                 on_host = any(node.on_host for node in woven)
                 if on_host and stack.enter_context(for_routines_on_host(self.users)):
                     owner.gaps["CUDA graphs of compiled callables"] = _NOT_RECORDED
-                compiled = quiet_code(self.users(gm, inputs))
+                shared = self.new
+                if shared is not None and woven:
+                    compiled = quiet_code(self.users(graph, [*inputs, shared.first.number]))
+                    compiled = quiet_code(shared.in_row(compiled))
+                else:
+                    compiled = quiet_code(self.users(graph, inputs))
                 if owner.accumulates(inputs):
-                    compiled = quiet_code(watching_leaves(compiled))
+                    place = (lambda: 0) if shared is None else shared.place
+                    compiled = quiet_code(watching_leaves(compiled, place))
                 return compiled
         except (CannotWeave, AnalysisFailed) as error:
             self.failure = error
@@ -365,3 +410,28 @@ class _Backend:
             raise
         finally:
             STATE.quiet = quiet
+
+    def _leaves_of_code(self) -> Leaves:
+        return self._leaves.setdefault(id(self.code), (self.code, Leaves()))[1]
+
+    def adopt(self, owner: CompiledCode, shared: SharedCode, frame: Any) -> Any:
+        """Return what lets Dynamo run shared code for a frame; None if its plans differ."""
+
+        def analyse(graph: fx.GraphModule) -> Sequence[Woven]:
+            with without_saved_tensors_hooks():
+                leaves, is_broken = self._leaves_of_code(), begins_at_break(self.code)
+                return owner.weave(graph, leaves, is_broken, None)[1]
+
+        try:
+            return shared.adopt(frame, analyse)
+        except CannotWeave:
+            return None  # It is compiled by itself, which says why.
+        except AnalysisFailed as error:
+            self.failure = error
+            raise
+
+    def share(self, code: CodeType, result: ConvertFrameReturn) -> None:
+        """Let other places share what was compiled."""
+        if self.new is not None and result.guarded_code is not None:
+            self.new.end(result)
+            self.shared.setdefault(id(code), []).append(self.new)

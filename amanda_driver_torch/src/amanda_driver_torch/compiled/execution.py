@@ -130,6 +130,7 @@ def run_operator(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     lifted: Lifted | None,
+    row: torch.Tensor | None = None,
 ) -> Any:
     """Run one operator with the steps of its plans, and return its outputs.
 
@@ -139,8 +140,9 @@ def run_operator(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         lifted: Replaces the tensors that staged routines captured by values of the graph.
+        row: Number of the row whose routines on the host run, in code that several places share.
     """
-    return _Execution(plan, func, bind(func, args, kwargs), lifted).run()
+    return _Execution(plan, func, bind(func, args, kwargs), lifted, row).run()
 
 
 class _Execution:
@@ -150,8 +152,10 @@ class _Execution:
         func: Any,
         bound: BoundCall,
         lifted: Lifted | None,
+        row: torch.Tensor | None,
     ) -> None:
         self.plan, self.func, self.lifted = plan, func, lifted
+        self.host = plan.host if row is None else plan.host.in_row(row)
         self.bound: BoundCall | None = bound
         self.in_place = bound.signature.in_place
         self.template: Any = None
@@ -198,7 +202,7 @@ class _Execution:
         elif step.action.staged:
             self.template = self.staged(step.replace, values, autodiff=True)
         else:
-            found = self.plan.host.replace(step, values, self.plan.outputs, autodiff=True)
+            found = self.host.replace(step, values, self.plan.outputs, autodiff=True)
             self.template = found[0] if len(found) == 1 else tuple(found)
         if self.template is None and self.in_place:
             return [values[0]]
@@ -216,9 +220,9 @@ class _Execution:
             found: list[tuple[int, Any]] = self.staged(step, values, autodiff=autodiff)
             return found
         if step.action.observe or step.action.positions == ():
-            self.plan.host.observe(step, values)
+            self.host.observe(step, values)
             return []
-        return self.plan.host.edit(step, values, autodiff)
+        return self.host.edit(step, values, autodiff)
 
     def fold(self, plan: Plan, values: list[Any]) -> list[Any]:
         """Apply the steps before or after the operator."""
@@ -271,7 +275,7 @@ class _Execution:
                 if step.action.positions != ():
                     step(gradients)  # Raises the error of a wrong position.
                 elif is_raw:
-                    self.plan.host.observe(step, gradients)
+                    self.host.observe(step, gradients)
                 continue
             for position, new in self.changes(step, gradients, autodiff=False):
                 old = gradients[position]
@@ -296,7 +300,7 @@ class _Execution:
                 given = self.staged(step.replace, gradients, autodiff=False)
                 found = list(given) if isinstance(given, (tuple, list)) else [given]
             else:
-                found = plan.host.replace(step, gradients, likes)
+                found = self.host.replace(step, gradients, likes)
             last = slots[-1][0]
             are_alone = all(index is None for _, index in slots)
             if len(found) > last and not (are_alone and len(found) == len(slots)):

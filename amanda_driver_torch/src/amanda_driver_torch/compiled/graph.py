@@ -77,9 +77,6 @@ class AnalysisFailed(Exception):
 
 #: What stands for the inputs and outputs of modules, in a graph that is exported.
 _MARKERS = {one.func: one for one in (INPUT, OUTPUT)}
-#: By their places in the program: leaves that are not parameters. They are weights, unless the
-#: program makes new ones.
-Leaves = dict[Any, list[Known[bool]]]
 LEAVES = "leaves that are made in each step, such as inputs that require gradients"
 #: Why a routine on the host finds no values in its context.
 _CLOSED = (
@@ -88,6 +85,21 @@ _CLOSED = (
 )
 #: What a graph before or after a graph break gives to the rest of the program.
 VIEWS_PASSED_ON = "views that compiled callables pass on at graph breaks"
+
+
+@dataclasses.dataclass
+class Leaves:
+    """The leaves that are not parameters, of graphs of the same code.
+
+    They are weights, unless the program makes new ones.
+
+    Attributes:
+        found: Place in the program -> those that were there.
+        edited: Places of those that a tool edits where an operator reads them.
+    """
+
+    found: dict[Any, list[Known[bool]]] = dataclasses.field(default_factory=dict)
+    edited: set[Any] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass
@@ -113,9 +125,18 @@ class GraphTools:
     exports: bool = False
 
 
+def _no_row(woven: Sequence[Woven]) -> None:
+    """Return that a graph takes no row."""
+
+
 def weave(
-    gm: fx.GraphModule, tools: GraphTools, places: Places, leaves: Leaves, is_broken: bool = False
-) -> list[Woven]:
+    gm: fx.GraphModule,
+    tools: GraphTools,
+    places: Places,
+    leaves: Leaves,
+    is_broken: bool = False,
+    take_row: Callable[[Sequence[Woven]], torch.Tensor | None] | None = _no_row,
+) -> tuple[fx.GraphModule, list[Woven]]:
     """Analyse the operators of a graph, and write the steps of their plans into it.
 
     Args:
@@ -124,15 +145,17 @@ def weave(
         places: Where its operators are.
         leaves: The leaves that graphs of the same code were traced with.
         is_broken: Whether it is one of several graphs of a callable.
+        take_row: Returns the number of a row, for a graph that takes it, given what is written.
+            None if nothing is written.
 
     Returns:
-        What was written.
+        The graph, which is a copy if it takes a row, and what was written, or would be.
 
     Raises:
         CannotWeave: A tool asks for something that a compiled graph cannot have.
         AnalysisFailed: The analysis of a tool failed.
     """
-    weaving = _Weaving(gm, tools, places, leaves, is_broken)
+    weaving = _Weaving(gm, tools, places, leaves, is_broken, take_row)
     try:
         found = weaving.weave()
     except Exception:
@@ -143,7 +166,7 @@ def weave(
         raise
     for context in weaving.opened:
         tools.woven.set(context, True)
-    return found
+    return weaving.graph.module, found
 
 
 class _Weaving:
@@ -154,8 +177,10 @@ class _Weaving:
         places: Places,
         leaves: Leaves,
         is_broken: bool,
+        take_row: Callable[[Sequence[Woven]], torch.Tensor | None] | None,
     ) -> None:
         self.tools, self.places, self.leaves = tools, places, leaves
+        self.take_row = take_row
         self.graph = TracedGraph(gm, tools.host)
         self.is_broken = is_broken or ends_at_break(gm)
         #: id of a fake tensor -> the tensor, and the parameter, buffer or view of one that it
@@ -163,6 +188,8 @@ class _Weaving:
         self.real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         #: ids of these.
         self.weights: set[int] = set()
+        #: id of a leaf that is not a parameter -> its place in the program.
+        self.sources: dict[int, Any] = {}
         #: id of a value that Dynamo noted -> the value, and the one that analysis was shown.
         self.again: dict[int, tuple[Any, Any]] = {}
         #: Contexts of the operators that were analysed.
@@ -185,8 +212,12 @@ class _Weaving:
                     self.graph.find_lifted(node, found)
         finally:
             torch.set_grad_enabled(grad)
-        self.graph.write(self.woven)
-        return [found for _, found in self.woven]
+        written = [one for _, one in self.woven]
+        if self.take_row is not None:
+            if (row := self.take_row(written)) is not None:
+                self.graph.take_row(row)
+            self.graph.write(self.woven)
+        return written
 
     def _analyse_graph(self, gm: fx.GraphModule) -> None:
         states: dict[fx.Node, Any] = {}
@@ -219,19 +250,23 @@ class _Weaving:
         if type(value) is FakeTensor or not isinstance(value, torch.Tensor):
             return
         if is_weight(value) and not isinstance(value, nn.Parameter):
-            known = self.leaves.setdefault(source, [])
+            known = self.leaves.found.setdefault(source, [])
             if not all(known):  # One has died.
+                if source in self.leaves.edited:
+                    raise CannotWeave("a tool edits a leaf that the program makes in each step")
                 self.tools.gaps[LEAVES] = "tools are not shown their values in compiled callables"
                 return
             leaf: Known[bool] = Known()
             leaf.set(value, True)
             known.append(leaf)
+            self.sources[id(value)] = source
         if is_weight(value) or self.tools.constant(value) is not None:
             example = node.meta["example_value"]
             self.real[id(example)] = example, value
             self.weights.add(id(value))
-            # What is decided for this weight does not hold for another one.
-            guard_identity(source)
+            if self.take_row is not None:
+                # What is decided for this weight does not hold for another one.
+                guard_identity(source)
 
     def _is_in_transform(self, node: fx.Node) -> bool:
         """Return True for nodes that run in a transform of `torch.func`, or are a part of it."""
@@ -276,7 +311,7 @@ class _Weaving:
             return None
         if not any(plans):
             return None
-        woven = Woven(target, plans, names, operator is not None)
+        woven = Woven(target, plans, names, operator is not None, node.name)
         if any(plan is not None and plan.backward is not None for plan in plans):
             self._analyse_backward(node, woven)
             if not any(plans):
@@ -378,6 +413,7 @@ class _Weaving:
             )
             self.aliases.operator(plan, bound, outputs)
             if plan:
+                self._note_edits(plan, shown)
                 if self.tools.exports and (steps := plan.steps_on_host):
                     raise CannotWeave(f"{steps[0].where}, is not marked with amanda.staged")
                 check(context, plan, bound, outputs)
@@ -388,6 +424,13 @@ class _Weaving:
         finally:
             context.release()
             context.execution |= left  # For routines that have the context.
+
+    def _note_edits(self, plan: OpPlan, values: Sequence[Any]) -> None:
+        for step in plan.before.steps if self.sources else ():
+            chosen = range(len(values)) if step.action.positions is None else step.action.positions
+            for value in () if step.action.observe else tensors_in(values[i] for i in chosen):
+                if id(value) in self.sources:
+                    self.leaves.edited.add(self.sources[id(value)])
 
     def _note_views(self, operator: Operator, real: Any, outputs: Sequence[Any]) -> None:
         """Let later operators get views of weights, which show where in these they lie."""

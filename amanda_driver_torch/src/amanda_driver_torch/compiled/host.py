@@ -25,7 +25,7 @@ from amanda_driver_torch.threads.modes import call_routine
 from amanda_driver_torch.torch_internals.dynamo import effectful
 from amanda_driver_torch.torch_internals.internals import users_of_storage
 
-__all__ = ["Host", "Like", "like_of"]
+__all__ = ["Host", "Like", "Row", "like_of"]
 
 #: Shape, dtype and device of a result.
 Like = tuple[tuple[int, ...], torch.dtype, torch.device]
@@ -35,6 +35,28 @@ _NAME = f"amanda_{os.getpid()}_{os.urandom(4).hex()}"
 _LIBRARY = torch.library.Library(_NAME, "DEF")  # type: ignore[no-untyped-call]
 _CALLS: weakref.WeakValueDictionary[int, _Call] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
+
+
+#: Number of a row of shared code -> the row; it puts its own steps in the place of the first's.
+ROWS: weakref.WeakValueDictionary[int, Row] = weakref.WeakValueDictionary()
+
+
+class Row:
+    """The routines of one of the places that share code.
+
+    Attributes:
+        index: Its number.
+        number: The same as a tensor.
+        steps: id of a step of the first place -> the step of this one.
+        held: What lives as long.
+    """
+
+    def __init__(self) -> None:
+        self.index = next(_NUMBERS)
+        self.number = torch.tensor(self.index, device="cpu")
+        self.steps: dict[int, Step] = {}
+        self.held: object = None
+        ROWS[self.index] = self
 
 
 class _Call:
@@ -62,13 +84,19 @@ class Host:
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self.held: list[object] = []
+        #: The number of the row whose routines run, as a value of the graph.
+        self._row: torch.Tensor | None = None
+
+    def in_row(self, row: torch.Tensor) -> Host:
+        """Return the same host, whose routines are those of a row."""
+        return _InRow(self, row)
 
     def observe(self, step: Step, values: Sequence[Any]) -> None:
         """Add a routine that only looks."""
         selection = Selection(step, values)
         if selection.tensors or not selection.is_empty:
             number = self._add(_Call(lambda *given: self._run(step, selection, given)))
-            tensors, numbers = selection.take()
+            tensors, numbers = self._take(selection)
             # Inductor writes an operator without a device before kernels that wait to be written,
             # and frees what these read.
             _OPS.observe(tensors or [torch.empty(0)], numbers, number)
@@ -90,7 +118,7 @@ class Host:
 
         def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
             changes = self._run(step, selection, (tensors, numbers), autodiff)
-            results = list(tensors)
+            results = list(tensors)  # And the row.
             for position, new in changes or ():
                 if position not in selection.places:
                     raise _unsupported(step, "changes a value that is not a tensor")
@@ -106,7 +134,7 @@ class Host:
             found = self._differentiated(run, selection, [like_of(t) for t in selection.tensors])
         else:
             number = self._add(_Call(run))
-            found = _OPS.edit(*selection.take(), number)
+            found = _OPS.edit(*self._take(selection), number)
         return selection.results(values, found)
 
     def replace(
@@ -196,6 +224,10 @@ class Host:
             )
         )
 
+    def _take(self, selection: Selection) -> tuple[list[Any], list[Any]]:
+        tensors, numbers = selection.take()
+        return tensors if self._row is None else [*tensors, self._row], numbers
+
     def _add(self, call: _Call) -> int:
         number = next(_NUMBERS)
         self._calls.append(call)
@@ -209,7 +241,24 @@ class Host:
             return None
         if not session.enabled:
             return None
+        if self._row is not None:
+            tensors, numbers = given
+            step = ROWS[int(tensors[-1])].steps.get(id(step), step)
+            given = tensors[:-1], numbers
         return call_routine(step, selection.whole(*given), autodiff)
+
+
+class _InRow(Host):
+    """The host of one node of a graph that several places share."""
+
+    def __init__(self, host: Host, row: torch.Tensor) -> None:
+        self._host, self._row = host, row
+        self._calls, self.held = host._calls, host.held
+
+    @property
+    def session(self) -> Session:  # type: ignore[override]
+        """The running session of the store, or the last one."""
+        return self._host.session
 
 
 def like_of(tensor: torch.Tensor) -> Like:

@@ -75,6 +75,7 @@ class Woven:
         target: The function of the node.
         plans: Those of the operators that it runs, in order; None for one without.
         names: Types of these operators, unless it is one itself.
+        place: Name of the node.
         lifted: ids of the tensors that its routines refer to, in the order of the arguments.
     """
 
@@ -82,6 +83,7 @@ class Woven:
     plans: list[OpPlan | None]
     names: list[str]
     is_operator: bool
+    place: str = ""
     lifted: list[torch.Tensor] = field(default_factory=list)
 
     @property
@@ -101,31 +103,44 @@ class Woven:
         # Compiled code may outlive the tools.
         held = weakref.ref(self)
 
-        def woven(args: tuple[Any, ...], kwargs: dict[str, Any], lifted: list[Any]) -> Any:
+        def woven(
+            args: tuple[Any, ...], kwargs: dict[str, Any], lifted: list[Any], row: Any = None
+        ) -> Any:
             this = held()
             assert this is not None
             given = {id(tensor): value for tensor, value in zip(this.lifted, lifted, strict=True)}
             lift = Lifted(lambda tensor: given.get(id(tensor))) if given else None
-            return this.run(args, kwargs, lift)
+            return this.run(args, kwargs, lift, row)
 
         woven.__name__ = f"woven_{getattr(self.target, '__name__', 'call')}"
         return woven
 
-    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], lifted: Lifted | None) -> Any:
-        """Run the node with the steps of its plans."""
+    def run(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        lifted: Lifted | None,
+        row: torch.Tensor | None = None,
+    ) -> Any:
+        """Run the node with the steps of its plans, or those that a row has in their place."""
         if self.is_operator:
             (plan,) = self.plans
             assert plan is not None
-            return run_operator(plan, self.target, tuple(args), dict(kwargs), lifted)
-        mode = _Planned(zip(self.names, self.plans, strict=True), lifted)
+            return run_operator(plan, self.target, tuple(args), dict(kwargs), lifted, row)
+        mode = _Planned(zip(self.names, self.plans, strict=True), lifted, row)
         with mode:
             return self.target(*args, **kwargs)
 
 
 class _Planned(OperatorMode):
-    def __init__(self, plans: Iterable[tuple[str, OpPlan | None]], lifted: Lifted | None) -> None:
+    def __init__(
+        self,
+        plans: Iterable[tuple[str, OpPlan | None]],
+        lifted: Lifted | None,
+        row: torch.Tensor | None,
+    ) -> None:
         super().__init__()
-        self._plans, self._lifted = iter(plans), lifted
+        self._plans, self._lifted, self._row = iter(plans), lifted, row
 
     def operate(
         self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -135,4 +150,4 @@ class _Planned(OperatorMode):
             raise RuntimeError(f"{operator.op_type} runs, which was not analysed there")
         if plan is None:
             return func(*args, **kwargs)
-        return run_operator(plan, func, args, kwargs, self._lifted)
+        return run_operator(plan, func, args, kwargs, self._lifted, self._row)

@@ -21,6 +21,7 @@ from amanda_driver_torch.torch_internals.dynamo import (
     enable_python_dispatcher,
     tree_leaves,
     tree_map,
+    with_argument,
 )
 from amanda_driver_torch.torch_internals.internals import is_view
 
@@ -53,6 +54,9 @@ class TracedGraph:
         )
         #: id of a tensor that routines refer to -> the tensor, and a fake one.
         self._lifted: dict[int, tuple[torch.Tensor, Any]] = {}
+        #: The node with the number of a row, in code that several places share; it is in a copy.
+        self._row: fx.Node | None = None
+        self._copies: dict[fx.Node, fx.Node] = {}
         self.runs: dict[fx.Graph, fx.Node] = {}
 
     def given(self, node: fx.Node) -> Any:
@@ -114,8 +118,15 @@ class TracedGraph:
         lifted.end()
         woven.lifted = list(used.values())
 
+    def take_row(self, row: torch.Tensor) -> None:
+        """Go on with a copy of the graph that takes the number of a row, such as `row`."""
+        self.module, self._copies, self._row = with_argument(self.module, "amanda_row")
+        if self.fake_mode is not None:
+            self._row.meta["example_value"] = self.fake_mode.from_tensor(row)
+
     def write(self, woven: Sequence[tuple[fx.Node, Woven]]) -> None:
         """Write what was woven in the place of nodes."""
+        woven = [(self._copies.get(node, node), found) for node, found in woven]
         for node, found in woven:
             self._write(node, found)
         for graph in dict.fromkeys(node.graph for node, _ in woven):
@@ -129,7 +140,8 @@ class TracedGraph:
         args, kwargs = tuple(node.args), dict(node.kwargs)
         self._host.held.append(woven)
         node.op, node.target = "call_function", woven.function()
-        node.args, node.kwargs = (args, kwargs, lifted), {}
+        row = () if self._row is None else (self._row,)
+        node.args, node.kwargs = (args, kwargs, lifted, *row), {}
 
     def _value(self, tensor: torch.Tensor, node: fx.Node) -> fx.Node:
         """Return the value of a tensor in the graph of a node, to be used there."""

@@ -49,23 +49,58 @@ PyObject* choose_callback(PyObject* self, PyObject* callback) {
     return before ? chosen.release() : nullptr;
 }
 
+// Tools may change inside a call of a compiled callable, for example where a step begins.
+bool is_epoch(Thread* thread, PyObject* epoch) {
+    return thread == nullptr || thread->watch == nullptr ||
+           thread->watch->switches->epoch == PyLong_AsLongLong(epoch);
+}
+
+PyObject* scope_number(Thread* thread) {
+    Py_ssize_t depth = thread != nullptr ? PyList_GET_SIZE(thread->activations) : 0;
+    if (depth == 0) return PyLong_FromLong(0);
+    PyObject* last = PyList_GET_ITEM(thread->activations, depth - 1);
+    return PyObject_GetAttrString(reinterpret_cast<Activation*>(last)->scope(), "number");
+}
+
 // (number, epoch)
 PyObject* is_in_scope(PyObject* self, PyObject*) {
     Thread* thread = current;
-    PyObject* number = PyTuple_GET_ITEM(self, 0);
-    // Tools may change inside a call of a compiled callable, for example where a step begins.
-    if (thread != nullptr && thread->watch != nullptr &&
-        thread->watch->switches->epoch != PyLong_AsLongLong(PyTuple_GET_ITEM(self, 1))) {
+    if (!is_epoch(thread, PyTuple_GET_ITEM(self, 1))) Py_RETURN_FALSE;
+    Owned now(scope_number(thread));
+    return now ? PyObject_RichCompare(now.get(), PyTuple_GET_ITEM(self, 0), Py_EQ) : nullptr;
+}
+
+// (code, namespace, rows, epoch, chosen), and the local variables of a frame.
+PyObject* serves(PyObject* self, PyObject* variables) {
+    Thread* thread = current;
+    if (!is_epoch(thread, PyTuple_GET_ITEM(self, 3))) Py_RETURN_FALSE;
+    PyObject* space = PyTuple_GET_ITEM(self, 1);
+    if (PyDict_SetItemString(space, "L", variables) < 0) return nullptr;
+    Owned objects(PyEval_EvalCode(PyTuple_GET_ITEM(self, 0), space, space));
+    if (PyDict_SetItemString(space, "L", Py_None) < 0) return nullptr;
+    if (!objects) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
+        PyErr_Clear();  // The frame has nothing at one of the places.
         Py_RETURN_FALSE;
     }
-    Py_ssize_t depth = thread != nullptr ? PyList_GET_SIZE(thread->activations) : 0;
-    if (depth == 0) return PyBool_FromLong(PyLong_AsLong(number) == 0);
-    PyObject* last = PyList_GET_ITEM(thread->activations, depth - 1);
-    Owned now(PyObject_GetAttrString(reinterpret_cast<Activation*>(last)->scope(), "number"));
-    return now ? PyObject_RichCompare(now.get(), number, Py_EQ) : nullptr;
+    Py_ssize_t count = PyTuple_GET_SIZE(objects.get());
+    Owned key(PyTuple_New(count + 1));
+    if (!key) return nullptr;
+    for (Py_ssize_t i = 0; i <= count; ++i) {
+        PyObject* number = i == 0 ? scope_number(thread)
+                                  : PyLong_FromVoidPtr(PyTuple_GET_ITEM(objects.get(), i - 1));
+        if (number == nullptr) return nullptr;
+        PyTuple_SET_ITEM(key.get(), i, number);
+    }
+    PyObject* row = PyDict_GetItemWithError(PyTuple_GET_ITEM(self, 2), key.get());
+    if (row == nullptr) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
+    Owned chosen(Py_NewRef(row));
+    if (PyList_SetItem(PyTuple_GET_ITEM(self, 4), 0, chosen.release()) < 0) return nullptr;
+    Py_RETURN_TRUE;
 }
 
 PyMethodDef choose_method = {"choose_callback", choose_callback, METH_O, nullptr};
+PyMethodDef serves_method = {"serves", serves, METH_O, nullptr};
 PyMethodDef scope_method = {"is_in_scope", is_in_scope, METH_O, nullptr};
 
 PyObject* chooser(PyObject*, PyObject* args) {
@@ -88,7 +123,20 @@ PyObject* in_scope(PyObject*, PyObject* number) {
     return self ? PyCFunction_New(&scope_method, self.get()) : nullptr;
 }
 
+PyObject* serving(PyObject*, PyObject* args) {
+    PyObject *code, *space, *rows, *epoch, *chosen;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!", &PyCode_Type, &code, &PyDict_Type, &space,
+                          &PyDict_Type, &rows, &PyLong_Type, &epoch, &PyList_Type, &chosen)) {
+        return nullptr;
+    }
+    return PyCFunction_New(&serves_method, args);
+}
+
 PyMethodDef functions[] = {
+    {"serving", serving, METH_VARARGS,
+     "serving(code, namespace, rows, epoch, chosen, /)\n--\n\n"
+     "Return a function of the local variables L of a frame. It looks up the scope and the ids of "
+     "what the expression returns among the rows, and puts what it finds into the list."},
     {"chooser", chooser, METH_VARARGS,
      "chooser(original, choose, set_region, /)\n--\n\n"
      "Return a function from a callback of Dynamo to the one to use: the one that the watch keeps "

@@ -1,0 +1,207 @@
+"""Code that is compiled once for modules alike, such as the layers of a model.
+
+Without tools, layers that are compiled one by one share the code of the first. Under tools the
+operators of each are others: analysis runs for each layer, on the graph that Dynamo has traced for
+the first. If the plans differ only in their routines on the host, the layer gets a row, whose
+number is an input of the graph, and runs the same code. Owns the rows, and which objects each
+serves.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from amanda_core.driver_kit import Plan, Step
+from amanda_driver_torch.compiled.call_sites import places_of, without_modules
+from amanda_driver_torch.compiled.host import Row
+from amanda_driver_torch.compiled.operators import Woven
+from amanda_driver_torch.compiled.traced_graph import example
+from amanda_driver_torch.threads.state import STATE
+from amanda_driver_torch.torch_internals.dynamo import (
+    HigherOrderOperator,
+    ServedFrame,
+    tree_leaves,
+)
+
+__all__ = ["SharedCode", "copied", "is_region", "scope_number"]
+
+
+class SharedCode:
+    """A piece of compiled code, and the places that it serves.
+
+    Args:
+        frame: The frame for which it is compiled.
+        graph: A copy of its graph as Dynamo has traced it.
+        epoch: That of the tools.
+
+    Attributes:
+        serves: Returns True for the local variables of a frame that the code serves, and chooses
+            its row.
+        first: The row of the first place.
+        result: What Dynamo made of the frame, once it is compiled.
+    """
+
+    def __init__(self, frame: ServedFrame, graph: fx.GraphModule, epoch: int) -> None:
+        self._frame, self._graph = frame, graph
+        self._types = list(map(type, frame.objects()))
+        self._rows: dict[tuple[int, ...], Row] = {}
+        #: The row that guards have chosen last. One thread runs the code.
+        self._chosen: list[Any] = [None]
+        self.serves = frame.serves(self._rows, epoch, self._chosen)
+        self._woven: Sequence[Woven] = ()
+        self.result: Any = None
+        self.first = self.add(frame.objects())
+
+    def begin(self, woven: Sequence[Woven]) -> bool:
+        """Note what was woven for the first place; return False if others cannot share it."""
+        self._woven = woven
+        return all(_is_on_host(step) for step in _steps(woven)) and not any(
+            one.lifted for one in woven
+        )
+
+    def end(self, result: Any) -> None:
+        """Note what Dynamo made of the frame: other places may share it from now on."""
+        self.result = result
+        self._frame.hold()
+
+    def in_row(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return compiled code that gets the number of the row as its last argument."""
+        chosen = self._chosen
+        return lambda *args: compiled(*args, chosen[0].number)
+
+    def place(self) -> int:
+        """Return the number of the place for which this thread runs the code."""
+        index: int = self._chosen[0].index
+        return index
+
+    def add(self, objects: Sequence[Any]) -> Row:
+        """Serve a place with these objects, until one of them dies."""
+        key, rows = self._key(objects), self._rows
+        rows[key] = row = Row()
+        row.held = [weakref.ref(one, lambda _: rows.pop(key, None)) for one in objects]
+        return row
+
+    def adopt(self, frame: Any, analyse: Callable[[fx.GraphModule], Sequence[Woven]]) -> Any | None:
+        """Serve a frame as well if its plans are alike; return what Dynamo needs for its call.
+
+        Args:
+            frame: The frame.
+            analyse: Analyses a graph, and returns what would be woven.
+        """
+        if self.result is None:
+            return None
+        try:
+            objects = self._frame.objects(frame.f_locals)
+        except Exception:
+            return None
+        key = self._key(objects)
+        if key in self._rows or list(map(type, objects)) != self._types:
+            return None
+        row, is_alike = self.add(objects), False
+        try:
+            if self._frame.is_accepted(self.result, frame):
+                is_alike = self._are_alike(analyse(self._copy(frame)), row)
+        finally:
+            if not is_alike:
+                self._rows.pop(key, None)
+        return self._frame.result_for(self.result) if is_alike else None
+
+    def _copy(self, frame: Any) -> fx.GraphModule:
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self._graph.graph, {}))
+        copy = fx.GraphModule(self._graph, graph)
+        self._frame.place(copy, frame, places_of)
+        return copy
+
+    def _are_alike(self, woven: Sequence[Woven], row: Row) -> bool:
+        if any(one.lifted for one in woven):
+            return False
+        if [_form(one) for one in woven] != [_form(one) for one in self._woven]:
+            return False
+        firsts, others = list(_steps(self._woven)), list(_steps(woven))
+        if not all(map(_is_on_host, others)):
+            return False
+        row.steps = {id(one): other for one, other in zip(firsts, others, strict=True)}
+        return True
+
+    def _key(self, objects: Sequence[Any]) -> tuple[int, ...]:
+        return (scope_number(), *map(id, objects))
+
+
+def scope_number() -> int:
+    """Return the number of the scope in which the program is."""
+    return STATE.activations[-1].scope.number if STATE.activations else 0
+
+
+def is_region(frame: Any) -> bool:
+    """Return True if a frame is of a module that another one calls."""
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    module = frame.f_locals.get(names[0]) if names else None
+    if not isinstance(module, torch.nn.Module) or not STATE.activations:
+        return False
+    is_compiled = getattr(module, "_compiled_call_impl", None) is not None
+    return len(STATE.activations) > is_compiled
+
+
+def copied(gm: fx.GraphModule) -> fx.GraphModule | None:
+    """Return a copy of a graph for later analysis; None if it cannot serve there.
+
+    The sizes of its values must be known, and it has no graphs inside.
+    """
+    for node in gm.graph.nodes:
+        if isinstance(node.target, HigherOrderOperator) or node.op == "call_module":
+            return None
+        if any(map(_is_unknown, tree_leaves(example(node)))):
+            return None
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return fx.GraphModule(gm, graph) if without_modules(graph) else None
+
+
+def _is_unknown(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not all(type(size) is int for size in value.shape)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _plans(woven: Sequence[Woven]) -> Iterator[Plan]:
+    for one in woven:
+        for plan in one.plans:
+            if plan is not None:
+                yield from plan.plans
+
+
+def _steps(woven: Sequence[Woven]) -> Iterator[Step]:
+    for plan in _plans(woven):
+        yield from plan.steps
+        if plan.replacement is not None:
+            yield plan.replacement
+
+
+def _is_on_host(step: Step) -> bool:
+    return not (step.action.staged or step.action.autodiff or step.action.kind.is_replacement)
+
+
+def _form(woven: Woven) -> Any:
+    """Return what two places have in common if their plans are alike."""
+    plans = [
+        plan
+        and (
+            [list(map(_form_of_step, one.steps)) for one in plan.plans],
+            plan.outputs,
+            plan.backward
+            and sorted((str(k), sorted(map(str, v))) for k, v in plan.backward.plans.items()),
+        )
+        for plan in woven.plans
+    ]
+    return woven.place, woven.target, woven.names, plans
+
+
+def _form_of_step(step: Step) -> Any:
+    action = step.action
+    return action.kind, action.positions, action.observe
