@@ -8,7 +8,6 @@ release.
 
 from __future__ import annotations
 
-
 import tensorflow as tf
 
 from amanda_core.driver_kit import OpContext, Tool, applied, doubling, require, require_seen
