@@ -78,6 +78,8 @@ def test_results_of_several_runs_are_kept(
         (one, "None", ""),
         (two, "", "needs haiku"),
         (three, "watching", "ValueError: x"),
+        (four, "tools", "ValueError: y"),
+        (four, "memory", "ValueError: y"),
         *((four, way, "") for way in sweep.WAYS),
     ):
         sweep.record(name, way, problem)
