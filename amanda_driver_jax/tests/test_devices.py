@@ -202,3 +202,34 @@ def test_two_processes() -> None:
     finally:
         for process in started:
             process.kill()
+
+
+IN_A_MESH = """
+import jax, jax.numpy as jnp, numpy as np, amanda
+from jax.sharding import AxisType, PartitionSpec as P
+
+X, W = np.random.default_rng(0).normal(size=(2, 8, 8)).astype("float32")
+tool = amanda.Tool()
+tool.add_inst_for_op(lambda context: context.insert_after_op(lambda value: None))
+for kind in (AxisType.Auto, AxisType.Explicit):
+    with jax.set_mesh(jax.make_mesh((4,), ("d",), axis_types=(kind,))):
+        rows = jax.device_put(X, P("d"))
+        loss = lambda w, x: jnp.tanh(x @ w).sum()
+        for run in (
+            lambda: jax.jit(lambda w, x: x @ w)(W, X),
+            lambda: jax.jit(jax.value_and_grad(loss))(W, rows),
+            lambda: jax.value_and_grad(loss)(W, rows),
+        ):
+            plain = run()
+            with amanda.apply(tool):
+                found = run()
+            assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, plain)
+            for one, other in zip(*map(jax.tree.leaves, (found, plain)), strict=True):
+                assert np.allclose(one, other, atol=1e-4), (kind, one, other)
+"""
+
+
+@pytest.mark.slow
+def test_programs_in_a_mesh_compute_the_same() -> None:
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    subprocess.run([sys.executable, "-c", IN_A_MESH], env=environment, check=True, timeout=300)

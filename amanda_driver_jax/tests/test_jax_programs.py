@@ -33,6 +33,13 @@ def test_programs_compute_the_same_under_tools(sweep: Any, name: str) -> None:
     assert not [one for one in found if one[2]]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Diffrax", "Optimistix"])
+def test_solvers_live_while_all_values_are_captured(sweep: Any, name: str) -> None:
+    one = next(one for key, one in sweep.PROGRAMS.items() if key.startswith(name))
+    assert sweep.outcome(one, sweep.observed(one.run), sweep.ALONE["capture"]) == ""
+
+
 def test_a_difference_is_found(sweep: Any) -> None:
     class Doubles(amanda.Tool):
         def __init__(self) -> None:
@@ -71,6 +78,8 @@ def test_results_of_several_runs_are_kept(
         (one, "None", ""),
         (two, "", "needs haiku"),
         (three, "watching", "ValueError: x"),
+        (four, "tools", "ValueError: y"),
+        (four, "memory", "ValueError: y"),
         *((four, way, "") for way in sweep.WAYS),
     ):
         sweep.record(name, way, problem)

@@ -302,7 +302,8 @@ def test_weights_that_are_mapped_are_named_with_the_reason() -> None:
     tree, _ = WAYS["scan"]()
 
     def ensemble(params: Any, x: Any) -> Any:
-        return jax.vmap(lambda layer: _layer(x, layer)[0])(params["layers"])
+        # A function whose axis has a name may communicate along it, so it stays mapped.
+        return jax.vmap(lambda layer: _layer(x, layer)[0], axis_name="members")(params["layers"])
 
     with amanda.apply(tool := Prune(sparsity=0.5)):
         found = jax.jit(ensemble)(tree, X)

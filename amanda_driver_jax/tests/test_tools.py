@@ -25,6 +25,7 @@ from amanda_tools.dump import Dump
 from amanda_tools.effective_path import EffectivePath
 from amanda_tools.flops import Flops
 from amanda_tools.latency import Latency
+from amanda_tools.memory import Memory
 from amanda_tools.nonfinite import NonFinite
 from amanda_tools.summary import Summary
 from amanda_tools.trace import Trace
@@ -263,3 +264,16 @@ def test_tools_run_on_a_training_script(tmp_path: Path, mode: str) -> None:
         else:
             assert trained != plain
             assert "50.0% of the weights pruned" in said
+
+
+def test_scalars_of_numpy_are_no_buffers() -> None:
+    key = jax.random.key(0)
+
+    def run() -> Any:
+        return jax.random.uniform(key, (3,), minval=np.float32(1), maxval=np.float32(2))
+
+    expected = run()
+    with amanda.apply(tool := Memory()):
+        found = run()
+    assert np.array_equal(found, expected)
+    assert tool.result().ops

@@ -741,6 +741,8 @@ def record(name: str, way: str, problem: str) -> None:
     ways = found["programs"].setdefault(name, {})
     if way in ("", *WAYS):
         ways.pop("", None)
+    for tool in ALONE if way == shipped.LOOKS else ():
+        ways.pop(tool, None)  # They run alone, afterwards, if there is a difference.
     ways[way] = problem
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(found, indent=1) + "\n")

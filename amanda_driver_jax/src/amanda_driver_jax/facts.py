@@ -67,7 +67,8 @@ class _JaxFacts(Facts):
         return int(tensor.size) * int(tensor.dtype.itemsize)
 
     def storage(self, tensor: Any) -> Storage | None:
-        if isinstance(tensor, Tracer) or not self.nbytes(tensor):
+        # Scalars of NumPy are passed by value, and nothing tells when one is gone.
+        if isinstance(tensor, (Tracer, np.generic)) or not self.nbytes(tensor):
             return None
         if not isinstance(tensor, jax.Array) or len(tensor.devices()) > 1:
             return Storage(id(tensor), self.nbytes(tensor) or 0, tensor)
