@@ -192,14 +192,21 @@ def test_code_for_one_object_counts() -> None:
                 net(X)
 
 
+@amanda.staged
+def _unchanged(*values: Any) -> Any:
+    return values if len(values) > 1 else values[0]
+
+
 @NOTICE
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_the_limit_for_all_code(fullgraph: bool) -> None:
     """Dynamo compiles no more then. Without tools it has compiled once, and a program goes on."""
     net = regional(lambda layer: torch.compile(layer, backend="eager", fullgraph=fullgraph))
     seen, watch = watching()
+    staged = amanda.Tool()  # Layers with staged routines do not share code.
+    staged.add_inst_for_op(lambda context: context.insert_after_op(_unchanged))
     expected = net(X)
-    with DYNAMO.patch(accumulated_recompile_limit=3), amanda.apply(watch) as handle:
+    with DYNAMO.patch(accumulated_recompile_limit=3), amanda.apply(watch, staged) as handle:
         got = [net(X) for _ in range(2)]
         gaps = [gap.why for gap in handle.coverage()["pytorch"] if "compiled callable" in gap.what]
     equal(got, [expected] * 2)

@@ -266,3 +266,34 @@ def test_host_routines_for_weights_that_may_vary_run_eagerly() -> None:
         found = compiled(X)
     equal(found, X @ (weight * 0.5))
     assert len(seen) == 2
+
+
+@pytest.mark.filterwarnings("ignore:The compiled callable")
+def test_weights_that_are_made_in_each_step_are_edited_as_in_eager_mode() -> None:
+    @amanda.staged
+    def halved(weight: torch.Tensor) -> torch.Tensor:
+        return weight * 0.5
+
+    def analyse(context: amanda.OpContext) -> None:
+        if 1 in context.weights:
+            context.insert_before_op(halved, inputs=[1])
+
+    def losses(function: Callable[..., torch.Tensor]) -> list[float]:
+        tool, found = amanda.Tool(), []
+        tool.add_inst_for_op(analyse)
+        with amanda.apply(tool):
+            for step in range(4):
+                weight = torch.full((8, 8), step + 1.0, requires_grad=True)
+                loss = function(X, weight)
+                loss.backward()
+                found += [loss.item(), float(grad_of(weight).sum())]
+                del weight, loss
+        return found
+
+    def step(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, weight).square().mean()
+
+    expected = losses(step)
+    assert losses(torch.compile(step, backend="aot_eager")) == pytest.approx(expected)
+    plain = float(F.linear(X, torch.full((8, 8), 1.0)).square().mean())
+    assert expected[0] == pytest.approx(plain / 4)

@@ -264,7 +264,7 @@ COMPILED = (
         (
             *_in("torch._C._dynamo.eval_frame", "_FrameAction _FrameExecStrategy"),
             *_in("torch._dynamo.exc", "FailOnRecompileLimitHit"),
-            *_in("torch._dynamo.guards", "install_guard"),
+            *_in("torch._dynamo.guards", "install_guard DeletedGuardManagerWrapper"),
             *_in("torch._dynamo.source", "GlobalStateSource SyntheticLocalSource"),
             *_in("torch._dynamo.variables.nn_module", "UnspecializedNNModuleVariable"),
             *_in("torch._functorch._aot_autograd.runtime_wrappers", "_disable_saved_tensors_hooks"),
@@ -497,7 +497,7 @@ OF_WRITERS = tuple(
 OF_DYNAMO = (
     *("_torchdynamo_orig_backend", "_export", "_param_name_to_source", "_stance.stance"),
     *("nn_module", "output_graph", "torch._functorch.config", "torch._inductor.config.patch"),
-    "torch._inductor.config.triton.cudagraphs",
+    *("torch._inductor.config.triton.cudagraphs", "_dynamo_source"),
 )
 #: What modules that wrap others for several processes have, and their parameters.
 OF_DISTRIBUTED = (

@@ -82,6 +82,7 @@ class CompiledCode:
         session: The running session.
         host: The routines on the host.
         gaps: Names of frames that ran eagerly -> why.
+        shared: Region of a backend, id of code -> what was compiled of it for several places.
     """
 
     session: Session
@@ -95,6 +96,7 @@ class CompiledCode:
         self._callbacks: weakref.WeakKeyDictionary[Any, dict[int, _Callback]] = (
             weakref.WeakKeyDictionary()
         )
+        self.shared: dict[tuple[int, int], list[SharedCode]] = {}
         # Compiled code refers to its backend.
         self._backends: WeakGroup[_Backend] = WeakGroup()
 
@@ -284,7 +286,7 @@ class _Callback:
         self.backend.failure = None
         self.backend.code = code
         try:
-            for shared in self.backend.shared.get(id(code), ()):
+            for shared in owner.shared.get((self.backend.region, id(code)), ()):
                 if adopted := call_quietly(self.backend.adopt, owner, shared, frame):
                     found: ConvertFrameReturn = adopted
                     return found
@@ -292,7 +294,10 @@ class _Callback:
             is_shared = owner.shares() and is_region(frame)
             made = self._compile, frame, cache_entry, frame_state, scope_number(), is_shared
             result: ConvertFrameReturn = call_recording(call_quietly, compile_apart, *made)
-            self.backend.share(code, result)
+            new = self.backend.new
+            if new is not None and result.guarded_code is not None:
+                new.end(code, result)
+                owner.shared.setdefault((self.backend.region, id(code)), []).append(new)
         except BaseException as error:
             failure: Exception | None = self.backend.failure
             if hits_total_limit(error):
@@ -336,7 +341,6 @@ class _Backend:
         failure: Why the last graph could not be woven.
         code: That of the frame that is compiled.
         new: The code that is compiled, if several places may share it.
-        shared: id of code -> what was compiled of it for several places.
     """
 
     code: CodeType
@@ -350,7 +354,6 @@ class _Backend:
         self._leaves: dict[int, tuple[CodeType, Leaves]] = {}
         self.failure: Exception | None = None
         self.new: SharedCode | None = None
-        self.shared: dict[int, list[SharedCode]] = {}
         self.__name__ = getattr(users, "__name__", type(users).__name__)
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -370,7 +373,8 @@ class _Backend:
 
                 def take_row(found: Sequence[Woven]) -> torch.Tensor | None:
                     if kept is not None and len(leaves.found) == known:
-                        self.new = SharedCode(bound.served_frame(), kept, self.epoch)
+                        frame, rows = bound.served_frame(), owner.host.rows
+                        self.new = SharedCode(frame, kept, self.epoch, rows)
                         if self.new.begin(found):
                             guard_served(self.new.serves)
                             return self.new.first.number if found else None
@@ -429,9 +433,3 @@ class _Backend:
         except AnalysisFailed as error:
             self.failure = error
             raise
-
-    def share(self, code: CodeType, result: ConvertFrameReturn) -> None:
-        """Let other places share what was compiled."""
-        if self.new is not None and result.guarded_code is not None:
-            self.new.end(result)
-            self.shared.setdefault(id(code), []).append(self.new)

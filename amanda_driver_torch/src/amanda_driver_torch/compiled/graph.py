@@ -190,6 +190,8 @@ class _Weaving:
         self.weights: set[int] = set()
         #: id of a leaf that is not a parameter -> its place in the program.
         self.sources: dict[int, Any] = {}
+        #: The places of those whose values tools are not shown, unless they edit them nevertheless.
+        self.hidden: set[Any] = set()
         #: id of a value that Dynamo noted -> the value, and the one that analysis was shown.
         self.again: dict[int, tuple[Any, Any]] = {}
         #: Contexts of the operators that were analysed.
@@ -208,6 +210,8 @@ class _Weaving:
                     self.tools.gaps[VIEWS_PASSED_ON] = (
                         "if the program writes one in place, gradients through its base are lost"
                     )
+                if self.hidden & self.leaves.edited:
+                    raise CannotWeave("a tool edits a weight that the program makes in each step")
                 for node, found in self.woven:
                     self.graph.find_lifted(node, found)
         finally:
@@ -252,8 +256,8 @@ class _Weaving:
         if is_weight(value) and not isinstance(value, nn.Parameter):
             known = self.leaves.found.setdefault(source, [])
             if not all(known):  # One has died.
-                if source in self.leaves.edited:
-                    raise CannotWeave("a tool edits a leaf that the program makes in each step")
+                self.sources[id(node.meta["example_value"])] = source
+                self.hidden.add(source)
                 self.tools.gaps[LEAVES] = "tools are not shown their values in compiled callables"
                 return
             leaf: Known[bool] = Known()
@@ -431,6 +435,7 @@ class _Weaving:
             for value in () if step.action.observe else tensors_in(values[i] for i in chosen):
                 if id(value) in self.sources:
                     self.leaves.edited.add(self.sources[id(value)])
+                    self.hidden.discard(self.sources[id(value)])
 
     def _note_views(self, operator: Operator, real: Any, outputs: Sequence[Any]) -> None:
         """Let later operators get views of weights, which show where in these they lie."""

@@ -37,26 +37,23 @@ _CALLS: weakref.WeakValueDictionary[int, _Call] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
-#: Number of a row of shared code -> the row; it puts its own steps in the place of the first's.
-ROWS: weakref.WeakValueDictionary[int, Row] = weakref.WeakValueDictionary()
+#: id of a step of the first place that shares code -> the step of another one.
+Steps = dict[int, Step]
 
 
 class Row:
-    """The routines of one of the places that share code.
+    """The number of one of the places that share code.
 
     Attributes:
-        index: Its number.
+        index: The number.
         number: The same as a tensor.
-        steps: id of a step of the first place -> the step of this one.
         held: What lives as long.
     """
 
     def __init__(self) -> None:
         self.index = next(_NUMBERS)
         self.number = torch.tensor(self.index, device="cpu")
-        self.steps: dict[int, Step] = {}
         self.held: object = None
-        ROWS[self.index] = self
 
 
 class _Call:
@@ -77,6 +74,7 @@ class Host:
     Attributes:
         session: The running session of the store, or the last one.
         held: What graphs refer to weakly.
+        rows: Number of a row -> its steps.
     """
 
     session: Session
@@ -84,6 +82,7 @@ class Host:
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self.held: list[object] = []
+        self.rows: dict[int, Steps] = {}
         #: The number of the row whose routines run, as a value of the graph.
         self._row: torch.Tensor | None = None
 
@@ -243,7 +242,7 @@ class Host:
             return None
         if self._row is not None:
             tensors, numbers = given
-            step = ROWS[int(tensors[-1])].steps.get(id(step), step)
+            step = self.rows.get(int(tensors[-1]), {}).get(id(step), step)
             given = tensors[:-1], numbers
         return call_routine(step, selection.whole(*given), autodiff)
 
@@ -253,7 +252,7 @@ class _InRow(Host):
 
     def __init__(self, host: Host, row: torch.Tensor) -> None:
         self._host, self._row = host, row
-        self._calls, self.held = host._calls, host.held
+        self._calls, self.held, self.rows = host._calls, host.held, host.rows
 
     @property
     def session(self) -> Session:  # type: ignore[override]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import fx
 
 from amanda_core.driver_kit import Plan, Step
 from amanda_driver_torch.compiled.call_sites import places_of, without_modules
-from amanda_driver_torch.compiled.host import Row
+from amanda_driver_torch.compiled.host import Row, Steps
 from amanda_driver_torch.compiled.operators import Woven
 from amanda_driver_torch.compiled.traced_graph import example
 from amanda_driver_torch.threads.state import STATE
@@ -34,10 +35,13 @@ __all__ = ["SharedCode", "copied", "is_region", "scope_number"]
 class SharedCode:
     """A piece of compiled code, and the places that it serves.
 
+    Compiled code itself, which may outlive the tools, refers to none of their objects.
+
     Args:
         frame: The frame for which it is compiled.
         graph: A copy of its graph as Dynamo has traced it.
         epoch: That of the tools.
+        steps: Number of a row -> its steps, which this class fills.
 
     Attributes:
         serves: Returns True for the local variables of a frame that the code serves, and chooses
@@ -46,12 +50,16 @@ class SharedCode:
         result: What Dynamo made of the frame, once it is compiled.
     """
 
-    def __init__(self, frame: ServedFrame, graph: fx.GraphModule, epoch: int) -> None:
-        self._frame, self._graph = frame, graph
+    def __init__(
+        self, frame: ServedFrame, graph: fx.GraphModule, epoch: int, steps: dict[int, Steps]
+    ) -> None:
+        self._frame, self._graph, self._steps = frame, graph, steps
         self._types = list(map(type, frame.objects()))
         self._rows: dict[tuple[int, ...], Row] = {}
         #: The row that guards have chosen last. One thread runs the code.
-        self._chosen: list[Any] = [None]
+        self._chosen = chosen = [Row()]
+        #: Returns the number of the place for which the code runs.
+        self.place: Callable[[], int] = lambda: chosen[0].index
         self.serves = frame.serves(self._rows, epoch, self._chosen)
         self._woven: Sequence[Woven] = ()
         self.result: Any = None
@@ -64,20 +72,15 @@ class SharedCode:
             one.lifted for one in woven
         )
 
-    def end(self, result: Any) -> None:
-        """Note what Dynamo made of the frame: other places may share it from now on."""
-        self.result = result
+    def end(self, code: CodeType, result: Any) -> None:
+        """Note what Dynamo made of the frame's code: other places may share it from now on."""
+        self._code, self.result = code, result  # It is found by the id of the code.
         self._frame.hold()
 
     def in_row(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return compiled code that gets the number of the row as its last argument."""
         chosen = self._chosen
         return lambda *args: compiled(*args, chosen[0].number)
-
-    def place(self) -> int:
-        """Return the number of the place for which this thread runs the code."""
-        index: int = self._chosen[0].index
-        return index
 
     def add(self, objects: Sequence[Any]) -> Row:
         """Serve a place with these objects, until one of them dies."""
@@ -126,7 +129,7 @@ class SharedCode:
         firsts, others = list(_steps(self._woven)), list(_steps(woven))
         if not all(map(_is_on_host, others)):
             return False
-        row.steps = {id(one): other for one, other in zip(firsts, others, strict=True)}
+        self._steps[row.index] = {id(a): b for a, b in zip(firsts, others, strict=True)}
         return True
 
     def _key(self, objects: Sequence[Any]) -> tuple[int, ...]:
@@ -142,10 +145,9 @@ def is_region(frame: Any) -> bool:
     """Return True if a frame is of a module that another one calls."""
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     module = frame.f_locals.get(names[0]) if names else None
-    if not isinstance(module, torch.nn.Module) or not STATE.activations:
+    if not isinstance(module, torch.nn.Module):
         return False
-    is_compiled = getattr(module, "_compiled_call_impl", None) is not None
-    return len(STATE.activations) > is_compiled
+    return len(STATE.activations) > 1
 
 
 def copied(gm: fx.GraphModule) -> fx.GraphModule | None:
