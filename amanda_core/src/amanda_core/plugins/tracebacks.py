@@ -55,7 +55,7 @@ class Folding:
     """
 
     def __init__(self, error: BaseException, modules: Collection[str]) -> None:
-        self._modules = frozenset(modules)
+        self._packages = frozenset(modules)
         self._errors = [one for one in _chain(error) if not is_noted(one)] if modules else []
         self.left_out = 0
 
@@ -92,7 +92,7 @@ class Folding:
 
     def _is_folded(self, trace: TracebackType) -> bool:
         name = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if self._modules.isdisjoint(_with_packages(name)):
+        if self._packages.isdisjoint(_with_packages(name)):
             return False
         return trace.tb_next is not None or not _raises(trace)
 

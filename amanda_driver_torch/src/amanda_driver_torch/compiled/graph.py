@@ -239,7 +239,7 @@ class _Weaving:
                 self.graph.runs[body.graph] = node
                 self._analyse_graph(body)
             elif node.op in ("call_function", "call_method"):
-                found = None if self._is_in_transform(node) else self._analyse(node)
+                found = None if self._is_in_transform(node) else self._analyse_node(node)
                 self.aliases.end(node)
                 if found is not None:
                     self.woven.append((node, found))
@@ -285,7 +285,7 @@ class _Weaving:
 
     # Analysis.
 
-    def _analyse(self, node: fx.Node) -> Woven | None:
+    def _analyse_node(self, node: fx.Node) -> Woven | None:
         target: Any = node.target
         if node.op == "call_method":
             target = getattr(torch.Tensor, str(target), None)
@@ -525,7 +525,7 @@ class _Analysing(OperatorMode):
 
 def _wrapper(frame: FrameType | None) -> Any:
     """Return the innermost frame of torch below the driver's own: code, globals, position."""
-    while frame is not None and frame.f_code is not _Weaving._analyse.__code__:
+    while frame is not None and frame.f_code is not _Weaving._analyse_node.__code__:
         if not is_own(frame.f_code):
             names = frame.f_globals
             return (frame.f_code, names, frame.f_lasti) if is_torchs(names) else None
