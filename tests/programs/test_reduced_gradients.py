@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import amanda
 from amanda_driver_torch.execution import reductions
@@ -246,6 +247,10 @@ def remaining() -> list[int]:
     with amanda.apply(idle):
         passes()
         found.append(dicts() - before)
+    with torch.inference_mode(), amanda.apply(idle):
+        model.module(torch.ones(1, 2))
+    with FakeTensorMode(), amanda.apply(idle):
+        torch.ones(1)
     acting = Seen()
     with amanda.apply(acting):
         passes()
