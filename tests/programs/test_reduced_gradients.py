@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import amanda
 from amanda_driver_torch.execution import reductions
@@ -246,6 +247,10 @@ def remaining() -> list[int]:
     with amanda.apply(idle):
         passes()
         found.append(dicts() - before)
+    with torch.inference_mode(), amanda.apply(idle):
+        model.module(torch.ones(1, 2))
+    with FakeTensorMode(), amanda.apply(idle):
+        torch.ones(1)
     acting = Seen()
     with amanda.apply(acting):
         passes()
@@ -253,6 +258,26 @@ def remaining() -> list[int]:
     found.append(dicts() - before)
     passes()
     return [*found, dicts() - before]
+
+
+def joined_late(rank: int) -> list[Any]:
+    """Apply a tool in the middle of a step, while another one looks at nothing, and return the
+    micro-batches at which it sees reductions.
+    """
+    idle, late, model = amanda.Tool(), Seen(), ddp()
+    idle.add_inst_for_op(lambda context: None, backward=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with amanda.apply(idle):
+        for step in range(5):
+            for number in range(MICRO_BATCHES):
+                last = number == MICRO_BATCHES - 1
+                with nullcontext() if last else model.no_sync():
+                    loss = model(batches(rank)[number]).sum()
+                with amanda.apply(late) if step == 3 and last else nullcontext():
+                    loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [row["micro_batch"] for row in late.rows if "Reduce" in row["name"]]
 
 
 def run(rank: int, folder: Path) -> None:
@@ -285,7 +310,7 @@ def run(rank: int, folder: Path) -> None:
     found["two models"] = [row["name"] for row in both.rows if "Accumulate" not in row["name"]]
     found["faults"], found["refused"] = faults(rank), refused()
     found["compared"], found["remaining"] = compared(), remaining()
-    found["sharded late"] = sharded_late()
+    found["sharded late"], found["joined late"] = sharded_late(), joined_late(rank)
     static = Seen()
     with amanda.apply(static):
         model = ddp(static_graph=True)
@@ -444,6 +469,12 @@ def test_a_model_may_be_sharded_after_a_backward_pass(found: list[dict[str, Any]
         first, *others = of_rank["sharded late"]
         assert first == "sharded"
         assert sorted(others) == sorted(f"{name}:ReduceGrad" for name in NAMES)
+
+
+@pytest.mark.slow
+def test_a_tool_that_comes_in_a_step_knows_its_micro_batch(found: list[dict[str, Any]]) -> None:
+    expected = len(NAMES) * [MICRO_BATCHES - 1]
+    assert [of_rank["joined late"] for of_rank in found] == PROCESSES * [expected]
 
 
 @pytest.mark.slow

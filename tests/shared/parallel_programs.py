@@ -446,6 +446,7 @@ def own_hook(wrong: bool) -> None:
         model(torch.randn(4, WIDTH, generator=samples)).square().mean().backward()
         with torch.no_grad():
             for one in model.parameters():
+                assert one.grad is not None
                 one.sub_(0.1 * one.grad)
                 one.grad = None
 
@@ -458,6 +459,7 @@ def written_gradient(wrong: bool) -> None:
         samples = torch.Generator().manual_seed(10 * step + _rank())
         model(torch.randn(4, WIDTH, generator=samples)).square().mean().backward()
         for one in model.parameters():
+            assert one.grad is not None
             one.grad.add_(0.01 * (_rank() if wrong else 1))
         optimizer.step()
         optimizer.zero_grad()

@@ -20,7 +20,7 @@ from amanda_driver_torch.execution.written_values import write_argument
 from amanda_driver_torch.gradients.records import BackwardProgram, NodeRecord
 from amanda_driver_torch.groups import WRAPPERS, processes
 from amanda_driver_torch.placements import distributed, local
-from amanda_driver_torch.threads.modes import call_routine, changes_of
+from amanda_driver_torch.threads.modes import call_routine, call_without_modes, changes_of
 from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD, STATE, call_quietly
 from amanda_driver_torch.torch_internals.distributed import (
     groups_of,
@@ -32,6 +32,8 @@ from amanda_driver_torch.torch_internals.distributed import (
 from amanda_driver_torch.torch_internals.extension import native
 from amanda_driver_torch.torch_internals.internals import (
     accumulation_of,
+    dispatch_modes,
+    functorch_active,
     inner_of,
     modules_in,
     version_of,
@@ -68,14 +70,15 @@ def clear_hooks(parameters: Iterable[torch.Tensor] | None = None) -> None:
     Args:
         parameters: Whose nodes; None for those of all such modules.
     """
-    if native is None:
-        return
+    if native is None or dispatch_modes() or functorch_active():
+        return  # The nodes are found by an operator, which the program's modes must not see.
     if parameters is None:
         every = (module for known in list(WRAPPERS.values()) if (module := known()) is not None)
         reducing = (module for module in every if "reducer" in vars(module))
         parameters = [one for module in reducing for one, _ in reducible(module)]
     leaves = (one for one in parameters if one.requires_grad and one.is_leaf)
-    native.clear_leaves([call_quietly(accumulation_of, leaf) for leaf in leaves])
+    nodes = [call_without_modes(call_quietly, accumulation_of, leaf) for leaf in leaves]
+    native.clear_leaves(nodes)
 
 
 class Reductions:

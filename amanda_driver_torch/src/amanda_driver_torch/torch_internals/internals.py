@@ -281,7 +281,7 @@ FunctionBase: Any = torch._C._FunctionBase
 
 def accumulation_of(leaf: torch.Tensor) -> Any:
     """Return the node that accumulates the gradient of a leaf; operators are called for that."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         node: Any = leaf.view_as(leaf).grad_fn
     return node.next_functions[0][0]
 
