@@ -80,7 +80,7 @@ class Host:
     session: Session
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
+        self.calls: list[_Call] = []
         self.held: list[object] = []
         self.rows: dict[int, Steps] = {}
         #: The number of the row whose routines run, as a value of the graph.
@@ -229,7 +229,7 @@ class Host:
 
     def _add(self, call: _Call) -> int:
         number = next(_NUMBERS)
-        self._calls.append(call)
+        self.calls.append(call)
         _CALLS[number] = call
         return number
 
@@ -252,7 +252,7 @@ class _InRow(Host):
 
     def __init__(self, host: Host, row: torch.Tensor) -> None:
         self._host, self._row = host, row
-        self._calls, self.held, self.rows = host._calls, host.held, host.rows
+        self.calls, self.held, self.rows = host.calls, host.held, host.rows
 
     @property
     def session(self) -> Session:  # type: ignore[override]
