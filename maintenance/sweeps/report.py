@@ -210,7 +210,7 @@ def _part(part: Part) -> Iterator[str]:
         counts |= {f"classes of {t}": len({*names} & {*compared}) for t, names in MODELS.items()}
     yield from (f"| {name} | {number:,} |" for name, number in sorted(counts.items()))
     yield ""
-    if part.name == "programs, tensorflow":
+    if part.name.startswith("programs"):
         yield f"Compared: {'; '.join(sorted(compared))}.\n"
     if part.figures:
         yield "### Figures\n"
