@@ -102,7 +102,7 @@ class Patches(ABC):
             try:
                 self._users.append(user)
                 if len(self._users) == 1:
-                    self._restore()  # What an exception kept from being undone.
+                    self.restore()  # What an exception kept from being undone.
                     self.install()
             except BaseException:
                 self.release(user)
@@ -114,9 +114,10 @@ class Patches(ABC):
             for index in [i for i, one in enumerate(self._users) if one is user][-1:]:
                 del self._users[index]
             if not self._users:
-                self._restore()
+                self.restore()
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        """Undo the replacements, the last one first; may be called again after an exception."""
         while self._undo:
             self._undo[-1]()
             del self._undo[-1]

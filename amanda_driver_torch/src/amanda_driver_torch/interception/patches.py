@@ -154,9 +154,9 @@ class _Patches(Patches):
                 rules[original] = rules.pop(replacement)
         self._rules = rules
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
         self._name_originals(dynamo_rules(listed=False))
-        super()._restore()
+        super().restore()
 
     def add(self, owner: Any, name: str, replacement: Any) -> None:
         """Replace one more attribute while any session is attached."""
