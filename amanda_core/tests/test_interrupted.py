@@ -136,6 +136,16 @@ def test_an_exception_at_a_sample_of_all_lines(
     check(driver, use, max(1, count_lines(lambda: use(warm)) // SAMPLE * 2 + 1))
 
 
+def test_a_lock_that_an_exception_kept_is_released_when_the_tools_leave(driver: ToyDriver) -> None:
+    with amanda.apply(tool := Counter(), threads="all"):
+        in_thread(program)
+        # As after an exception between taking it for a routine and calling that.
+        tool._amanda.turn.acquire()
+    taken: list[bool] = []
+    in_thread(lambda: taken.append(tool._amanda.turn.acquire(timeout=0)))
+    assert taken == [True]
+
+
 @pytest.mark.exhaustive
 def test_an_exception_at_each_line(driver: ToyDriver, use: Callable[[amanda.Tool], None]) -> None:
     check(driver, use, 1)

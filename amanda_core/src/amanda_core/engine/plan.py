@@ -8,6 +8,7 @@ are opaque here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from amanda_core.engine.action import Action
@@ -171,7 +172,8 @@ class Step:
             raise
         finally:
             if turn is not None:
-                turn.release()
+                with suppress(RuntimeError):  # A routine may remove its tool, which releases it.
+                    turn.release()
 
     def _as_many(self, result: Any, selected: list[Any]) -> Sequence[Any]:
         many = result if isinstance(result, (tuple, list)) else (result,)

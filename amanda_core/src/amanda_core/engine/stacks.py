@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
 from amanda_core.engine.declined_drivers import DeclinedDrivers
@@ -374,6 +375,8 @@ def leave(entry: Entry) -> None:
     """
     if (stack := entry._stack) is None:
         return
+    for tool in stack.session.tools:
+        _release(tool._amanda.turn)
     _withdraw(entry)
     with _LOCK:
         if entries := [other for other in stack.entries if other is not entry]:
@@ -384,6 +387,14 @@ def leave(entry: Entry) -> None:
         if _LOCAL.place.stack is stack:
             _LOCAL.place.stack = None
     entry._stack = None
+
+
+def _release(turn: Any) -> None:
+    """Release what an exception has kept this thread from releasing: others would wait for it."""
+    if turn is not None:
+        with suppress(RuntimeError):
+            while True:
+                turn.release()
 
 
 def _withdraw(entry: Entry) -> None:
