@@ -161,6 +161,7 @@ def fault(request: pytest.FixtureRequest, once: bool, monkeypatch: pytest.Monkey
     name, interceptor = request.param
     owner, attribute = {**FAULTS, **OF_MODULES, **OF_ONE[interceptor]}[name]
     monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", interceptor)
+    monkeypatch.setattr(native_interceptor, "_KNOWN", {})
     replacement = broken_once(getattr(owner, attribute)) if once else broken
 
     def cause() -> Look:
@@ -222,6 +223,7 @@ def test_compiled_callables_run_eagerly_where_the_choice_fails(
     interceptor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", interceptor)
+    monkeypatch.setattr(native_interceptor, "_KNOWN", {})
     monkeypatch.setattr(TorchAttachment, "_why_eager", broken)
     compiled = torch.compile(lambda x: torch.relu(x.add_(torch.rand(3))), backend="eager")
     torch.manual_seed(3)

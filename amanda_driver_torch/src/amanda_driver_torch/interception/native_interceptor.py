@@ -312,6 +312,8 @@ def _answering(binding: Any) -> Callable[..., Any]:
 # Operators of the dispatcher, which Python calls through `torch.ops` objects.
 
 _MARK = "__amanda_dispatcher__"
+#: Operator of the dispatcher -> what stands for it; None for those that are none.
+_KNOWN: dict[Any, Operator | None] = {}
 
 
 def _find_unredirected(*refused: str) -> Iterator[tuple[Any, str, Any]]:
@@ -324,8 +326,6 @@ def _find_unredirected(*refused: str) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    known: dict[Any, Operator | None] = {}
-
     def hand_over(attachment: Any, operator: Any, run: Any, args: Any, kwargs: Any) -> Any:
         return attachment.execute(operator, run, args, kwargs)
 
@@ -341,13 +341,13 @@ def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:
             or not attachment.watching()
         ):
             return original(self, *args, **kwargs)
-        if self not in known:
+        if self not in _KNOWN:
             try:
-                known[self] = Operator(self, self, type_name(self)) if is_operator(self) else None
+                _KNOWN[self] = Operator(self, self, type_name(self)) if is_operator(self) else None
             except Exception as error:
                 attachment.report_failure(error, str(self))
                 return original(self, *args, **kwargs)
-        operator = known[self]
+        operator = _KNOWN[self]
         if operator is None:
             return original(self, *args, **kwargs)
         try:
