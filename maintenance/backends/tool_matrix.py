@@ -363,7 +363,7 @@ def cell(case: Case, run: Callable[[Array], Array], mode: str) -> Cell:
                     outputs.append(run(x))
                     amanda.step()
         except amanda.AmandaError as error:
-            refused = error.what
+            refused = _why(error.what, where.found) or error.what
         else:
             result = json.loads(tool.result().to_json())
     if not np.array_equal(run(x), plain, equal_nan=True):
@@ -394,11 +394,14 @@ UNDECLARED = "`amanda tools` leaves it out"
 
 
 def _refusal(result: Mapping[str, Any], namespaces: Iterable[str]) -> str:
-    for note in result.get("notes", ()):
-        for namespace in namespaces:
-            if str(note).startswith(f"not supported on {namespace}: "):
-                return str(note).partition(": ")[2]
-    return ""
+    notes = map(str, result.get("notes", ()))
+    return next(filter(None, (_why(note, namespaces) for note in notes)), "")
+
+
+def _why(text: str, namespaces: Iterable[str]) -> str:
+    """Return the reason that follows "not supported on" a namespace; nothing without one."""
+    places = (f"not supported on {namespace}: " for namespace in namespaces)
+    return next((text.partition(place)[2] for place in places if place in text), "")
 
 
 def cells() -> dict[str, dict[str, Cell]]:
