@@ -140,7 +140,10 @@ class PyNative(Backend):
         kinds: tuple[Any, ...] = (_c_expression.TensorPy, nn.Cell, nn.Optimizer, api._JitExecutor)
         kinds += (api._PyNativeExecutor, _c_expression.AddPrim_, _c_expression.MulFunctional_)
         held = {
-            f"{one.__name__}.{name}": value for one in kinds for name, value in vars(one).items()
+            f"{one.__name__}.{name}": value
+            for one in kinds
+            for name, value in vars(one).items()
+            if not isinstance(value, int)  # Classes count their objects.
         }
         return {**super().found(), **held, **vars(gen_ops_prim)}
 
