@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -363,13 +364,13 @@ def cell(case: Case, run: Callable[[Array], Array], mode: str) -> Cell:
                     outputs.append(run(x))
                     amanda.step()
         except amanda.AmandaError as error:
-            refused = _why(error.what, where.found) or error.what
+            refused = _why(error.what) or error.what
         else:
             result = json.loads(tool.result().to_json())
     if not np.array_equal(run(x), plain, equal_nan=True):
         return "wrong: something stays after the tool", ""
     declared = any(matches(one, found) for one in tool.works_on for found in where.found)
-    refused = refused or _refusal(result, where.found)
+    refused = refused or _refusal(result)
     if tool.works_on and not declared:
         silent = not refused and bool(result.get("ops"))
         return ("wrong: it says nothing of this" if silent else "no"), refused or UNDECLARED
@@ -393,15 +394,14 @@ def cell(case: Case, run: Callable[[Array], Array], mode: str) -> Cell:
 UNDECLARED = "`amanda tools` leaves it out"
 
 
-def _refusal(result: Mapping[str, Any], namespaces: Iterable[str]) -> str:
-    notes = map(str, result.get("notes", ()))
-    return next(filter(None, (_why(note, namespaces) for note in notes)), "")
+def _refusal(result: Mapping[str, Any]) -> str:
+    return next(filter(None, map(_why, map(str, result.get("notes", ())))), "")
 
 
-def _why(text: str, namespaces: Iterable[str]) -> str:
+def _why(text: str) -> str:
     """Return the reason that follows "not supported on" a namespace; nothing without one."""
-    places = (f"not supported on {namespace}: " for namespace in namespaces)
-    return next((text.partition(place)[2] for place in places if place in text), "")
+    found = re.search(r"\bnot supported on \S+: (.*)", text)
+    return found[1] if found else ""
 
 
 def cells() -> dict[str, dict[str, Cell]]:

@@ -153,7 +153,20 @@ _CALLED_BY_PYTHON = {"__del__", "__eq__", "__hash__"}
 def _must_end(frame: FrameType) -> bool:
     """Return True at a line where an exception would be lost, or leave Python itself broken."""
     is_locking = frame.f_code.co_filename.endswith(_LOCKING)
-    return is_locking or _is_safe(frame) or _is_called_by_python(frame)
+    return is_locking or _is_safe(frame) or _is_called_by_python(frame) or _leaves_others(frame)
+
+
+def _leaves_others(frame: FrameType) -> bool:
+    """Return True where Python leaves a context manager that is a generator of somebody else.
+
+    After an exception there, what the generator does at its end is not done, with or without tools.
+    """
+    code = frame.f_code
+    if code.co_name != "__exit__" or not code.co_filename.endswith("contextlib.py"):
+        return False
+    generator = getattr(frame.f_locals.get("self"), "gen", None)
+    inside = getattr(generator, "gi_frame", None)
+    return inside is not None and not inside.f_globals.get("__name__", "").startswith("amanda")
 
 
 def _is_called_by_python(frame: FrameType | None) -> bool:
