@@ -33,8 +33,8 @@ class Meter:
         """Start to measure an operator of this thread.
 
         Returns:
-            Whether it is measured: not if PyTorch cannot, or if the program profiles itself. None
-            if it is part of another one that is being measured.
+            True if it is measured; False if PyTorch cannot, or the program profiles itself. None if
+            it is part of another one that is being measured.
         """
         start, _, is_on = _profiler()
         known, place = self._open, _place()
