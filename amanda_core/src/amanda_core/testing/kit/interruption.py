@@ -7,10 +7,12 @@ to show that entering, running and leaving `apply` can be interrupted anywhere.
 from __future__ import annotations
 
 import dis
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 __all__ = ["count_lines", "distinct_lines", "interrupt"]
@@ -71,7 +73,8 @@ def interrupt(
             arrive.
         kind: The class of the exception.
         leaving_out: As for `count_lines`.
-        may_be_handled: Whether it may arrive where a framework goes on after any `Exception`.
+        may_be_handled: Whether it may arrive where a framework goes on after any `Exception`, or
+            after all others as well (``except:``).
 
     Returns:
         The line as ``file:number function``; an empty string if there are fewer lines.
@@ -90,7 +93,8 @@ def interrupt(
     found = raised, getattr(raised, "__cause__", None), getattr(raised, "__context__", None)
     # A framework makes another one of what a callback raises, and quotes it.
     is_kind = kind in map(type, found) or "interrupted" in str(raised)
-    is_kind = is_kind or (may_be_handled and raised is None and issubclass(kind, Exception))
+    if may_be_handled and raised is None:
+        is_kind = issubclass(kind, Exception) or any(map(_handles_all, lines.codes))
     assert not lines.place or is_kind, f"{raised!r} after {lines.place}"
     return lines.place
 
@@ -105,6 +109,8 @@ class _Lines:
     ) -> None:
         self._program, self.at, self.kind, self.count, self.place = program, at, kind, 0, ""
         self.first: dict[tuple[str, int], int] = {}
+        #: Functions of others that ran when the exception arrived, the innermost first.
+        self.codes: list[CodeType] = []
         code = getattr(program, "__code__", None)
         own = (code.co_filename,) if code is not None else ()
         self._skipped = (*_SKIPPED, *own, *leaving_out)
@@ -130,8 +136,29 @@ class _Lines:
             if self.count >= self.at > 0 and not _must_end(frame):
                 sys.settrace(None)
                 self.place = f"{code.co_filename}:{frame.f_lineno} {code.co_name}"
+                self.codes = self._others(frame)
                 raise self.kind("interrupted")
         return self
+
+    def _others(self, frame: FrameType | None) -> list[CodeType]:
+        found = []
+        while frame is not None and frame.f_code is not _Lines.run.__code__:
+            if not _is_ours(frame):
+                found.append(frame.f_code)
+            frame = frame.f_back
+        return found
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("amanda")
+
+
+def _handles_all(code: CodeType) -> bool:
+    """Return True if a function goes on after any exception."""
+    try:
+        return re.search(r"^\s*except:", inspect.getsource(code), re.MULTILINE) is not None
+    except (OSError, TypeError):
+        return False
 
 
 #: Instructions that raise nothing: the start of `try`, and the start and end of what handles an
@@ -166,7 +193,7 @@ def _leaves_others(frame: FrameType) -> bool:
         return False
     generator = getattr(frame.f_locals.get("self"), "gen", None)
     inside = getattr(generator, "gi_frame", None)
-    return inside is not None and not inside.f_globals.get("__name__", "").startswith("amanda")
+    return inside is not None and not _is_ours(inside)
 
 
 def _is_called_by_python(frame: FrameType | None) -> bool:
