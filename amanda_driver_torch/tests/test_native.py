@@ -356,7 +356,8 @@ def test_processes_enter_the_engine_from_python_for_backward_ops_only(
     with amanda.apply(tool):
         for _ in range(3):
             layer(x()).sum().backward()
-    assert entered == ([0, 1, 2] if is_backward else [])
+    # Once there was nothing to reduce, the passes after it do not ask again.
+    assert entered == ([0] if is_backward else [])
 
 
 def test_the_choice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
