@@ -141,7 +141,7 @@ def _scan(
 
 
 class _Mapping(NamedTuple):
-    """What `jax.vmap` calls instead of a function that is mapped over parameters.
+    """The function that `jax.vmap` calls instead of one that is mapped over parameters.
 
     Attributes:
         members: How to call it for each member: the arguments of `run_members`.

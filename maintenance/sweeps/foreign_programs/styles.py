@@ -1,6 +1,6 @@
 """Programs in the styles of repositories that are cloned and not installed.
 
-Each is written anew in the manner of such code: optimizers of a few functions, blocks whose
+Each is our own, in the manner of such code: optimizers of a few functions, blocks whose
 `forward` is called, caches that are written in place, and losses made by hand.
 """
 

@@ -203,7 +203,7 @@ class EagerProgram:
 
 
 class Gates(Protocol):
-    """What stands on the framework's tape around an op, and runs the plans of its gradients."""
+    """Gates on the framework's tape around an op: they run the plans of its gradients."""
 
     def enter(self, values: Sequence[Any]) -> list[Any]:
         """Return the inputs after a gate, which gets the op's contributions to their gradients."""

@@ -1,4 +1,4 @@
-"""What self-tests of drivers share: tools that look and edit, and how a test ends.
+"""Parts of the self-tests of drivers: tools that look and edit, and the end of a test.
 
 A self-test runs in a process of its own. It exits with 0 if everything is right; otherwise the last
 line of its standard error says what is wrong.

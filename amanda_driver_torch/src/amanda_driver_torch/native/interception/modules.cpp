@@ -275,7 +275,7 @@ bool is_function_of(PyTypeObject* type, PyObject* name) {
 }
 
 // Where one function takes the place of another, the slots of all subclasses stay as they are, so
-// only what is cached of the type is forgotten. `setattr` looks the slot up in each subclass anew.
+// only what is cached of the type is forgotten. `setattr` would look the slot up in each subclass.
 PyObject* replace_function(PyObject*, PyObject* args) {
     PyTypeObject* type;
     PyObject *name, *function;
