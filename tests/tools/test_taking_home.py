@@ -6,7 +6,9 @@ import copy
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ import torch
 from torch import nn
 
 import amanda
+from amanda_core.cli.progress import Progress
 from amanda_core.errors import ToolError
 from amanda_tools.faults import InjectFaults
 from amanda_tools.kit.weights.baking_tool import BakingTool
 from amanda_tools.kit.weights.tool import WeightTool
 from amanda_tools.prune import Prune, PruneNM
 from amanda_tools.quantize import Quantize
+from amanda_tools.rewriting import Rewrite
 from amanda_tools.steer import Steer
 
 load_file = pytest.importorskip("safetensors.torch").load_file
@@ -330,3 +334,40 @@ def test_a_change_in_some_steps_or_calls_is_refused(name: str, chosen: dict[str,
     assert not tool.has_baked
     with pytest.raises(ToolError, match="in some steps or calls only"):
         tool.bake(net)
+
+
+#: The tools under which a checkpoint of the program lacks something, with options that they need.
+EDITORS: dict[str, dict[str, Any]] = {
+    "inject_faults": {"rate": 0.1},
+    "prune": {"sparsity": 0.5},
+    "prune_attention": {},
+    "prune_channels": {},
+    "prune_nm": {},
+    "prune_positions": {},
+    "prune_tiles": {"sparsity": 0.5},
+    "quantize": {},
+    "rewrite": {"rules": ["conv_bn"]},
+    "steer": {"edit": "scale", "modules": "*", "factor": 0.5},
+}
+OBSERVERS: dict[str, dict[str, Any]] = {"capture": {"modules": "*"}}
+
+
+@pytest.mark.parametrize("entry", entry_points(group="amanda.tools"), ids=lambda entry: entry.name)
+def test_a_program_that_saves_is_warned_of_tools_that_edit(entry: EntryPoint) -> None:
+    """Also before such a tool has found an operator, and in graphs, where none is analysed."""
+    edits = entry.name in EDITORS
+    tool = entry.load()(**(EDITORS if edits else OBSERVERS).get(entry.name, {}))
+    model = nn.Linear(2, 2)
+    with warnings.catch_warnings(record=True) as told, amanda.apply(tool, Progress(print)):
+        warnings.simplefilter("always")
+        model.state_dict()
+    warned = [str(one.message) for one in told if "without the changes of" in str(one.message)]
+    assert len(warned) == edits
+    assert not any("Progress" in one for one in warned)
+
+
+@pytest.mark.parametrize("tool", [InjectFaults, Rewrite])
+def test_tools_that_were_given_nothing_to_do_do_not_warn(tool: type[amanda.Tool]) -> None:
+    with warnings.catch_warnings(), amanda.apply(tool()):
+        warnings.simplefilter("error")
+        nn.Linear(2, 2).state_dict()

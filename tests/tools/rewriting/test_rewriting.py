@@ -544,12 +544,14 @@ def test_the_forms_of_the_result() -> None:
     assert data["matches"][0]["rewritten"] == result.rewritten == 1
     assert "1 match, 0 refused; rewritten 1 time" in str(result.table())
     assert "<table>" in result._repr_html_()
-    assert "NO rules" not in result.table().title
+    assert "No rules" not in result.table().title
 
 
 def test_nothing_to_look_for_is_said() -> None:
     """As under `amanda run -t rewrite`."""
-    assert "NO rules were given" in Rewrite().result().table().title
+    idle = Rewrite()
+    assert "No rules were given" in idle.result().table().title
+    assert idle.changes_values is False, "a checkpoint of the program has all that it may have"
     tool = Rewrite(rules=["conv_bn", "sdpa"])
     assert tool.result().rules == ["conv_bn", "sdpa"]
 

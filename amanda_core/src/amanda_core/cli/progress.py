@@ -61,6 +61,8 @@ class Progress(Tool):
         clock: Seconds since some point.
     """
 
+    changes_values = False
+
     def __init__(
         self,
         say: Callable[[str], object],
@@ -88,7 +90,7 @@ class Progress(Tool):
         if self._met == self._next:
             self._next *= _APART
             self._counted.append(_Counted(context.name))
-            context.insert_before_op(self.count, inputs=[], op=self._counted[-1])
+            context.insert_before_op(self.count, inputs=[], op=self._counted[-1], observe=True)
 
     def count(self, op: _Counted) -> None:
         """Count one execution."""

@@ -107,7 +107,7 @@ class Tool:
     #: the tool looks at what is inside or edits it. None stands for tools that select by module.
     whole: bool | None = None
     #: Whether its routines change values of the program. None: seen from what they have done.
-    changes_values: ClassVar[bool | None] = None
+    changes_values: bool | None = None
     #: Patterns of the namespaces in which the tool works, as in mapping rules, for lists of tools.
     #: Empty if it needs no framework of its own.
     works_on: ClassVar[tuple[str, ...]] = ()

@@ -100,6 +100,7 @@ class InjectFaults(OperatorTool["_Op"], BakingTool):
             if value not in choices:
                 raise ValueError(f"{name} must be of {', '.join(choices)}, not {value!r}")
         self._no_rate = rate is None and mode == "rate" and replay is None
+        self.changes_values = False if self._no_rate else None
         rate = rate or 0.0
         if not 0 <= rate <= 1:
             raise ValueError(f"rate must be from 0 to 1, but is {rate}")

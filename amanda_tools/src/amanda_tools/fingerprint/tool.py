@@ -110,7 +110,7 @@ class Fingerprint(OperatorTool["_Op"]):
     needs: ClassVar[tuple[str, ...]] = ("facts",)
     # It must see the values of the program, with all that other tools do to them.
     outermost: ClassVar[bool] = True
-    changes_values: ClassVar[bool | None] = False
+    changes_values = False
     _form: ClassVar[type[FingerprintResult]] = FingerprintResult
     #: Whether a driver's recorder may add the rows: a subclass adds no others.
     _has_plain_rows: ClassVar[bool] = True

@@ -70,6 +70,7 @@ class Rematerialize(OperatorTool["RematerializedOp"]):
     """
 
     works_on = ("pytorch/*/eager",)
+    changes_values = False  # What is evicted is computed again.
 
     def __init__(
         self,

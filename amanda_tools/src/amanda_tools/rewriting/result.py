@@ -109,7 +109,7 @@ class RewriteResult:
             reasons = (f"{number} as {reason}" for reason, number in self.reasons.items())
             notes.append(f"not rewritten: {', '.join(reasons)}")
         if not self.rules:
-            notes.append("NO rules were given, so nothing was looked for: name some as `rules`")
+            notes.append("No rules were given, so nothing was looked for: name some as `rules`")
         notes += self.notes
         notes += describe_overhead("the tool", self.tool_seconds, self.wall_seconds)
         return Table(

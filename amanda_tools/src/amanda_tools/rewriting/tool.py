@@ -82,6 +82,7 @@ class Rewrite(Tool):
             raise ValueError(f"until must be module or step, but is {until!r}")
         self.interior, self.until = interior, until
         self._rules: list[Rule] = [rule for name in rules or () for rule in RULES[name]]
+        self.changes_values = None if self._rules else False
         self._listeners: list[Listener] = []
         self._tracing = GraphTracing()
         self._matches: dict[tuple[str, str, int], Match] = {}
@@ -107,6 +108,7 @@ class Rewrite(Tool):
     def add(self, rule: Rule) -> None:
         """Add a rule after the existing ones."""
         self._rules.append(rule)
+        self.changes_values = None
         self._met = True
 
     def listen(self, function: Listener) -> None:
