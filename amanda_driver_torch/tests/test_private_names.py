@@ -20,6 +20,7 @@ OWNERS = {
     "torch_internals/distributed.py",
     "torch_internals/entry_points.py",
     "torch_internals/internals.py",
+    "torch_internals/modules.py",
     "torch_internals/wrapper_modules.py",
     "native/torch_symbols.h",
     "native/torch_symbols.cpp",

@@ -24,11 +24,7 @@ from amanda_driver_torch.torch_internals.distributed import (
     sharded_groups,
     sharded_of,
 )
-from amanda_driver_torch.torch_internals.internals import (
-    inner_of,
-    modules_in,
-    parameters_of,
-)
+from amanda_driver_torch.torch_internals.modules import inner_of, modules_in, parameters_of
 
 __all__ = ["WRAPPERS", "group_of", "master_of", "processes", "rank", "shares_layers"]
 

@@ -60,12 +60,11 @@ from amanda_driver_torch.threads.state import STATE, call_opaquely
 from amanda_driver_torch.torch_internals.internals import (
     RELEASE,
     TENSOR_METHODS,
-    has_buffer,
-    inner_of,
     is_machinery,
     runs_backward,
     unwrapped,
 )
+from amanda_driver_torch.torch_internals.modules import has_buffer, inner_of
 from amanda_driver_torch.torch_internals.tensor_attributes import is_weight
 
 if TYPE_CHECKING:

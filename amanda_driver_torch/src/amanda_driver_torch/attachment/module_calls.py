@@ -33,7 +33,8 @@ from amanda_driver_torch.operators.module_values import INPUT, OUTPUT, replace_f
 from amanda_driver_torch.operators.operator import Operator
 from amanda_driver_torch.threads.modes import call_without_modes
 from amanda_driver_torch.threads.state import STATE, Watcher, call_quietly
-from amanda_driver_torch.torch_internals.internals import RELEASE, inner_of, wraps, wraps_compiled
+from amanda_driver_torch.torch_internals.internals import RELEASE
+from amanda_driver_torch.torch_internals.modules import inner_of, wraps, wraps_compiled
 
 __all__ = ["NAMESPACE", "ModuleCalls"]
 

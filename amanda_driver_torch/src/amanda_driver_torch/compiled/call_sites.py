@@ -40,7 +40,7 @@ from amanda_driver_torch.torch_internals.dynamo import (
     guard_identity,
     name_of,
 )
-from amanda_driver_torch.torch_internals.internals import wraps
+from amanda_driver_torch.torch_internals.modules import wraps
 
 __all__ = ["Called", "Places", "call_recording", "called_of", "forget_calls", "watch_tracing"]
 

@@ -34,10 +34,9 @@ from amanda_driver_torch.torch_internals.internals import (
     accumulation_of,
     dispatch_modes,
     functorch_active,
-    inner_of,
-    modules_in,
     version_of,
 )
+from amanda_driver_torch.torch_internals.modules import inner_of, modules_in
 
 __all__ = ["REDUCE_GRAD", "Reductions", "clear_hooks", "expect"]
 

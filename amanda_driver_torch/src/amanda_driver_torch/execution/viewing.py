@@ -18,7 +18,7 @@ from amanda_driver_torch.operators.bindings import CASTS, CONVERSIONS, GETTERS, 
 from amanda_driver_torch.operators.operator import Operator
 from amanda_driver_torch.operators.signature import outputs_of
 from amanda_driver_torch.threads.modes import call_with_gradients
-from amanda_driver_torch.torch_internals.internals import modules_in, parameters_of
+from amanda_driver_torch.torch_internals.modules import modules_in, parameters_of
 from amanda_driver_torch.torch_internals.tensor_attributes import memory_of
 
 __all__ = ["makes_views", "passes_weights_on"]

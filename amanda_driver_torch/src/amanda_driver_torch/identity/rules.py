@@ -30,11 +30,11 @@ from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.identity.frames import BOUNDARY, is_own, is_torchs, looks_away
 from amanda_driver_torch.identity.zones import zone_of
 from amanda_driver_torch.torch_internals.distributed import class_of
-from amanda_driver_torch.torch_internals.internals import (
+from amanda_driver_torch.torch_internals.internals import PARAMETER_MARK
+from amanda_driver_torch.torch_internals.modules import (
     FLAT_PARAMETER,
     FLATTENED,
     HIDDEN_NAMES,
-    PARAMETER_MARK,
     children_of,
     flat_parameter_of,
     modules_in,

@@ -18,7 +18,7 @@ from torch import nn
 from amanda_core.driver_kit import local_of, named_zone
 from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.torch_internals.distributed import COMMUNICATING
-from amanda_driver_torch.torch_internals.internals import BUILDING_METHODS, MODULE_CALLS
+from amanda_driver_torch.torch_internals.modules import BUILDING_METHODS, MODULE_CALLS
 
 __all__ = ["ZONES", "may_decide_zone", "zone_of"]
 

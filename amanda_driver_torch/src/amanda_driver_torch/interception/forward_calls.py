@@ -19,7 +19,7 @@ from torch import nn
 from amanda_core.driver_kit import Known, Session, local_of
 from amanda_driver_torch.identity.frames import BOUNDARY, FORWARDS, is_own
 from amanda_driver_torch.threads.state import STATE
-from amanda_driver_torch.torch_internals.internals import MODULE_CALLS, modules_in
+from amanda_driver_torch.torch_internals.modules import MODULE_CALLS, modules_in
 
 __all__ = ["ForwardCalls", "running_forwards"]
 

@@ -28,7 +28,7 @@ def other_libraries() -> list[Finding]:
 def _of_hooks() -> Iterator[Finding]:
     import torch.nn.modules.module as module
 
-    from amanda_driver_torch.torch_internals.internals import GLOBAL_MODULE_HOOKS
+    from amanda_driver_torch.torch_internals.modules import GLOBAL_MODULE_HOOKS
 
     for registry, what in GLOBAL_MODULE_HOOKS.items():
         hooks: Mapping[int, Any] = getattr(module, registry, {})

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from amanda_core.driver_kit import local_of
-from amanda_driver_torch.torch_internals.internals import FLATTENED, flat_parameter_of, wraps
+from amanda_driver_torch.torch_internals.modules import FLATTENED, flat_parameter_of, wraps
 
 __all__ = [
     "COMMUNICATING",
