@@ -39,6 +39,9 @@ def found() -> Iterator[tuple[Any, str, Any]]:
     if hasattr(reducer, "_delay_all_reduce"):
         yield reducer, "_delay_all_reduce", delaying(reducer._delay_all_reduce)
     module: Any = torch.distributed
+    if hasattr(module, "_broadcast_coalesced"):  # As of buffers by `DistributedDataParallel`.
+        broadcast = _starting(module._broadcast_coalesced, COMMUNICATORS["broadcast"])
+        yield module, "_broadcast_coalesced", broadcast
     yield module, "destroy_process_group", _parting(module.destroy_process_group)
     for name in ("wait", "synchronize"):
         yield Work, name, _waiting(getattr(Work, name))
