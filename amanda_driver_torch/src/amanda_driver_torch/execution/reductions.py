@@ -119,7 +119,8 @@ class Reductions:
         self._session, self._scopes, self._backward = session, scopes, backward
         self._namespace = namespace
         self._records: dict[tuple[str, str], tuple[Ref, _Reduction]] = {}
-        self._buckets: dict[Site, OpRecord] = {}
+        #: Key of a bucket -> its name without a number, and its record.
+        self._buckets: dict[tuple[Any, ...], tuple[str, OpRecord]] = {}
         #: Outermost module -> its class, which `fully_shard` changes, and the modules in it that
         #: were changed.
         self._sharded: weakref.WeakKeyDictionary[
@@ -172,17 +173,16 @@ class Reductions:
         if scope is None:
             return None
         what = "the parameters used" if bucket.number is None else f"bucket {bucket.number}"
-        what += f" #{bucket.occurrence + 1}" if bucket.occurrence else ""
-        where = scope.path or ("" if "#" not in scope.root else scope.root)
-        site = Site(
-            key=("reduce", (what, scope.root, scope.path, op_type)),
-            op_type=op_type,
-            namespace=self._namespace,
-            name=f"{where}/reduction of {what}" if where else f"reduction of {what}",
-            module_path=scope.path,
-            zone="communication",
-        )
-        return self._buckets.setdefault(site, OpRecord(site, ""))
+        key = "reduce", what, bucket.occurrence, scope.root, scope.path, op_type
+        known = self._buckets.get(key)
+        if known is None:
+            base = f"{scope.path}/reduction of {what}" if scope.path else f"reduction of {what}"
+            same = 1 + sum(of == base for of, _ in self._buckets.values())
+            name = f"{base}#{same}" if same > 1 else base
+            path, zone = scope.path, "communication"
+            site = Site(key, op_type, self._namespace, name, path, zone=zone)
+            known = self._buckets[key] = base, OpRecord(site, "")
+        return known[1]
 
     def begin(self) -> None:
         """Note the gradients before a backward pass."""
