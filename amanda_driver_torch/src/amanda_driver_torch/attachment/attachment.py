@@ -31,7 +31,7 @@ from amanda_driver_torch.attachment.module_calls import NAMESPACE, ModuleCalls
 from amanda_driver_torch.compiled.choice import why_eager
 from amanda_driver_torch.execution.collectives import Collective, CollectiveCall
 from amanda_driver_torch.execution.execute import Execution, Run
-from amanda_driver_torch.execution.reductions import Reductions, clear_hooks
+from amanda_driver_torch.execution.reductions import Bucket, Reductions, clear_hooks, expected
 from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.gradients.backward import Backward
 from amanda_driver_torch.gradients.nodes import tensors_in
@@ -45,6 +45,7 @@ from amanda_driver_torch.identity.rules import (
     new_scopes,
 )
 from amanda_driver_torch.interception import device_graphs
+from amanda_driver_torch.interception.buckets import BUCKETS
 from amanda_driver_torch.interception.forward_calls import ForwardCalls
 from amanda_driver_torch.interception.function_mode import FunctionModeInterceptor
 from amanda_driver_torch.interception.fused_inference import COMPILED
@@ -451,6 +452,28 @@ class TorchAttachment(ModuleCalls):
         if record is None or (record.idle_epoch == session.epoch and session.caching):
             return call(group, *args, **kwargs)
         return CollectiveCall(session, record, collective, group, args, kwargs).execute(call)
+
+    def expect_reduction(self, reducer: Any) -> None:
+        """Note that a `DistributedDataParallel` module will reduce its gradients."""
+        if (module := expected(reducer)) is not None:
+            self.attempt("reductions", None, BUCKETS.begin, module, self, PATCHES.afterwards)
+
+    def execute_bucket(
+        self,
+        collective: Collective,
+        call: Callable[..., Any],
+        group: Any,
+        args: tuple[Any, ...],
+        bucket: Bucket,
+    ) -> Any:
+        """Execute one reduction of gradients in the backward pass of a module."""
+        session, op_type = self.session, collective.op_type
+        record = self.attempt(op_type, None, self.reductions.record, op_type, bucket)
+        if record is None or (record.idle_epoch == session.epoch and session.caching):
+            return call(group, *args)
+        keys = {"bucket": bucket.number}
+        run = session, record, collective, group, args, dict[str, Any](), keys, bucket.hook
+        return CollectiveCall(*run).execute(call)
 
     def _locate_collective(self, op_type: str, tensors: tuple[Any, ...]) -> OpRecord | None:
         """Return the record of a collective.

@@ -7,7 +7,7 @@ here communicates, and nothing waits before the program does.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -25,7 +25,7 @@ from amanda_driver_torch.threads.state import AFTER_FORWARD, BEFORE_FORWARD, STA
 from amanda_driver_torch.torch_internals.distributed import Communicator, ranks_of
 from amanda_driver_torch.torch_internals.internals import is_inference_mode_enabled
 
-__all__ = ["Collective", "CollectiveCall", "finish"]
+__all__ = ["Collective", "CollectiveCall", "finish", "is_pending"]
 
 #: Collectives that have begun, by the id of the object on which the program waits for them.
 _PENDING: dict[int, tuple[weakref.ref[Any], CollectiveCall]] = {}
@@ -71,6 +71,8 @@ class CollectiveCall:
         group: The process group.
         args: The other positional arguments.
         kwargs: The keyword arguments.
+        keys: Further keys of the context.
+        too_late: What has gone on with the result before it can be edited; empty if nothing has.
     """
 
     context: OpContext
@@ -83,8 +85,11 @@ class CollectiveCall:
         group: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        keys: Mapping[str, Any] | None = None,
+        too_late: str = "",
     ) -> None:
         self.session, self.record, self.collective = session, record, collective
+        self._keys, self._too_late = keys or {}, too_late
         self.group, self.args, self.kwargs = group, args, kwargs
         self.inputs, self.outputs = collective.values(args), collective.outputs(args)
         self.tools, self.attachment = session.tools, STATE.attachment
@@ -171,6 +176,7 @@ class CollectiveCall:
         context["group"] = ranks_of(self.group)
         context["bytes"] = max(bytes_of(self.inputs), bytes_of(self.outputs))
         context.setdefault("wait", None)
+        context.update(self._keys)
         execution = context.execution
         # What it gives to other processes is computed with there.
         execution["passes_weights_on"] = lambda: True
@@ -217,6 +223,9 @@ class CollectiveCall:
             if step.action.tool not in self.tools:
                 continue  # It was applied after the collective had begun.
             for position, new in changes_of(step, outputs, ()):
+                if self._too_late:
+                    what = f"{self._too_late} has gone on with what was reduced"
+                    raise refused(step, what, "Edit it before, or edit gradients at ReduceGrad")
                 write_argument(outputs[position], new, step)
         if session.caching and not (after or context.plan(BEFORE_FORWARD)):
             self.record.idle_epoch = session.epoch
@@ -226,6 +235,11 @@ class CollectiveCall:
         if _PENDING.pop(number, None) is not None and not self.session.closed:
             why = "since the program did not wait for them"
             self.session.note_call(self.record.site.name, why)
+
+
+def is_pending(work: Any) -> bool:
+    """Return True if routines after a collective run when the program waits for it."""
+    return id(work) in _PENDING
 
 
 def finish(work: Any, waited: float) -> None:

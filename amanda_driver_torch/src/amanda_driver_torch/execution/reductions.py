@@ -2,14 +2,14 @@
 
 Owns which gradients a backward pass has reduced. `DistributedDataParallel` reduces in C++, and FSDP
 writes the gradients of its parameters after a collective, so they are looked at when the pass has
-ended. Nothing here communicates.
+ended. Owns the ops of the reductions of buckets, too. Nothing here communicates.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from torch import nn
 from amanda_core.driver_kit import OpContext, Ref, Scopes, Session, WeakGroup
 from amanda_core.interface import Site, UnsupportedError
 from amanda_driver_torch.execution.written_values import write_argument
-from amanda_driver_torch.gradients.records import BackwardProgram, NodeRecord
+from amanda_driver_torch.gradients.records import BackwardProgram, NodeRecord, OpRecord
 from amanda_driver_torch.groups import WRAPPERS, processes
 from amanda_driver_torch.placements import distributed, local
 from amanda_driver_torch.threads.modes import call_routine, call_without_modes, changes_of
@@ -38,7 +38,7 @@ from amanda_driver_torch.torch_internals.internals import (
 )
 from amanda_driver_torch.torch_internals.modules import inner_of, modules_in
 
-__all__ = ["REDUCE_GRAD", "Reductions", "clear_hooks", "expect"]
+__all__ = ["REDUCE_GRAD", "Bucket", "Reductions", "clear_hooks", "expected"]
 
 #: Type of the ops.
 REDUCE_GRAD = "ReduceGrad"
@@ -48,16 +48,18 @@ _POINTS = ((BEFORE_BACKWARD, "grad_outputs"), (AFTER_BACKWARD, "grad_inputs"))
 _EXPECTED: WeakGroup[nn.Module] = WeakGroup()
 
 
-def expect(reducer: Any) -> None:
-    """Note that a `DistributedDataParallel` module will reduce its gradients.
+def expected(reducer: Any) -> nn.Module | None:
+    """Note that a `DistributedDataParallel` module will reduce its gradients, and return it.
 
     Args:
         reducer: Its attribute of this name.
     """
     for known in list(WRAPPERS.values()):
         module = known()
-        if module is not None and getattr(module, "reducer", None) is reducer:
+        if module is not None and vars(module).get("reducer") is reducer:
             _EXPECTED.add(module)
+            return module
+    return None
 
 
 def clear_hooks(parameters: Iterable[torch.Tensor] | None = None) -> None:
@@ -80,6 +82,23 @@ def clear_hooks(parameters: Iterable[torch.Tensor] | None = None) -> None:
     native.clear_leaves(nodes)
 
 
+class Bucket(NamedTuple):
+    """What is reduced.
+
+    Attributes:
+        module: The `DistributedDataParallel` module.
+        number: Its number among the buckets of the module; None for the map of the parameters that
+            were used.
+        occurrence: How many reductions there were of it in this backward pass.
+        hook: The program's hook that reduces it, if there is one.
+    """
+
+    module: nn.Module
+    number: int | None
+    occurrence: int
+    hook: str
+
+
 class Reductions:
     """The reductions of one attachment.
 
@@ -99,6 +118,8 @@ class Reductions:
         self._session, self._scopes, self._backward = session, scopes, backward
         self._namespace = namespace
         self._records: dict[tuple[str, str], tuple[Ref, _Reduction]] = {}
+        #: Key of a bucket -> its name without a number, and its record.
+        self._buckets: dict[tuple[Any, ...], tuple[str, OpRecord]] = {}
         #: Outermost module -> its class, which `fully_shard` changes, and the modules in it that
         #: were changed.
         self._sharded: weakref.WeakKeyDictionary[
@@ -144,6 +165,23 @@ class Reductions:
         every += [part for root in self._scopes.roots() for part in self._sharded_of(root)]
         are_settled = all(self._settled.get(one) == self._session.epoch for one in every)
         return are_settled and sum(hasattr(one, "reducer") for one in every) <= 1
+
+    def record(self, op_type: str, bucket: Bucket) -> OpRecord | None:
+        """Return the record of the reduction of a bucket; None if its module is not known."""
+        scope = self._scopes.known(inner_of(bucket.module))
+        if scope is None:
+            return None
+        what = "the parameters used" if bucket.number is None else f"bucket {bucket.number}"
+        key = "reduce", what, bucket.occurrence, scope.root, scope.path, op_type
+        known = self._buckets.get(key)
+        if known is None:
+            base = f"{scope.path}/reduction of {what}" if scope.path else f"reduction of {what}"
+            same = 1 + sum(of == base for of, _ in self._buckets.values())
+            name = f"{base}#{same}" if same > 1 else base
+            path, zone = scope.path, "communication"
+            site = Site(key, op_type, self._namespace, name, path, zone=zone)
+            known = self._buckets[key] = base, OpRecord(site, "")
+        return known[1]
 
     def begin(self) -> None:
         """Note the gradients before a backward pass."""

@@ -7,6 +7,7 @@ wait for one that was started.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 
 from amanda_core.driver_kit import forget_all_edited, made_once, part
-from amanda_driver_torch.execution.collectives import Collective, finish
-from amanda_driver_torch.execution.reductions import expect
+from amanda_driver_torch.execution.collectives import Collective, finish, is_pending
+from amanda_driver_torch.interception.buckets import BUCKETS, delaying
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.distributed import COMMUNICATORS, Communicator
 
@@ -35,7 +36,12 @@ def found() -> Iterator[tuple[Any, str, Any]]:
     reducer: Any = getattr(torch.distributed, "Reducer", None)
     if hasattr(reducer, "prepare_for_backward"):
         yield reducer, "prepare_for_backward", _preparing(reducer.prepare_for_backward)
+    if hasattr(reducer, "_delay_all_reduce"):
+        yield reducer, "_delay_all_reduce", delaying(reducer._delay_all_reduce)
     module: Any = torch.distributed
+    if hasattr(module, "_broadcast_coalesced"):  # As of buffers by `DistributedDataParallel`.
+        broadcast = _starting(module._broadcast_coalesced, COMMUNICATORS["broadcast"])
+        yield module, "_broadcast_coalesced", broadcast
     yield module, "destroy_process_group", _parting(module.destroy_process_group)
     for name in ("wait", "synchronize"):
         yield Work, name, _waiting(getattr(Work, name))
@@ -52,7 +58,15 @@ def _starting(original: Callable[..., Any], communicator: Communicator) -> Calla
             # Also inside of operators that are otherwise opaque, and in backward passes.
             if attachment is None or STATE.quiet or not attachment.session.enabled:
                 return original(group, *args, **kwargs)
-            return attachment.execute_collective(collective, original, group, args, kwargs)
+            hooked = BUCKETS.of_hook(sys._getframe(1)) if STATE.backward else None
+            if hooked is None or not collective.is_bound(args):
+                return attachment.execute_collective(collective, original, group, args, kwargs)
+            reducing, bucket = hooked
+            run = functools.partial(original, **kwargs)
+            work = attachment.execute_bucket(collective, run, group, args, bucket)
+            if is_pending(work):
+                reducing.await_end(work)
+            return work
         finally:
             forget_all_edited()
 
@@ -63,7 +77,8 @@ def _starting(original: Callable[..., Any], communicator: Communicator) -> Calla
 def _preparing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(reducer: Any, *args: Any, **kwargs: Any) -> Any:
-        expect(reducer)
+        if (attachment := STATE.attachment) is not None:
+            attachment.expect_reduction(reducer)
         return original(reducer, *args, **kwargs)
 
     return call

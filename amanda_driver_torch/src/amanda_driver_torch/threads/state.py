@@ -73,6 +73,19 @@ class Watcher(Protocol):
     ) -> Any:
         """Execute one call of a method of a process group that communicates."""
 
+    def expect_reduction(self, reducer: Any) -> None:
+        """Note that a `DistributedDataParallel` module will reduce its gradients."""
+
+    def execute_bucket(
+        self,
+        collective: Any,
+        call: Callable[..., Any],
+        group: Any,
+        args: tuple[Any, ...],
+        bucket: Any,
+    ) -> Any:
+        """Execute one reduction of gradients in the backward pass of a module."""
+
     def report_failure(self, error: Exception, where: str) -> None:
         """Raise an error of the driver, or list it so that the program can go on."""
 

@@ -50,7 +50,7 @@ class GraphTracing(OperatorTool["_Traced"]):
             ``html``.
         backward: Record backward operators as well.
         everything: Record operators outside the model as well, such as those of an optimizer or of
-            a model's initialization.
+            a model's initialization. Collectives are always recorded.
         calls: Number of executions of each operator for which to record the source of each value,
             for `Graph.unrolled`.
 
@@ -97,6 +97,14 @@ class GraphTracing(OperatorTool["_Traced"]):
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
             self.add_inst_for_op(self.analyse_grad_inputs, backward=True, require_outputs=True)
+
+    def is_wanted(self, context: OpContext) -> bool:
+        """Return True for operators of the model, collectives, and all others if these are wanted.
+
+        What it cannot record is noted.
+        """
+        communicates = "wait" in context and self.why_unsupported(context) is None
+        return super().is_wanted(context) or communicates
 
     # Forward.
 

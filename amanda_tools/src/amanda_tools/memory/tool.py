@@ -258,6 +258,7 @@ class Memory(OperatorTool["_Op"]):
 
     def _new_op(self, context: OpContext) -> _Op:
         op = _Op(AllocatingOp.of(context), facts_of(context), len(self._by_number))
+        op.waits = "wait" in context
         if not context.is_backward():
             roles = context.get("input_roles", ())
             op.weights = {p for p, role in enumerate(roles) if role in ("weight", "bias")}
@@ -269,7 +270,8 @@ class Memory(OperatorTool["_Op"]):
         op.live, op.input_size = self._ledger.live, size
         known = op.workspaces.get(size)
         op.is_measured = False
-        if known is None or known[0] < _MEASURED:
+        # The program computes other things before it waits for the end of a collective.
+        if not op.waits and (known is None or known[0] < _MEASURED):
             op.is_measured = self._meter.begin(op, op.facts.phase == "backward")
 
     def _end(self, op: _Op) -> int | None:
@@ -370,6 +372,8 @@ class _Op:
         self.live = self.input_size = 0
         #: Whether it is being measured; None inside of another one that is.
         self.is_measured: bool | None = False
+        #: Whether it is a collective.
+        self.waits = False
         #: Size of the inputs -> number of measurements, and bytes of the workspace in the last one.
         self.workspaces: dict[int, tuple[int, int]] = {}
         #: Key of the tensor to whose gradient it adds.

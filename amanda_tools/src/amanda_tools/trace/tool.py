@@ -20,7 +20,7 @@ class Trace(Tool):
     Args:
         limit: Number of executions whose order is recorded; later ones are only counted.
         everything: Record operators outside the model as well, such as those of an optimizer or of
-            a model's initialization.
+            a model's initialization. Collectives are always recorded.
 
     Raises:
         ValueError: `limit` is negative.
@@ -45,7 +45,7 @@ class Trace(Tool):
 
     def analyse(self, context: OpContext) -> None:
         """Record the operator and insert a routine that counts its executions."""
-        if context.zone != "model" and not self.everything:
+        if context.zone != "model" and "wait" not in context and not self.everything:
             return
         key = (context.namespace, context.get_op_id())
         with self._lock, self._clock:

@@ -1,0 +1,209 @@
+"""Reductions of gradients by `DistributedDataParallel`, each an operator of one bucket.
+
+Owns the kernel of the operator that the reducer calls in C++, which bucket is reduced, also by a
+hook of the program, and the end of each reduction: just before the reducer waits for it. The
+program's own reductions run, and no others.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from amanda_core.driver_kit import made_once
+from amanda_driver_torch.execution.collectives import Collective, is_pending
+from amanda_driver_torch.execution.reductions import Bucket
+from amanda_driver_torch.identity.frames import BOUNDARY
+from amanda_driver_torch.threads.state import STATE, Watcher
+from amanda_driver_torch.torch_internals.distributed import COMMUNICATORS
+
+__all__ = ["BUCKETS", "delaying"]
+
+#: Modules in whose frames the reducer is called; in other threads it is called by no frame.
+_CALLERS = (
+    "torch.autograd.graph",
+    "torch.nn.parallel.distributed",
+    f"{__package__}.patches",
+    __name__,
+)
+
+
+class _Pass:
+    """What a module reduces in its next backward pass.
+
+    Attributes:
+        reducer: The reducer of the module.
+        attachment: That of the thread of the forward pass.
+        is_delayed: Whether the reducer waits in the call in which it reduces.
+    """
+
+    def __init__(self, module: Any, attachment: Watcher) -> None:
+        self._module: weakref.ref[Any] = weakref.ref(module)
+        self._group: str = module.process_group.group_name
+        self.reducer, self.attachment = module.reducer, weakref.ref(attachment)
+        self._works, self._counts, self.is_delayed = list[Any](), Counter[int | None](), False
+        self._times: list[int] = module.reducer.get_backward_stats()
+
+    def is_of(self, group: Any) -> bool:
+        """Return True if the module reduces over a process group."""
+        return bool(self._group == group.group_name)
+
+    def has_advanced(self) -> bool:
+        """Return True if further gradients were computed since this was True."""
+        before, self._times = self._times, self.reducer.get_backward_stats()
+        return before != self._times
+
+    def next_bucket(self, gradients: torch.Tensor) -> Bucket | None:
+        """Return what a reducer reduces now, which reduces its buckets in their order."""
+        is_map = not (gradients.is_floating_point() or gradients.is_complex())
+        number = None if is_map else len(self._counts.keys() - {None})
+        return self.bucket(number)
+
+    def bucket(self, number: int | None, hook: str = "") -> Bucket | None:
+        """Return the bucket of a number, which is reduced once more."""
+        module = self._module()
+        occurrence = self._counts[number]
+        self._counts[number] += 1
+        return None if module is None else Bucket(module, number, occurrence, hook)
+
+    def watching(self) -> Watcher | None:
+        """Return the attachment whose tools get what is reduced in this thread."""
+        attachment = STATE.attachment or self.attachment()
+        if attachment is None or STATE.quiet or attachment.session.closed:
+            return None
+        return attachment if attachment.session.enabled else None
+
+    def hooks(self) -> list[tuple[Any, Any]]:
+        """Return the program's hooks that reduce in place of the module."""
+        return getattr(self._module(), "_comm_hooks", [])
+
+    def await_end(self, work: Any) -> None:
+        """Wait for a reduction where the reducer does."""
+        self._works.append(work)
+        if self.is_delayed:
+            self._wait()
+        elif len(self._works) == 1:
+            # The reducer's own callback is queued after its last bucket, so it comes after this.
+            torch.autograd.Variable._execution_engine.queue_callback(self._wait)
+
+    def _wait(self) -> None:
+        works, self._works = self._works, []
+        for work in works:
+            work.wait()
+
+
+class _Buckets:
+    """The kernel, while it is there, and the backward passes that are to come."""
+
+    def __init__(self) -> None:
+        self._library: torch.library.Library | None = None
+        self._passes: dict[int, _Pass] = {}
+
+    def begin(
+        self,
+        module: nn.Module,
+        attachment: Watcher,
+        afterwards: Callable[[Callable[[], object]], object],
+    ) -> None:
+        """Note that a module will reduce its gradients.
+
+        Args:
+            module: A `DistributedDataParallel` module.
+            attachment: That of the thread.
+            afterwards: Gets what undoes this.
+        """
+        self._passes[id(module)] = _Pass(module, attachment)
+        if self._library is None:
+            afterwards(self.end)
+            library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+            library.impl("allreduce_", self._reduce, "Autograd", with_keyset=True)
+            self._library = library
+
+    def end(self) -> None:
+        """Remove the kernel: its library does so when nothing refers to it."""
+        self._library = None
+        self._passes.clear()
+
+    def delay(self, reducer: Any) -> None:
+        """Note that a reducer waits in the call in which it reduces, as it does in the first pass
+        of a static graph.
+        """
+        for one in self._passes.values():
+            one.is_delayed = one.is_delayed or one.reducer is reducer
+
+    def of_hook(self, frame: FrameType | None) -> tuple[_Pass, Bucket] | None:
+        """Return the bucket that a hook of the program reduces in the frames from this one on."""
+        kind: Any = torch.distributed.GradBucket  # type: ignore[attr-defined]
+        hooked = [one for one in self._passes.values() if one.hooks()]
+        while hooked and frame is not None and id(frame.f_code) not in BOUNDARY:
+            for value in frame.f_locals.values():
+                if isinstance(value, kind):
+                    one = self._advanced(hooked)
+                    found = one and one.bucket(value.index(), frame.f_code.co_name)
+                    return (one, found) if one and found else None
+            frame = frame.f_back
+        return None
+
+    def _advanced(self, passes: list[_Pass]) -> _Pass | None:
+        """Return the pass to which a reduction belongs: of several, the one that goes on."""
+        if len(passes) > 1:
+            passes = [one for one in passes if one.has_advanced()]
+        return passes[0] if len(passes) == 1 else None
+
+    def _reduce(self, keys: Any, tensors: list[torch.Tensor], group: Any, *others: Any) -> Any:
+        """Reduce a bucket, or what else the operator of the dispatcher is called for."""
+        operator, returned = torch.ops.c10d.allreduce_.default, list[Any]()
+        keys &= torch._C._after_autograd_keyset
+
+        def start(*_: Any) -> Any:
+            returned[:] = operator.redispatch(keys, tensors, group, *others)
+            return torch.distributed.Work.unbox(returned[1])
+
+        if _is_reducer(sys._getframe().f_back):
+            shared = torch.distributed.ProcessGroup.unbox(group)
+            one = self._advanced([one for one in self._passes.values() if one.is_of(shared)])
+            bucket = None if one is None else one.next_bucket(tensors[0])
+            if one is not None and bucket is not None and (attachment := one.watching()):
+                operation = torch.distributed.ReduceOp.RedOpType(others[0].op())
+                values = tensors, SimpleNamespace(asyncOp=True, reduceOp=operation)
+                work = attachment.execute_bucket(_collective(), start, shared, values, bucket)
+                if is_pending(work):
+                    one.await_end(work)
+                return tuple(returned)
+        start()
+        return tuple(returned)
+
+
+BUCKETS = _Buckets()
+
+
+def _is_reducer(frame: FrameType | None) -> bool:
+    """Return True if C++ that these frames have called is the reducer in a backward pass."""
+    if frame is None:  # Threads that compute on a device run no Python.
+        return True
+    return STATE.backward > 0 and frame.f_globals.get("__name__") in _CALLERS
+
+
+@functools.cache
+def _collective() -> Collective:
+    return Collective(torch.distributed.ProcessGroup.allreduce, COMMUNICATORS["allreduce"])
+
+
+@made_once
+def delaying(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the method of a reducer that reduces all buckets and waits for them."""
+
+    @functools.wraps(original)
+    def call(reducer: Any) -> Any:
+        BUCKETS.delay(reducer)
+        return original(reducer)
+
+    return call
