@@ -1,4 +1,4 @@
-"""The first tensor in what a layer takes or returns."""
+"""Tensors in what a layer takes or returns, of which the first one is the layer's value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ import numpy as np
 
 from amanda_driver_tf.tensorflow_internals.modules import tensor as tensor_lib
 
-__all__ = ["replace_first"]
+__all__ = ["replace_first", "tensors_in"]
+
+
+def tensors_in(value: Any) -> list[Any]:
+    """Return the tensors and NumPy arrays in a value, in the order in which it is searched."""
+    found = []
+    for path in _paths(value):
+        part = value
+        for key in path:
+            part = part[key]
+        found.append(part)
+    return found
 
 
 def replace_first(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from amanda_core.driver_kit import OpContext, Plan, Session, WeakGroup
+from amanda_core.engine.calls import MODULE_VALUES
 from amanda_core.interface import IPoint, Site
 from amanda_driver_tf.graphs.constants import Constants, SessionConstants
 from amanda_driver_tf.graphs.records import Record, Records
@@ -245,13 +246,20 @@ class Analysis:
         if known is not None:
             return known[1]
         plans = None
-        if is_operator(op.type) and not counts_iterations(op):
+        if op.type in MODULE_VALUES and not self._is_shown(op):
+            pass
+        elif is_operator(op.type) and not counts_iterations(op):
             if self.is_backward(op):
                 plans = self._backward(op, self.owner(op), analyse)
             else:
                 plans = self._forward(op, analyse)
         self._plans[id(op)] = (op, plans)
         return plans
+
+    def _is_shown(self, op: Any) -> bool:
+        """Return True if a tool is shown what a layer takes or returns."""
+        path = op.name.rpartition("/")[0]
+        return self.session.watches_values and self.session.calls.shows(op.type, path)
 
     def known(self, op: Any) -> OpPlans | None:
         """Return the plans of an op if it was analysed in this rewriting."""

@@ -11,12 +11,13 @@ import functools
 import itertools
 import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from amanda_core.driver_kit import ImportWatcher
 from amanda_core.engine.calls import MODULE_INPUT, MODULE_OUTPUT
-from amanda_driver_tf.first_tensor import replace_first
+from amanda_driver_tf.first_tensor import tensors_in
 from amanda_driver_tf.graphs.records import is_symbolic, next_id
 from amanda_driver_tf.identity.frames import LAYERS
 from amanda_driver_tf.tensorflow_internals.modules import context, dtypes, ops
@@ -79,39 +80,74 @@ class LayerCall:
         path: Names of the layers that were being called, outermost first, joined by ``/``.
         given: The first tensor among its arguments; None if it has none, or it is not the graph's.
         returned: The first tensor in its result; likewise.
+        shared: Which of `MODULE_INPUT` and `MODULE_OUTPUT` is a tensor that occurs again in the
+            arguments or the result, or that the layer was given and returns.
         entered: Number that orders it among the calls and returns of layers.
         left: That of its return.
         start: Id that the graph's next op had when it was called.
         stop: That when it returned.
+        values: What it took and returned, by `MODULE_INPUT` and `MODULE_OUTPUT`, once it has.
     """
 
-    __slots__ = ("_values", "entered", "given", "left", "path", "returned", "start", "stop")
+    __slots__ = (
+        "entered",
+        "given",
+        "left",
+        "path",
+        "returned",
+        "shared",
+        "start",
+        "stop",
+        "values",
+    )
 
-    def __init__(self, path: str, given: Any, start: int) -> None:
-        self.path, self.given, self.start = path, given, start
+    def __init__(self, path: str, args: Any, graph: Any) -> None:
+        self.path, self.start = path, next_id(graph)
         self.entered = next(_NUMBERS)
+        self.shared: set[str] = set()
+        self.given = self._first(args, graph, MODULE_INPUT)
         self.returned: Any = None
         self.left = self.stop = 0
-        self._values: dict[str, ModuleValue] = {}
+        self.values: dict[str, ModuleValue] = {}
 
-    def finish(self, returned: Any, stop: int, suffix: str) -> None:
+    def finish(self, result: Any, graph: Any, suffix: str) -> None:
         """Store what it returned; `suffix` distinguishes its names from those of other calls."""
-        self.returned, self.left, self.stop = returned, next(_NUMBERS), stop
+        self.left, self.stop = next(_NUMBERS), next_id(graph)
+        returned = self.returned = self._first(result, graph, MODULE_OUTPUT)
         for op_type, tensor in ((MODULE_INPUT, self.given), (MODULE_OUTPUT, returned)):
-            if tensor is not None:
-                made = op_type == MODULE_OUTPUT and operation_number(tensor.op) >= self.start
-                number = operation_number(tensor.op) if made else self.start
-                name = f"{self.path}/{op_type}{suffix}"
-                self._values[op_type] = ModuleValue(op_type, name, tensor, number, made)
+            if tensor is None:
+                continue
+            made = op_type == MODULE_OUTPUT and operation_number(tensor.op) >= self.start
+            if op_type == MODULE_OUTPUT and not made:
+                self.shared.add(op_type)
+            number = operation_number(tensor.op) if made else self.start
+            name = f"{self.path}/{op_type}{suffix}"
+            self.values[op_type] = ModuleValue(op_type, name, tensor, number, made)
 
-    def value(self, op_type: str) -> ModuleValue:
-        """Return what it took or returned."""
-        return self._values[op_type]
+    def _first(self, value: Any, graph: Any, op_type: str) -> Any:
+        """Return the first tensor in a value as a tensor of the graph, or None."""
+        found = tensors_in(value)
+        if not found or getattr(found[0], "dtype", None) == dtypes.resource:
+            return None
+        if sum(one is found[0] for one in found) > 1:
+            self.shared.add(op_type)
+        if is_symbolic(found[0]) and found[0].graph is graph:
+            return found[0]
+        captures = getattr(graph, "captures", ())
+        return next((inner for outer, inner in captures if outer is found[0]), None)
 
 
-def calls_in(graph: Any) -> list[LayerCall]:
+class _Calls(list[LayerCall]):
+    """The calls of layers in one graph, and how many each path has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+
+def calls_in(graph: Any) -> Sequence[LayerCall]:
     """Return the calls of layers that were recorded in a graph and have returned."""
-    found: list[LayerCall] = getattr(graph, _ATTRIBUTE, [])
+    found: _Calls | tuple[()] = getattr(graph, _ATTRIBUTE, ())
     return found
 
 
@@ -164,27 +200,16 @@ def _enter(layer: Any, args: Any, kwargs: Any) -> tuple[Any, LayerCall] | None:
         return None
     graph = ops.get_default_graph()
     path = "/".join(name for _, name in layers)
-    return graph, LayerCall(path, _first([*args, *kwargs.values()], graph), next_id(graph))
+    return graph, LayerCall(path, [*args, *kwargs.values()], graph)
 
 
 def _leave(entered: tuple[Any, LayerCall], result: Any) -> None:
     graph, call = entered
-    known: list[LayerCall] = getattr(graph, _ATTRIBUTE, [])
-    number = 1 + sum(one.path == call.path for one in known)
-    call.finish(_first(result, graph), next_id(graph), f"#{number}" if number > 1 else "")
-    setattr(graph, _ATTRIBUTE, [*known, call])
-
-
-def _first(value: Any, graph: Any) -> Any:
-    """Return the first tensor in a value as a tensor of the graph, or None."""
-    found: list[Any] = []
-    replace_first(value, lambda tensor: found.append(tensor) or tensor)
-    tensor = found[0] if found else None
-    if tensor is None or getattr(tensor, "dtype", None) == dtypes.resource:
-        return None
-    if is_symbolic(tensor) and tensor.graph is graph:
-        return tensor
-    for outer, inner in getattr(graph, "captures", ()):
-        if outer is tensor:
-            return inner
-    return None
+    known: _Calls | None = getattr(graph, _ATTRIBUTE, None)
+    if known is None:
+        known = _Calls()
+        setattr(graph, _ATTRIBUTE, known)
+    known.append(call)
+    known.counts[call.path] += 1
+    number = known.counts[call.path]
+    call.finish(result, graph, f"#{number}" if number > 1 else "")

@@ -237,6 +237,7 @@ class Insertions:
                 self._edits.kept.add_before(made, node)
             else:
                 node.controls.append(made)
+                self._edits.kept.add_after(made, node)
             return made
         if not selected.values:
             made.controls.append(node.name)

@@ -40,19 +40,19 @@ class LayerValues:
         self._events: dict[Key, list[tuple[int, bool, LayerCall]]] = {}
         #: The places of what was inserted, by whose identity the body knows that they run.
         self._places: list[Node] = []
-        session = edits.analysis.session
-        if not session.watches_values or edits.body.fdef is None:
-            return
-        shows = session.calls.shows
-        for call in calls_in(edits.body.graph):
+        for call in calls_in(edits.body.graph) if edits.body.fdef is not None else ():
             given, returned = call.given, call.returned
-            takes = given is not None and shows(MODULE_INPUT, call.path)
+            takes = self._plans(call, MODULE_INPUT) is not None
             if takes:
                 self._add(given, (call.entered, True, call))
                 self._add(given, (call.left, False, call))
-            if returned is not None and shows(MODULE_OUTPUT, call.path):
-                if not (takes and given is returned):
-                    self._add(returned, (call.left, False, call))
+            if self._plans(call, MODULE_OUTPUT) is not None and not (takes and given is returned):
+                self._add(returned, (call.left, False, call))
+
+    def _plans(self, call: LayerCall, op_type: str) -> OpPlans | None:
+        op = call.values.get(op_type)
+        plans = self._edits.analysis.plans_of(op) if op is not None else None
+        return plans if plans is not None and any(plans[1:]) else None
 
     def _add(self, tensor: Any, event: tuple[int, bool, LayerCall]) -> None:
         self._events.setdefault(key_of(tensor), []).append(event)
@@ -71,7 +71,6 @@ class LayerValues:
         current = self._edits.visible(value)
         versions = [(0, current)]
         around: list[Value] = []
-        shows = self._edits.analysis.session.calls.shows
         for _, enters, call in events:
             if enters:
                 around.append(current)
@@ -79,25 +78,24 @@ class LayerValues:
                 versions.append((call.start, current))
                 continue
             inside = current
-            if call.given is tensor and shows(MODULE_INPUT, call.path):
+            if call.given is tensor and self._plans(call, MODULE_INPUT) is not None:
                 current = around.pop()
-            if call.returned is tensor and shows(MODULE_OUTPUT, call.path):
+            if call.returned is tensor:
                 current = self._inserted(call, MODULE_OUTPUT, value, inside)
             versions.append((call.stop, current))
         self._edits.show_versions(value, versions)
 
     def _inserted(self, call: LayerCall, op_type: str, value: Value, current: Value) -> Value:
         """Insert the plans at a layer's value, and return its new version."""
-        op = call.value(op_type)
-        plans = self._edits.analysis.plans_of(op)
-        if plans is None or plans.context.is_backward():
+        plans = self._plans(call, op_type)
+        if plans is None:
             return current
         steps = [*plans.before.steps, *plans.after.steps]
         self._refuse(call, op_type, plans, steps)
         if not steps:
             return current
         # It stands where the op does that makes the tensor.
-        place = Node(value.node.name, op_type, op, [value.dtype])
+        place = Node(value.node.name, op_type, call.values[op_type], [value.dtype])
         if id(value.node) in self._edits.body.running:
             self._edits.body.running.add(id(place))
         self._places.append(place)
@@ -114,7 +112,7 @@ class LayerValues:
 
         Raises:
             UnsupportedError: The value is replaced or differentiated, its gradient is edited, or
-                readers of what the layer returns cannot be told from those of what it was given.
+                its readers cannot be told from those of the same tensor in another place.
         """
         derived = [step for step in steps if step.action.autodiff]
         gradients = [
@@ -132,21 +130,22 @@ class LayerValues:
                     fix="Choose an operator of the layer, or run the function eagerly",
                 )
         edit = next((step for step in steps if not step.action.observe), None)
-        if op_type == MODULE_INPUT or edit is None:
+        if edit is None or op_type not in call.shared:
             return
-        returned = call.returned
-        if operation_number(returned.op) >= call.start:
-            return
+        (tensor,) = call.values[op_type].outputs
+        first, last = (call.stop, None) if op_type == MODULE_OUTPUT else (call.start, call.stop)
         readers = sum(
-            read is returned
-            for op in returned.consumers()
-            if operation_number(op) >= call.stop and self._edits.owner(op) is None
+            read is tensor
+            for op in tensor.consumers()
+            if first <= operation_number(op) < (last or operation_number(op) + 1)
+            and self._edits.owner(op) is None
             for read in op.inputs
         )
         if readers > 1:
+            word = "is given" if op_type == MODULE_INPUT else "returns"
             raise UnsupportedError(
-                f"{call.path} returns a tensor that was there before its call. In the graph, its "
-                "readers cannot be told from those of that tensor",
+                f"{call.path} {word} one tensor in two places. In the graph, it is not known which "
+                "of them its readers mean",
                 where=edit.where,
-                fix="Edit the layer that makes the tensor, or run the function eagerly",
+                fix="Edit an operator of the layer, or run the function eagerly",
             )
