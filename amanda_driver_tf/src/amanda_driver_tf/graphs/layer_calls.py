@@ -17,9 +17,9 @@ from typing import Any
 
 from amanda_core.driver_kit import ImportWatcher
 from amanda_core.engine.calls import MODULE_INPUT, MODULE_OUTPUT
-from amanda_driver_tf.first_tensor import tensors_in
 from amanda_driver_tf.graphs.records import is_symbolic, next_id
 from amanda_driver_tf.identity.frames import LAYERS
+from amanda_driver_tf.operators.first_tensor import tensors_in
 from amanda_driver_tf.tensorflow_internals.modules import context, dtypes, ops
 from amanda_driver_tf.tensorflow_internals.objects import operation_number
 

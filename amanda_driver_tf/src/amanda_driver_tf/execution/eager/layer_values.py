@@ -9,16 +9,14 @@ from typing import Any
 
 from amanda_core.driver_kit import Activation
 from amanda_driver_tf.execution.eager.execute import Call, run
-from amanda_driver_tf.first_tensor import replace_first
 from amanda_driver_tf.identity.places import Forward
+from amanda_driver_tf.operators.first_tensor import replace_first
 from amanda_driver_tf.operators.op_types import op_type_of
 from amanda_driver_tf.tensorflow_internals.modules import context, dtypes, ops
+from amanda_driver_tf.tensorflow_internals.objects import keep_mask
 from amanda_driver_tf.threads import call_quietly
 
 __all__ = ["show_value"]
-
-#: What Keras attaches to a tensor, beside its value.
-_MASK = "_keras_mask"
 
 
 def show_value(place: Forward, activation: Activation, op_type: str, value: Any) -> Any:
@@ -44,8 +42,7 @@ def show_value(place: Forward, activation: Activation, op_type: str, value: Any)
         attrs = ("T", tensor.dtype.as_datatype_enum)
         call = Call("Identity", 1, [tensor], attrs, context.context(), None)
         (shown,) = run(place, record, call, (), records=True)
-        if hasattr(tensor, _MASK) and not hasattr(shown, _MASK):
-            setattr(shown, _MASK, getattr(tensor, _MASK))
+        keep_mask(tensor, shown)
         return shown
 
     return replace_first(value, show)
