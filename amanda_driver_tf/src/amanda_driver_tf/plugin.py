@@ -62,8 +62,8 @@ def amanda_driver_info() -> DriverInfo:
         namespaces=("tensorflow/*/eager", "tensorflow/*/function", "tensorflow/*/graph"),
         capabilities={
             # In graphs, layers are called while the graph is built and not when it runs.
-            "eager": _CAPABILITIES | {"calls", "eager", "scope_events"},
-            "function": _CAPABILITIES | {"graph", "export"},
+            "eager": _CAPABILITIES | {"calls", "eager", "module_values", "scope_events"},
+            "function": _CAPABILITIES | {"graph", "export", "module_values"},
             "graph": _CAPABILITIES | {"graph"},
         },
         vocabulary={**OP_TYPES, **BACKWARD_TYPES},

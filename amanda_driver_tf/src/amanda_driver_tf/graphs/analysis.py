@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from amanda_core.driver_kit import OpContext, Plan, Session, WeakGroup
+from amanda_core.engine.calls import MODULE_VALUES
 from amanda_core.interface import IPoint, Site
 from amanda_driver_tf.graphs.constants import Constants, SessionConstants
 from amanda_driver_tf.graphs.records import Record, Records
@@ -27,6 +28,7 @@ from amanda_driver_tf.identity.zones import zone_of_node
 from amanda_driver_tf.operators.signature import grouped, signature_of
 from amanda_driver_tf.tensorflow_internals.modules import dtypes, op_def_registry, ops, tensor_util
 from amanda_driver_tf.tensorflow_internals.names import SIGNATURE_OPS
+from amanda_driver_tf.tensorflow_internals.objects import host_function
 
 __all__ = [
     "Analysis",
@@ -85,6 +87,13 @@ def runs_functions(op_type: str) -> bool:
     definition = op_def_registry.get(op_type)
     return definition is not None and any(
         attribute.type in ("func", "list(func)") for attribute in definition.attr
+    )
+
+
+def _is_ours(op: Any) -> bool:
+    """Return True if an op calls a routine of a tool, in a graph of a gradient of eager ops."""
+    return op.type == "EagerPyFunc" and hasattr(
+        host_function(op.get_attr("token").decode()), "has_edited"
     )
 
 
@@ -245,13 +254,20 @@ class Analysis:
         if known is not None:
             return known[1]
         plans = None
-        if is_operator(op.type) and not counts_iterations(op):
+        if (op.type in MODULE_VALUES and not self._is_shown(op)) or _is_ours(op):
+            pass
+        elif is_operator(op.type) and not counts_iterations(op):
             if self.is_backward(op):
                 plans = self._backward(op, self.owner(op), analyse)
             else:
                 plans = self._forward(op, analyse)
         self._plans[id(op)] = (op, plans)
         return plans
+
+    def _is_shown(self, op: Any) -> bool:
+        """Return True if a tool is shown what a layer takes or returns."""
+        path = op.name.rpartition("/")[0]
+        return self.session.watches_values and self.session.calls.shows(op.type, path)
 
     def known(self, op: Any) -> OpPlans | None:
         """Return the plans of an op if it was analysed in this rewriting."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from amanda_core.interface import UnsupportedError
+from amanda_driver_tf.graphs.layer_calls import record_layers
 from amanda_driver_tf.graphs.records import Record, Records, Run, is_symbolic, name_graph, next_id
 from amanda_driver_tf.tensorflow_internals.entry_points import (
     AGGREGATED_GRADIENTS,
@@ -80,6 +81,7 @@ def install() -> None:
         setattr(*entry_point, wrap(entry_point.current))
         WRAPPED.append(entry_point.name)
     register_gradient_function(GRADIENT_FUNCTION.current)
+    record_layers()
 
 
 def _flat(values: Any) -> list[Any]:

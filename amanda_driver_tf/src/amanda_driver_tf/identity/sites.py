@@ -23,6 +23,7 @@ from amanda_core.driver_kit import (
     Session,
     Sites as Known,
 )
+from amanda_core.engine.calls import MODULE_VALUES
 from amanda_core.interface import Site
 from amanda_driver_tf.identity.call_sites import CallSite, Chain, call_site_class
 from amanda_driver_tf.identity.frames import is_swallowing
@@ -52,7 +53,8 @@ class Sites:
         self._known: Known[Record] = Known(
             RULES, None, self.scopes, labels, self._names, EAGER, self._make, self._forget
         )
-        #: Reads of variables: number of the scope, op type and token -> its record.
+        #: Reads of variables, and values of layers: number of the scope, op type and token (0 for
+        #: a layer) -> the record.
         self.reads: dict[tuple[int, str, int], Record] = {}
         #: Scope -> the first record of its last activation, as a prediction.
         self.firsts: dict[int, Record] = {}
@@ -93,6 +95,15 @@ class Sites:
             record = self._known.passed(origin, weights, {})[0]
             self.reads[key] = record
             record.token = token
+        return record
+
+    def of_layer(self, activation: Activation, op_type: OpType) -> Record:
+        """Return the record of what the layer that is being called takes, or returns."""
+        key = (activation.scope.number, op_type.name, 0)
+        record = self.reads.get(key)
+        if record is None:
+            origin = Origin(op_type.name, activation.scope, ())
+            record = self.reads[key] = self._known.passed(origin, (), {})[0]
         return record
 
     def look_up(
@@ -165,7 +176,7 @@ class Sites:
         )
 
     def _forget(self, record: Record) -> None:
-        if record.op_type.kind == READ:
+        if record.op_type.kind == READ or record.op_type.name in MODULE_VALUES:
             for key in [key for key, read in self.reads.items() if read is record]:
                 del self.reads[key]
         self._drop(record)

@@ -22,7 +22,7 @@ from amanda_driver_tf.insertion.keepalive import Keepalive
 from amanda_driver_tf.insertion.nodes import Flat, Host, Inlined, New
 from amanda_driver_tf.insertion.op_values import ForwardProgram, OpValues
 from amanda_driver_tf.insertion.staging import trace
-from amanda_driver_tf.tensorflow_internals.objects import control_flow_context
+from amanda_driver_tf.tensorflow_internals.objects import control_flow_context, operation_number
 
 __all__ = ["BodyEdits", "Surroundings"]
 
@@ -93,6 +93,8 @@ class BodyEdits:
         self.beside: dict[int, Node] = {}
         self.unmet_requests: dict[str, str] = {}
         self._visible: dict[Value, Value] = {}
+        #: Value that layers take or return -> number of the first reader, and its version.
+        self._versions: dict[Value, Sequence[tuple[int, Value]]] = {}
         self._seen: dict[int, OpValues] = {}
 
     # The body.
@@ -122,6 +124,20 @@ class BodyEdits:
     def visible(self, value: Value) -> Value:
         """Return the version of a value that an ordinary reader gets."""
         return self._visible.get(value, value)
+
+    def visible_to(self, value: Value, reader: Node | None) -> Value:
+        """Return the version that a reader gets; None for the last one."""
+        versions = self._versions.get(value)
+        if versions is None or reader is None:
+            return self.visible(value)
+        number = operation_number(reader.op)
+        return [version for first, version in versions if first <= number][-1]
+
+    def show_versions(self, original: Value, versions: Sequence[tuple[int, Value]]) -> None:
+        """Give the readers of `original` versions by their numbers, and the last one to others."""
+        if any(version != versions[0][1] for _, version in versions):
+            self._versions[original] = versions
+            self.show(original, versions[-1][1])
 
     def show(self, original: Value, new: Value) -> None:
         """Make ordinary readers of `original` read `new` instead."""

@@ -42,7 +42,7 @@ class Keepalive:
             self.nodes.append(made)
 
     def add_after(self, made: New, node: Any) -> None:
-        """Keep `made`, which was inserted after `node`, if `node` runs and nothing reads `made`."""
+        """Keep `made`, which was inserted at `node`, if `node` runs and nothing reads `made`."""
         self._after.append((made, node))
 
     def add_before(self, made: New, node: Node) -> None:
@@ -50,9 +50,10 @@ class Keepalive:
         self._before.append((made, node))
 
     def settle(self, running: Collection[int], roots: Sequence[Any]) -> None:
-        """Keep nodes after ops that run, unless something that runs reads them.
+        """Keep observers of ops that run, and nodes after these ops that nothing reads.
 
-        This happens if only the op's own gradient needs its value, since that reads the original.
+        Nothing reads them if only the op's own gradient needs its value, since that reads the
+        original.
 
         Args:
             running: Ids of the nodes that run in TensorFlow's own wiring.
@@ -61,8 +62,12 @@ class Keepalive:
         self._running = running
         if self._after:
             live = self._body.reached([*roots, *self.nodes])
+            # TensorFlow drops what waits for an observer where it cancels one transposition by
+            # another, and with it the observer.
             self.nodes += [
-                made for made, node in self._after if id(node) in running and id(made) not in live
+                made
+                for made, node in self._after
+                if id(node) in running and (id(made) not in live or not made.dtypes)
             ]
         if self._before:
             read = reached_without_dropped(self._body, [*roots, *self.nodes])

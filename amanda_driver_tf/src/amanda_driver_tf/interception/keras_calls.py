@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from amanda_core.driver_kit import THREAD, Activation, ImportWatcher, Patches
+from amanda_core.engine.calls import MODULE_INPUT, MODULE_OUTPUT
+from amanda_driver_tf.execution.eager.layer_values import show_value
 from amanda_driver_tf.identity.frames import BOUNDARY
 from amanda_driver_tf.identity.namespaces import EAGER
 from amanda_driver_tf.identity.places import Forward
@@ -66,7 +68,12 @@ def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         entered = _enter(self, args, kwargs)
         try:
-            result = original(self, *args, **kwargs)
+            if entered is not None and entered[0].session.watches_values:
+                args, kwargs = show_value(*entered, MODULE_INPUT, (args, kwargs))
+                result = original(self, *args, **kwargs)
+                result = show_value(*entered, MODULE_OUTPUT, result)
+            else:
+                result = original(self, *args, **kwargs)
             if entered is not None:
                 entered[0].session.raise_pending()
             return result

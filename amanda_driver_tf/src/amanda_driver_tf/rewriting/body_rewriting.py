@@ -38,6 +38,7 @@ from amanda_driver_tf.insertion.step_functions import (
     replacement_function,
 )
 from amanda_driver_tf.rewriting.insertions import Insertions
+from amanda_driver_tf.rewriting.layer_values import LayerValues
 
 __all__ = ["BodyRewriter"]
 
@@ -73,6 +74,7 @@ class BodyRewriter:
         )
         self._readers = ReaderVersions(edits, versions, self._gradients)
         self._insertions = Insertions(edits, self._observers, self._gradients)
+        self._layers = LayerValues(edits, self._observers, self._insertions)
 
     def _returned(self, value: Value, owner: Record) -> Value:
         """Return the version of a value that the gradient function of an op returns."""
@@ -85,6 +87,8 @@ class BodyRewriter:
         is_function = self._body.fdef is not None
         if is_function:
             find_dropped(self._body, self._body.roots())
+        for node in self._body.arguments:
+            self._layers.insert(node)
         for node in self._body.nodes:
             self.visit(node)
         for name, value in self._body.results.items():
@@ -139,6 +143,7 @@ class BodyRewriter:
             stack.pop()
             self._done.add(id(current))
             self._rewrite_node(current)
+            self._layers.insert(current)
 
     def _rewrite_node(self, node: Node) -> None:
         owner = rerun_by = self.edits.owner(node.op)

@@ -38,10 +38,12 @@ __all__ = [
     "graph_of_concrete",
     "graph_of_function",
     "handle_in_layer",
+    "host_function",
     "host_functions",
     "indirect_captures",
     "is_reference",
     "keep_from_keras",
+    "keep_mask",
     "lock_of",
     "names_in_use",
     "operation_by_name",
@@ -271,6 +273,18 @@ def indirect_captures(backward: Any) -> dict[int, Any]:
 
 #: TensorFlow's registry of the Python functions that nodes call.
 host_functions: Any = script_ops._py_funcs
+
+
+def keep_mask(old: Any, new: Any) -> None:
+    """Give a tensor the mask that Keras attached to the one that it stands for."""
+    mask = getattr(old, "_keras_mask", None)
+    if mask is not None:
+        new._keras_mask = mask
+
+
+def host_function(token: str) -> Any:
+    """Return the registry's entry `token`, or None."""
+    return host_functions._funcs.get(token)
 
 
 def put_host_function(token: str, function: Any) -> None:

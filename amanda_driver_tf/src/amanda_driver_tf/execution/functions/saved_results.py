@@ -10,9 +10,9 @@ from typing import Any
 
 from amanda_core.interface import UnsupportedError
 from amanda_driver_tf.execution.functions.twins import Twin
+from amanda_driver_tf.gradients.eager.hosted import is_vectorised
 from amanda_driver_tf.graphs.analysis import Analysis, OpPlans
 from amanda_driver_tf.graphs.records import GRAPHS
-from amanda_driver_tf.tensorflow_internals.modules import ops
 from amanda_driver_tf.threads import FunctionCalls
 
 __all__ = ["ForwardPlans", "SavedPlans", "SavedResults"]
@@ -106,7 +106,7 @@ class SavedResults:
         """Refuse to build the gradient into a graph, which cannot receive the saved results."""
         # If every routine returned None, the gradient reads the original values.
         demanded = any(self.twin.gradients.values()) and self.twin.has_edited()
-        if not demanded and not (self.twin.is_aligned and _is_vectorised()):
+        if not demanded and not (self.twin.is_aligned and is_vectorised()):
             return
         error = UnsupportedError(
             f"Ops of the function {self.function!r} were edited, and its gradient is computed "
@@ -116,13 +116,3 @@ class SavedResults:
         )
         error.ag_pass_through = True  # type: ignore[attr-defined]  # AutoGraph keeps it as it is.
         raise error
-
-
-def _is_vectorised() -> bool:
-    """Return True if pfor's loop body is being built, whose ops pfor makes again."""
-    graph = ops.get_default_graph()
-    while graph is not None:
-        if "loop_body" in (graph.get_name_scope() or "").split("/"):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False

@@ -19,6 +19,7 @@ from amanda_driver_tf.gradients.eager.edits import (
     is_trainable,
 )
 from amanda_driver_tf.gradients.eager.gradient_calls import in_gradient, unsupported_in_graph
+from amanda_driver_tf.gradients.eager.hosted import hosted, is_vectorised
 from amanda_driver_tf.identity.frames import BETWEEN, BOUNDARY
 from amanda_driver_tf.identity.program import LEFT, EagerProgram
 from amanda_driver_tf.identity.records import Record
@@ -229,35 +230,38 @@ class Taped:
             fix="Return one gradient for each input up to the last differentiable one",
         )
 
-    # While a graph is built (for vectorized Jacobians), only staged routines run. Observers on the
-    # host do not see it, and edits on the host are refused.
+    # While a graph is built, observers on the host do not see it. Edits on the host run as nodes of
+    # a vectorized Jacobian, and are refused in other graphs, which the program may keep.
 
     def _symbolic(self, out_grads: Sequence[Any]) -> list[Any]:
-        steps = [*self._before.steps, *self._after.steps]
-        if self._before.replacement is not None:
-            steps.append(self._before.replacement)
+        replacement = self._before.replacement
+        steps = [*self._before.steps, *self._after.steps, *([replacement] if replacement else ())]
         hosts = [step for step in steps if not step.action.staged]
-        if any(not step.action.observe for step in hosts):
-            raise unsupported_in_graph(steps[0].where)
-        if hosts:
+        edits = [step for step in hosts if not step.action.observe]
+        if edits and (replacement in hosts or not is_vectorised()):
+            raise unsupported_in_graph(edits[0].where)
+        if len(hosts) > len(edits):
             self._program.note_graph(self._record)
-        grads = list(out_grads)
-        for step in self._before.steps:
-            if step not in hosts:
-                for position, new in step(grads):
-                    grads[position] = new
-        if self._before.replacement is not None:
-            results = self._replaced(self._before.replacement, grads)
+        grads = self._fold_symbolic(self._before, out_grads)
+        if replacement is not None:
+            results = self._replaced(replacement, grads)
         else:
             results = in_gradient(
                 self._program, self._record, self._skip, lambda: self._compute(grads)
             )
-        values = grouped(results, self._lengths)
-        for step in self._after.steps:
-            if step not in hosts:
+        return flattened(
+            self._fold_symbolic(self._after, grouped(results, self._lengths)), self._lengths
+        )
+
+    def _fold_symbolic(self, plan: Plan, gradients: Sequence[Any]) -> list[Any]:
+        values = list(gradients)
+        for step in plan.steps:
+            if step.action.staged:
                 for position, new in step(values):
                     values[position] = new
-        return flattened(values, self._lengths)
+            elif not step.action.observe:
+                values = hosted(self._program.session, step, values, self._is_applied)
+        return values
 
 
 BOUNDARY.add(Taped.__call__.__code__)

@@ -39,7 +39,7 @@ class ReaderVersions:
         if not isinstance(value.node, Node):
             return value
         gradient = self._gradients.read(value, reader)
-        return gradient if gradient is not None else self._edits.visible(value)
+        return gradient if gradient is not None else self._edits.visible_to(value, reader)
 
     def again(self, value: Value, node: Node, owner: Record | None) -> Value:
         """Return the version that a forward op reads, also if a gradient function made that op.
