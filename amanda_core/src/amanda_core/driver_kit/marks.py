@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 __all__ = ["Marks"]
@@ -18,6 +18,8 @@ __all__ = ["Marks"]
 _PER_MARK = 3
 #: Number of marks after which `Marks.full` is called.
 LIMIT = 1 << 16
+#: The numbers of a series of marks, the time of each, and the thread.
+Run = tuple[Sequence[int], Sequence[int], int]
 
 
 class Marks:
@@ -44,12 +46,40 @@ class Marks:
         self._noted = array("q")
         #: What drivers have recorded themselves; each call returns this and forgets it.
         self._sources: dict[Hashable, Callable[[], bytes]] = {}
+        self._runs: list[Run] = []
+        #: Number of marks in these.
+        self._in_runs = 0
 
     def note(self, *values: Any, number: int) -> None:
         """Record a mark; the values are ignored."""
         self._noted.extend((number, self.clock(), threading.get_ident()))
         if len(self._noted) >= _PER_MARK * LIMIT:
             self.full()
+
+    def series(self, numbers: Sequence[int]) -> Callable[[Sequence[int]], None]:
+        """Return a function that records marks that are always reached together, in one call.
+
+        Args:
+            numbers: Those of the marks, in the order of their times.
+
+        >>> marks = Marks(full=lambda: None)
+        >>> marks.series((4, 5))((100, 130))
+        >>> [(numbers, times) for numbers, times, thread in marks.take_runs()]
+        [((4, 5), (100, 130))]
+        """
+
+        def note(times: Sequence[int]) -> None:
+            self._runs.append((numbers, times, threading.get_ident()))
+            self._in_runs += len(numbers)
+            if self._in_runs >= LIMIT:
+                self.full()
+
+        return note
+
+    def take_runs(self) -> list[Run]:
+        """Return the series of marks since the last call, in the order in which they ended."""
+        found, self._runs, self._in_runs = self._runs, [], 0
+        return found
 
     def source(self, key: Hashable, make: Callable[[], Callable[[], bytes]]) -> Any:
         """Return what a driver records marks with, made on first use.

@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     from amanda_core.interface.driver import DriverInfo, Site
     from amanda_core.interface.facts import Facts
 
-__all__ = ["COMPILED_CALL", "Session"]
+__all__ = ["COMPILED_CALL", "COMPILED_KERNEL", "Session"]
 
 #: Type of the operator that stands for a call of a compiled function (`Tool.sees_compiled_calls`).
 COMPILED_CALL = "compiled_call"
+#: Type of an operator that stands for a kernel inside such a call.
+COMPILED_KERNEL = "compiled_kernel"
+_COMPILED = COMPILED_CALL, COMPILED_KERNEL
 
 T = TypeVar("T")
 
@@ -208,7 +211,7 @@ class Session:
     def _selects(self, tool: Tool, context: OpContext) -> bool:
         if "calls" in self.__dict__ and not self.calls.may_select(tool, context):
             return False
-        if context._site.op_type == COMPILED_CALL and not tool.sees_compiled_calls:
+        if context._site.op_type in _COMPILED and not tool.sees_compiled_calls:
             return False
         selection = tool._amanda.selection
         if selection is None:

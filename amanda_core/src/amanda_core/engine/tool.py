@@ -114,8 +114,9 @@ class Tool:
     #: The figures that ``figures()`` of its results returns, for limits such as those of `amanda
     #: run`: name -> unit, which is ``s``, ``B``, ``%`` (a share of 1) or empty.
     figures: ClassVar[Mapping[str, str]] = {}
-    #: Whether it is shown each call of a compiled function as an operator ``compiled_call``, which
-    #: other tools do not see. It ends when what it returns has been computed.
+    #: Whether it is shown each call of a compiled function as an operator ``compiled_call``, and
+    #: the kernels in it as operators ``compiled_kernel`` where a driver knows them. Other tools do
+    #: not see these. A call ends when what it returns has been computed.
     sees_compiled_calls: ClassVar[bool] = False
     #: Whether frameworks must run compiled functions operator by operator where they can.
     uncompiled = False

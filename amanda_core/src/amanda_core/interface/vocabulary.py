@@ -268,6 +268,8 @@ CONTEXT_KEYS: Mapping[str, str] = MappingProxyType(
         "bytes": "size of what this process gives to a collective, or gets if that is more",
         "wait": "seconds that the program spent in a collective last, waiting included; or None",
         "parts_not_seen": "why the operators of which a fused operator consists are not seen",
+        "in_kernels": "True if the compiler fuses the operator into kernels that tools are shown",
+        "operators": "contexts of the operators that a kernel of compiled code computes, a tuple",
         "not_compiled": "True if the program compiles the caller, which tools make run eagerly",
     }
 )

@@ -29,6 +29,7 @@ from amanda_driver_torch.compiled.call_sites import (
 from amanda_driver_torch.compiled.choice import CannotWeave, misses_backward
 from amanda_driver_torch.compiled.graph import AnalysisFailed, GraphTools, Leaves, weave
 from amanda_driver_torch.compiled.host import Host
+from amanda_driver_torch.compiled.kernels import compile_with_kernels
 from amanda_driver_torch.compiled.operators import Woven
 from amanda_driver_torch.compiled.refusals import not_exported
 from amanda_driver_torch.compiled.shared_code import (
@@ -65,6 +66,7 @@ from amanda_driver_torch.torch_internals.dynamo import (
     without_saved_tensors_hooks,
 )
 from amanda_driver_torch.torch_internals.entry_points import count_frame
+from amanda_driver_torch.torch_internals.inductor import makes_kernels
 
 __all__ = ["CompiledCode"]
 
@@ -206,9 +208,39 @@ class CompiledCode:
         places = Places(sites, STATE.activations, self._enter, outer, sites.source(frame))
         return weave(gm, self._tools, places, leaves, is_broken, take_row)
 
-    def shares(self) -> bool:
-        """Return True if several places may run the same code."""
-        return self._tools is not None and not self._tools.exports
+    def compile(
+        self, backend: _Backend, graph: fx.GraphModule, inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """Let a user's backend compile a graph."""
+        tools = self._tools
+        if tools is None or not tools.kernels:
+            return backend.users(graph, inputs)
+        name, made = getattr(backend.code, "co_qualname", backend.code.co_name), backend.made
+
+        def number(key: Any) -> int:
+            made[key] = made.get(key, -1) + 1
+            return made[key]
+
+        more = tools.nodes, name, number, self.gaps
+        return compile_with_kernels(self.host, backend.users, graph, inputs, *more)
+
+    def choose(self, backend: Any, inputs: Sequence[Any]) -> None:
+        """Choose if the operators of a graph are shown as kernels as well."""
+        assert self._tools is not None
+        self._tools.kernels = self.shows_kernels() and makes_kernels(backend, inputs)
+
+    def shows_kernels(self) -> bool:
+        """Return True if a tool is shown the kernels of compiled graphs."""
+        tools = self.session.tools
+        is_seen = any(tool.sees_compiled_calls and not tool.uncompiled for tool in tools)
+        return is_seen and self._tools is not None and not self._tools.exports
+
+    def shares(self, backend: Any) -> bool:
+        """Return True if several places may run the same code of a backend."""
+        if self._tools is None or self._tools.exports:
+            return False
+        # Kernels are operators of one place.
+        return not (self.shows_kernels() and makes_kernels(backend, ()))
 
     def accumulates(self, inputs: Sequence[Any]) -> bool:
         """Return True if a tool analyses the accumulation of gradients of a graph's inputs."""
@@ -291,7 +323,7 @@ class _Callback:
                     found: ConvertFrameReturn = adopted
                     return found
             # Dynamo runs some operators itself, such as `weight.real`.
-            is_shared = owner.shares() and is_region(frame)
+            is_shared = owner.shares(self.backend.users) and is_region(frame)
             made = self._compile, frame, cache_entry, frame_state, scope_number(), is_shared
             result: ConvertFrameReturn = call_recording(call_quietly, compile_apart, *made)
             new = self.backend.new
@@ -341,6 +373,7 @@ class _Backend:
         failure: Why the last graph could not be woven.
         code: That of the frame that is compiled.
         new: The code that is compiled, if several places may share it.
+        made: What identifies graphs whose kernels are shown -> how many before the last.
     """
 
     code: CodeType
@@ -354,6 +387,7 @@ class _Backend:
         self._leaves: dict[int, tuple[CodeType, Leaves]] = {}
         self.failure: Exception | None = None
         self.new: SharedCode | None = None
+        self.made: dict[Any, int] = {}
         self.__name__ = getattr(users, "__name__", type(users).__name__)
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -384,6 +418,7 @@ class _Backend:
                     guard_scope(scope_number())
                     return None
 
+                owner.choose(self.users, inputs)
                 graph, woven = owner.weave(gm, leaves, begins_at_break(self.code), take_row)
             for one in (gm, graph):
                 forget_calls(one)
@@ -395,10 +430,11 @@ class _Backend:
                     owner.gaps["CUDA graphs of compiled callables"] = _NOT_RECORDED
                 shared = self.new
                 if shared is not None and woven:
-                    compiled = quiet_code(self.users(graph, [*inputs, shared.first.number]))
+                    given = [*inputs, shared.first.number]
+                    compiled = quiet_code(owner.compile(self, graph, given))
                     compiled = quiet_code(shared.in_row(compiled))
                 else:
-                    compiled = quiet_code(self.users(graph, inputs))
+                    compiled = quiet_code(owner.compile(self, graph, inputs))
                 if owner.accumulates(inputs):
                     place = (lambda: 0) if shared is None else shared.place
                     compiled = quiet_code(watching_leaves(compiled, place))
@@ -424,6 +460,7 @@ class _Backend:
         def analyse(graph: fx.GraphModule) -> Sequence[Woven]:
             with without_saved_tensors_hooks():
                 leaves, is_broken = self._leaves_of_code(), begins_at_break(self.code)
+                owner.choose(self.users, ())
                 return owner.weave(graph, leaves, is_broken, None)[1]
 
         try:

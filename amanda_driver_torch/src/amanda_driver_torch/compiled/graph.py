@@ -114,6 +114,8 @@ class GraphTools:
         gaps: For the coverage: what is not as without tools, and why.
         woven: Contexts of operators of graphs that run -> True.
         exports: Whether the graph becomes a program that runs without Amanda.
+        kernels: Whether the compiler's kernels are shown as operators.
+        nodes: Name of a node of the last graph -> contexts of its operators.
     """
 
     session: Session
@@ -123,6 +125,8 @@ class GraphTools:
     gaps: dict[str, str]
     woven: Known[bool]
     exports: bool = False
+    kernels: bool = False
+    nodes: dict[str, list[OpContext]] = dataclasses.field(default_factory=dict)
 
 
 def _no_row(woven: Sequence[Woven]) -> None:
@@ -156,6 +160,7 @@ def weave(
         AnalysisFailed: The analysis of a tool failed.
     """
     weaving = _Weaving(gm, tools, places, leaves, is_broken, take_row)
+    tools.nodes.clear()
     try:
         found = weaving.weave()
     except Exception:
@@ -302,6 +307,7 @@ class _Weaving:
         called = called_of(node)
         if target in _MARKERS:  # They are told apart by their modules alone.
             called = called._replace(frames=(), whole=True)
+        before = len(self.opened)
         if operator is not None:
             self._show(node, tree_map(self._again, example(node)))
             plans = [self._operator(operator, target, args, kwargs, called, None, example(node))]
@@ -313,6 +319,7 @@ class _Weaving:
             plans, names = mode.plans, mode.names
         else:
             return None
+        self.tools.nodes[node.name] = self.opened[before:]
         if not any(plans):
             return None
         woven = Woven(target, plans, names, operator is not None, node.name)
@@ -381,6 +388,9 @@ class _Weaving:
                 constant=self.tools.constant,
             )
         self.opened.append(context)
+        if context.get("in_kernels", False) != self.tools.kernels:
+            session.analyse_again(context, *IPoint)
+            context["in_kernels"] = self.tools.kernels
         left: dict[str, Any] = {}
 
         def passes_on() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from amanda_tools.kit.operators.entries import EitherWayOp
 
@@ -54,6 +54,8 @@ class TimedOp(EitherWayOp):
         kernel_time: Time of these kernels on the device.
         waits: Whether it communicates with other processes, so that its time is that of the call
             and of waiting for it, without what the program does until it waits.
+        operators: Of a kernel of compiled code, the names of the operators that it computes, or
+            whose gradients.
     """
 
     calls: int = 0
@@ -73,6 +75,7 @@ class TimedOp(EitherWayOp):
     kernels: int = 0
     kernel_time: int = 0
     waits: bool = False
+    operators: list[str] = field(default_factory=list)
 
     def estimate(self) -> None:
         """Set `typical`."""
@@ -90,6 +93,15 @@ class TimedOp(EitherWayOp):
             self.shortest = total
         if total > self.longest:
             self.longest = total
+
+    def add_all(self, totals: Sequence[int], own: int) -> None:
+        """Add executions, given the time of each and their time without what is inside."""
+        first, *others = totals
+        self.add(first, own)
+        self.calls += len(others)
+        self.total += sum(others)
+        self.shortest = min(self.shortest, *totals)
+        self.longest = max(self.longest, *totals)
 
     def emptied(self) -> TimedOp:
         """Return a copy without executions, in which `first` stays."""

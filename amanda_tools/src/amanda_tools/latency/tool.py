@@ -17,9 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from amanda_core import OpContext
-from amanda_core.driver_kit.marks import Marks
+from amanda_core.driver_kit.marks import LIMIT, Marks
 from amanda_core.engine.action import Routine
 from amanda_core.engine.selection import Selection, select
+from amanda_core.engine.session import COMPILED_CALL, COMPILED_KERNEL
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
 from amanda_tools.kit.output.chrome import Span
 from amanda_tools.kit.output.rendering import format_count
@@ -29,6 +30,7 @@ from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, P
 from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
 from amanda_tools.latency.kernels import Kernel, Kernels
 from amanda_tools.latency.result import LatencyResult
+from amanda_tools.latency.runs import Runs
 from amanda_tools.latency.times import (
     DRIVER,
     MOST_WARM_UP,
@@ -115,6 +117,8 @@ class Latency(OperatorTool["_Op"]):
         #: was its end.
         self._marks = Marks(self._take_marks, self.now)
         self._has_graphs = False
+        #: id of the numbers of a series of marks -> these, and the runs of the program.
+        self._runs: dict[int, tuple[Sequence[int], Runs[_Op]]] = {}
         self._graph: Overlapping[_Op] = Overlapping()
         self._between = Between()
         self._by_number: list[_Op] = []
@@ -145,7 +149,7 @@ class Latency(OperatorTool["_Op"]):
 
     def analyse(self, context: OpContext) -> None:
         """Insert routines that time the executions of an operator."""
-        if self.is_wanted(context):
+        if self._is_timed_here(context) and self.is_wanted(context):
             values = context.get_inputs() or ()
             op = self._op_of(context, values)
             if self.uncompiled:
@@ -164,7 +168,7 @@ class Latency(OperatorTool["_Op"]):
 
     def analyse_backward(self, context: OpContext) -> None:
         """Insert routines that time the executions of a backward operator."""
-        if self.is_wanted(context):
+        if self._is_timed_here(context) and self.is_wanted(context):
             values = context.get_grad_outputs() or ()
             op = self._op_of(context, values)
             if op.waits_unseen(context.get_backward_op(), values):
@@ -174,6 +178,15 @@ class Latency(OperatorTool["_Op"]):
             grads = op.awaited(values)
             context.insert_before_backward_op(enter, observe=True, grad_outputs=grads, **start)
             context.insert_after_backward_op(leave, observe=True, grad_inputs=op.results, **end)
+
+    def _is_timed_here(self, context: OpContext) -> bool:
+        """Return False for an operator that is timed with the kernel that computes it, or that is
+        not fused for this tool.
+        """
+        is_kernel = context.op_type in (COMPILED_CALL, COMPILED_KERNEL)
+        if not (is_kernel or _in_kernels(context)):
+            return True
+        return is_kernel != self.uncompiled
 
     def enter(self, *values: Any, op: _Op) -> None:
         """Start the time of one execution."""
@@ -264,11 +277,51 @@ class Latency(OperatorTool["_Op"]):
                 else:
                     self._graph.enter(op, at)
                 self._last = last = at
+            for numbers, times, ident in self._marks.take_runs():
+                self._take_run(numbers, times, ident)
+                last = self._last
             if last != begin:
                 done = self.now()
                 if self._between.end(begin, ""):
                     self._between.begin(done, "")
                 self._spent(begin, done)
+
+    def _take_run(self, numbers: Sequence[int], times: Sequence[int], ident: int) -> None:
+        """Count a run of a compiled program in its step and thread, and keep its times."""
+        known = self._runs.get(id(numbers))
+        if known is None:
+            known = self._runs[id(numbers)] = numbers, Runs(numbers, self._by_number.__getitem__)
+        runs, thread = known[1], self._threads.get(ident) or self._new_thread(ident)
+        if not self._last:
+            self._step_begin = times[0]
+            self._clock.add(times[0], times[0])
+        for one in runs.outermost:
+            start, end = times[one.start], times[one.end]
+            self._between.end(start, one.what.module)
+            thread.stack.spent(end - start)  # An operator around it, such as one of autograd.
+            thread.time.self += end - start
+            if self._steps:
+                self._steps[-1].ops += end - start
+            if not self._is_running:
+                self._between.begin(end, one.what.module)
+            self._last = end
+        thread.time.calls += len(runs.operators)
+        if self._steps:
+            self._steps[-1].calls += len(runs.operators)
+        runs.add(times, thread.time.name, self._step)
+        if len(runs) >= LIMIT:
+            self._attribute()
+
+    def _attribute(self) -> None:
+        """Count the operators inside the runs of compiled programs."""
+        for _, runs in self._runs.values():
+            accounts, executions = runs.take()
+            for op, totals, own in accounts:
+                op.facts.add_all(totals, own)
+                for total in totals:
+                    op.samples.add(total)
+            for execution in executions:
+                self._keep(*execution)
 
     def begin_step(self, number: int) -> None:
         """Record the start of a step."""
@@ -316,6 +369,7 @@ class Latency(OperatorTool["_Op"]):
             if self._kernels is not None:  # Operators that run now are timed when they end.
                 self._clear()
             self._pairs.finish()
+            self._attribute()
             self._end_kernels()
             steps = [replace(step) for step in self._steps if step.calls]
             if steps and not steps[-1].ended:
@@ -398,6 +452,7 @@ class Latency(OperatorTool["_Op"]):
 
     def _close(self, key: int, accounts: list[_Account]) -> None:
         """Begin new accounts, and keep those so far by a key."""
+        self._attribute()
         for op in self._ops.values():
             op.close(key)
         for thread in self._threads.values():
@@ -618,10 +673,19 @@ def _subtract_inside(
         left, calls = left - part, calls - op.calls
 
 
+def _in_kernels(context: OpContext) -> bool:
+    forward = context.forward if context.is_backward() else context
+    return forward is not None and bool(forward.get("in_kernels"))
+
+
 class _Op:
     def __init__(self, context: OpContext, number: int) -> None:
         facts = TimedOp.of(context, waits="wait" in context and not context.is_backward())
         self.facts, self.tensors, self.number = facts, facts_of(context), number
+        if held := context.get("operators", ()):
+            facts.operators = [one.name for one in held]
+            # What the kernel computes, as the common types of the operators.
+            facts.word = " + ".join(dict.fromkeys(one["type"] or one.op_type for one in held))
         self.is_graph = not is_eager(facts.namespace)
         #: The positions of the results for which the end of an execution waits; None for all.
         ahead = self.tensors.runs_ahead and not self.is_graph

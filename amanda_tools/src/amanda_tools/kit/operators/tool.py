@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar
 
 from amanda_core import OpContext, Tool
+from amanda_core.engine.session import COMPILED_CALL, COMPILED_KERNEL
 from amanda_tools.kit.operators.clock import Clock
 from amanda_tools.kit.operators.entries import key_of
 
@@ -80,6 +81,12 @@ class OperatorTool(Tool, Generic[A]):
             self._notes.setdefault(
                 "compiled callables ran eagerly: these are the operators of the eager program"
             )
+        elif context.op_type in (COMPILED_CALL, COMPILED_KERNEL):
+            if context.namespace.endswith("/compiled"):
+                self._notes.setdefault(
+                    "compiled callables: these are the kernels that the compiler made, and the "
+                    "operators that each computes"
+                )
         elif context.namespace.endswith("/compiled"):
             self._notes.setdefault(
                 "compiled callables: these are the operators that were traced, before the compiler "
