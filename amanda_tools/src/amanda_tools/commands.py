@@ -42,11 +42,12 @@ _DIFF = """Compare two runs, A and B, and name the operator at which they part.
 
 A and B are folders of results of the tools `fingerprint` or `dump`, or folders that these tools
 wrote themselves. Fingerprints are compared bit for bit. Dumps may be of different frameworks, and
-are compared within a tolerance; so are folders of .npy and .safetensors files of any program. Of
-results without recorded tensors, files or folders, the figures are compared: time, memory, FLOPs,
-zeros and whatever stands at the top of a report. Of two runs of several processes, each rank of A
-is compared with that of B; what only one of them has is named first. Without B, the processes of A
-are compared with one another where they should be equal, by what the tool `replicas` has recorded.
+are compared within a tolerance; so are .npy, .npz, .safetensors and .pt files of any program, and
+what transformers' debugger, SGLang's dumper and msProbe recorded. Of results without recorded
+tensors, files or folders, the figures are compared: time, memory, FLOPs, zeros and whatever stands
+at the top of a report. Of two runs of several processes, each rank of A is compared with that of B;
+what only one of them has is named first. Without B, the processes of A are compared with one
+another where they should be equal, by what the tool `replicas` has recorded.
 
 \b
 Exit status:

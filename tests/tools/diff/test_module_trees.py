@@ -116,17 +116,3 @@ def test_damaged_records_are_refused(tmp_path: Path) -> None:
     (b / f"Other{TREE}").write_text(whole)
     with pytest.raises(ResultError, match="it has 2 of them"):
         compare(a, b)
-
-
-def test_files_of_torch_save_are_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        torch.save(torch.ones(2), tmp_path / name / "name=hidden___rank=0.pt")
-    with pytest.raises(SystemExit) as caught:
-        main(["diff", str(tmp_path / "a"), str(tmp_path / "b")])
-    assert caught.value.code == 2
-    assert "Files of torch.save, such as those of SGLang's dumper and msProbe" in (
-        capsys.readouterr().err
-    )

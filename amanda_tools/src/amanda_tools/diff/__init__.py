@@ -9,6 +9,7 @@ from amanda_tools.diff.fingerprints import (
     is_fingerprint,
 )
 from amanda_tools.diff.numbers import Tolerance
+from amanda_tools.diff.saving import save_arrays, save_inspected
 
 __all__ = [
     "Compared",
@@ -19,4 +20,6 @@ __all__ = [
     "compare",
     "compare_fingerprints",
     "is_fingerprint",
+    "save_arrays",
+    "save_inspected",
 ]

@@ -302,7 +302,8 @@ def compare(
     """Compare two dumps.
 
     Args:
-        a: The first dump, or its path; or a folder of ``.npy`` and ``.safetensors`` files.
+        a: The first dump, or its path; or what another program recorded, such as a folder of
+            ``.npy`` files.
         b: The second, likewise.
         rtol: Relative tolerance. By default 0 for two runs of one release of a framework, and
             otherwise that of PyTorch's tests for the coarser of the two dtypes. Two runs of
@@ -347,7 +348,8 @@ def compare(
     if rtol is None and atol is None and not comparison.across:
         result.precisions = precisions(result.compared)
         inexact = bool(result.precisions) or comparison.tolerance != Tolerance(0.0, 0.0)
-        if inexact and any(one.what == "input" for one in result.compared):
+        has_inputs = any(one.what == "input" for one in result.compared)
+        if inexact and has_inputs and not comparison.has_statistics:
             judged = judge(result.compared)
             result.created, result.not_judged = judged.created, judged.left_out
             result.jump = judged.jump
@@ -442,6 +444,8 @@ class _Comparison:
             if isinstance(dumped, TensorFiles)
             for left in dumped.index.left_out
         ]
+        #: Whether statistics were compared in place of values.
+        self.has_statistics = False
         #: Number of tensors that have no values yet.
         self.uninitialized = 0
         #: Tensors of matched operators that only the first or only the second dump has.
@@ -574,6 +578,7 @@ class _Comparison:
         one, two = self.first.index.ops[tensor.op], self.second.index.ops[other.op]
         difference: Difference | None
         if tensor.file is None or other.file is None:
+            self.has_statistics = True
             difference = compare_statistics(
                 _figures(self.first, tensor),
                 _figures(self.second, other),

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from amanda_core.errors import ResultError
 from amanda_tools.diff.module_trees import has_module_tree, read_module_tree
+from amanda_tools.diff.msprobe_dumps import has_msprobe_dump, read_msprobe_dump
+from amanda_tools.diff.saving import has_etdump, refuse_etdump
+from amanda_tools.diff.sglang_dumps import has_sglang_dump, read_sglang_dump
 from amanda_tools.diff.tensor_files import has_tensor_files, read_tensor_files
 from amanda_tools.dump.files import Dumped, load_dump
 from amanda_tools.dump.index import INDEX
@@ -30,30 +32,18 @@ class _Reader(NamedTuple):
     read: Callable[[Path], Dumped]
 
 
-def _has_pickles(path: Path) -> bool:
-    return path.is_dir() and next(path.rglob("*.pt"), None) is not None
-
-
-def _refuse_pickles(path: Path) -> Dumped:
-    raise ResultError(
-        "Files of torch.save, such as those of SGLang's dumper and msProbe, are pickles, which are "
-        "not read",
-        where=str(path),
-        fix="Write each tensor as a .npy or .safetensors file, and if names differ a table "
-        "names.json",
-    )
-
-
 def _is_dump(path: Path) -> bool:
-    return path.is_file() or any((path / one / INDEX).exists() for one in ("", "dump"))
+    return any((path / one / INDEX).exists() for one in ("", "dump"))
 
 
 #: The first that recognizes a path reads it.
 _READERS = (
     _Reader(_is_dump, load_dump),
     _Reader(has_module_tree, read_module_tree),
+    _Reader(has_sglang_dump, read_sglang_dump),
+    _Reader(has_msprobe_dump, read_msprobe_dump),
+    _Reader(has_etdump, refuse_etdump),
     _Reader(has_tensor_files, read_tensor_files),
-    _Reader(_has_pickles, _refuse_pickles),
 )
 
 

@@ -1,100 +1,42 @@
-"""Folders of ``.npy`` and ``.safetensors`` files that other programs wrote, read like a dump.
+"""Files of tensors that other programs wrote, read like a dump.
 
 A table ``names.json`` or ``names.csv`` may give the tensors names and common operator types.
-Nothing in a file is executed, and sizes are checked before memory is allocated.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
-import json
-import math
-import re
-import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from amanda_core.errors import ResultError
 from amanda_core.results import tables
+from amanda_tools.diff.places import MALFORMED, SUFFIXES, Place, natural, places_of
 from amanda_tools.dump.files import Dumped
 from amanda_tools.dump.index import DumpedOp, DumpedTensor, DumpIndex, LeftOut
 from amanda_tools.kit.operators.entries import OpFacts
+from amanda_tools.kit.tensors.statistics import Statistics
 from amanda_tools.kit.tensors.values import HostTensor
 
 __all__ = [
     "FRAMEWORK",
-    "MALFORMED",
+    "ROOT",
     "TABLES",
-    "Place",
+    "FileIndex",
     "TensorFiles",
-    "file_op",
     "has_tensor_files",
-    "places_of",
     "read_tensor_files",
 ]
 
 #: What stands for the framework in the namespace of such tensors.
 FRAMEWORK = "files"
+#: Name of the module that is the model.
+ROOT = "(model)"
 #: Names of the tables.
 TABLES = ("names.json", "names.csv")
-_SUFFIXES = (".npy", ".safetensors")
-#: Largest header of a safetensors file, in bytes, as in its own library.
-_HEADER = 100_000_000
-#: Dtypes of NumPy that can be compared.
-_DTYPES = {
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-}
-#: Dtype of safetensors -> its name, and the dtype of NumPy that holds it.
-_SAFETENSORS = {
-    "BOOL": ("bool", "bool"),
-    **{f"I{bits}": (f"int{bits}", f"int{bits}") for bits in (8, 16, 32, 64)},
-    **{f"U{bits}": (f"uint{bits}", f"uint{bits}") for bits in (8, 16, 32, 64)},
-    **{f"F{bits}": (f"float{bits}", f"float{bits}") for bits in (16, 32, 64)},
-    "C64": ("complex64", "complex64"),
-    "BF16": ("bfloat16", "uint16"),
-    "F8_E4M3": ("float8_e4m3fn", "uint8"),
-    "F8_E5M2": ("float8_e5m2", "uint8"),
-}
-#: Errors of reading a file that is malformed.
-MALFORMED = (EOFError, KeyError, OSError, SyntaxError, TypeError, ValueError, struct.error)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a tensor is.
-
-    Attributes:
-        file: Path of its file in the folder.
-        key: Its key in a safetensors file; None for an npy file.
-        dtype: Name of its dtype.
-        stored: Dtype of NumPy that holds it.
-        shape: The shape.
-        offset: Its first byte in a safetensors file.
-    """
-
-    file: str
-    key: str | None
-    dtype: str
-    stored: str
-    shape: list[int]
-    offset: int = 0
-
-    def values(self, folder: Path) -> Any:
-        """Return the values as an array in C order."""
-        import numpy
-
-        path = folder / self.file
-        if self.key is None:
-            return numpy.array(_npy(path), self.stored, order="C")
-        dtype = numpy.dtype(self.stored).newbyteorder("<")
-        count = math.prod(self.shape)
-        flat = numpy.fromfile(path, dtype, count, offset=self.offset)
-        return flat.reshape(self.shape).astype(self.stored, copy=False)
 
 
 class TensorFiles(Dumped):
@@ -103,10 +45,10 @@ class TensorFiles(Dumped):
     Args:
         index: Their names.
         folder: The folder.
-        places: Where each tensor of the index is.
+        places: Where each tensor of the index is; None for those with statistics only.
     """
 
-    def __init__(self, index: DumpIndex, folder: Path, places: Sequence[Place]) -> None:
+    def __init__(self, index: DumpIndex, folder: Path, places: Sequence[Place | None]) -> None:
         super().__init__(index, folder)
         self._places = {
             id(tensor): place for tensor, place in zip(index.tensors, places, strict=True)
@@ -116,9 +58,16 @@ class TensorFiles(Dumped):
         """Read the values of a tensor.
 
         Raises:
-            ResultError: The file has changed since the folder was read.
+            ResultError: The file has changed since the folder was read, or only statistics of the
+                tensor were recorded.
         """
         place = self._places[id(tensor)]
+        if place is None:
+            raise ResultError(
+                "Only statistics of a tensor were recorded",
+                where=str(self.folder),
+                fix="Record the tensors as well",
+            )
         try:
             array = place.values(self.folder)
         except MALFORMED as error:
@@ -130,13 +79,107 @@ class TensorFiles(Dumped):
         return HostTensor(array, tensor.dtype)
 
 
+class FileIndex:
+    """Collects what another program recorded, in the order in which it did.
+
+    Args:
+        folder: The folder of its files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.index = DumpIndex()
+        self.places: list[Place | None] = []
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._seen: Counter[tuple[int, str, str]] = Counter()
+
+    def op(self, name: str, word: str = "") -> int:
+        """Return the number of an operator or module, which is added if it is new."""
+        number = self._numbers.setdefault((name, word), len(self._numbers))
+        if number == len(self.index.ops):
+            # Equal names have equal ids, as those of operators.
+            digest = hashlib.blake2b(f"{name}\0{word}".encode(), digest_size=6).digest()
+            facts = OpFacts(
+                *(int.from_bytes(digest, "big"), word or "tensor", word or None, name, "", None),
+                namespace=f"{FRAMEWORK}//{FRAMEWORK}",
+            )
+            self.index.ops.append(
+                DumpedOp(**vars(facts), inputs=[], input_roles=[], layout=None, weight_layout=None)
+            )
+        return number
+
+    def add(self, op: int, what: str, position: str, place: Place, step: int = 0) -> None:
+        """Add a tensor; the next one of this kind is that of the next execution."""
+        self._add(op, what, position, step, place.dtype, place.shape).file = place.file
+        self.places.append(place)
+
+    def add_file(self, op: int, what: str, position: str, file: str, step: int = 0) -> None:
+        """Add the only tensor of a file, or what is wrong with the file."""
+        try:
+            (place,) = places_of(self.folder, file)
+        except MALFORMED as error:
+            self.leave_out(str(error)[:200] or type(error).__name__, file)
+            return
+        self.add(op, what, position, place, step)
+
+    def add_figures(
+        self,
+        op: int,
+        what: str,
+        position: str,
+        dtype: str,
+        shape: list[int],
+        figures: Statistics,
+        step: int,
+    ) -> None:
+        """Add a tensor of which only statistics were recorded."""
+        self._add(op, what, position, step, dtype, shape).statistics = figures
+        self.places.append(None)
+
+    def _add(
+        self, op: int, what: str, position: str, step: int, dtype: str, shape: list[int]
+    ) -> DumpedTensor:
+        execution = self._seen[op, what, position]
+        self._seen[op, what, position] += 1
+        self.index.ops[op].calls = max(self.index.ops[op].calls, execution + 1)
+        tensor = DumpedTensor(op, step, execution, what, position, "", dtype, shape)
+        self.index.tensors.append(tensor)
+        return tensor
+
+    def leave_out(self, reason: str, first: str) -> None:
+        """Count a tensor that cannot be compared."""
+        same = next((one for one in self.index.left_out if one.reason == reason), None)
+        if same is None:
+            self.index.left_out.append(LeftOut(reason, first, 0, tensors=1))
+        else:
+            same.tensors += 1
+
+    def files(self) -> TensorFiles:
+        """Return what was collected.
+
+        Of modules that contain others only the outputs are: they are judged by those in them.
+        """
+        names = [one.name for one in self.index.ops]
+        inner = {name.rpartition(".")[0] for name in names}
+        while more := {name.rpartition(".")[0] for name in inner} - inner:
+            inner |= more
+        kept = [
+            (tensor, place)
+            for tensor, place in zip(self.index.tensors, self.places, strict=True)
+            if tensor.what != "input" or names[tensor.op] not in inner | {ROOT}
+        ]
+        self.index.tensors = [tensor for tensor, _ in kept]
+        self.places = [place for _, place in kept]
+        return TensorFiles(self.index, self.folder, self.places)
+
+
 def has_tensor_files(path: Path) -> bool:
-    """Return True if a folder has files of tensors."""
-    return path.is_dir() and next(_files(path), None) is not None
+    """Return True for such a file, or a folder that has one."""
+    return path.suffix in SUFFIXES if path.is_file() else next(_files(path), None) is not None
 
 
-def read_tensor_files(folder: Path) -> TensorFiles:
-    """Read the names and shapes of the tensors of a folder and of the folders in it.
+def read_tensor_files(path: Path) -> TensorFiles:
+    """Read the names and shapes of the tensors of a file, or of a folder and the folders in it.
 
     Tensors that a table ``names.json`` or ``names.csv`` lists come first, in its order. The others
     follow by file name, with numbers in numeric order. Tensors of one name are executions of one
@@ -145,17 +188,21 @@ def read_tensor_files(folder: Path) -> TensorFiles:
     Raises:
         ResultError: The table of names is malformed.
     """
-    named = _table(folder)
+    folder = path.parent if path.is_file() else path
+    named = {} if path.is_file() else _table(folder)
+    index = FileIndex(folder)
     places: list[Place] = []
-    left_out = []
-    for file in sorted(_files(folder), key=_natural):
+    unread = set()
+    for file in [path.name] if path.is_file() else sorted(_files(folder), key=natural):
         try:
             places += places_of(folder, file)
         except MALFORMED as error:
-            left_out.append(LeftOut(str(error)[:200] or type(error).__name__, file, 0, 1))
+            index.index.left_out.append(
+                LeftOut(str(error)[:200] or type(error).__name__, file, 0, 1)
+            )
+            unread.add(file)
     found = {place.file for place in places} | {_entry(place) for place in places}
-    unread = {one.first for one in left_out}
-    left_out += [
+    index.index.left_out += [
         LeftOut("it is in the table of names only", entry, 0, 1)
         for entry in named
         if entry not in found and entry not in unread
@@ -164,108 +211,24 @@ def read_tensor_files(folder: Path) -> TensorFiles:
     keys = Counter(place.key for place in places)
     rows = [(_entry(place) if _entry(place) in named else place.file, place) for place in places]
     rows.sort(key=lambda row: order.get(row[0], len(order)))
-    index = DumpIndex(left_out=left_out)
-    numbers: dict[tuple[str, str], int] = {}
     for entry, place in rows:
         stem = place.file.rpartition(".")[0]
-        own = stem if place.key is None else place.key
-        if place.key is not None and keys[place.key] > 1:
+        own = place.key or stem
+        if place.key and keys[place.key] > 1:
             own = f"{stem}.{place.key}"
-        name, word = named.get(entry, (own, ""))
-        number = numbers.setdefault((name, word), len(numbers))
-        if number == len(index.ops):
-            index.ops.append(file_op(name, word))
-        op = index.ops[number]
-        index.tensors.append(
-            DumpedTensor(
-                number, 0, op.calls, "output", "0", "", place.dtype, place.shape, place.file
-            )
-        )
-        op.calls += 1
-    return TensorFiles(index, folder, [place for _, place in rows])
-
-
-def file_op(name: str, word: str) -> DumpedOp:
-    """Return what stands for an operator in the index, of which only this is known."""
-    facts = OpFacts(0, word or "tensor", word or None, name, "", None, f"{FRAMEWORK}//{FRAMEWORK}")
-    return DumpedOp(**vars(facts), inputs=[], input_roles=[], layout=None, weight_layout=None)
+        index.add(index.op(*named.get(entry, (own, ""))), "output", "0", place)
+    return index.files()
 
 
 def _entry(place: Place) -> str:
-    return place.file if place.key is None else f"{place.file}:{place.key}"
+    return f"{place.file}:{place.key}" if place.key else place.file
 
 
 def _files(folder: Path) -> Iterator[str]:
     """Yield the paths of the files in a folder, with slashes."""
     for path in folder.rglob("*"):
-        if path.suffix in _SUFFIXES and path.is_file():
+        if path.suffix in SUFFIXES and path.is_file():
             yield path.relative_to(folder).as_posix()
-
-
-def _natural(text: str) -> list[tuple[int, str]]:
-    """Return a key by which ``layer2`` comes before ``layer10``.
-
-    >>> sorted(["layer10", "layer2"], key=_natural)
-    ['layer2', 'layer10']
-    """
-    parts = re.split(r"([0-9]+)", text)
-    return [(int(part), part) if part.isdecimal() else (-1, part) for part in parts]
-
-
-def places_of(folder: Path, file: str) -> list[Place]:
-    """Return the tensors of a file.
-
-    Raises:
-        ValueError: It cannot be read; or another of `MALFORMED`.
-    """
-    if file.endswith(".safetensors"):
-        return sorted(_safetensors(folder / file, file), key=lambda one: _natural(one.key or ""))
-    array = _npy(folder / file)
-    if array.dtype.name not in _DTYPES:
-        raise ValueError(f"dtype {array.dtype} cannot be compared")
-    return [Place(file, None, array.dtype.name, array.dtype.name, list(array.shape))]
-
-
-def _npy(path: Path) -> Any:
-    import numpy
-
-    with path.open("rb") as file:
-        if file.read(6) != b"\x93NUMPY":
-            raise ValueError("it is not an npy file")
-    try:
-        return numpy.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError:
-        # An array without elements cannot be mapped, and takes no memory.
-        array = numpy.load(path, allow_pickle=False) if path.stat().st_size < 1 << 16 else None
-        if array is None or array.size:
-            raise
-        return array
-
-
-def _safetensors(path: Path, file: str) -> Iterator[Place]:
-    import numpy
-
-    size = path.stat().st_size
-    with path.open("rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        if length > min(_HEADER, size - 8):
-            raise ValueError("its header is truncated")
-        header = json.loads(opened.read(length))
-    if not isinstance(header, dict):
-        raise ValueError("its header is not an object")
-    for key, entry in header.items():
-        if key == "__metadata__":
-            continue
-        if entry["dtype"] not in _SAFETENSORS:
-            raise ValueError(f"dtype {entry['dtype']} of {key!r} cannot be compared")
-        dtype, stored = _SAFETENSORS[entry["dtype"]]
-        first, last = entry["data_offsets"]
-        shape = [int(one) for one in entry["shape"]]
-        width = numpy.dtype(stored).itemsize
-        fits = 0 <= first <= last <= size - 8 - length
-        if not fits or min(shape, default=0) < 0 or math.prod(shape) * width != last - first:
-            raise ValueError(f"{key!r} is truncated, or its shape does not fit")
-        yield Place(file, key, dtype, stored, shape, 8 + length + first)
 
 
 def _table(folder: Path) -> dict[str, tuple[str, str]]:
