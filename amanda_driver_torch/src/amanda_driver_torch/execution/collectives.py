@@ -39,12 +39,14 @@ class Collective:
         raw: That function.
         given: The argument that other processes get; None if there is none.
         written: The argument that it writes; None if there is none.
+        is_internal: Whether torch calls it, for modules.
     """
 
     def __init__(self, method: Callable[..., Any], communicator: Communicator) -> None:
         self.op_type = f"c10d::{communicator.function}"
         self.raw = getattr(torch.distributed, communicator.function, method)
         self.given, self.written = communicator.given, communicator.written
+        self.is_internal = method.__name__ == "_broadcast_coalesced"
         self.is_in_place = self.given is not None and self.given == self.written
 
     def values(self, args: Sequence[Any]) -> list[Any]:

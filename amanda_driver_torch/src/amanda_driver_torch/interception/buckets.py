@@ -36,6 +36,11 @@ _CALLERS = (
 )
 
 
+#: After how many passes without actions the buckets of a module are not looked at any more. torch
+#: makes other buckets before the second pass, or before the third one of a static graph.
+_IDLE = 2
+
+
 class _Pass:
     """What a module reduces in its next backward pass.
 
@@ -43,18 +48,33 @@ class _Pass:
         reducer: The reducer of the module.
         attachment: That of the thread of the forward pass.
         is_delayed: Whether the reducer waits in the call in which it reduces.
+        acts: Whether a tool has acted on one of the reductions.
+
+    Args:
+        module: The module.
+        attachment: That of the thread.
+        idle: In how many passes before no tool has acted, and none was applied since.
     """
 
-    def __init__(self, module: Any, attachment: Watcher) -> None:
+    def __init__(self, module: Any, attachment: Watcher, idle: int) -> None:
         self._module: weakref.ref[Any] = weakref.ref(module)
         self._group: str = module.process_group.group_name
         self.reducer, self.attachment = module.reducer, weakref.ref(attachment)
         self._works, self._counts, self.is_delayed = list[Any](), Counter[int | None](), False
         self._times: list[int] = module.reducer.get_backward_stats()
+        self._idle, self._epoch, self.acts = idle, attachment.session.epoch, False
 
     def is_of(self, group: Any) -> bool:
         """Return True if the module reduces over a process group."""
         return bool(self._group == group.group_name)
+
+    def idle(self, attachment: Watcher) -> int:
+        """Return in how many passes no tool has acted; 0 if tools have changed since."""
+        session = attachment.session
+        is_same = self.attachment() is attachment and self._epoch == session.epoch
+        # What hooks reduce would be other operators, if their buckets were not known.
+        known = session.caching and is_same and not self.acts and not self.hooks()
+        return self._idle + bool(self._counts) if known else 0
 
     def has_advanced(self) -> bool:
         """Return True if further gradients were computed since this was True."""
@@ -87,6 +107,7 @@ class _Pass:
 
     def await_end(self, work: Any) -> None:
         """Wait for a reduction where the reducer does."""
+        self.acts = True
         self._works.append(work)
         if self.is_delayed:
             self._wait()
@@ -120,7 +141,13 @@ class _Buckets:
             attachment: That of the thread.
             afterwards: Gets what undoes this.
         """
-        self._passes[id(module)] = _Pass(module, attachment)
+        before = self._passes.get(id(module))
+        idle = 0 if before is None else before.idle(attachment)
+        if idle > _IDLE:
+            if all(one.idle(attachment) > _IDLE for one in self._passes.values()):
+                self._library = None
+            return
+        self._passes[id(module)] = _Pass(module, attachment, idle)
         if self._library is None:
             afterwards(self.end)
             library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
