@@ -22,7 +22,7 @@ from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.gradients.records import OpRecord
 from amanda_driver_torch.threads.modes import call_routine, changes_of
 from amanda_driver_torch.threads.state import AFTER_FORWARD, BEFORE_FORWARD, STATE
-from amanda_driver_torch.torch_internals.distributed import Communicator, ranks_of
+from amanda_driver_torch.torch_internals.distributed import BROADCAST, Communicator, ranks_of
 from amanda_driver_torch.torch_internals.internals import is_inference_mode_enabled
 
 __all__ = ["Collective", "CollectiveCall", "finish", "is_pending"]
@@ -46,7 +46,7 @@ class Collective:
         self.op_type = f"c10d::{communicator.function}"
         self.raw = getattr(torch.distributed, communicator.function, method)
         self.given, self.written = communicator.given, communicator.written
-        self.is_internal = method.__name__ == "_broadcast_coalesced"
+        self.is_internal = method.__name__ == BROADCAST
         self.is_in_place = self.given is not None and self.given == self.written
 
     def values(self, args: Sequence[Any]) -> list[Any]:

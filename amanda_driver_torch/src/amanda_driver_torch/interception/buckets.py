@@ -23,7 +23,12 @@ from amanda_driver_torch.execution.collectives import Collective, is_pending
 from amanda_driver_torch.execution.reductions import Bucket
 from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.threads.state import STATE, Watcher
-from amanda_driver_torch.torch_internals.distributed import COMMUNICATORS
+from amanda_driver_torch.torch_internals.distributed import (
+    COMMUNICATORS,
+    call_at_end,
+    hooks_of,
+    kernel_of_reductions,
+)
 
 __all__ = ["BUCKETS", "delaying"]
 
@@ -101,9 +106,10 @@ class _Pass:
             return None
         return attachment if attachment.session.enabled else None
 
-    def hooks(self) -> list[tuple[Any, Any]]:
+    def hooks(self) -> list[Any]:
         """Return the program's hooks that reduce in place of the module."""
-        return getattr(self._module(), "_comm_hooks", [])
+        module = self._module()
+        return [] if module is None else hooks_of(module)
 
     def await_end(self, work: Any) -> None:
         """Wait for a reduction where the reducer does."""
@@ -113,7 +119,7 @@ class _Pass:
             self._wait()
         elif len(self._works) == 1:
             # The reducer's own callback is queued after its last bucket, so it comes after this.
-            torch.autograd.Variable._execution_engine.queue_callback(self._wait)
+            call_at_end(self._wait)
 
     def _wait(self) -> None:
         works, self._works = self._works, []
@@ -125,7 +131,7 @@ class _Buckets:
     """The kernel, while it is there, and the backward passes that are to come."""
 
     def __init__(self) -> None:
-        self._library: torch.library.Library | None = None
+        self._library: Any = None
         self._passes: dict[int, _Pass] = {}
 
     def begin(
@@ -150,9 +156,10 @@ class _Buckets:
         self._passes[id(module)] = _Pass(module, attachment, idle)
         if self._library is None:
             afterwards(self.end)
-            library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-            library.impl("allreduce_", self._reduce, "Autograd", with_keyset=True)
-            self._library = library
+            self._library = kernel_of_reductions(self._take)
+            if self._library is None:
+                why = "in backward passes of DistributedDataParallel: PyTorch tells of none"
+                attachment.session.note_call(_collective().op_type, why)
 
     def end(self) -> None:
         """Remove the kernel: its library does so when nothing refers to it."""
@@ -185,27 +192,33 @@ class _Buckets:
             passes = [one for one in passes if one.has_advanced()]
         return passes[0] if len(passes) == 1 else None
 
-    def _reduce(self, keys: Any, tensors: list[torch.Tensor], group: Any, *others: Any) -> Any:
+    def _take(
+        self, reduce: Callable[..., Any], tensors: list[torch.Tensor], group: Any, *others: Any
+    ) -> Any:
         """Reduce a bucket, or what else the operator of the dispatcher is called for."""
-        operator, returned = torch.ops.c10d.allreduce_.default, list[Any]()
-        keys &= torch._C._after_autograd_keyset
+        returned = list[Any]()
 
         def start(*_: Any) -> Any:
-            returned[:] = operator.redispatch(keys, tensors, group, *others)
+            returned[:] = reduce(tensors, group, *others)
             return torch.distributed.Work.unbox(returned[1])
 
-        if _is_reducer(sys._getframe().f_back):
-            shared = torch.distributed.ProcessGroup.unbox(group)
-            one = self._advanced([one for one in self._passes.values() if one.is_of(shared)])
-            bucket = None if one is None else one.next_bucket(tensors[0])
-            if one is not None and bucket is not None and (attachment := one.watching()):
-                operation = torch.distributed.ReduceOp.RedOpType(others[0].op())
-                values = tensors, SimpleNamespace(asyncOp=True, reduceOp=operation)
-                work = attachment.execute_bucket(_collective(), start, shared, values, bucket)
-                if is_pending(work):
-                    one.await_end(work)
-                return tuple(returned)
-        start()
+        if not _is_reducer(sys._getframe(1).f_back):
+            return reduce(tensors, group, *others)
+        shared = torch.distributed.ProcessGroup.unbox(group)
+        one = self._advanced([one for one in self._passes.values() if one.is_of(shared)])
+        bucket = None if one is None else one.next_bucket(tensors[0])
+        attachment = STATE.attachment if one is None else one.watching()
+        if attachment is None:
+            return reduce(tensors, group, *others)
+        if one is None or bucket is None:
+            why = "in a backward pass, since it is not known which module reduces"
+            attachment.session.note_call(_collective().op_type, why)
+            return reduce(tensors, group, *others)
+        operation = torch.distributed.ReduceOp.RedOpType(others[0].op())
+        values = tensors, SimpleNamespace(asyncOp=True, reduceOp=operation)
+        work = attachment.execute_bucket(_collective(), start, shared, values, bucket)
+        if is_pending(work):
+            one.await_end(work)
         return tuple(returned)
 
 
