@@ -253,9 +253,8 @@ def _stage(model: Any) -> Any:
     """Leave only the layers of this rank, of two stages or four."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     places = [(name, part) for name, part in model.named_modules() if not [*part.children()]]
-    each = -(-len(places) // ranks)
     for number, (name, _) in enumerate(places):
-        if number // each != rank:
+        if number * ranks // len(places) != rank:
             model.set_submodule(name, nn.Identity())
     return model
 
