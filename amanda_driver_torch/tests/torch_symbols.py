@@ -126,6 +126,16 @@ PYTHON = (
         _in("torch.distributed.distributed_c10d", "_resolve_process_group"),
     ),
     Group(
+        "Reductions and broadcasts of `DistributedDataParallel`",
+        "each use, by programs of several processes",
+        Without.SAME,
+        "Its reductions are listed as not seen. Broadcasts of buffers are not operators.",
+        (
+            *_in("torch._C", "_after_autograd_keyset"),
+            *_in("torch.distributed", "_broadcast_coalesced Reducer._delay_all_reduce"),
+        ),
+    ),
+    Group(
         "Views and their bases",
         _IMPORT,
         Without.REFUSED,

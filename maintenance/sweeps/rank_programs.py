@@ -122,11 +122,11 @@ def _joined(model: Any, rank: int, ranks: int) -> list[Any]:
 
 
 def _micro_batches(model: Any, rank: int, ranks: int) -> list[Any]:
-    """Train the stages of a pipeline with two micro-batches."""
+    """Train the stages of a pipeline with as many micro-batches."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     stage = PipelineStage(model, rank, ranks, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, 2, loss_fn=lambda y, wanted: (y - wanted).square().mean())
+    schedule = Schedule1F1B(stage, ranks, loss_fn=lambda y, wanted: (y - wanted).square().mean())
     optimizer, found = _sgd(model), []
     for x, y in _batches(0, 1):
         losses: list[Any] = []
@@ -253,9 +253,8 @@ def _stage(model: Any) -> Any:
     """Leave only the layers of this rank, of two stages or four."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     places = [(name, part) for name, part in model.named_modules() if not [*part.children()]]
-    each = -(-len(places) // ranks)
     for number, (name, _) in enumerate(places):
-        if number // each != rank:
+        if number * ranks // len(places) != rank:
             model.set_submodule(name, nn.Identity())
     return model
 

@@ -243,7 +243,9 @@ def run(
             each = _started(program, missing, count, seconds)
             for known, new in zip(found if count > 1 else found[-1:], each, strict=False):
                 known |= {(program, tool): what for tool, what in new.items()}
-            missing = missing[max(map(len, each)) :]
+            # A program that fails without tools fails under all.
+            fails = any(of.get("plain", {}).get("error") for of in each)
+            missing = [] if fails else missing[max(map(len, each)) :]
     return found
 
 

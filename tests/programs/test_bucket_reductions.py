@@ -162,6 +162,11 @@ def run(rank: int, folder: Path) -> None:
     with amanda.apply(some := Seen()):
         train(MODELS["small buckets"], accumulates=True)
     found["no_sync"] = [row["name"] for row in some.rows if row["type"] == "all_reduce"]
+    analysed, idle = list[str](), amanda.Tool()
+    idle.add_inst_for_op(lambda context: analysed.append(context.name))
+    with amanda.apply(idle):
+        train(MODELS["static"])
+    found["analysed"] = [name for name in analysed if name.startswith("reduction of bucket")]
     with amanda.apply(both := Seen()):
         two_models(both)
     reduced = [row for row in both.rows if row["type"] == "all_reduce"]
@@ -270,6 +275,12 @@ def test_processes_get_the_buffers_of_the_first_one(found: list[dict[str, Any]])
 def test_passes_that_reduce_nothing_have_none(found: list[dict[str, Any]]) -> None:
     for of_rank in found:
         assert of_rank["no_sync"] == ["reduction of bucket 0"]
+
+
+def test_buckets_that_torch_makes_late_are_analysed(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        names = [row["name"] for row in of_rank["static"]["rows"] if row["bucket"] is not None]
+        assert of_rank["analysed"] == [*dict.fromkeys(names)]
 
 
 def test_buckets_belong_to_their_model(found: list[dict[str, Any]]) -> None:

@@ -150,3 +150,46 @@ def test_a_run_in_which_only_forks_compute_says_what_to_do(tmp_path: Path) -> No
     program += '\n    forked("processes")\n'
     done = run(tmp_path, program, "run", "-t", "trace", "-o", "out", None)
     assert "processes that it forked run without tools" in done.stderr, done.stderr
+
+
+#: Starts processes under a tool, in each way, and prints what was not seen.
+STARTED = """
+    import os, subprocess, sys, torch, torch.multiprocessing
+    from torch.multiprocessing import get_context
+    import amanda
+    from amanda_tools.trace import Trace
+
+    def work(*_):
+        torch.ones(1)
+
+    if __name__ == "__main__":
+        own = subprocess.Popen.__init__, torch.multiprocessing.Process.start
+        for how in ("spawn", "processes", "programs", "others", "told"):
+            os.environ.pop("AMANDA_CHILDREN", None)
+            with amanda.apply(tool := Trace()):
+                if how == "spawn":
+                    torch.multiprocessing.spawn(work, nprocs=2)
+                elif how == "processes":
+                    one = get_context("spawn").Process(target=work)
+                    one.start()
+                    one.join()
+                elif how == "programs":
+                    subprocess.run([sys.executable, "-c", "1"])
+                    subprocess.run(f"{sys.executable} -c 1", shell=True)
+                    assert subprocess.check_output([sys.executable, "-c", "print(1)"]) == b"1\\n"
+                elif how == "others":
+                    subprocess.run(["true"])
+                else:
+                    told = {**os.environ, "AMANDA_CHILDREN": ""}
+                    subprocess.run([sys.executable, "-c", "1"], env=told)
+            print(how, *tool.not_seen())
+        assert own == (subprocess.Popen.__init__, torch.multiprocessing.Process.start)
+"""
+
+
+def test_processes_that_get_no_tools_are_counted(tmp_path: Path) -> None:
+    done = run(tmp_path, STARTED, None)
+    end = "that the program started got no tools from here: `amanda run` gives them to all"
+    counts = {"spawn": "2 processes", "processes": "a process", "programs": "3 processes"}
+    wanted = [f"{how} {count} {end}" for how, count in counts.items()]
+    assert done.stdout.splitlines() == [*wanted, "others", "told"]

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
 
@@ -109,6 +110,31 @@ def test_processes_that_torch_spawns(tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert macs(tmp_path) == {"process-1": MACS["rank0"], "process-2": MACS["rank1"]}
+
+
+@pytest.mark.parametrize(("wrapped", "folders"), [(True, ["."]), (False, ["rank0", "rank1"])])
+def test_processes_with_copies_of_a_model_save_it_once(
+    wrapped: bool, folders: list[str], tmp_path: Path
+) -> None:
+    program = "import os\nfrom ranks import *\ntrain(int(os.environ['RANK']))\n"
+    if not wrapped:  # It is not known that the processes have the same weights.
+        program = program.replace(
+            "train(", "torch.nn.parallel.DistributedDataParallel = id_\ntrain("
+        )
+        program = program.replace("train(", "train(", 1)
+        program = program.replace(
+            "from ranks import *\n", "from ranks import *\nid_ = lambda m: m\n"
+        )
+    (tmp_path / "train.py").write_text(program)
+    save = ("-t", "prune:sparsity=0.5,save=pruned")
+    with run(tmp_path, *save, *TORCHRUN, "29637", "train.py") as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    written = sorted((tmp_path / "pruned").rglob("weights.json"))
+    assert written == [tmp_path / "pruned" / folder / "weights.json" for folder in folders]
+    for path in written:
+        weights = load_file(path.with_name("weights.safetensors"))
+        assert (weights["weight"] == 0).sum() == 4 * 4 / 2
 
 
 #: Trains with Accelerate, whose launcher is torchrun's under its own command.

@@ -27,11 +27,10 @@ from amanda_core.plugins import discovery
 from amanda_core.processes.launched import Process
 from amanda_core.results.output import Output
 from amanda_core.runtime.containment import described
+from amanda_core.runtime.started_processes import VARIABLE
 
 __all__ = ["VARIABLE", "Child", "disown", "process_of", "told"]
 
-#: Tells Python programs that this one starts what they are to do.
-VARIABLE = "AMANDA_CHILDREN"
 _PATH = "PYTHONPATH"
 _STARTUP = str(Path(__file__).with_name("startup"))
 #: How many processes without a rank may have results.

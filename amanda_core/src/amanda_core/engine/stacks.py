@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
@@ -30,6 +30,7 @@ from amanda_core.interface.driver import (
 )
 from amanda_core.plugins import discovery
 from amanda_core.runtime.containment import contain, described, driver_errors, without_exit
+from amanda_core.runtime.started_processes import StartedProcesses
 from amanda_core.runtime.switches import ROUTINE_DEPTH
 from amanda_core.runtime.threads import THREAD, MarkedZone
 
@@ -364,6 +365,7 @@ def _new(entries: Sequence[Entry], entry: Entry | None) -> Stack:
             entry._stack = stack
         _LOCAL.place.stack = stack
         _STACKS.append(stack)
+        _STARTED.begin()
         stack.session.closed = False
     return stack
 
@@ -426,6 +428,8 @@ def _forget(stack: Stack) -> None:
         for stacks in (_STACKS, _IDLE):
             if stack in stacks:
                 stacks.remove(stack)
+        if not _STACKS:
+            _STARTED.end()
 
 
 def join(driver: str, op: str | None) -> bool:
@@ -540,14 +544,29 @@ def _forget_threads() -> None:
     _STACKS.clear()
     _SHARED.clear()
     _IDLE.clear()
+    _STARTED.end()
+
+
+def _tools() -> Iterable[Tool]:
+    """Return the tools that are applied in any thread."""
+    return {id(tool): tool for stack in tuple(_STACKS) for tool in stack.session.tools}.values()
 
 
 def _note_fork() -> None:
     # What `subprocess` forks runs another program.
     if sys._getframe(1).f_globals.get("__name__") != "subprocess":
-        tools = {id(tool): tool for stack in tuple(_STACKS) for tool in stack.session.tools}
-        for tool in tools.values():
+        _FORKS[0] += 1
+        for tool in _tools():
             tool._amanda.unseen.forks += 1
+
+
+def _note_started() -> None:
+    for tool in _tools():
+        tool._amanda.unseen.started += 1
+
+
+_FORKS = [0]
+_STARTED = StartedProcesses(_note_started, lambda: _FORKS[0])
 
 
 if hasattr(os, "register_at_fork"):

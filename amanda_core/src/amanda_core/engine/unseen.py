@@ -36,6 +36,8 @@ class Unseen:
         self.weights: dict[str, tuple[tuple[int, ...], str]] = {}
         #: How many processes the program has forked.
         self.forks = 0
+        #: How many Python programs it has started without tools.
+        self.started = 0
 
     def add_call(self, op: str, why: str, weights: Mapping[str, tuple[int, ...]]) -> None:
         """Add a call of an operator, and the shapes of the parameters that it read."""
@@ -80,6 +82,12 @@ class Unseen:
         if self.forks:
             processes = "a process" if self.forks == 1 else f"{self.forks} processes"
             yield f"{processes} that the program forked ran without tools"
+        if self.started:
+            processes = "a process" if self.started == 1 else f"{self.started} processes"
+            yield (
+                f"{processes} that the program started got no tools from here: `amanda run` gives "
+                "them to all"
+            )
         if self._inside:
             names = [f"{op} ({why})" for op, why in self._inside.items()]
             yield f"operators not seen inside {_some(names)}"

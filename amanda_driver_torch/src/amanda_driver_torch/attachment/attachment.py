@@ -448,7 +448,8 @@ class TorchAttachment(ModuleCalls):
             return call(group, *args, **kwargs)
         if self._is_ignored(op_type, tensors, {}):
             return call(group, *args, **kwargs)
-        record = self.attempt(op_type, None, self._locate_collective, op_type, tensors)
+        locate = self._locate_in_module if collective.is_internal else self._locate_collective
+        record = self.attempt(op_type, None, locate, op_type, tensors)
         if record is None or (record.idle_epoch == session.epoch and session.caching):
             return call(group, *args, **kwargs)
         return CollectiveCall(session, record, collective, group, args, kwargs).execute(call)
@@ -474,6 +475,14 @@ class TorchAttachment(ModuleCalls):
         keys = {"bucket": bucket.number}
         run = session, record, collective, group, args, dict[str, Any](), keys, bucket.hook
         return CollectiveCall(*run).execute(call)
+
+    def _locate_in_module(self, op_type: str, tensors: tuple[Any, ...]) -> OpRecord | None:
+        """Return the record of a collective that torch calls for a module, from one line."""
+        scope = STATE.activations[-1].scope if STATE.activations else OUTSIDE
+        if not scope.root:
+            return self._locate_collective(op_type, tensors)
+        found = self._sites.resolve(Origin(op_type, scope, ()), (), 0, [(0, -1, "buffers")])
+        return found if isinstance(found, OpRecord) else None
 
     def _locate_collective(self, op_type: str, tensors: tuple[Any, ...]) -> OpRecord | None:
         """Return the record of a collective.

@@ -22,7 +22,7 @@ from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.gradients.records import OpRecord
 from amanda_driver_torch.threads.modes import call_routine, changes_of
 from amanda_driver_torch.threads.state import AFTER_FORWARD, BEFORE_FORWARD, STATE
-from amanda_driver_torch.torch_internals.distributed import Communicator, ranks_of
+from amanda_driver_torch.torch_internals.distributed import BROADCAST, Communicator, ranks_of
 from amanda_driver_torch.torch_internals.internals import is_inference_mode_enabled
 
 __all__ = ["Collective", "CollectiveCall", "finish", "is_pending"]
@@ -39,12 +39,14 @@ class Collective:
         raw: That function.
         given: The argument that other processes get; None if there is none.
         written: The argument that it writes; None if there is none.
+        is_internal: Whether torch calls it, for modules.
     """
 
     def __init__(self, method: Callable[..., Any], communicator: Communicator) -> None:
         self.op_type = f"c10d::{communicator.function}"
         self.raw = getattr(torch.distributed, communicator.function, method)
         self.given, self.written = communicator.given, communicator.written
+        self.is_internal = method.__name__ == BROADCAST
         self.is_in_place = self.given is not None and self.given == self.written
 
     def values(self, args: Sequence[Any]) -> list[Any]:

@@ -23,7 +23,12 @@ from amanda_driver_torch.execution.collectives import Collective, is_pending
 from amanda_driver_torch.execution.reductions import Bucket
 from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.threads.state import STATE, Watcher
-from amanda_driver_torch.torch_internals.distributed import COMMUNICATORS
+from amanda_driver_torch.torch_internals.distributed import (
+    COMMUNICATORS,
+    call_at_end,
+    hooks_of,
+    kernel_of_reductions,
+)
 
 __all__ = ["BUCKETS", "delaying"]
 
@@ -36,6 +41,11 @@ _CALLERS = (
 )
 
 
+#: After how many passes without actions the buckets of a module are not looked at any more. torch
+#: makes other buckets before the second pass, or before the third one of a static graph.
+_IDLE = 2
+
+
 class _Pass:
     """What a module reduces in its next backward pass.
 
@@ -43,18 +53,33 @@ class _Pass:
         reducer: The reducer of the module.
         attachment: That of the thread of the forward pass.
         is_delayed: Whether the reducer waits in the call in which it reduces.
+        acts: Whether a tool has acted on one of the reductions.
+
+    Args:
+        module: The module.
+        attachment: That of the thread.
+        idle: In how many passes before no tool has acted, and none was applied since.
     """
 
-    def __init__(self, module: Any, attachment: Watcher) -> None:
+    def __init__(self, module: Any, attachment: Watcher, idle: int) -> None:
         self._module: weakref.ref[Any] = weakref.ref(module)
         self._group: str = module.process_group.group_name
         self.reducer, self.attachment = module.reducer, weakref.ref(attachment)
         self._works, self._counts, self.is_delayed = list[Any](), Counter[int | None](), False
         self._times: list[int] = module.reducer.get_backward_stats()
+        self._idle, self._epoch, self.acts = idle, attachment.session.epoch, False
 
     def is_of(self, group: Any) -> bool:
         """Return True if the module reduces over a process group."""
         return bool(self._group == group.group_name)
+
+    def idle(self, attachment: Watcher) -> int:
+        """Return in how many passes no tool has acted; 0 if tools have changed since."""
+        session = attachment.session
+        is_same = self.attachment() is attachment and self._epoch == session.epoch
+        # What hooks reduce would be other operators, if their buckets were not known.
+        known = session.caching and is_same and not self.acts and not self.hooks()
+        return self._idle + bool(self._counts) if known else 0
 
     def has_advanced(self) -> bool:
         """Return True if further gradients were computed since this was True."""
@@ -81,18 +106,20 @@ class _Pass:
             return None
         return attachment if attachment.session.enabled else None
 
-    def hooks(self) -> list[tuple[Any, Any]]:
+    def hooks(self) -> list[Any]:
         """Return the program's hooks that reduce in place of the module."""
-        return getattr(self._module(), "_comm_hooks", [])
+        module = self._module()
+        return [] if module is None else hooks_of(module)
 
     def await_end(self, work: Any) -> None:
         """Wait for a reduction where the reducer does."""
+        self.acts = True
         self._works.append(work)
         if self.is_delayed:
             self._wait()
         elif len(self._works) == 1:
             # The reducer's own callback is queued after its last bucket, so it comes after this.
-            torch.autograd.Variable._execution_engine.queue_callback(self._wait)
+            call_at_end(self._wait)
 
     def _wait(self) -> None:
         works, self._works = self._works, []
@@ -104,7 +131,7 @@ class _Buckets:
     """The kernel, while it is there, and the backward passes that are to come."""
 
     def __init__(self) -> None:
-        self._library: torch.library.Library | None = None
+        self._library: Any = None
         self._passes: dict[int, _Pass] = {}
 
     def begin(
@@ -120,12 +147,19 @@ class _Buckets:
             attachment: That of the thread.
             afterwards: Gets what undoes this.
         """
-        self._passes[id(module)] = _Pass(module, attachment)
+        before = self._passes.get(id(module))
+        idle = 0 if before is None else before.idle(attachment)
+        if idle > _IDLE:
+            if all(one.idle(attachment) > _IDLE for one in self._passes.values()):
+                self._library = None
+            return
+        self._passes[id(module)] = _Pass(module, attachment, idle)
         if self._library is None:
             afterwards(self.end)
-            library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-            library.impl("allreduce_", self._reduce, "Autograd", with_keyset=True)
-            self._library = library
+            self._library = kernel_of_reductions(self._take)
+            if self._library is None:
+                why = "in backward passes of DistributedDataParallel: PyTorch tells of none"
+                attachment.session.note_call(_collective().op_type, why)
 
     def end(self) -> None:
         """Remove the kernel: its library does so when nothing refers to it."""
@@ -158,27 +192,33 @@ class _Buckets:
             passes = [one for one in passes if one.has_advanced()]
         return passes[0] if len(passes) == 1 else None
 
-    def _reduce(self, keys: Any, tensors: list[torch.Tensor], group: Any, *others: Any) -> Any:
+    def _take(
+        self, reduce: Callable[..., Any], tensors: list[torch.Tensor], group: Any, *others: Any
+    ) -> Any:
         """Reduce a bucket, or what else the operator of the dispatcher is called for."""
-        operator, returned = torch.ops.c10d.allreduce_.default, list[Any]()
-        keys &= torch._C._after_autograd_keyset
+        returned = list[Any]()
 
         def start(*_: Any) -> Any:
-            returned[:] = operator.redispatch(keys, tensors, group, *others)
+            returned[:] = reduce(tensors, group, *others)
             return torch.distributed.Work.unbox(returned[1])
 
-        if _is_reducer(sys._getframe().f_back):
-            shared = torch.distributed.ProcessGroup.unbox(group)
-            one = self._advanced([one for one in self._passes.values() if one.is_of(shared)])
-            bucket = None if one is None else one.next_bucket(tensors[0])
-            if one is not None and bucket is not None and (attachment := one.watching()):
-                operation = torch.distributed.ReduceOp.RedOpType(others[0].op())
-                values = tensors, SimpleNamespace(asyncOp=True, reduceOp=operation)
-                work = attachment.execute_bucket(_collective(), start, shared, values, bucket)
-                if is_pending(work):
-                    one.await_end(work)
-                return tuple(returned)
-        start()
+        if not _is_reducer(sys._getframe(1).f_back):
+            return reduce(tensors, group, *others)
+        shared = torch.distributed.ProcessGroup.unbox(group)
+        one = self._advanced([one for one in self._passes.values() if one.is_of(shared)])
+        bucket = None if one is None else one.next_bucket(tensors[0])
+        attachment = STATE.attachment if one is None else one.watching()
+        if attachment is None:
+            return reduce(tensors, group, *others)
+        if one is None or bucket is None:
+            why = "in a backward pass, since it is not known which module reduces"
+            attachment.session.note_call(_collective().op_type, why)
+            return reduce(tensors, group, *others)
+        operation = torch.distributed.ReduceOp.RedOpType(others[0].op())
+        values = tensors, SimpleNamespace(asyncOp=True, reduceOp=operation)
+        work = attachment.execute_bucket(_collective(), start, shared, values, bucket)
+        if is_pending(work):
+            one.await_end(work)
         return tuple(returned)
 
 

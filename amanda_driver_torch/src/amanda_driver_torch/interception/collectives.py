@@ -18,7 +18,12 @@ from amanda_core.driver_kit import forget_all_edited, made_once, part
 from amanda_driver_torch.execution.collectives import Collective, finish, is_pending
 from amanda_driver_torch.interception.buckets import BUCKETS, delaying
 from amanda_driver_torch.threads.state import STATE
-from amanda_driver_torch.torch_internals.distributed import COMMUNICATORS, Communicator
+from amanda_driver_torch.torch_internals.distributed import (
+    BROADCAST,
+    COMMUNICATORS,
+    DELAYED,
+    Communicator,
+)
 
 __all__ = ["forgetting", "found"]
 
@@ -36,12 +41,11 @@ def found() -> Iterator[tuple[Any, str, Any]]:
     reducer: Any = getattr(torch.distributed, "Reducer", None)
     if hasattr(reducer, "prepare_for_backward"):
         yield reducer, "prepare_for_backward", _preparing(reducer.prepare_for_backward)
-    if hasattr(reducer, "_delay_all_reduce"):
-        yield reducer, "_delay_all_reduce", delaying(reducer._delay_all_reduce)
+    if hasattr(reducer, DELAYED):
+        yield reducer, DELAYED, delaying(getattr(reducer, DELAYED))
     module: Any = torch.distributed
-    if hasattr(module, "_broadcast_coalesced"):  # As of buffers by `DistributedDataParallel`.
-        broadcast = _starting(module._broadcast_coalesced, COMMUNICATORS["broadcast"])
-        yield module, "_broadcast_coalesced", broadcast
+    if hasattr(module, BROADCAST):
+        yield module, BROADCAST, _starting(getattr(module, BROADCAST), COMMUNICATORS["broadcast"])
     yield module, "destroy_process_group", _parting(module.destroy_process_group)
     for name in ("wait", "synchronize"):
         yield Work, name, _waiting(getattr(Work, name))

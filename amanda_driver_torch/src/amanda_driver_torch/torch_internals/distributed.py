@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -12,15 +13,20 @@ from amanda_core.driver_kit import local_of
 from amanda_driver_torch.torch_internals.modules import FLATTENED, flat_parameter_of, wraps
 
 __all__ = [
+    "BROADCAST",
     "COMMUNICATING",
     "COMMUNICATORS",
+    "DELAYED",
     "STAGES",
     "Communicator",
     "Unit",
+    "call_at_end",
     "class_of",
     "flattened",
     "groups_of",
+    "hooks_of",
     "is_low_precision",
+    "kernel_of_reductions",
     "lets_join",
     "process_group",
     "ranks_of",
@@ -78,6 +84,46 @@ COMMUNICATORS: Mapping[str, Communicator] = {
     for places, methods in _METHODS.items()
     for method, _, function in (one.partition(":") for one in methods.split())
 }
+
+
+#: The function of `torch.distributed` by which modules send parameters and buffers.
+BROADCAST = "_broadcast_coalesced"
+#: The method of a reducer that reduces all buckets and waits for them.
+DELAYED = "_delay_all_reduce"
+#: Keys of the dispatcher below those of autograd; None if they have no name.
+_BELOW_AUTOGRAD: Any = getattr(torch._C, "_after_autograd_keyset", None)
+
+
+def kernel_of_reductions(call: Callable[..., Any]) -> Any:
+    """Put a function before the kernel of what reducers call; return what keeps it there.
+
+    Args:
+        call: Is given what goes on, and the arguments.
+
+    Returns:
+        None if PyTorch does not let us.
+    """
+    if _BELOW_AUTOGRAD is None:
+        return None
+
+    def kernel(keys: Any, *args: Any) -> Any:
+        operator = torch.ops.c10d.allreduce_.default
+        return call(functools.partial(operator.redispatch, keys & _BELOW_AUTOGRAD), *args)
+
+    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("allreduce_", kernel, "Autograd", with_keyset=True)
+    return library
+
+
+def hooks_of(module: torch.nn.Module) -> list[Any]:
+    """Return the program's hooks that reduce in place of a module."""
+    found: list[Any] = vars(module).get("_comm_hooks", [])
+    return found
+
+
+def call_at_end(call: Callable[[], None]) -> None:
+    """Call a function when this backward pass has computed all gradients."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 class Unit(NamedTuple):

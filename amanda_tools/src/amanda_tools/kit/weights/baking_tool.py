@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from amanda_core import OpContext, Tool
 from amanda_core.engine.activation import disabled
 from amanda_core.engine.selection import Selection
-from amanda_core.errors import ToolError
+from amanda_core.errors import ToolError, UnsupportedError
 from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_core.weights.reads import Weight
 from amanda_tools.kit.output.extras import require
@@ -64,6 +64,8 @@ class BakingTool(Tool):
         self._model: Callable[[str], Any] = lambda root: None
         #: The models that must live until their weights are saved.
         self._held: list[Any] = []
+        #: Where in the folder of `saves_to` this process writes; None if another one does.
+        self._place: str | None = ""
         #: Owner -> ids of the operators that this tool has analysed.
         self._own_ops: dict[str, set[int]] = {}
         #: What all operators read, if the tool is restricted to some.
@@ -100,7 +102,10 @@ class BakingTool(Tool):
                 new.append(weight)
                 self._model = reads.model
                 if getattr(self, "saves_to", None) is not None:
-                    self._held.append(reads.model(weight.root))
+                    model = reads.model(weight.root)
+                    if not any(one is model for one in self._held):
+                        self._place = _place_of(facts_of(context), model)
+                    self._held.append(model)
         return new
 
     def refuse_baking(self, why: str) -> None:
@@ -186,7 +191,9 @@ class BakingTool(Tool):
         the tool keeps, such as masks or scales, and ``weights.json`` tells what was changed.
 
         A model of which processes hold parts is saved as one: each of them calls this at the same
-        place, while they can communicate. The first one writes, and the others return no files.
+        place, while they can communicate. The first one writes, and the others return no files. So
+        it is with the folder of `saves_to` if they have copies of the model; if it is not known
+        whether they have, each writes to its own folder there, such as ``rank1``.
 
         Args:
             folder: The folder, which is made if there is none.
@@ -197,6 +204,10 @@ class BakingTool(Tool):
             ImportError: NumPy or safetensors is not installed.
         """
         require("safetensors", "safetensors")
+        if str(folder) == getattr(self, "saves_to", None) and not self.in_parts:
+            if self._place is None:
+                return []
+            folder = Path(folder) / self._place
         by_root: dict[str, list[Baked]] = {}
         for one in self._baked("save_baked"):
             by_root.setdefault(one.weight.root, []).append(one)
@@ -272,3 +283,14 @@ class _AllReads(Tool):
         reads = context.weights
         for weight in reads.values() if reads.consumed and context.zone != "optimizer" else ():
             self.ops.setdefault(weight.owner, {})[context.get_op_id()] = context.name
+
+
+def _place_of(facts: Facts, model: Any) -> str | None:
+    """Return where this process writes weights, of all that write to one folder.
+
+    Processes that train copies of a model together write it once.
+    """
+    try:
+        return "" if facts.group(model).rank == 0 else None
+    except UnsupportedError:  # Each may have layers or values of its own.
+        return f"rank{facts.rank()}"
