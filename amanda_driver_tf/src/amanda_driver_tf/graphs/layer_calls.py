@@ -164,7 +164,7 @@ def record_layers() -> None:
     """Record calls of layers from now on, also if Keras is imported later."""
 
     def imported(name: str) -> None:
-        kind = sys.modules[name].Layer  # type: ignore[attr-defined]
+        kind = sys.modules[name].Layer
         kind.__call__ = _recording(kind.__call__)
 
     waiting = [name for name in LAYERS if name not in sys.modules]
