@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from amanda_core.driver_kit import ImportWatcher
-from amanda_core.engine.calls import MODULE_INPUT, MODULE_OUTPUT
+from amanda_core.driver_kit import MODULE_INPUT, MODULE_OUTPUT, ImportWatcher
 from amanda_driver_tf.graphs.records import is_symbolic, next_id
 from amanda_driver_tf.identity.frames import LAYERS
 from amanda_driver_tf.operators.first_tensor import tensors_in
