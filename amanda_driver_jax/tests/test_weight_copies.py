@@ -20,6 +20,7 @@ from flax import nnx
 import amanda
 from amanda_driver_jax import arrays
 from amanda_tools.prune import Prune
+from amanda_tools.quantize import Quantize
 
 X = jax.random.normal(jax.random.key(1), (5, 4))
 BF16 = jnp.bfloat16
@@ -201,3 +202,24 @@ def test_pruning_says_that_iterations_of_a_loop_share_a_mask() -> None:
     # The operator of the loop has one mask, and its result claims no more than that.
     assert ([one.name for one in result.weights], result.reached) == ([""], 0)
     assert ["iterations of a loop share it" in note for note in result.notes] == [True]
+
+
+@pytest.mark.parametrize("how", ["eager", "jit", pytest.param("jit(grad)", marks=SLOW)])
+def test_weights_that_are_merged_are_named_where_their_sum_is_read(how: str) -> None:
+    """Name the product that reads `w + a @ b`, but not one that reads an activation."""
+    keys = iter(jax.random.split(jax.random.key(0), 5))
+    shapes = {"w": (8, 8), "a": (8, 2), "b": (2, 8), "o": (8, 4)}
+    tree = {name: jax.random.normal(next(keys), shape) for name, shape in shapes.items()}
+
+    def loss(tree: Any, x: Any) -> Any:
+        merged = tree["w"] + 0.5 * tree["a"] @ tree["b"]
+        return (jnp.tanh(x @ merged) @ tree["o"]).sum()
+
+    run = {"eager": loss, "jit": jax.jit(loss), "jit(grad)": jax.jit(jax.grad(loss))}[how]
+    with amanda.apply(tool := Quantize()):
+        run(tree, jax.random.normal(next(keys), (3, 8)))
+    unreached = {weight.name: weight.reason for weight in tool.result().unreached}
+    assert unreached == {
+        "a": "read by multiply; matmul#2 reads what is computed from it",
+        "w": "read by add; matmul#2 reads what is computed from it",
+    }

@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -277,7 +278,42 @@ def test_configurations_with_wrong_gradients_are_refused(
     assert expected in done.stdout + done.stderr
     assert done.returncode == (0 if settings else 1)
     if not settings:
-        assert "MXNET_MKLDNN_ENABLED=0" in done.stderr
+        assert "MXNET_ENGINE_TYPE=NaiveEngine" in done.stderr
+
+
+PROGRAM = """
+import mxnet as mx
+net = mx.gluon.rnn.LSTM(5)
+net.initialize()
+with mx.autograd.record():
+    loss = (net(mx.nd.ones((4, 3, 6))) ** 2).sum()
+loss.backward()
+print(loss.asnumpy().shape)
+"""
+COMMAND = "import sys; from amanda_core.cli import main; sys.exit(main())"
+
+
+@pytest.mark.slow
+def test_the_command_chooses_an_engine_whose_gradients_are_right(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    inherited = {name: v for name, v in os.environ.items() if not name.startswith("MXNET_")}
+    for settings, expected in (
+        ({}, "(1,)"),
+        ({"MXNET_ENGINE_TYPE": "ThreadedEnginePerDevice"}, "the framework's driver refused"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", COMMAND, "run", "-t", "trace", "--force", "train.py"],
+            env={**inherited, **settings},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        said = done.stdout + done.stderr
+        assert expected in said
+        assert "loaded no framework" not in said
+        assert done.returncode == (1 if settings else 0)
 
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybrid"])

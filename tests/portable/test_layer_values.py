@@ -33,7 +33,7 @@ MODES: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
 }
 
 
-class Straight(layers.Layer):  # type: ignore[misc]  # No types.
+class Straight(keras.layers.Layer):  # type: ignore[misc]  # No types.
     """Scales in the forward pass and passes gradients on."""
 
     def __init__(self, factor: float) -> None:
@@ -44,7 +44,7 @@ class Straight(layers.Layer):  # type: ignore[misc]  # No types.
         return x + tf.stop_gradient(self.factor * x - x)
 
 
-class Pair(layers.Layer):  # type: ignore[misc]  # No types.
+class Pair(keras.layers.Layer):  # type: ignore[misc]  # No types.
     """Returns two tensors, of which it reads the first one itself."""
 
     def __init__(self, kind: str) -> None:
@@ -199,7 +199,7 @@ def test_gradients_outside_of_a_function_are_those_of_the_edited_model(value: An
 
 
 def test_layers_in_loops_of_functions_are_captured_and_steered() -> None:
-    class Repeated(layers.Layer):  # type: ignore[misc]  # No types.
+    class Repeated(keras.layers.Layer):  # type: ignore[misc]  # No types.
         def __init__(self) -> None:
             super().__init__(name="repeated")
             self.dense = layers.Dense(4, name="dense")
@@ -239,7 +239,8 @@ def test_what_a_graph_cannot_tell_apart_is_refused_and_still_captured() -> None:
     capture = Capture(modules=["net/drop"])
     with amanda.apply(capture):
         np.testing.assert_allclose(tf.function(model)(X), plain, rtol=1e-6)
-    np.testing.assert_allclose(*values_of(capture.result(), "net/drop"), plain / 2, rtol=1e-5)
+    (value,) = values_of(capture.result(), "net/drop")
+    np.testing.assert_allclose(value, plain / 2, rtol=1e-5)
 
 
 def test_edits_of_a_layer_in_a_graph_are_not_differentiated() -> None:

@@ -282,6 +282,45 @@ def _note(new: Any, old: Any, part: Shown, steps: tuple[Callable[[Any], Any], ..
     _COPIES[key] = _Copy(found, source, part._replace(source=None), steps)
 
 
+#: By the id of a value that was computed: the value, and the arrays that it was computed from.
+_SOURCES: dict[int, tuple[weakref.ref[Any], tuple[Callable[[], Any], ...]]] = {}
+#: A merged weight has few sources. What has more of them is not followed.
+_MOST_SOURCES = 4
+
+
+def sources_of(value: Any) -> tuple[Any, ...]:
+    """Return the arrays that a value was computed from, or shows; none if they are not known.
+
+    Numbers do not count.
+    """
+    if getattr(value, "size", 1) == 1:
+        return ()
+    source = origin(value).source
+    found = _SOURCES.get(id(source))
+    if found is None or found[0]() is not source:
+        return (source,)
+    return tuple(array for get in found[1] if (array := get()) is not None)
+
+
+def note_computed(new: Any, values: Sequence[Any]) -> None:
+    """Note of which arrays an operator has computed a value, unless these are many."""
+    new = concrete(new)
+    sources = {id(array): array for value in values for array in sources_of(value)}
+    if not 0 < len(sources) <= _MOST_SOURCES or any(array is new for array in sources.values()):
+        return
+    getters: list[Callable[[], Any]] = []
+    for array in sources.values():
+        if isinstance(array, Tracer):
+            getters.append(lambda array=array: array)  # type: ignore[misc]
+        elif isinstance(array, jax.Array):
+            getters.append(weakref.ref(array))
+        else:
+            return
+    key = id(new)
+    found = weakref.ref(new, lambda _: _SOURCES.pop(key, None))
+    _SOURCES[key] = (found, tuple(getters))
+
+
 def original(value: Any) -> Any:
     """Return the value of which a value is a copy, or itself."""
     value = concrete(value)

@@ -21,7 +21,7 @@ from amanda_core.driver_kit import (
     several,
 )
 from amanda_driver_jax import arrays, jax_internals as internals
-from amanda_driver_jax.arrays import known, note_copy, note_part, note_reshape
+from amanda_driver_jax.arrays import known, note_computed, note_copy, note_part, note_reshape
 from amanda_driver_jax.contractions import part, permutation
 from amanda_driver_jax.gradients import Compute, replaceable, watched
 from amanda_driver_jax.identity.call_sites import call_marked, is_library_source
@@ -70,9 +70,11 @@ class Execution(Hosted, ForwardProgram):
         super().__init__(session, op, primitive, attrs=params, constant=known)
         self.host, self.params, self._top = host, params, top
         self._vanilla = vanilla or self._bound
+        self._given: Sequence[Any] = ()
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Run the operator under its plans on its inputs, and return its outputs."""
+        self._given = values
         if self._top:  # No operator in here is instrumented: faster to say once.
             with PLAIN:
                 return super().run(values)
@@ -99,6 +101,8 @@ class Execution(Hosted, ForwardProgram):
             indices = part(context)
             if indices is not None:
                 note_part(outputs[0], values[0], indices)
+        elif len(outputs) == 1 and arrays.is_differentiable(outputs[0]):
+            note_computed(outputs[0], self._given)  # Edits do not change what it is made of.
         return outputs
 
     def _computation(

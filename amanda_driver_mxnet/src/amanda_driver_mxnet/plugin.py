@@ -30,7 +30,8 @@ def _problems() -> list[Finding]:
             "With oneDNN (MKLDNN) and its threaded engine, MXNet computes wrong gradients in "
             "programs with custom functions (autograd.Function, CustomOp), and tools insert such "
             "functions",
-            "Start Python with MXNET_MKLDNN_ENABLED=0, or with MXNET_ENGINE_TYPE=NaiveEngine",
+            "Start Python with MXNET_ENGINE_TYPE=NaiveEngine, as `amanda run` does. "
+            "MXNET_MKLDNN_ENABLED=0 works, too, but then MXNet cannot train an LSTM",
         )
     ]
 

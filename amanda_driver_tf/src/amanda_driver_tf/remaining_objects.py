@@ -30,7 +30,7 @@ def remnants() -> list[Remnant]:
     if "amanda_driver_tf.graphs.recorder" not in sys.modules:
         return []
     from amanda_driver_tf.execution.sessions import hiding
-    from amanda_driver_tf.graphs import recorder
+    from amanda_driver_tf.graphs import layer_calls, recorder
 
     found = [
         Remnant(
@@ -38,6 +38,11 @@ def remnants() -> list[Remnant]:
             len(recorder.WRAPPED),
             "A function traced outside of `apply` may run inside a later one. The wrappers only "
             "call the original functions; they stay until the process ends",
+        ),
+        Remnant(
+            "wrappers that record calls of layers while graphs are built",
+            len(layer_calls.RECORDED),
+            "As above",
         ),
         Remnant(
             "hidden clones of ops in graphs of sessions",

@@ -240,7 +240,8 @@ def test_batch_jacobian_of_an_edited_program() -> None:
     close(found, tf.linalg.diag(tf.exp(2.0 * x)))
 
 
-def test_gradient_routine_in_a_vectorised_jacobian_is_refused_unless_staged() -> None:
+def test_gradient_routines_run_in_a_vectorised_jacobian() -> None:
+    """Run a host routine row after row, as without pfor, and inline a staged one."""
     x = normal(3)
 
     def jacobian(pfor: bool) -> Any:
@@ -249,13 +250,43 @@ def test_gradient_routine_in_a_vectorised_jacobian_is_refused_unless_staged() ->
             y = tf.exp(x)
         return tape.jacobian(y, x, experimental_use_pfor=pfor)
 
-    with apply(at_inputs("Exp", double)):
-        with pytest.raises(UnsupportedError, match="jacobian"):
-            jacobian(True)
-        found = jacobian(False)
-    close(found, tf.linalg.diag(tf.exp(x) * 2.0))
-    with apply(at_inputs("Exp", staged(lambda g: g * 2.0))):
-        close(jacobian(True), found)
+    plain, calls = jacobian(False), []
+    for pfor in (False, True):
+        with apply(at_inputs("Exp", lambda g: calls.append(tuple(g.shape)))):
+            close(jacobian(pfor), plain)
+    assert calls == [(3,)] * 6
+    for routine in (double, staged(lambda g: g * 2.0)):
+        with apply(at_inputs("Exp", routine)):
+            for pfor in (False, True):
+                close(jacobian(pfor), tf.linalg.diag(tf.exp(x) * 2.0))
+    close(jacobian(True), plain)
+
+
+def test_edits_in_a_vectorised_jacobian_that_is_differentiated_pass_straight() -> None:
+    x, w = normal(3), normal(3, 3, seed=1)
+
+    def hessian(pfor: bool) -> Any:
+        with tf.GradientTape(persistent=True) as outer:
+            outer.watch(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.reduce_sum(tf.tanh(tf.linalg.matvec(w, x)) ** 2.0)
+            gradient = tape.gradient(y, x)
+        return outer.jacobian(gradient, x, experimental_use_pfor=pfor)
+
+    with apply(at_inputs("Tanh", double)):
+        close(hessian(True), hessian(False))
+
+
+def test_raw_backward_routine_in_a_vectorised_jacobian_is_refused() -> None:
+    x = normal(3)
+
+    def jacobian(pfor: bool) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = tf.exp(x)
+        return tape.jacobian(y, x, experimental_use_pfor=pfor)
+
     made = tool(lambda c: c.insert_after_backward_op(lambda g: g * 2.0), "Mul", backward=True)
     with apply(made):
         jacobian(False)

@@ -18,8 +18,14 @@ _CONFLICTS = 5
 _NAMED = 5
 
 
-def idle(tools: Mapping[str, Tool], handle: Handle) -> Iterator[str]:
-    """Describe the tools that got no operator, and what to do; called before the end."""
+def idle(tools: Mapping[str, Tool], handle: Handle, is_refused: bool = False) -> Iterator[str]:
+    """Describe the tools that got no operator, and what to do; called before the end.
+
+    Args:
+        tools: The tools by name.
+        handle: Where they are applied.
+        is_refused: Whether a driver refused to attach, which ended the program.
+    """
     for name, tool in tools.items():
         known = tool._amanda
         if known.analysed or not any(known.routines.values()):
@@ -40,6 +46,8 @@ def idle(tools: Mapping[str, Tool], handle: Handle) -> Iterator[str]:
             )
         elif discovery.plugins().without_drivers:
             why = f"{discovery.plugins().without_drivers} lets no driver attach"
+        elif not frameworks and is_refused:
+            why = "the framework's driver refused to attach, as the error below says"
         elif not frameworks:
             why = "the program loaded no framework of those that `amanda drivers` lists"
         elif known.selection is None or not ran:

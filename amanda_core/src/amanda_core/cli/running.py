@@ -27,7 +27,8 @@ from amanda_core.cli.reports import ReportPage
 from amanda_core.cli.saving import Saving, results_so_far
 from amanda_core.cli.termination import Termination
 from amanda_core.engine.tool import Tool
-from amanda_core.errors import AmandaError, ConfigError
+from amanda_core.errors import AmandaError, ConfigError, DriverError
+from amanda_core.plugins.preflight import set_environment
 from amanda_core.processes.index import packed
 from amanda_core.processes.launched import Process
 from amanda_core.results import ChangesWeights, HasResult, Result, Table, load, printable, share
@@ -145,6 +146,7 @@ class Run:
         """
         import amanda  # Drivers that must record from the program's start are notified now.
 
+        set_environment()
         told = not (self.quiet or self.brief)
         interval = interval_for(sys.stderr)
         first = min(interval, FIRST) if interval < interval_for(None) else interval
@@ -352,7 +354,9 @@ class Run:
     def _before_the_end(self) -> list[str]:
         """Return what is available only while the tools are applied."""
         try:
-            return [*findings.idle(self.tools, self._handle), *findings.skipped(self._handle)]
+            is_refused = isinstance(self._ended, DriverError)
+            idle = findings.idle(self.tools, self._handle, is_refused)
+            return [*idle, *findings.skipped(self._handle)]
         except BaseException as error:
             contain(error)
             return [f"what a driver did not see is not known: {described(error)}"]

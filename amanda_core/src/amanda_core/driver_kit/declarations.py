@@ -50,6 +50,9 @@ class Declarations(Mapping[str, str]):
         self_test = "amanda_driver_mine.self_test"  # run once for a release that was not tried
         interception = "Operators pass through MyFramework.call"
 
+        [environment]  # variables without which results would be wrong, for `amanda run`
+        MYFRAMEWORK_ENGINE = "exact"
+
         [types]  # common operator type = the framework's operators
         conv2d = "Convolution ConvolutionV1"
         sub = "minus"
@@ -89,6 +92,7 @@ class Declarations(Mapping[str, str]):
             namespaces=tuple(f"{driver['name']}/*/{mode}" for mode in capabilities),
             capabilities={mode: frozenset(of_all | own) for mode, own in capabilities.items()},
             vocabulary=self,
+            environment=tables.get("environment", {}),
         )
         self.framework: Mapping[str, str] = tables.get("framework", {})
         lists = tables.get("names", {})

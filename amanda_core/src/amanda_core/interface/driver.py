@@ -86,6 +86,8 @@ class DriverInfo:
         wrappers: Modules and packages of the framework whose functions only call a program's own
             code, such as the one that calls modules. `amanda run` leaves their frames out of
             tracebacks.
+        environment: Environment variables without which the framework's results would be wrong.
+            `amanda run` sets them before the program starts, where the preflight has an error.
     """
 
     name: str
@@ -95,6 +97,7 @@ class DriverInfo:
     vocabulary: Mapping[str, str] = field(default_factory=dict)
     api: int = field(kw_only=True)
     wrappers: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def capabilities_in(self, mode: str) -> frozenset[str]:
         """Return the capabilities in one mode, or those of all modes for an empty string."""

@@ -6,14 +6,15 @@ checked before they are used.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 from amanda_core.interface.driver import DriverStatus, Finding
-from amanda_core.plugins.discovery import Driver
+from amanda_core.plugins.discovery import Driver, drivers
 from amanda_core.runtime.containment import contain, described
 
-__all__ = ["findings", "preflight", "status"]
+__all__ = ["findings", "preflight", "set_environment", "status"]
 
 _SEVERITIES = ("info", "warning", "error")
 
@@ -26,6 +27,18 @@ def preflight(found: Driver) -> list[Finding]:
         contain(error)
         message = f"Its preflight failed: {described(error)}"
         return [Finding("error", message, "Reinstall or upgrade it")]
+
+
+def set_environment() -> None:
+    """Set the variables that drivers declare for environments in which results would be wrong.
+
+    Those that are set keep their values, and frameworks that are loaded have read theirs.
+    """
+    for driver in drivers():
+        wanted = {} if driver.loaded else driver.info.environment
+        if wanted and any(found.severity == "error" for found in preflight(driver)):
+            for name, value in wanted.items():
+                os.environ.setdefault(name, value)
 
 
 def findings(answer: Any) -> list[Finding]:

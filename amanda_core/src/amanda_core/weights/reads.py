@@ -166,6 +166,7 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
         model: Returns the model of such a name; None if it has died or the driver cannot tell.
         written: Positions at which the op writes into a weight.
         uncounted: Owners of the weights that the op writes without changing a version.
+        computed: Owners of weights from which alone an operand of this product was computed.
     """
 
     def __init__(
@@ -179,7 +180,9 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
         root: str = "",
         classes: Callable[[], dict[str, str]] = dict,
         model: Callable[[str], Any] = lambda name: None,
+        computed: Collection[str] = (),
     ) -> None:
+        self.computed = computed
         self._weights, self.shapes, self.root = weights, shapes, root
         self.classes, self.model = classes, model
         self.consumed, self.supported = consumed, supported

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from amanda_core.driver_kit import Found, OpContext, Place, Reads, Weight
-from amanda_driver_jax.arrays import Shown
+from amanda_driver_jax.arrays import Shown, sources_of
 
 __all__ = ["ImmutableParameters"]
 
@@ -57,10 +57,14 @@ class ImmutableParameters:
         shapes = {f"{root}:{name}": tuple(parameters[name].shape) for name in names.values()}
         roles: tuple[str, ...] = context.get("input_roles", ())
         found: dict[int | tuple[int, int], Weight] = {}
+        computed: set[str] = set()
         for position, value in enumerate(context.get_inputs() or ()):
             seen = self._origin_of(value)
             name = names.get(id(seen.source))
             if name is None:
+                made_of = sources_of(value) if position < len(roles) else ()
+                if made_of and all(id(array) in names for array in made_of):
+                    computed.update(f"{root}:{names[id(array)]}" for array in made_of)
                 continue
             shape = shapes[f"{root}:{name}"]
             place = Place(_region(seen.places, shape), seen.exact, seen.axes)
@@ -69,7 +73,14 @@ class ImmutableParameters:
             part = Found(root, name, 0, shape, None, place, get)
             found[position] = Weight(part, value, finder, role, self._varies)
         consumed = bool(found) and context["type"] not in _COPIES
-        return Reads(found, lambda: shapes, consumed, root=root, classes=lambda: dict(classes))
+        return Reads(
+            found,
+            lambda: shapes,
+            consumed,
+            root=root,
+            classes=lambda: dict(classes),
+            computed=computed,
+        )
 
     def memory(self, value: Any) -> None:
         """Return None, because arrays share no memory with others."""

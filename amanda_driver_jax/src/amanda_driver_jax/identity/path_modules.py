@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from amanda_core.driver_kit import Known, OpContext, Reads, methods_around
 from amanda_driver_jax import jax_internals as internals
-from amanda_driver_jax.arrays import Shown
+from amanda_driver_jax.arrays import Shown, sources_of
 from amanda_driver_jax.identity.current_arrays import CurrentArrays
 from amanda_driver_jax.identity.immutable_parameters import ImmutableParameters
 from amanda_driver_jax.identity.plain_trees import arguments_of, parameter_trees
@@ -140,6 +140,10 @@ class PathModels(ABC):
         frame = sys._getframe(1)
         values = context.get_inputs() or () if _is_layer(context["type"]) else ()
         root, parameters, paths = self._model(frame, values)
+        is_read = bool(root)
+        if not is_read:
+            merged = [array for value in values for array in sources_of(value)]
+            root, parameters, paths = self._model(frame, merged)
         if not root:
             return Reads({}, dict)
         classes = self._classes.setdefault(root, {})
@@ -156,7 +160,8 @@ class PathModels(ABC):
         # Iterations of a loop that is executed are one op.
         varies = place is None and LOCAL.loop is None and not _is_transformed()
         finder = ImmutableParameters(self._origin_of, current, varies)
-        return finder.reads(context, root, parameters, classes)
+        reads = finder.reads(context, root, parameters, classes)
+        return reads if is_read or reads.computed else Reads({}, dict)
 
     def reads_any(self, frame: FrameType | None, values: Sequence[Any]) -> bool:
         """Return True if values are parameters of the model that runs, or parts of some."""

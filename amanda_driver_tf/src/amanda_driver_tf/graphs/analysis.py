@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from amanda_core.driver_kit import OpContext, Plan, Session, WeakGroup
-from amanda_core.engine.calls import MODULE_VALUES
+from amanda_core.driver_kit import MODULE_INPUT, MODULE_OUTPUT, OpContext, Plan, Session, WeakGroup
 from amanda_core.interface import IPoint, Site
 from amanda_driver_tf.graphs.constants import Constants, SessionConstants
 from amanda_driver_tf.graphs.records import Record, Records
@@ -254,7 +253,7 @@ class Analysis:
         if known is not None:
             return known[1]
         plans = None
-        if (op.type in MODULE_VALUES and not self._is_shown(op)) or _is_ours(op):
+        if (op.type in (MODULE_INPUT, MODULE_OUTPUT) and not self._is_shown(op)) or _is_ours(op):
             pass
         elif is_operator(op.type) and not counts_iterations(op):
             if self.is_backward(op):

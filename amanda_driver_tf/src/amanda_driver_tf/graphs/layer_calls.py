@@ -15,15 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from amanda_core.driver_kit import ImportWatcher
-from amanda_core.engine.calls import MODULE_INPUT, MODULE_OUTPUT
+from amanda_core.driver_kit import MODULE_INPUT, MODULE_OUTPUT, ImportWatcher
 from amanda_driver_tf.graphs.records import is_symbolic, next_id
 from amanda_driver_tf.identity.frames import LAYERS
 from amanda_driver_tf.operators.first_tensor import tensors_in
 from amanda_driver_tf.tensorflow_internals.modules import context, dtypes, ops
 from amanda_driver_tf.tensorflow_internals.objects import operation_number
 
-__all__ = ["LayerCall", "ModuleValue", "calls_in", "record_layers"]
+__all__ = ["RECORDED", "LayerCall", "ModuleValue", "calls_in", "record_layers"]
 
 _ATTRIBUTE = "_amanda_layers"
 _NUMBERS = itertools.count(1)
@@ -160,12 +159,17 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
+#: Modules of Keras whose calls of layers are recorded.
+RECORDED: list[str] = []
+
+
 def record_layers() -> None:
     """Record calls of layers from now on, also if Keras is imported later."""
 
     def imported(name: str) -> None:
-        kind = sys.modules[name].Layer  # type: ignore[attr-defined]
+        kind = sys.modules[name].Layer
         kind.__call__ = _recording(kind.__call__)
+        RECORDED.append(name)
 
     waiting = [name for name in LAYERS if name not in sys.modules]
     for name in LAYERS:

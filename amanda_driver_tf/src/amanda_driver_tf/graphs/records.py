@@ -17,11 +17,13 @@ from typing import Any
 
 from amanda_core.driver_kit import WeakGroup
 from amanda_driver_tf.tensorflow_internals.modules import (
+    backprop,
     func_graph as func_graph_module,
     indexed_slices,
     ops,
     tensor as tensor_lib,
 )
+from amanda_driver_tf.tensorflow_internals.names import JACOBIANS
 from amanda_driver_tf.tensorflow_internals.objects import (
     forget_gradients,
     functions_of,
@@ -40,6 +42,7 @@ __all__ = [
     "differentiated_inside",
     "drop_unrecorded_gradients",
     "graph_of",
+    "is_of_jacobian",
     "is_symbolic",
     "name_graph",
     "name_of",
@@ -60,6 +63,7 @@ _INSIDE = "_amanda_inside"
 _OF_GRADIENTS = re.compile(r"_grad(?:_\d+)?(?=/)")
 _OF_TAPES = re.compile(r"(?:^|/)gradient_tape/")
 
+_TAPES = backprop.__file__
 _RECORDER = os.path.join(os.path.dirname(__file__), "recorder.py")
 
 # Names that forward accumulators give to functions that compute tangents.
@@ -381,6 +385,12 @@ def _is_of_tape(op: Any) -> bool:
     if not op.type.endswith("PartitionedCall"):
         return False
     return "__backward_" in op.get_attr("f").name
+
+
+def is_of_jacobian(op: Any) -> bool:
+    """Return True if an op was made by a method of a tape that computes a Jacobian."""
+    frames = op.traceback or ()
+    return any(one.name in JACOBIANS and one.filename == _TAPES for one in frames)
 
 
 def _is_recorded(op: Any) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 
 from amanda_core.driver_kit import (
     FRAMES,
+    MODULE_INPUT,
+    MODULE_OUTPUT,
     QUIET,
     Activation,
     Frames,
@@ -23,7 +25,6 @@ from amanda_core.driver_kit import (
     Session,
     Sites as Known,
 )
-from amanda_core.engine.calls import MODULE_VALUES
 from amanda_core.interface import Site
 from amanda_driver_tf.identity.call_sites import CallSite, Chain, call_site_class
 from amanda_driver_tf.identity.frames import is_swallowing
@@ -176,7 +177,7 @@ class Sites:
         )
 
     def _forget(self, record: Record) -> None:
-        if record.op_type.kind == READ or record.op_type.name in MODULE_VALUES:
+        if record.op_type.kind == READ or record.op_type.name in (MODULE_INPUT, MODULE_OUTPUT):
             for key in [key for key, read in self.reads.items() if read is record]:
                 del self.reads[key]
         self._drop(record)

@@ -10,8 +10,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from amanda_core.driver_kit import THREAD, Activation, ImportWatcher, Patches
-from amanda_core.engine.calls import MODULE_INPUT, MODULE_OUTPUT
+from amanda_core.driver_kit import (
+    MODULE_INPUT,
+    MODULE_OUTPUT,
+    THREAD,
+    Activation,
+    ImportWatcher,
+    Patches,
+)
 from amanda_driver_tf.execution.eager.layer_values import show_value
 from amanda_driver_tf.identity.frames import BOUNDARY
 from amanda_driver_tf.identity.namespaces import EAGER

@@ -18,7 +18,7 @@ from amanda_driver_tf.gradients.graphs.gradient_versions import GradientVersions
 from amanda_driver_tf.graphs.analysis import OpPlans, is_operator
 from amanda_driver_tf.graphs.body import Node, Value, is_ref
 from amanda_driver_tf.graphs.control_flow_contexts import is_differentiated_elsewhere
-from amanda_driver_tf.graphs.records import Records, children_of, is_symbolic
+from amanda_driver_tf.graphs.records import is_of_jacobian, is_symbolic
 from amanda_driver_tf.insertion.body_edits import BodyEdits
 from amanda_driver_tf.insertion.nodes import Flat, New
 from amanda_driver_tf.insertion.observers import Observers
@@ -300,21 +300,14 @@ class Insertions:
             return
         if operation_number(node.op) in self._edits.around.differentiated_inside:
             raise UnsupportedError(_INSIDE, where=step.where, fix=_BESIDE)
-        if self._is_vectorised_gradient(node.op):
-            return
+        if self._edits.owner(node.op) is None and is_of_jacobian(node.op):
+            return  # It chooses a row, or counts them; the program has no such op.
         if node.op.name in self._edits.named or self._edits.unpaired:
             raise UnsupportedError(
                 f"The gradients of this op are not known: {_NOT_RECORDED}",
                 where=step.where,
                 fix=_IMPORT_FIRST,
             )
-
-    def _is_vectorised_gradient(self, op: Any) -> bool:
-        """Return True if pfor made an op to compute a Jacobian, and no gradient of it is built."""
-        graphs = (self._edits.body.graph, *children_of(self._edits.body.graph))
-        found = [records for records in map(Records.of, graphs) if records is not None]
-        is_made = not {"loop_body", "pfor"}.isdisjoint(op.name.split("/"))
-        return is_made and not any(records.of_op(op) for records in found)
 
     def _is_differentiated_elsewhere(self, node: Node) -> bool:
         records = self._edits.records

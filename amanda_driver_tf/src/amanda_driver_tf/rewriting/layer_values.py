@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from amanda_core.driver_kit import Step
-from amanda_core.engine.calls import MODULE_INPUT, MODULE_OUTPUT
+from amanda_core.driver_kit import MODULE_INPUT, MODULE_OUTPUT, Step
 from amanda_core.interface import UnsupportedError
 from amanda_driver_tf.graphs.analysis import OpPlans
 from amanda_driver_tf.graphs.body import Node, Value

@@ -12,6 +12,7 @@ __all__ = [
     "GRADIENT_OP_TYPE",
     "INITIALIZES_VARIABLES",
     "INPUT_SHAPES",
+    "JACOBIANS",
     "LAST_MODULE",
     "MODULES_BESIDE_THE_MODEL",
     "MODULES_OF_GRADIENTS",
@@ -45,6 +46,9 @@ SETUP_OF_PARTIAL_RUN = "_setup_fn"
 CALLERS_OF_RECOMPUTED = ("inner", "inner_recompute_grad")
 #: Inside `tf.recompute_grad`: make the last op of the gradient.
 ENDS_OF_RECOMPUTATION = ("inner_recompute_grad", "grad_wrapper")
+
+#: Methods of tapes that compute the gradients of all rows.
+JACOBIANS = ("jacobian", "batch_jacobian")
 
 # Modules, or prefixes of their names.
 

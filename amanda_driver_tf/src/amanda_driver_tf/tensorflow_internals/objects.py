@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ __all__ = [
     "keep_mask",
     "lock_of",
     "names_in_use",
+    "needs_reader",
     "operation_by_name",
     "operation_number",
     "operation_of",
@@ -273,6 +275,32 @@ def indirect_captures(backward: Any) -> dict[int, Any]:
 
 #: TensorFlow's registry of the Python functions that nodes call.
 host_functions: Any = script_ops._py_funcs
+
+
+class _UnreadContext:
+    """A control flow context that is a loop once the function of its op is complete.
+
+    A function runs its stateful ops even if nothing reads them, except those in loops.
+    """
+
+    outer_context = None
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = weakref.ref(graph)
+
+    def IsWhileContext(self) -> bool:  # TensorFlow's name.
+        return getattr(self._graph(), "experimental_acd_manager", None) is None
+
+    def IsCondContext(self) -> bool:
+        return False
+
+    def IsXLAContext(self) -> bool:
+        return False
+
+
+def needs_reader(op: Any) -> None:
+    """Let a stateful op of a function that is being built run only if something reads it."""
+    op._set_control_flow_context(_UnreadContext(op.graph))
 
 
 def keep_mask(old: Any, new: Any) -> None:

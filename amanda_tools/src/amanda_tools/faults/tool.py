@@ -190,7 +190,7 @@ class InjectFaults(OperatorTool["_Op"], BakingTool):
             return
         position = positions[0] if self.site in ("input", "weight") else 0
         if self.site == "weight" and position in context.weights:
-            self._coverage.add_parameters(context.weights, context.zone)
+            self._coverage.add_parameters(context.weights, context.zone, context.name)
             self._coverage.add_reached(context.weights[position])
         if self.is_exported:
             op = self._executed(context, position)

@@ -177,7 +177,7 @@ class Pruning(WeightTool):
             return
         reads = context.weights
         self.kept.has(context)
-        self._coverage.add_parameters(reads, context.zone)
+        self._coverage.add_parameters(reads, context.zone, context.name)
         if not reads.supported:
             self._prune_by_op(context)
             return

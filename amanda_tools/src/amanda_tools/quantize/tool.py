@@ -315,7 +315,7 @@ class Quantize(WeightTool):
         if not self.meets(context):
             return
         reads = context.weights
-        self._coverage.add_parameters(reads, context.zone)
+        self._coverage.add_parameters(reads, context.zone, context.name)
         if context.zone != "model":
             return
         if self._kept.has(context):

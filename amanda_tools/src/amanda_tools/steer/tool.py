@@ -230,7 +230,7 @@ class Steer(SequenceTool["_Op"], BakingTool):
         reads = context.weights
         weight = reads.get(self.operand)
         if weight is not None:
-            self._coverage.add_parameters(reads, context.zone)
+            self._coverage.add_parameters(reads, context.zone, context.name)
             self._coverage.add_reached(weight)
 
     def _steered(self, value: Any, op: _Op, area: Area | None = None) -> Any:

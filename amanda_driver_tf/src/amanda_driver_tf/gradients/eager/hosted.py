@@ -17,6 +17,7 @@ from amanda_core.interface import EditError
 from amanda_driver_tf.gradients.eager.edits import call_step, edited_gradient
 from amanda_driver_tf.insertion.host_functions import Listener, register
 from amanda_driver_tf.tensorflow_internals.modules import ops, record
+from amanda_driver_tf.tensorflow_internals.objects import needs_reader
 from amanda_driver_tf.tensorflow_internals.tapes import call_unrecorded, no_tape
 
 __all__ = ["hosted", "is_vectorised"]
@@ -81,6 +82,7 @@ def hosted(
     made = call_unrecorded(
         lambda: tf.raw_ops.EagerPyFunc(input=tensors, token=host.token, Tout=dtypes)
     )
+    needs_reader(made[0].op)
     for index, (old, new) in enumerate(zip(tensors, made, strict=True)):
         new.set_shape(old.shape)
         if not no_tape():

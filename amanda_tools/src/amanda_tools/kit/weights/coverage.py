@@ -43,7 +43,7 @@ class WeightCoverage:
 
     In an analysis routine::
 
-        self.coverage.add_parameters(context.weights, context.zone)
+        self.coverage.add_parameters(context.weights, context.zone, context.name)
         for weight in context.weights.values():
             self.coverage.add_reached(weight)
 
@@ -67,16 +67,20 @@ class WeightCoverage:
         self._parts: dict[str, dict[object, int]] = {}
         #: Owner -> reasons why it was not changed where it was read.
         self._reasons: dict[str, dict[str, None]] = {}
+        #: Owner -> the last product that reads what is computed from it, such as a merged update.
+        self._computed: dict[str, str] = {}
         #: Owners that an optimizer reads. What nothing else reads is a state of its own.
         self._in_optimizer: set[str] = set()
 
-    def add_parameters(self, reads: Reads, zone: str) -> None:
+    def add_parameters(self, reads: Reads, zone: str, op: str = "an operator") -> None:
         """Record the parameters of the running model if it, or one of those read, is new.
 
         Args:
             reads: The weights that an operator reads.
             zone: The operator's zone.
+            op: The operator's readable name.
         """
+        self._computed.update(dict.fromkeys(reads.computed, op))
         if zone == "optimizer":
             self._in_optimizer.update(weight.owner for weight in reads.values())
         for weight in reads.values() if reads.consumed else ():
@@ -151,7 +155,10 @@ class WeightCoverage:
                 continue
             total, reached = total + elements, reached + read
             if read < elements:
-                reasons = list(self._reasons.get(owner, ())) or [otherwise]
+                reasons = list(self._reasons.get(owner, ()))
+                if owner in self._computed:
+                    reasons.append(f"{self._computed[owner]} reads what is computed from it")
+                reasons = reasons or [otherwise]
                 name = owner.partition(":")[2]
                 unreached.append(UnreachedWeight(name, elements - read, "; ".join(reasons)))
         return total, reached, unreached
