@@ -81,7 +81,8 @@ class Half:
             if handles:
                 found = [name for handle in handles for name in parts.get(handle, ())]
                 nodes = [node for part in found for node in nodes_of(part)]
-                name = " + ".join(handle.rpartition(":")[0] for handle in handles)
+                names = (handle.rpartition(":")[0].removeprefix("torch.ops.") for handle in handles)
+                name = " + ".join(names)
                 self.calls.append(KernelCall(name, list(dict.fromkeys(nodes))))
                 self._places.append(statement)
         return ""
