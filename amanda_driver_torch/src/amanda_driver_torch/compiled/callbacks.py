@@ -267,7 +267,7 @@ class CompiledCode:
 
 
 def _sees_kernels(tool: Any) -> bool:
-    return tool.sees_compiled_calls and not tool.uncompiled
+    return bool(tool.sees_compiled_calls and not tool.uncompiled)
 
 
 def _updates(function: Any) -> bool:

@@ -134,7 +134,7 @@ class Half:
                     return [*start, node, *end]
                 return super().generic_visit(node)
 
-            def visit_Return(self, node: ast.Return) -> Any:  # noqa: N802  Named by `ast`.
+            def visit_Return(self, node: ast.Return) -> Any:
                 given = ast.copy_location(
                     ast.Assign([ast.Name(_RESULT, ast.Store())], node.value or ast.Constant(None)),
                     node,
@@ -208,7 +208,7 @@ def compile_in_halves(
         stack.enter_context(uncached())
         level = {"trace.provenance_tracking_level": 1}
         stack.enter_context(torch._inductor.config.patch(level))
-        compiled = compile_fx(graph, inputs, inner_compile=inner, config_patches=settings)
+        compiled: Any = compile_fx(graph, inputs, inner_compile=inner, config_patches=settings)
     return compiled, halves
 
 
