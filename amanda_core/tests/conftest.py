@@ -19,7 +19,10 @@ class Installed:
     def __init__(self) -> None:
         self.points: list[Any] = []
 
-    def entry_points(self, *, group: str) -> list[Any]:
+    def entry_points(self) -> Installed:
+        return self
+
+    def select(self, *, group: str) -> list[Any]:
         return [point for point in self.points if point.group == group]
 
 

@@ -158,15 +158,16 @@ def test_entry_points_of_tools_are_read_once(
     installed: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed.points += [point(f"noting{number}", Noting) for number in range(5)]
-    groups: list[str] = []
+    monkeypatch.setattr(discovery, "registered", discovery.Plugins())
+    scans: list[None] = []
 
-    def entry_points(*, group: str) -> list[Any]:
-        groups.append(group)
-        return installed.entry_points(group=group)
+    def entry_points() -> Installed:
+        scans.append(None)
+        return installed
 
     monkeypatch.setattr(importlib_metadata, "entry_points", entry_points)
     assert call("tools", "--json") == 0
-    assert groups.count(discovery.TOOL_GROUP) == 1
+    assert len(scans) == 1
 
 
 class Somewhere(Noting):

@@ -332,6 +332,14 @@ COMPILED = (
         compiled=True,
     ),
     Group(
+        "Kernels of programs that Inductor compiles",
+        "each compilation",
+        Without.SAME,
+        "`latency` times the operators of such a program as they were traced.",
+        _in("torch._inductor.compile_fx", "compile_fx_inner"),
+        compiled=True,
+    ),
+    Group(
         "Regions and counts of compiled frames, and the caches of compiled code",
         "each use",
         Without.SAME,

@@ -15,14 +15,6 @@ import click
 
 from amanda_core import __version__
 from amanda_core.cli.commands import Commands
-from amanda_core.cli.doctor import doctor
-from amanda_core.cli.drivers import drivers
-from amanda_core.cli.explain import explain
-from amanda_core.cli.export import export
-from amanda_core.cli.new import new
-from amanda_core.cli.run import run
-from amanda_core.cli.show import show
-from amanda_core.cli.tools import tools
 from amanda_core.errors import AmandaError
 from amanda_core.results import printable
 
@@ -33,10 +25,6 @@ __all__ = ["amanda", "parse"]
 @click.version_option(__version__, "-V", "--version", prog_name="amanda")
 def amanda() -> None:
     """Instrumentation of neural networks: look at and change every operator of any model."""
-
-
-for _command in (run, show, export, tools, drivers, doctor, explain, new):
-    amanda.add_command(_command)
 
 
 def parse(arguments: Sequence[str] | None) -> int | Callable[[], int]:

@@ -61,13 +61,16 @@ def block(disabled: Iterable[Setting]) -> None:
     registered = discovery.registered
     if registered is None:
         return  # Nothing has been imported.
-    for found in installed.installed(installed.DRIVER_GROUP):
+    if not installed.blocked_names():
+        return
+    points = installed.entry_points()
+    for found in installed.installed(installed.DRIVER_GROUP, points):
         if found.blocked:
             registered.broken.pop(found.name, None)
             known = registered.drivers.get(found.name)
             if known is not None and known.distribution == found.origin:
                 registered.unregister(found.name)
-    for found in installed.installed(installed.PLUGIN_GROUP):
+    for found in installed.installed(installed.PLUGIN_GROUP, points):
         if found.blocked:
             registered.broken_plugins.pop(found.name, None)
             if registered.manager.has_plugin(discovery.plugin_key(found.name)):

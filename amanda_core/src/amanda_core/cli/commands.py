@@ -1,11 +1,12 @@
-"""Commands of other distributions, found by the entry-point group ``amanda.commands``.
+"""Amanda's own commands, and those of other distributions: entry points ``amanda.commands``.
 
 Owns how they are found and what replaces one that cannot be used. A broken command must not end
-another one or hide one of Amanda's own.
+another one or hide one of Amanda's own. A command is imported when it is used or described.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -23,6 +24,10 @@ from amanda_core.runtime.containment import contain, described
 __all__ = ["Commands", "problems"]
 
 
+#: Amanda's own commands, each in the module of its name.
+_OWN = ("doctor", "drivers", "explain", "export", "new", "run", "show", "tools")
+
+
 class _UnusableError(Exception):
     """A command cannot be used; the message says why."""
 
@@ -32,14 +37,16 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, including those that cannot be used."""
-        own = super().list_commands(ctx)
-        return own + sorted(set(_names()) - set(own))
+        return [*_OWN, *sorted(set(_names()) - set(_OWN))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, or one that reports why it cannot be used; None if there is none."""
-        own = super().get_command(ctx, cmd_name)
-        if own is not None or cmd_name not in _names():
+        if cmd_name in _OWN:
+            module = importlib.import_module(f"amanda_core.cli.{cmd_name}")
+            own: click.Command = getattr(module, cmd_name)
             return own
+        if cmd_name not in _names():
+            return None
         try:
             return _load(cmd_name)
         except _UnusableError as error:

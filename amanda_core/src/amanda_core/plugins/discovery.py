@@ -26,6 +26,7 @@ from amanda_core.plugins.installed import (
     PLUGIN_GROUP,
     TOOL_GROUP,
     canonical,
+    entry_points,
     installed,
 )
 from amanda_core.runtime.containment import CALLERS, driver_errors
@@ -116,12 +117,13 @@ class Plugins:
 
     def register_installed(self) -> None:
         """Register every installed plugin that works and is not blocked."""
+        points = entry_points()
         # Plugins come first, because they may wrap the hooks that are called for drivers below.
         for group, kind, register_one, broken in (
             (PLUGIN_GROUP, "Plugin", self.register_plugin, self.broken_plugins),
             (DRIVER_GROUP, "Driver", self.register, self.broken),
         ):
-            for found in installed(group):
+            for found in installed(group, points):
                 if found.blocked:
                     continue
                 what = f"{kind} {found.name!r} of {found.origin} cannot be loaded"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +28,7 @@ __all__ = [
     "blocked_names",
     "canonical",
     "distribution_names",
+    "entry_points",
     "installed",
     "split_names",
     "unreadable",
@@ -94,13 +94,19 @@ def blocked_names() -> dict[str, str]:
     return dict.fromkeys(split_names(os.environ.get(BLOCKING, "")), BLOCKING) | blocked
 
 
-def installed(group: str) -> tuple[Installed, ...]:
-    """Return all entry points of a group, blocked ones included, in the order of discovery."""
+def installed(group: str, points: Any = None) -> tuple[Installed, ...]:
+    """Return all entry points of a group, blocked ones included, in the order of discovery.
+
+    Args:
+        group: The group.
+        points: What `entry_points` returned, for callers that look for several groups: it reads a
+            file of every installed distribution.
+    """
     blocking = {canonical(name): where for name, where in blocked_names().items()}
     found = []
-    #: Distribution of an entry point -> its name and version: each reading parses all its metadata.
+    #: Distribution of an entry point -> its name and version: each reading reads its metadata.
     origins: dict[int, tuple[str, str]] = {}
-    for point in _points(group):
+    for point in (entry_points() if points is None else points).select(group=group):
         key = id(getattr(point, "dist", point))
         if key not in origins:
             origins[key] = _origin(point)
@@ -135,25 +141,46 @@ def unreadable() -> tuple[str, ...]:
     return tuple(found)
 
 
-def _points(group: str) -> Iterable[Any]:
+def entry_points() -> Any:
+    """Return the entry points of all distributions, of which ``select(group=...)`` chooses some."""
     try:
-        return importlib_metadata.entry_points(group=group)
+        return importlib_metadata.entry_points()
     except BaseException as error:
         contain(error)
         # One distribution with a damaged entry_points.txt hides those of all others.
-        return _readable_points(group)
+        return importlib_metadata.EntryPoints(_readable_points())
 
 
 def _origin(point: Any) -> tuple[str, str]:
     try:
-        return printable(point.dist.name), printable(point.dist.version)
+        name, version = _named(point.dist)
+        return printable(name), printable(version)
     except BaseException as error:  # Whatever a distribution without metadata raises.
         contain(error)
         return "", ""
 
 
-def _readable_points(group: str) -> list[Any]:
-    """Return the entry points of a group that can be read; warn of the first that cannot."""
+def _named(distribution: Any) -> tuple[str, str]:
+    """Return the name and version of a distribution.
+
+    They are two of the first lines of a file. ``distribution.name`` parses all of it as a message,
+    which takes longer than everything else that is read of distributions.
+    """
+    if type(distribution) is importlib_metadata.PathDistribution:
+        head = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
+        pairs = [line.partition(": ")[::2] for line in head.splitlines()]
+        if [key for key, _ in pairs if key in ("Name", "Version")] in _ONE_OF_EACH:
+            found = dict(pairs)
+            return found["Name"].strip(), found["Version"].strip()
+    return distribution.name, distribution.version
+
+
+#: The orders of the two lines, each of which is there once.
+_ONE_OF_EACH = ["Name", "Version"], ["Version", "Name"]
+
+
+def _readable_points() -> list[Any]:
+    """Return the entry points that can be read; warn of the first distribution that cannot."""
     global _warned
     found: list[Any] = []
     seen: set[str] = set()
@@ -162,7 +189,7 @@ def _readable_points(group: str) -> list[Any]:
             name = _place(distribution)
             if name not in seen:  # The first on the path is the one that is imported.
                 seen.add(name)
-                found += distribution.entry_points.select(group=group)
+                found += distribution.entry_points
         except BaseException as error:
             contain(error)
             if not _warned:

@@ -232,7 +232,7 @@ class CompiledCode:
     def shows_kernels(self) -> bool:
         """Return True if a tool is shown the kernels of compiled graphs."""
         tools = self.session.tools
-        is_seen = any(tool.sees_compiled_calls and not tool.uncompiled for tool in tools)
+        is_seen = any(map(_sees_kernels, tools))
         return is_seen and self._tools is not None and not self._tools.exports
 
     def shares(self, backend: Any) -> bool:
@@ -247,6 +247,8 @@ class CompiledCode:
         assert self._tools is not None
         if not self.session.wants_backward or misses_backward() or self._tools.exports:
             return False
+        if self._tools.kernels and all(map(_sees_kernels, self.session.tools)):
+            return False  # It takes far less time than hooks around it.
         return torch.is_grad_enabled() and any(map(_requires_grad, inputs))
 
     def note_eager(self, code: CodeType, reason: str) -> None:
@@ -262,6 +264,10 @@ class CompiledCode:
         self.session.warn_once(
             f"The compiled callable {name} runs eagerly while tools are applied: {reason}."
         )
+
+
+def _sees_kernels(tool: Any) -> bool:
+    return bool(tool.sees_compiled_calls and not tool.uncompiled)
 
 
 def _updates(function: Any) -> bool:

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from os.path import commonprefix
 from typing import Any
 
 from torch import fx
@@ -66,10 +65,18 @@ def compile_with_kernels(
         first = operators[0]
         key = COMPILED_CALL, name, first.get_op_id()
         shown = _Graph(host, nodes, operators, (*key, number(key)), name)
-        for half in sorted(halves, key=lambda one: one.is_backward):
-            shown.show(half)
-            if half.why_not:
-                gaps[f"kernels of {name}"] = half.why_not
+        try:
+            for half in sorted(halves, key=lambda one: one.is_backward):
+                half.find_calls()
+                shown.show(half)
+                if half.why_not:
+                    gaps[f"kernels of {name}"] = half.why_not
+        except (CannotWeave, AnalysisFailed):
+            raise
+        except Exception as error:
+            raise CannotWeave(
+                f"its kernels are not found in the generated code: {error}"
+            ) from error
     return compiled
 
 
@@ -113,7 +120,9 @@ class _Graph:
     def _kernel(
         self, half: Half, place: int, call: KernelCall
     ) -> tuple[OpContext, tuple[Plan, Plan]]:
-        operators = [context for node in call.nodes for context in self._nodes.get(node, ())]
+        # In the order of the program.
+        held = [node for node in self._nodes if node in call.nodes]
+        operators = [context for node in held for context in self._nodes[node]]
         key = (COMPILED_KERNEL, *self._key, place, call.name)
         label = f"{place}/{call.name}"
         return self._open(COMPILED_KERNEL, key, label, operators, half)
@@ -255,4 +264,9 @@ def _picking(
 
 def _common(paths: Sequence[str]) -> str:
     """Return the path of the innermost module that contains all paths."""
-    return ".".join(commonprefix([path.split(".") for path in paths]))
+    common = paths[0].split(".")
+    for path in paths:
+        parts = path.split(".")
+        while common != parts[: len(common)]:
+            common.pop()
+    return ".".join(common)

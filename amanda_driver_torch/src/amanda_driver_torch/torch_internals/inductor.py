@@ -54,22 +54,27 @@ class Half:
     def __init__(
         self, output: Any, is_backward: bool, nodes_of: Callable[[str], list[str]]
     ) -> None:
-        self._output, self.is_backward = output, is_backward
+        self._output, self.is_backward, self._nodes_of = output, is_backward, nodes_of
         self.calls: list[KernelCall] = []
         self._places: list[ast.stmt] = []
         self._function: ast.FunctionDef | None = None
-        self.why_not = self._find_calls(nodes_of)
+        self.why_not = ""
 
-    def _find_calls(self, nodes_of: Callable[[str], list[str]]) -> str:
+    def find_calls(self) -> None:
+        """Find the calls of kernels in the generated code."""
+        self.why_not = self._find_calls()
+
+    def _find_calls(self) -> str:
         runner = getattr(self._output, "current_callable", None)
         source = getattr(self._output, "source_code", None)
         if not (isinstance(runner, types.MethodType) and isinstance(source, str)):
             return "the compiler has generated no Python code, or records it in a CUDA graph"
-        entries = [
-            node
-            for node in ast.walk(ast.parse(source))
-            if isinstance(node, ast.FunctionDef) and node.name == _ENTRY
-        ]
+        try:
+            nodes = list(ast.walk(ast.parse(source)))
+        except SyntaxError:
+            return "the compiler has generated code in another language than Python"
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        entries = [function for function in functions if function.name == _ENTRY]
         if len(entries) != 1 or runner.__func__.__name__ != _ENTRY:
             return "the generated code has another form than that of the releases that were tried"
         (self._function,) = entries
@@ -80,9 +85,10 @@ class Half:
             handles = _handles_before(lines, statement.lineno - 1)
             if handles:
                 found = [name for handle in handles for name in parts.get(handle, ())]
-                nodes = [node for part in found for node in nodes_of(part)]
-                name = " + ".join(handle.rpartition(":")[0] for handle in handles)
-                self.calls.append(KernelCall(name, list(dict.fromkeys(nodes))))
+                computed = [node for part in found for node in self._nodes_of(part)]
+                names = (handle.rpartition(":")[0].removeprefix("torch.ops.") for handle in handles)
+                name = " + ".join(names)
+                self.calls.append(KernelCall(name, list(dict.fromkeys(computed))))
                 self._places.append(statement)
         return ""
 
@@ -133,7 +139,7 @@ class Half:
                     return [*start, node, *end]
                 return super().generic_visit(node)
 
-            def visit_Return(self, node: ast.Return) -> Any:  # noqa: N802  Named by `ast`.
+            def visit_Return(self, node: ast.Return) -> Any:
                 given = ast.copy_location(
                     ast.Assign([ast.Name(_RESULT, ast.Store())], node.value or ast.Constant(None)),
                     node,
@@ -151,13 +157,15 @@ class Half:
 def makes_kernels(backend: Any, inputs: Sequence[Any]) -> bool:
     """Return True if a backend is Inductor, and compiles for the CPU alone."""
     kind = getattr(torch, "_TorchCompileInductorWrapper", None)
+    if kind is None or type(backend_itself(backend)) is not kind:
+        return False
+    try:
+        from torch._inductor.compile_fx import compile_fx_inner  # noqa: F401
+    except ImportError:
+        return False
     tensors = [one for one in tree_leaves(list(inputs)) if isinstance(one, torch.Tensor)]
     # On other devices a call only starts a kernel.
-    return (
-        kind is not None
-        and type(backend_itself(backend)) is kind
-        and all(tensor.device.type == "cpu" for tensor in tensors)
-    )
+    return all(tensor.device.type == "cpu" for tensor in tensors)
 
 
 def compile_in_halves(
@@ -207,7 +215,7 @@ def compile_in_halves(
         stack.enter_context(uncached())
         level = {"trace.provenance_tracking_level": 1}
         stack.enter_context(torch._inductor.config.patch(level))
-        compiled = compile_fx(graph, inputs, inner_compile=inner, config_patches=settings)
+        compiled: Any = compile_fx(graph, inputs, inner_compile=inner, config_patches=settings)
     return compiled, halves
 
 

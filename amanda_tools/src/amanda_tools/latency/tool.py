@@ -55,8 +55,10 @@ class Latency(OperatorTool["_Op"]):
         everything: Include operators outside the model, such as those of an optimizer. Without them
             the operators of a step do not add up to its time.
         limit: Number of executions in the trace file; later ones are only counted.
-        uncompiled: Run functions that JAX has jitted operator by operator, to time each. What XLA
-            fuses is not fused then. Without it, each call of a jitted function is timed as a whole.
+        uncompiled: Run functions that JAX has jitted operator by operator, and time the operators
+            of programs that Inductor compiles as they were traced. What the compiler fuses is not
+            fused then. Without it, a call of a jitted function is timed as a whole, and programs of
+            Inductor by call and kernel.
         kernels: Find the kernels that each operator starts, with PyTorch's profiler. This costs far
             more than the timing.
         warmup: Number of first steps that are left out of all figures but those of the steps, as
@@ -153,8 +155,9 @@ class Latency(OperatorTool["_Op"]):
             values = context.get_inputs() or ()
             op = self._op_of(context, values)
             if self.uncompiled:
-                is_jax = context.namespace.startswith("jax/")
-                self._notes.setdefault(_UNCOMPILED if is_jax else _NO_EFFECT)
+                framework = context.namespace.partition("/")[0]
+                if framework != "pytorch":
+                    self._notes.setdefault(_UNCOMPILED if framework == "jax" else _NO_EFFECT)
             if op.waits_unseen(context.get_op(), values):
                 self._unseen.add(context.name)
                 return
@@ -779,7 +782,7 @@ class _Marks(NamedTuple):
 
 #: Notes about the option `uncompiled`.
 _UNCOMPILED = "jitted functions ran operator by operator: what XLA fuses was not fused"
-_NO_EFFECT = "uncompiled has no effect on frameworks other than JAX"
+_NO_EFFECT = "uncompiled has no effect on frameworks other than JAX and PyTorch"
 
 _PER_EXECUTION = 5
 _NO_MARKS = _Marks(None, None)
