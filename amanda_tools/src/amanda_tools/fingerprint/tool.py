@@ -165,6 +165,8 @@ class Fingerprint(OperatorTool["_Op"]):
         self._recorder: Recorder | None = None
         self._keeper: _Keeper | None = None
         self._may_use_recorder = self._has_plain_rows
+        #: One object for all groups that are equal.
+        self._groups: dict[Group, Group] = {}
         #: Operators by the numbers that they have in `_of_values`.
         self._of_numbers: list[_Op] = []
         #: Rows of single values that a driver's recorder has made, of which visits are made.
@@ -289,8 +291,10 @@ class Fingerprint(OperatorTool["_Op"]):
             self._stream.add_op(described, names, self._weights_of(context))
             self._count += 1
             return _Op(context, described, facts, self._count - 1)
-        self._of_numbers.append(_Op(context, described, facts, len(self._of_numbers)))
-        return self._of_numbers[-1]
+        op = _Op(context, described, facts, len(self._of_numbers))
+        op.group = self._groups.setdefault(op.group, op.group)
+        self._of_numbers.append(op)
+        return op
 
     def _weights_of(self, context: OpContext) -> list[tuple[int, int, str]] | None:
         """Return the position, item and name of each weight, for those who need them."""
@@ -344,7 +348,9 @@ class Fingerprint(OperatorTool["_Op"]):
             op = self._of_numbers[number]
             if op.is_loading or (what == NONE and position == INPUT):
                 continue
-            visit = self._visit(op, thread, order)
+            visit = self._visits.get(thread)
+            if visit is None or visit.group is not op.group:
+                visit = self._visit(op, thread, order)
             if what != INPUT and order != visit.last:
                 visit.add_execution(op.digest, order)
             # Of what stays within the module, only memory without values is noted.

@@ -19,6 +19,7 @@ __all__ = ["MODULE", "STEP", "Group", "StepDigest", "Visit"]
 MODULE, STEP = "module", "step"
 #: Flags of values that are not in the digest, by the position of the row that says so.
 LEFT_OUT = {1: UNREADABLE, 2: UNWRITTEN}
+_ANY_LEFT_OUT = UNREADABLE | UNWRITTEN
 _VALUE = struct.Struct("<QQQHH")
 
 
@@ -84,9 +85,9 @@ class Visit:
             digest: Its digest.
             flags: Flags of its row.
         """
-        left_out = [place for place, flag in LEFT_OUT.items() if flags & flag]
-        if left_out:
-            self._left_out.add((what, left_out[-1]))
+        if flags & _ANY_LEFT_OUT:
+            place = max(place for place, flag in LEFT_OUT.items() if flags & flag)
+            self._left_out.add((what, place))
         else:
             self._digests[what].update(_VALUE.pack(op, kind, digest, position, item))
 
