@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
+import amanda
 from amanda_tools.diff import FingerprintDiff, compare_fingerprints
+from amanda_tools.fingerprint import Fingerprint, load_fingerprint
 
 pytestmark = pytest.mark.slow
 
@@ -55,3 +58,27 @@ def test_training_with_another_epsilon_parts_at_the_normalization(
     # The epsilon is a constant that no operator makes.
     assert "layer_normalization" in first.module
     assert first.cause == "outside"
+
+
+def test_a_graph_has_the_digests_of_the_same_values_in_eager_mode(tmp_path: Path) -> None:
+    x = tf.constant([[1.0, -2.0], [0.5, 3.0]])
+    w = tf.Variable([[0.25, 1.0, -1.0], [2.0, 0.5, 0.125]])
+
+    def gradient() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(x @ w))
+        return tape.gradient(loss, w)
+
+    digests = []
+    for name, function in (("eager", gradient), ("graph", tf.function(gradient))):
+        tool = Fingerprint()
+        with amanda.apply(tool):
+            function()
+        tool.result().write(tmp_path / name)
+        found = load_fingerprint(tmp_path / name)
+        kinds = [found.ops[number].type for number in found.rows["op"]]
+        rows = zip(kinds, found.rows["what"].tolist(), found.rows["digest"].tolist(), strict=True)
+        # Numbers such as an exponent, and what the compiler drops, are in one of the modes only.
+        digests.append({row for row in rows if row[0] == "MatMul"})
+    assert len(digests[0]) >= 5
+    assert digests[0] == digests[1]

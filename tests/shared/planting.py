@@ -101,6 +101,8 @@ class Planting(amanda.Tool):
         forward = context.forward
         source = context.source or (forward.source if forward is not None else None)
         place = Planted(context.name, "backward", source, 0, f"rank{self.rank}")
+        if self.phase == "collective":
+            context.insert_before_backward_op(self.read, observe=True, context=context)
         context.insert_after_backward_op(self.plant, observe=True, place=place, phase="backward")
 
     def collective(self, name: str, tensor: torch.Tensor) -> None:

@@ -593,3 +593,27 @@ def amanda_diff(*arguments: object) -> int:
         main(["diff", *map(str, arguments)])
     assert isinstance(ended.value.code, int)
     return ended.value.code
+
+
+@pytest.mark.slow
+@pytest.mark.one_interceptor
+def test_compiled_operators_have_the_digests_of_the_same_values_in_eager_mode(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(4, 6), torch.nn.LayerNorm(6), torch.nn.GELU(), torch.nn.Linear(6, 2)
+    model, x = torch.nn.Sequential(*layers), torch.linspace(-1, 1, 8).reshape(2, 4)
+    digests = []
+    # This backend runs the traced operators one by one, so that they compute the same bits.
+    for name, function in (
+        ("eager", model),
+        ("compiled", torch.compile(model, backend="aot_eager")),
+    ):
+        model.zero_grad()
+        tool = Fingerprint()
+        with amanda.apply(tool):
+            function(x).square().sum().backward()
+        tool.result().write(tmp_path / name)
+        digests.append(set(load_fingerprint(tmp_path / name).rows["digest"].tolist()))
+    assert len(digests[0]) > 20
+    assert digests[0] == digests[1]

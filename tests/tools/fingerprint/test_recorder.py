@@ -20,6 +20,7 @@ from amanda_driver_torch.facts import FACTS
 from amanda_tools.diff import compare_fingerprints
 from amanda_tools.fingerprint import Fingerprint
 from amanda_tools.fingerprint.files import NOBODY, UNWRITTEN, Fingerprinted, row_dtype
+from amanda_tools.fingerprint.tool import Level
 
 pytestmark = pytest.mark.one_interceptor
 
@@ -224,6 +225,23 @@ def test_rows_are_those_that_python_makes(tmp_path: Path, options: dict[str, Any
         elif name in ("norm", "largest"):
             assert one.rows[name].tolist() == pytest.approx(other.rows[name].tolist(), rel=1e-6)
         else:
+            assert one.rows[name].tolist() == other.rows[name].tolist(), name
+    assert compare_fingerprints(tmp_path / "one", tmp_path / "other").same
+
+
+@pytest.mark.parametrize("level", ["modules", "steps"])
+def test_visits_are_those_that_python_makes(tmp_path: Path, level: Level) -> None:
+    class Coarse(InPython):
+        def __init__(self) -> None:
+            super().__init__(level=level)
+
+    own, python = Fingerprint(level=level), Coarse()
+    one, other = train(own, tmp_path / "one"), train(python, tmp_path / "other")
+    assert (own._recorder is None, python._recorder) == (False, None)
+    assert (one.types, one.ops) == (other.types, other.ops)
+    assert len(one.rows) > 10
+    for name in row_dtype().names or ():
+        if name != "order":
             assert one.rows[name].tolist() == other.rows[name].tolist(), name
     assert compare_fingerprints(tmp_path / "one", tmp_path / "other").same
 

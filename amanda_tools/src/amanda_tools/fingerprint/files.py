@@ -76,7 +76,7 @@ LAST_POSITION, LAST_ITEM = 0xFFFF, NO_ITEM - 1
 
 #: order, op, step, execution, producer, type, position, item, what, flags, thread, digest, norm,
 #: largest magnitude.
-_ROW = struct.Struct("<IIIIIIHHBBHQff")
+ROW = struct.Struct("<IIIIIIHHBBHQff")
 #: Length in bytes and digest of a block.
 _BLOCK = struct.Struct("<IQ")
 _FIELDS = (
@@ -163,24 +163,24 @@ class Stream:
 
     def add_row(self, *values: int | float) -> None:
         """Append a row; `row_dtype` names the values."""
-        self.pending += _ROW.pack(*values)
+        self.pending += ROW.pack(*values)
         if len(self.pending) >= _ENOUGH:
             self.flush()
 
     @property
     def count(self) -> int:
         """Return the number of rows so far."""
-        return self._written + len(self.pending) // _ROW.size
+        return self._written + len(self.pending) // ROW.size
 
     def flush(self) -> None:
         """Write the rows that are pending. A full disk is a problem of the result, not an error."""
         block = bytes(self.pending)
         del self.pending[: len(block)]  # Others may have been appended.
-        self._written += len(block) // _ROW.size
+        self._written += len(block) // ROW.size
         if not block or os.getpid() != self._process:
             return
         if self.problem:
-            self.lost += len(block) // _ROW.size
+            self.lost += len(block) // ROW.size
             return
         try:
             self._rows.write(_BLOCK.pack(len(block), digest_of(block)))
@@ -188,7 +188,7 @@ class Stream:
             self._rows.flush()
         except OSError as error:
             self.problem = f"could not be written: {error.strerror or error}"
-            self.lost += len(block) // _ROW.size
+            self.lost += len(block) // ROW.size
 
     def end(self, notes: list[str]) -> None:
         """Write what is pending, and that the run has ended so far."""
@@ -383,7 +383,7 @@ def _read_rows(found: Fingerprinted) -> None:
         start = at + _BLOCK.size
         size, digest = _BLOCK.unpack(content[at:start]) if start <= len(content) else (0, 0)
         block = content[start : start + size]
-        if not size or size % _ROW.size or len(block) < size or digest_of(block) != digest:
+        if not size or size % ROW.size or len(block) < size or digest_of(block) != digest:
             cut = start + size > len(content)
             found.damage = f"{ROWS} {'ends within a' if cut else 'has a damaged'} block"
             break

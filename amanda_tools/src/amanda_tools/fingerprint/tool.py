@@ -33,6 +33,7 @@ from amanda_tools.fingerprint.files import (
     NONE,
     OUTPUT,
     REUSED,
+    ROW,
     STATE,
     UNREADABLE,
     UNSEEN_WRITER,
@@ -163,7 +164,13 @@ class Fingerprint(OperatorTool["_Op"]):
         #: What records in place of `enter` and `leave`, and its questions.
         self._recorder: Recorder | None = None
         self._keeper: _Keeper | None = None
-        self._may_use_recorder = level == "operators" and self._has_plain_rows
+        self._may_use_recorder = self._has_plain_rows
+        #: One object for all groups that are equal.
+        self._groups: dict[Group, Group] = {}
+        #: Operators by the numbers that they have in `_of_values`.
+        self._of_numbers: list[_Op] = []
+        #: Rows of single values that a driver's recorder has made, of which visits are made.
+        self._of_values = bytearray() if level != "operators" else self._stream.pending
         #: Number of operators so far.
         self._count = 0
         self.check = check
@@ -171,6 +178,8 @@ class Fingerprint(OperatorTool["_Op"]):
         self._step, self._takes = 0, self.steps is None or 0 in self.steps
         #: Numbers of what is not an operator, by kind and name.
         self._others: dict[tuple[str, str, str], int] = {}
+        #: How often what is not an operator has had a row, by its number and the step.
+        self._seen: dict[tuple[int, int], int] = {}
         self._states_due = True
         if not self._is_chosen(ranks):
             return
@@ -198,6 +207,7 @@ class Fingerprint(OperatorTool["_Op"]):
     def begin(self, step: int) -> None:
         """Record the number of the step, and whether it is recorded."""
         with self._lock:
+            self._add_values()
             self._end_visits()
             self._step = step
             self._takes = self.steps is None or step in self.steps
@@ -231,6 +241,7 @@ class Fingerprint(OperatorTool["_Op"]):
     def result(self) -> FingerprintResult:
         """Return what has been recorded so far."""
         with self._lock:
+            self._add_values()
             self._write_visits()
             notes = [*self._notes, *self.not_seen()]
             notes += [
@@ -250,7 +261,7 @@ class Fingerprint(OperatorTool["_Op"]):
         """
         if self._recorder is None and self._may_use_recorder and op.facts.recorder is not None:
             keeper = _Keeper(self, op.facts, self._lock)
-            recorder = self._recorder = op.facts.recorder(keeper, self._stream.pending)
+            recorder = self._recorder = op.facts.recorder(keeper, self._of_values)
             self._may_use_recorder = recorder is not None
             if recorder is not None:
                 self._keeper, keeper.recorder = keeper, weakref.ref(recorder)
@@ -279,7 +290,11 @@ class Fingerprint(OperatorTool["_Op"]):
         if self.level == "operators":
             self._stream.add_op(described, names, self._weights_of(context))
             self._count += 1
-        return _Op(context, described, facts, self._count - 1)
+            return _Op(context, described, facts, self._count - 1)
+        op = _Op(context, described, facts, len(self._of_numbers))
+        op.group = self._groups.setdefault(op.group, op.group)
+        self._of_numbers.append(op)
+        return op
 
     def _weights_of(self, context: OpContext) -> list[tuple[int, int, str]] | None:
         """Return the position, item and name of each weight, for those who need them."""
@@ -298,9 +313,14 @@ class Fingerprint(OperatorTool["_Op"]):
         self._notes[f"rank {rank} was not to be recorded"] = None
         return False
 
-    def _visit(self, op: _Op) -> Visit:
-        """Return the visit to which an execution of an operator belongs."""
-        thread = self._number_of_thread()
+    def _visit(self, op: _Op, thread: int, order: int | None = None) -> Visit:
+        """Return the visit to which an execution of an operator belongs.
+
+        Args:
+            op: The operator.
+            thread: Number of the thread.
+            order: Place of the visit in the order of execution, if it begins; None for the next.
+        """
         visit = self._visits.get(thread)
         if visit is None or visit.group != op.group:
             if visit is not None:
@@ -308,10 +328,37 @@ class Fingerprint(OperatorTool["_Op"]):
             group = op.group
             number = self._named(MODULE, group.name, group) if self.level == "modules" else 0
             execution = self._visited[group] = self._visited.get(group, -1) + 1
-            visit = self._visits[thread] = Visit(group, number, self._next(), execution, thread)
+            order = self._next() if order is None else order
+            visit = self._visits[thread] = Visit(group, number, order, execution, thread)
             if self.level == "steps" and self._whole is None:
-                self._whole = StepDigest(self._named(STEP, "all values"), visit.order)
+                number = self._named(STEP, "all values")
+                self._whole = StepDigest(number, visit.order, self._again(number))
         return visit
+
+    def _add_values(self) -> None:
+        """Add what a driver's recorder has recorded of single values to visits."""
+        if self.level == "operators":
+            return
+        rows = bytes(self._of_values)
+        del self._of_values[: len(rows)]  # Others may have been appended.
+        for row in ROW.iter_unpack(rows):
+            order, number, _, _, producer, kind, position, item, what, flags, thread, digest = row[
+                :12
+            ]
+            op = self._of_numbers[number]
+            if op.is_loading or (what == NONE and position == INPUT):
+                continue
+            visit = self._visits.get(thread)
+            if visit is None or visit.group is not op.group:
+                visit = self._visit(op, thread, order)
+            if what != INPUT and order != visit.last:
+                visit.add_execution(op.digest, order)
+            # Of what stays within the module, only memory without values is noted.
+            has_values = not flags & UNWRITTEN or (op.overwrites and position == 0)
+            is_inside = what == INPUT and producer in visit.orders and has_values
+            if what == NONE or flags & HANDLE or is_inside:
+                continue
+            visit.add(what, op.digest, self._type_digests[kind], position, item, digest, flags)
 
     def _end_visit(self, visit: Visit) -> None:
         if self._whole is not None:
@@ -366,11 +413,12 @@ class Fingerprint(OperatorTool["_Op"]):
         return number
 
     def _add_rows(self, values: Sequence[Any], op: _Op, what: int, execution: _Execution) -> None:
-        if self.level != "operators" and op.is_empty and op.group.zone == "data":
-            return  # Loaders make room for batches whenever their workers have some.
-        order, recorded = self._next(), self.level != "operators"
+        recorded = self.level != "operators"
+        if recorded and op.is_loading:
+            return
+        order = self._next()
         if recorded and what == OUTPUT:
-            self._visit(op).add_execution(op.digest)
+            self._visit(op, self._number_of_thread()).add_execution(op.digest, order)
         for number, value in enumerate(values):
             position = min(number, LAST_POSITION)
             if op.facts.is_tensor(value):
@@ -433,10 +481,12 @@ class Fingerprint(OperatorTool["_Op"]):
             # of all that they write, so that this one wrote a view, which may be a part.
             flags |= UNWRITTEN * made.unwritten
             made = None
-        visit = None if self.level == "operators" else self._visit(op)
-        if visit is not None:
-            order = visit.order
-            if made is not None and made.producer == order and not made.unwritten:
+        visit = None
+        is_overwritten = what == INPUT and position == 0 and op.overwrites
+        if self.level != "operators":
+            visit = self._visit(op, self._number_of_thread())
+            is_inside = made is not None and made.producer in visit.orders
+            if made is not None and is_inside and (is_overwritten or not made.unwritten):
                 return  # It stays within the module.
         if dtype in _HANDLES:
             digest, flags = None, flags | HANDLE
@@ -449,7 +499,7 @@ class Fingerprint(OperatorTool["_Op"]):
             flags |= UNWRITTEN * made.unwritten | UNSEEN_WRITER * (digest != made.digest)
         if digest is None and not flags & HANDLE:
             flags |= UNREADABLE
-        if what == INPUT and position == 0 and op.overwrites:
+        if is_overwritten:
             flags |= UNWRITTEN
         elif what == INPUT and flags & UNWRITTEN:
             execution.reads_unwritten = True
@@ -530,9 +580,16 @@ class Fingerprint(OperatorTool["_Op"]):
                 states[f"{namespace.split('/')[0]} {device}"] = state
         order = self._next()
         for name, state in states.items():
-            self._aside(
-                STATE, order, self._named("random state", name), self._step, digest_of(state)
-            )
+            number = self._named("random state", name)
+            self._aside(STATE, order, number, self._again(number), digest_of(state))
+
+    def _again(self, number: int) -> int:
+        """Return how often something that has a row in each step had one in this step before.
+
+        Steps have equal numbers where a tool is applied again.
+        """
+        times = self._seen[number, self._step] = self._seen.get((number, self._step), -1) + 1
+        return times
 
     def _named(self, kind: str, name: str, group: Group | None = None) -> int:
         """Return the number of something that has rows and is not an operator."""
@@ -570,6 +627,7 @@ class _Keeper:
 
     def flush(self) -> None:
         with self._lock:  # Of two threads, both would write the same rows.
+            self._tool._add_values()
             self._tool._stream.flush()
 
     def number_of_type(self, tensor: Any) -> int:
@@ -634,6 +692,8 @@ class _Op:
         self.is_empty = not backward and word == "empty"
         self.rearranges = not backward and (word in REARRANGING or word in _KEEPS_PARTS)
         self.overwrites = not backward and word in _WRITES and described.type.endswith("_")
+        #: Whether it makes room for a batch, which loaders do whenever their workers have one.
+        self.is_loading = self.is_empty and self.group.zone == "data"
         #: The routines of the driver's recorder.
         self.notes: tuple[Routine, Routine] | None = None
         self._entered = self._left = 0

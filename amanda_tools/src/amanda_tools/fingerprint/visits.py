@@ -19,6 +19,7 @@ __all__ = ["MODULE", "STEP", "Group", "StepDigest", "Visit"]
 MODULE, STEP = "module", "step"
 #: Flags of values that are not in the digest, by the position of the row that says so.
 LEFT_OUT = {1: UNREADABLE, 2: UNWRITTEN}
+_ANY_LEFT_OUT = UNREADABLE | UNWRITTEN
 _VALUE = struct.Struct("<QQQHH")
 
 
@@ -53,15 +54,21 @@ class Visit:
         self.group, self.op, self.order = group, op, order
         self.execution, self.thread = execution, thread
         self._digests = {INPUT: xxhash.xxh3_64(), OUTPUT: xxhash.xxh3_64()}
+        #: Orders of the rows of executions in it, and the last one.
+        self.orders: set[int] = set()
+        self.last = -1
         #: What was read or written and is not in the digest.
         self._left_out: set[tuple[int, int]] = set()
 
-    def add_execution(self, op: int) -> None:
+    def add_execution(self, op: int, order: int) -> None:
         """Add that an operator ran.
 
         Args:
             op: Digest of its name.
+            order: Order of the rows of what it wrote.
         """
+        self.orders.add(order)
+        self.last = order
         self._digests[OUTPUT].update(struct.pack("<Q", op))
 
     def add(
@@ -78,9 +85,9 @@ class Visit:
             digest: Its digest.
             flags: Flags of its row.
         """
-        left_out = [place for place, flag in LEFT_OUT.items() if flags & flag]
-        if left_out:
-            self._left_out.add((what, left_out[-1]))
+        if flags & _ANY_LEFT_OUT:
+            place = max(place for place, flag in LEFT_OUT.items() if flags & flag)
+            self._left_out.add((what, place))
         else:
             self._digests[what].update(_VALUE.pack(op, kind, digest, position, item))
 
@@ -98,10 +105,11 @@ class StepDigest:
     Args:
         op: Number of the operator of its rows.
         order: Its place in the order of execution.
+        execution: How often the step had a digest before.
     """
 
-    def __init__(self, op: int, order: int) -> None:
-        self.op, self.order, self.execution, self.thread = op, order, 0, 0
+    def __init__(self, op: int, order: int, execution: int) -> None:
+        self.op, self.order, self.execution, self.thread = op, order, execution, 0
         self._sum = 0
         self._left_out: set[int] = set()
 
@@ -120,7 +128,7 @@ class StepDigest:
 
     def with_visits(self, visits: Iterator[Visit]) -> StepDigest:
         """Return a copy to which visits that have not ended are added."""
-        copy = StepDigest(self.op, self.order)
+        copy = StepDigest(self.op, self.order, self.execution)
         copy._sum, copy._left_out = self._sum, set(self._left_out)
         for visit in visits:
             copy.add(visit)

@@ -93,8 +93,10 @@ def interrupt(
     found = raised, getattr(raised, "__cause__", None), getattr(raised, "__context__", None)
     # A framework makes another one of what a callback raises, and quotes it.
     is_kind = kind in map(type, found) or "interrupted" in str(raised)
-    if may_be_handled and raised is None:
-        is_kind = issubclass(kind, Exception) or any(map(_handles_all, lines.codes))
+    if may_be_handled and not is_kind:
+        # What a framework goes on with may be wrong, and raise an error of its own later.
+        is_lost = raised is None and issubclass(kind, Exception)
+        is_kind = is_lost or any(map(_handles_all, lines.codes))
     assert not lines.place or is_kind, f"{raised!r} after {lines.place}"
     return lines.place
 
