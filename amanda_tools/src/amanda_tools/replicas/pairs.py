@@ -21,7 +21,7 @@ from amanda_tools.fingerprint.files import (
     OUTPUT,
     UNSEEN_WRITER,
 )
-from amanda_tools.replicas.recorded import Process, is_replica, shape_of, usable
+from amanda_tools.replicas.recorded import Process, is_partial, is_replica, shape_of, usable
 from amanda_tools.replicas.result import Violation
 from amanda_tools.replicas.tool import AT_STEP, AT_UPDATE, OWN, REDUCED
 
@@ -156,6 +156,7 @@ class Pair:
                 kinds = self.one.kinds[a], self.other.kinds[b]
                 weight = self.one.kinds[next(iter(self.one.reads[name].values()))]
                 whole = kinds[0] == kinds[1] and shape_of(kinds[0]) == shape_of(weight)
+                whole = whole and not is_partial(kinds[0])
                 self.compared["gradients"] += whole
                 if whole and self.one.rows["digest"][a] != self.other.rows["digest"][b]:
                     is_own = all(_is_own(p, step, name) for p in (self.one, self.other))

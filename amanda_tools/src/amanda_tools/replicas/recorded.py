@@ -18,7 +18,7 @@ from amanda_tools.fingerprint.files import (
 )
 from amanda_tools.replicas.result import Kind, Violation
 
-__all__ = ["Process", "is_replica", "shape_of", "usable"]
+__all__ = ["Process", "is_partial", "is_replica", "shape_of", "usable"]
 
 _SCALAR = re.compile(r"(b?float\w*)\[\]")
 
@@ -166,6 +166,15 @@ def is_replica(kind: str) -> bool:
     (False, True)
     """
     return "partial=''" in kind and "parts=None" not in kind
+
+
+def is_partial(kind: str) -> bool:
+    """Return True if a type says that the value is the sum of what processes have, or the like.
+
+    >>> is_partial("float32[2]Placement(shape=(2,), parts=None, partial='sum', ranks=(0, 1))")
+    True
+    """
+    return "partial='" in kind and "partial=''" not in kind
 
 
 def shape_of(kind: str) -> str:
