@@ -83,6 +83,7 @@ class Execution(Hosted, ForwardProgram):
 
     def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
         """Return the outputs of the operator, or of its replacement."""
+        given, self._given = self._given, ()  # Nothing is kept alive.
         compute = self._computation(context, replacement, values)
         with PLAIN:
             if not self._top:
@@ -102,7 +103,7 @@ class Execution(Hosted, ForwardProgram):
             if indices is not None:
                 note_part(outputs[0], values[0], indices)
         elif len(outputs) == 1 and arrays.is_differentiable(outputs[0]):
-            note_computed(outputs[0], self._given)  # Edits do not change what it is made of.
+            note_computed(outputs[0], given)  # Edits do not change what it is made of.
         return outputs
 
     def _computation(
