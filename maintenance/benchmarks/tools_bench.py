@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,23 @@ import amanda
 from amanda_tools.capture import Capture
 from amanda_tools.dump import Dump
 from amanda_tools.effective_path import EffectivePath
+from amanda_tools.faults import InjectFaults
+from amanda_tools.fingerprint import Fingerprint
 from amanda_tools.flops import Flops
+from amanda_tools.gating import PruneAttention, PruneChannels, PrunePositions
 from amanda_tools.graph import GraphTracing
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
 from amanda_tools.nonfinite import NonFinite
-from amanda_tools.prune import Prune
+from amanda_tools.prune import Prune, PruneNM, PruneTiles
+from amanda_tools.quantize import Quantize
+from amanda_tools.rematerialize import Rematerialize
+from amanda_tools.replicas import Replicas
+from amanda_tools.rewriting import Rewrite
+from amanda_tools.sensitivity import Sensitivity
 from amanda_tools.sparsity import Sparsity
+from amanda_tools.steer import Steer
+from amanda_tools.summary import Summary
 from amanda_tools.trace import Trace
 
 from .bench_machine import machine, versions
@@ -50,10 +61,26 @@ TOOLS: dict[str, Callable[[], amanda.Tool]] = {
     "capture": lambda: Capture(ops=["linear", "conv2d", "matmul"], form="memory"),
     "dump": lambda: Dump(steps=[0]),
     "prune": lambda: Prune(0.5),
+    "prune_nm": PruneNM,
+    "prune_tiles": lambda: PruneTiles(0.5),
+    "prune_channels": PruneChannels,
+    "prune_attention": PruneAttention,
+    "prune_positions": PrunePositions,
+    "quantize": Quantize,
+    "inject_faults": InjectFaults,
+    "steer": lambda: Steer("scale", factor=0.9, ops=["linear", "conv2d"]),
+    "rewrite": Rewrite,
+    "rematerialize": Rematerialize,
+    "replicas": Replicas,
+    "sensitivity": Sensitivity,
+    "summary": Summary,
+    "fingerprint": Fingerprint,
 }
 #: Steps under a tool before the timed ones: analysis, settling, and the steps in which `latency`
 #: measures the program without itself.
 WARM = 9
+#: The record of tools that are used for one step.
+ONE_SHOT = "one-shot"
 
 INTRODUCTION = """\
 # What each shipped tool costs
@@ -70,6 +97,7 @@ writes the page.
 - *before* is the version before plans of all kinds of operators ran in C. Times on a shared machine
   vary by a tenth or more, and the load is in the table below. Where *before* and *now* are close,
   compare them by what the tool adds, the ratio less one.
+- *one-shot* is a new tool, one step under it, and its result, in ratio to the plain step.
 - Where the rest goes: `prune` takes about 210 calls of Python for each weight and step, in its
   routines, which look the mask and the parameter up, and in the checks of each edited weight and
   gradient. `nonfinite` spends three quarters of what it adds in its routine, and the rest in
@@ -143,20 +171,39 @@ def timed(step: Callable[[], object], count: int) -> list[float]:
     return times
 
 
-def measure(subject: str, names: list[str], rounds: int) -> dict[str, float]:
-    """Return the ratio of a step under each tool to the plain step."""
-    step, _ = SUBJECTS[subject](subject)
+def one_shot(step: Callable[[], object], make: Callable[[], amanda.Tool]) -> None:
+    """Run one step under a new tool, and ask for its result."""
+    with under(tool := make()):
+        step()
+    if (result := getattr(tool, "result", None)) is not None:
+        result()
+
+
+def measure(
+    subject: str, names: list[str], rounds: int, step: Callable[[], object], once: bool = False
+) -> dict[str, float]:
+    """Return the ratio of a step under each tool to the plain step.
+
+    Args:
+        subject: What is measured, for messages.
+        names: The tools.
+        rounds: Number of plain steps before the tool, and after it.
+        step: The step.
+        once: Use each tool for one step only, with its first execution and its result.
+    """
     timed(step, 3)
     found = {}
     for name in names:
         gc.collect()
         plain, instrumented = timed(step, rounds), []
         try:
-            tool = TOOLS[name]()
-            with under(tool):
-                timed(step, WARM)
-                gc.collect()
-                instrumented = timed(step, 2 * rounds)
+            if once:
+                instrumented = timed(partial(one_shot, step, TOOLS[name]), rounds)
+            else:
+                with under(TOOLS[name]()):
+                    timed(step, WARM)
+                    gc.collect()
+                    instrumented = timed(step, 2 * rounds)
         except Exception as error:  # The page says so.
             print(f"{subject}: {name}: {type(error).__name__}: {error}", file=sys.stderr)
             continue
@@ -181,14 +228,14 @@ def profile(subject: str, name: str, rows: int) -> None:
 def report(figures: dict[str, dict[str, dict[str, float]]]) -> str:
     """Return the page."""
     facts = {**machine(), **versions()}
-    before, now = figures.get("before", {}), figures.get("now", {})
+    before, now, once = (figures.get(name, {}) for name in ("before", "now", ONE_SHOT))
     columns, rows = ["tool"], []
     for subject in now:
-        columns += [f"{subject}, before", "now"]
+        columns += [f"{subject}, before", "now", "one-shot"]
     for name in TOOLS:
         cells = [name]
         for subject in now:
-            for side in (before, now):
+            for side in (before, now, once):
                 ratio = side.get(subject, {}).get(name)
                 cells.append("—" if ratio is None else f"{ratio:.2f}")
         rows.append(cells)
@@ -214,9 +261,12 @@ def main() -> None:
             for name in options.only:
                 profile(subject, name, options.profile)
             continue
-        found = measure(subject, options.only, 3 if options.quick else 7)
+        step, _ = SUBJECTS[subject](subject)
+        rounds = 3 if options.quick else 7
         figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-        figures.setdefault(options.record, {}).setdefault(subject, {}).update(found)
+        for record in (options.record, ONE_SHOT) if options.record == "now" else (options.record,):
+            found = measure(subject, options.only, rounds, step, once=record == ONE_SHOT)
+            figures.setdefault(record, {}).setdefault(subject, {}).update(found)
         FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
         OUTPUT.write_text(report(figures))
 

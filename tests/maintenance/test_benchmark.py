@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,22 @@ from maintenance.benchmarks import (
     instructions_bench,
     operator_kinds,
     operators_bench,
+    tools_bench,
 )
 from maintenance.benchmarks.bench_models import SUBJECTS, small_program
 from maintenance.benchmarks.bench_timing import Way, interleaved
 from maintenance.benchmarks.bench_tools import INTERCEPTORS, KINDS, Count, applied, unavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
+
+
+def test_every_shipped_tool_is_measured_warm_and_one_shot() -> None:
+    points = entry_points(group="amanda.tools")
+    shipped = {point.name for point in points if point.value.startswith("amanda_tools.")}
+    assert shipped == set(tools_bench.TOOLS)
+    step = small_program(training=True)
+    for once in (False, True):
+        assert tools_bench.measure("small", sorted(shipped), 1, step, once).keys() == shipped
 
 
 @pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.exhaustive)])

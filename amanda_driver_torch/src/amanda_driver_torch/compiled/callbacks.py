@@ -214,7 +214,8 @@ class CompiledCode:
         """Let a user's backend compile a graph."""
         tools = self._tools
         if tools is None or not tools.kernels:
-            return backend.users(graph, inputs)
+            compiled: Callable[..., Any] = backend.users(graph, inputs)
+            return compiled
         name, made = getattr(backend.code, "co_qualname", backend.code.co_name), backend.made
 
         def number(key: Any) -> int:

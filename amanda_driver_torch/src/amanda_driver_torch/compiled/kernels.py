@@ -71,6 +71,7 @@ def compile_with_kernels(
                 shown.show(half)
                 if half.why_not:
                     gaps[f"kernels of {name}"] = half.why_not
+                    host.session.note_inside(name, f"kernels: {half.why_not}")
         except (CannotWeave, AnalysisFailed):
             raise
         except Exception as error:
