@@ -17,8 +17,10 @@ pytestmark = pytest.mark.one_interceptor
 
 OWNERS = {
     "torch_internals/dynamo.py",
+    "torch_internals/dynamo_guards.py",
     "torch_internals/distributed.py",
     "torch_internals/entry_points.py",
+    "torch_internals/inductor.py",
     "torch_internals/internals.py",
     "torch_internals/modules.py",
     "torch_internals/wrapper_modules.py",

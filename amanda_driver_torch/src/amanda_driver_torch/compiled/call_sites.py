@@ -37,9 +37,8 @@ from amanda_driver_torch.torch_internals.dynamo import (
     LOSS_MADE,
     MODULE_CALL,
     MODULE_NOTE,
-    guard_identity,
-    name_of,
 )
+from amanda_driver_torch.torch_internals.dynamo_guards import guard_identity, name_of
 from amanda_driver_torch.torch_internals.modules import wraps
 
 __all__ = ["Called", "Places", "call_recording", "called_of", "forget_calls", "watch_tracing"]

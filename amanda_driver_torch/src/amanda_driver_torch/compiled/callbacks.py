@@ -45,12 +45,9 @@ from amanda_driver_torch.torch_internals.dynamo import (
     backend_itself,
     begins_at_break,
     beneath_stance,
-    bound_code,
     compile_apart,
     failing,
     for_routines_on_host,
-    guard_scope,
-    guard_served,
     hits_limit,
     hits_total_limit,
     is_dynamos,
@@ -65,6 +62,7 @@ from amanda_driver_torch.torch_internals.dynamo import (
     with_backend,
     without_saved_tensors_hooks,
 )
+from amanda_driver_torch.torch_internals.dynamo_guards import bound_code, guard_scope, guard_served
 from amanda_driver_torch.torch_internals.entry_points import count_frame
 from amanda_driver_torch.torch_internals.inductor import makes_kernels
 

@@ -53,7 +53,6 @@ from amanda_driver_torch.torch_internals.dynamo import (
     FakeTensor,
     HigherOrderOperator,
     ends_at_break,
-    guard_identity,
     is_made_inside,
     is_of_transforms,
     on_fake_tensors,
@@ -62,6 +61,7 @@ from amanda_driver_torch.torch_internals.dynamo import (
     tree_map,
     unset_fake_temporarily,
 )
+from amanda_driver_torch.torch_internals.dynamo_guards import guard_identity
 from amanda_driver_torch.torch_internals.tensor_attributes import is_weight
 
 __all__ = ["AnalysisFailed", "GraphTools", "Leaves", "weave"]

@@ -23,11 +23,8 @@ from amanda_driver_torch.compiled.host import Row, Steps
 from amanda_driver_torch.compiled.operators import Woven
 from amanda_driver_torch.compiled.traced_graph import example
 from amanda_driver_torch.threads.state import STATE
-from amanda_driver_torch.torch_internals.dynamo import (
-    HigherOrderOperator,
-    ServedFrame,
-    tree_leaves,
-)
+from amanda_driver_torch.torch_internals.dynamo import HigherOrderOperator, tree_leaves
+from amanda_driver_torch.torch_internals.dynamo_guards import ServedFrame
 
 __all__ = ["SharedCode", "copied", "is_region", "scope_number"]
 
