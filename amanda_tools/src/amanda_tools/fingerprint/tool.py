@@ -166,7 +166,7 @@ class Fingerprint(OperatorTool["_Op"]):
         self._keeper: _Keeper | None = None
         self._may_use_recorder = self._has_plain_rows
         #: One object for all groups that are equal.
-        self._groups: dict[Group, Group] = {}
+        self._known_groups: dict[Group, Group] = {}
         #: Operators by the numbers that they have in `_of_values`.
         self._of_numbers: list[_Op] = []
         #: Rows of single values that a driver's recorder has made, of which visits are made.
@@ -292,7 +292,7 @@ class Fingerprint(OperatorTool["_Op"]):
             self._count += 1
             return _Op(context, described, facts, self._count - 1)
         op = _Op(context, described, facts, len(self._of_numbers))
-        op.group = self._groups.setdefault(op.group, op.group)
+        op.group = self._known_groups.setdefault(op.group, op.group)
         self._of_numbers.append(op)
         return op
 
