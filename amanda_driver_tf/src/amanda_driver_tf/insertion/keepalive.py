@@ -25,10 +25,13 @@ class Keepalive:
 
     Attributes:
         nodes: New nodes, and calls of functions that contain such nodes.
+        awaited: Observers for which something waits that TensorFlow may drop, as where it cancels
+            one transposition by another, and the observer with it.
     """
 
     def __init__(self, body: Body) -> None:
         self.nodes: list[New | Node] = []
+        self.awaited: list[New] = []
         self._body = body
         #: New nodes after an op, with the node of that op. They run if anything reads them.
         self._after: list[tuple[New, Any]] = []
@@ -62,13 +65,9 @@ class Keepalive:
         self._running = running
         if self._after:
             live = self._body.reached([*roots, *self.nodes])
-            # TensorFlow drops what waits for an observer where it cancels one transposition by
-            # another, and with it the observer.
-            self.nodes += [
-                made
-                for made, node in self._after
-                if id(node) in running and (id(made) not in live or not made.dtypes)
-            ]
+            run = [made for made, node in self._after if id(node) in running]
+            self.nodes += [made for made in run if id(made) not in live]
+            self.awaited = [made for made in run if id(made) in live and not made.dtypes]
         if self._before:
             read = reached_without_dropped(self._body, [*roots, *self.nodes])
             for made, node in self._before:

@@ -350,7 +350,7 @@ class FunctionRewriter:
             rewritten.body,
             name,
             edits.new,
-            edits.kept.nodes,
+            [*edits.kept.nodes, *edits.kept.awaited],
             rewritten.arguments,
             rewritten.results,
             self.written,
@@ -388,7 +388,7 @@ class FunctionRewriter:
             written = [self.write(f, inner) if f is not None else None for f in functions]
             if any(written):
                 rewritten.edits.changed = True
-                if any(f.edits.kept.nodes for f in run):
+                if any(f.edits.kept.nodes or f.edits.kept.awaited for f in run):
                     rewritten.edits.kept.settle_call(node)
                 self._replace_functions(node, attributes, written)
                 if runs_python:

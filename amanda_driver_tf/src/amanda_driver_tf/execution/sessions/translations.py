@@ -230,7 +230,9 @@ class Translator:
         alone = [made for made in changes.new if not made.dtypes and id(made) not in reached]
         if alone and refused is not None:
             raise refused  # Nothing would wait for the routine, which may turn out to edit.
-        return Part(body, dirty, changes.new, [*changes.kept, *alone], library)
+        seen = set(map(id, changes.new)) - set(map(id, [*changes.kept, *alone]))
+        awaited = [made for made in rewritten.edits.kept.awaited if id(made) in seen]
+        return Part(body, dirty, changes.new, [*changes.kept, *alone, *awaited], library)
 
 
 class _Changes:
