@@ -336,7 +336,10 @@ COMPILED = (
         "each compilation",
         Without.SAME,
         "`latency` times the operators of such a program as they were traced.",
-        _in("torch._inductor.compile_fx", "compile_fx_inner"),
+        (
+            *_in("torch._inductor.compile_fx", "compile_fx_inner"),
+            *_in("torch", "_TorchCompileInductorWrapper"),
+        ),
         compiled=True,
     ),
     Group(

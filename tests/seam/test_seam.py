@@ -121,7 +121,7 @@ OF_OTHERS = {
     ("objects", "_name"): "TensorFlow",
     ("tapes", "context._context"): "TensorFlow",
     ("eager_checks", "_context"): "TensorFlow",
-    ("internals", "_parameters"): "PyTorch",
+    ("modules", "_parameters"): "PyTorch",
     ("bindings", "_backward"): "PyTorch",
 }
 #: Methods of named tuples.

@@ -186,6 +186,7 @@ class _Recorder:
 
     Attributes:
         calls: For each place the function to call, or None where only the clock is read.
+        notes: Functions that get the times of one run.
     """
 
     def __init__(self, host: Host) -> None:
@@ -193,7 +194,7 @@ class _Recorder:
         self.calls: list[Callable[[], object] | None] = []
         #: Marks -> their numbers, by place.
         self._marks: dict[Marks, dict[int, int]] = {}
-        self._notes: list[Callable[[Sequence[int]], None]] = []
+        self.notes: list[Callable[[Sequence[int]], None]] = []
 
     @property
     def is_empty(self) -> bool:
@@ -207,7 +208,7 @@ class _Recorder:
             ends = place == len(plans) - 1 or (place > 0 and place % 2 == 0)
             self.calls.append(self._calling(steps, ends) if steps else None)
         for marks, places in self._marks.items():
-            self._notes.append(_picking(marks.series(tuple(places.values())), list(places)))
+            self.notes.append(_picking(marks.series(tuple(places.values())), list(places)))
 
     def function(self) -> Callable[[tuple[int, ...]], None]:
         """Return what gets the times. It does not keep the recorder: code may outlive tools."""
@@ -215,8 +216,8 @@ class _Recorder:
 
         def note(times: tuple[int, ...]) -> None:
             recorder = held()
-            if recorder is not None and recorder._runs():
-                for one in recorder._notes:
+            if recorder is not None and recorder.runs():
+                for one in recorder.notes:
                     one(times)
 
         return note
@@ -238,14 +239,15 @@ class _Recorder:
         def call() -> int:
             ended = time.perf_counter_ns()
             recorder = held()
-            if recorder is not None and recorder._runs():
+            if recorder is not None and recorder.runs():
                 for step in steps:
                     call_routine(step, [])
             return ended if ends else time.perf_counter_ns()
 
         return call
 
-    def _runs(self) -> bool:
+    def runs(self) -> bool:
+        """Return True if routines run, which those of a backward pass after `apply` do not."""
         session = self._host.session
         if session.closed:
             session.warn_once("backward runs after `apply` has ended, so routines do not run")

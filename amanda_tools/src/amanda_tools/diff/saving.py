@@ -17,6 +17,9 @@ from amanda_tools.kit.tensors.values import need_numpy
 
 __all__ = ["has_etdump", "refuse_etdump", "save_arrays", "save_inspected"]
 
+#: What an event of `Inspector` may hold beside tensors.
+_NO_TENSORS = (bool, int, float, str, list, tuple, type(None))
+
 
 class _Event(NamedTuple):
     op: str
@@ -132,7 +135,7 @@ def _events(inspector: Any) -> Iterator[_Event]:
         seen = set()
         for event in block.events:
             place = event._instruction_id, str(event.delegate_debug_identifier)
-            tensors = [one for one in event.debug_data if hasattr(one, "detach")]
+            tensors = [one for one in event.debug_data if not isinstance(one, _NO_TENSORS)]
             if not tensors or place in seen:
                 continue
             seen.add(place)
@@ -145,9 +148,12 @@ def _events(inspector: Any) -> Iterator[_Event]:
 
 
 def _array(values: Any) -> Any:
-    if not hasattr(values, "detach"):
-        return values
-    values = values.detach().cpu()
+    import numpy
+
+    try:
+        return numpy.asarray(values)
+    except (TypeError, RuntimeError):  # On a device, with gradients, or of a dtype NumPy lacks.
+        values = values.detach().cpu()
     try:
         return values.numpy()
     except TypeError:
