@@ -157,7 +157,8 @@ class Checks:
             shown = self.browser.execute_cdp_cmd(
                 "Page.captureScreenshot", {"captureBeyondViewport": True}
             )
-            name = "-".join([*page.with_suffix("").parts[-2:], view])
+            # The page of a graph lies in the folder of its run.
+            name = "-".join([*page.with_suffix("").parts[-3:], view])
             (self.pictures / f"{name}.png").write_bytes(base64.b64decode(shown["data"]))
         found = list(self.browser.execute_script(SIDEWAYS) + self.browser.execute_script(UNDRAWN))
         self.browser.execute_script(OPEN)

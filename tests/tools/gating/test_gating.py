@@ -498,6 +498,9 @@ def test_a_model_without_what_is_gated_is_named(kind: Any) -> None:
         for _ in range(3):
             nn.Linear(4, 4)(torch.ones(2, 4))
     assert str(tool.result().table().title).startswith("nothing was gated: there was no ")
+    content = json.loads(tool.result().to_json())
+    assert content["notes"] == [tool.result().table().title]
+    assert [one["kind"] for one in content["charts"]] == ["figures"], "no chart without bars"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ class GatingResult:
         """Return a table with a row for each operator."""
         title = [f"{self.kept:.1%} kept"]
         if not self.ops:
-            title = [f"nothing was gated: there was no {_GATED[self.tool]}"]
+            title = self._why_none()
         if self.macs:
             left = format_percent(self.effective_macs, self.macs)
             title.append(f"{left} of {format_count(self.macs, 'MAC')} left")
@@ -99,13 +99,17 @@ class GatingResult:
                 charts.figure("MACs", self.macs or None),
                 charts.figure("MACs left", self.effective_macs if self.macs else None),
             ),
-            charts.bars(
-                "Kept", [("operator", "ops", "op")], charts.measure("share", "share", unit="%")
-            ),
         ]
+        if self.ops:
+            share = charts.measure("share", "share", unit="%")
+            drawn.append(charts.bars("Kept", [("operator", "ops", "op")], share))
         sums = {"kept": self.kept, "macs": self.macs, "effective_macs": self.effective_macs}
         content = {"format": f"amanda.{self.tool}/1", "ops": rows, **sums, "charts": drawn}
-        return render_json(content)
+        return render_json({**content, "notes": self._why_none()})
+
+    def _why_none(self) -> list[str]:
+        """Return why nothing was gated; nothing if something was."""
+        return [] if self.ops else [f"nothing was gated: there was no {_GATED[self.tool]}"]
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""
