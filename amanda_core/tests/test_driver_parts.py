@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from amanda_core import IPoint, Plan, Session, Site
 from amanda_core.driver_kit.execution import ForwardProgram, OpRecord, deferring, spread
 from amanda_core.driver_kit.frame_locals import methods_around
+from amanda_core.driver_kit.module_values import arrays_in, replace_first
 from amanda_core.driver_kit.patching import Routes
 from amanda_core.driver_kit.zones import zone_of
 from amanda_core.modules.module_paths import inside, modules_of
@@ -208,3 +210,36 @@ def test_running_methods_are_found_whatever_their_object_is_called() -> None:
 
     one = Named()
     assert function("an argument") == [one, one]
+
+
+_Pair = namedtuple("_Pair", ["left", "right"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1.0,
+        [None, 1.0],
+        ("text", (1.0, 2.0)),
+        _Pair(None, 1.0),
+        {"a": None, "b": [1.0, 2.0]},
+        OrderedDict(b=1.0, a=2.0),
+        # Their classes do not take a mapping alone, or count it.
+        defaultdict(list, a=1.0),
+        Counter(a=1.0),
+        MappingProxyType({"a": 1.0}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_first_array_of_a_modules_value_is_replaced(value: Any) -> None:
+    before = repr(value)
+    found = replace_first(value, (float,), lambda array: array + 9.0)
+    assert type(found) is type(value)
+    assert repr(found) == before.replace("1.0", "10.0", 1)
+    assert repr(value) == before, "the program's own value is left"
+    assert arrays_in(found, (float,)) == [10.0, *arrays_in(value, (float,))[1:]]
+
+
+@pytest.mark.parametrize("value", [None, "text", [], {"a": set()}, [1.0]])
+def test_a_value_in_which_nothing_changes_is_the_same(value: Any) -> None:
+    assert replace_first(value, (float,), lambda array: array) is value

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import subprocess
 import sys
 import warnings
 from collections import OrderedDict
@@ -324,12 +323,9 @@ def run(rank: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    # This file is their program: a package of tests cannot be imported there.
-    commands = [[sys.executable, __file__, str(rank), str(folder)] for rank in range(PROCESSES)]
-    for process in [subprocess.Popen(command) for command in commands]:
-        assert process.wait(240) == 0
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(PROCESSES)]
+    from ranks import found_by_ranks  # Not at import: the processes do not find it.
+
+    return found_by_ranks(__file__, PROCESSES, tmp_path_factory.mktemp("ranks"))
 
 
 NAMES = ["0.weight", "0.bias", "2.weight"]

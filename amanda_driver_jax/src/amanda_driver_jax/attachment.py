@@ -16,7 +16,13 @@ import numpy as np
 from jax import export
 from jax.extend.core.primitives import jit_p
 
-from amanda_core.driver_kit import COMPILED_CALL, MODULE_INPUT, MODULE_OUTPUT, Session
+from amanda_core.driver_kit import (
+    COMPILED_CALL,
+    MODULE_INPUT,
+    MODULE_OUTPUT,
+    Session,
+    replace_first,
+)
 from amanda_core.interface import CoverageGap
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.execution import Execution, op_type_of
@@ -30,7 +36,6 @@ from amanda_driver_jax.jax_internals import JittedCall, MappedCall
 from amanda_driver_jax.module_calls import (
     module_input,
     module_output,
-    replace_first,
     show_modules,
 )
 from amanda_driver_jax.routines import Host
@@ -269,7 +274,7 @@ class JaxAttachment:
                 self.finish(outputs)
             return outputs[0]
 
-        return replace_first(value, show)
+        return replace_first(value, (jax.Array, np.ndarray), show)
 
     # Operators.
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
-
-import jax
-import numpy as np
 
 from amanda_driver_jax.identity.modules import module_classes
 from amanda_driver_jax.interception import PATCHES, current_hold
 from amanda_driver_jax.trace_keys import LOCAL
 
-__all__ = ["module_input", "module_output", "replace_first", "show_modules"]
+__all__ = ["module_input", "module_output", "show_modules"]
 
 
 def module_input(value: Any) -> tuple[Any]:
@@ -56,34 +53,3 @@ def _shown(original: Any) -> Callable[..., Any]:
 
     call._amanda_original = original  # type: ignore[attr-defined]
     return call
-
-
-def replace_first(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return `value` with `function` applied to the first array in it.
-
-    Lists, tuples and mappings are searched in their order; other objects are not.
-    """
-    found = next(_paths(value), None)
-    return value if found is None else _replaced(value, found, function)
-
-
-def _paths(value: Any) -> Iterator[tuple[Any, ...]]:
-    if isinstance(value, (jax.Array, np.ndarray)):
-        yield ()
-    items = value.items() if isinstance(value, dict) else ()
-    for key, item in enumerate(value) if isinstance(value, (list, tuple)) else items:
-        for path in _paths(item):
-            yield (key, *path)
-
-
-def _replaced(value: Any, path: tuple[Any, ...], function: Callable[[Any], Any]) -> Any:
-    if not path:
-        return function(value)
-    old = value[path[0]]
-    new = _replaced(old, path[1:], function)
-    if new is old:
-        return value
-    if isinstance(value, Mapping):
-        return type(value)({**value, path[0]: new})  # type: ignore[call-arg]
-    parts = [new if n == path[0] else item for n, item in enumerate(value)]
-    return value._make(parts) if hasattr(value, "_make") else type(value)(parts)

@@ -240,26 +240,27 @@ def test_batch_jacobian_of_an_edited_program() -> None:
     close(found, tf.linalg.diag(tf.exp(2.0 * x)))
 
 
+def jacobian_of_exp(x: Any, pfor: bool) -> Any:
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = tf.exp(x)
+    return tape.jacobian(y, x, experimental_use_pfor=pfor)
+
+
 def test_gradient_routines_run_in_a_vectorised_jacobian() -> None:
     """Run a host routine row after row, as without pfor, and inline a staged one."""
     x = normal(3)
 
-    def jacobian(pfor: bool) -> Any:
-        with tf.GradientTape(persistent=True) as tape:
-            tape.watch(x)
-            y = tf.exp(x)
-        return tape.jacobian(y, x, experimental_use_pfor=pfor)
-
-    plain, calls = jacobian(False), []
+    plain, calls = jacobian_of_exp(x, False), []
     for pfor in (False, True):
         with apply(at_inputs("Exp", lambda g: calls.append(tuple(g.shape)))):
-            close(jacobian(pfor), plain)
+            close(jacobian_of_exp(x, pfor), plain)
     assert calls == [(3,)] * 6
     for routine in (double, staged(lambda g: g * 2.0)):
         with apply(at_inputs("Exp", routine)):
             for pfor in (False, True):
-                close(jacobian(pfor), tf.linalg.diag(tf.exp(x) * 2.0))
-    close(jacobian(True), plain)
+                close(jacobian_of_exp(x, pfor), tf.linalg.diag(tf.exp(x) * 2.0))
+    close(jacobian_of_exp(x, True), plain)
 
 
 def test_edits_in_a_vectorised_jacobian_that_is_differentiated_pass_straight() -> None:
@@ -281,17 +282,11 @@ def test_edits_in_a_vectorised_jacobian_that_is_differentiated_pass_straight() -
 def test_raw_backward_routine_in_a_vectorised_jacobian_is_refused() -> None:
     x = normal(3)
 
-    def jacobian(pfor: bool) -> Any:
-        with tf.GradientTape(persistent=True) as tape:
-            tape.watch(x)
-            y = tf.exp(x)
-        return tape.jacobian(y, x, experimental_use_pfor=pfor)
-
     made = tool(lambda c: c.insert_after_backward_op(lambda g: g * 2.0), "Mul", backward=True)
     with apply(made):
-        jacobian(False)
+        jacobian_of_exp(x, False)
         with pytest.raises(UnsupportedError, match="jacobian"):
-            jacobian(True)
+            jacobian_of_exp(x, True)
 
 
 # Forward mode.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from amanda_core.driver_kit.marks import *
     from amanda_core.driver_kit.model_files import *
     from amanda_core.driver_kit.model_writers import *
+    from amanda_core.driver_kit.module_values import *
     from amanda_core.driver_kit.patching import *
     from amanda_core.driver_kit.recording import *
     from amanda_core.driver_kit.repeating import *
@@ -84,6 +85,7 @@ NAMES = {
     "driver_kit.marks": ("Marks",),
     "driver_kit.model_files": ("ModelFile",),
     "driver_kit.model_writers": ("ModelWriters",),
+    "driver_kit.module_values": ("arrays_in", "replace_first"),
     "driver_kit.patching": ("Patch", "Patches", "Routes", "made_once"),
     "driver_kit.recording": ("Keeper", "Recorder"),
     "driver_kit.repeating": ("Repeater",),

@@ -15,21 +15,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from amanda_core.driver_kit import MODULE_INPUT, MODULE_OUTPUT, ImportWatcher
+import numpy as np
+
+from amanda_core.driver_kit import MODULE_INPUT, MODULE_OUTPUT, ImportWatcher, arrays_in
 from amanda_driver_tf.graphs.records import is_symbolic, next_id
 from amanda_driver_tf.identity.frames import LAYERS
-from amanda_driver_tf.operators.first_tensor import tensors_in
-from amanda_driver_tf.tensorflow_internals.modules import context, dtypes, ops
+from amanda_driver_tf.tensorflow_internals.modules import context, dtypes, ops, tensor as tensor_lib
 from amanda_driver_tf.tensorflow_internals.objects import operation_number
 
-__all__ = ["RECORDED", "LayerCall", "ModuleValue", "calls_in", "record_layers"]
+__all__ = ["ARRAYS", "RECORDED", "LayerCall", "ModuleValue", "calls_in", "record_layers"]
 
+#: Classes of what may be the value of a layer.
+ARRAYS = (tensor_lib.Tensor, np.ndarray)
 _ATTRIBUTE = "_amanda_layers"
 _NUMBERS = itertools.count(1)
 
 
 class ModuleValue:
-    """What a layer takes or returns in a graph, in the form of a `tf.Operation`.
+    """A value that a layer takes or returns in a graph, in the form of a `tf.Operation`.
 
     Attributes:
         type: `MODULE_INPUT` or `MODULE_OUTPUT`.
@@ -125,7 +128,7 @@ class LayerCall:
 
     def _first(self, value: Any, graph: Any, op_type: str) -> Any:
         """Return the first tensor in a value as a tensor of the graph, or None."""
-        found = tensors_in(value)
+        found = arrays_in(value, ARRAYS)
         if not found or getattr(found[0], "dtype", None) == dtypes.resource:
             return None
         if sum(one is found[0] for one in found) > 1:

@@ -182,7 +182,7 @@ class _Graph:
 
 
 class _Recorder:
-    """What runs at the places of one half: marks, whose times come at its end, and routines.
+    """Marks and routines at the places of one half; the times of marks come at its end.
 
     Attributes:
         calls: For each place the function to call, or None where only the clock is read.

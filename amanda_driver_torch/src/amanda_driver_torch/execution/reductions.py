@@ -83,7 +83,7 @@ def clear_hooks(parameters: Iterable[torch.Tensor] | None = None) -> None:
 
 
 class Bucket(NamedTuple):
-    """What is reduced.
+    """A reduction of one bucket of gradients.
 
     Attributes:
         module: The `DistributedDataParallel` module.

@@ -47,7 +47,7 @@ _IDLE = 2
 
 
 class _Pass:
-    """What a module reduces in its next backward pass.
+    """The reductions of a module in its next backward pass.
 
     Attributes:
         reducer: The reducer of the module.

@@ -1,4 +1,4 @@
-"""What this driver reads of `nn.Module` past its public methods, which a class may override.
+"""Reads of `nn.Module` past its public methods, which a class may override.
 
 All names without an underscore are offered.
 """

@@ -1,16 +1,16 @@
-"""What layers take and return in eager mode: an operator that returns its input.
+"""Values that layers take and return in eager mode, each as an operator that returns its input.
 
-Owns its execution. Only tools that ask for values of layers are shown it.
+Owns the execution of these operators, which only tools that ask for values of layers are shown.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from amanda_core.driver_kit import Activation
+from amanda_core.driver_kit import Activation, replace_first
 from amanda_driver_tf.execution.eager.execute import Call, run
+from amanda_driver_tf.graphs.layer_calls import ARRAYS
 from amanda_driver_tf.identity.places import Forward
-from amanda_driver_tf.operators.first_tensor import replace_first
 from amanda_driver_tf.operators.op_types import op_type_of
 from amanda_driver_tf.tensorflow_internals.modules import context, dtypes, ops
 from amanda_driver_tf.tensorflow_internals.objects import keep_mask
@@ -45,4 +45,4 @@ def show_value(place: Forward, activation: Activation, op_type: str, value: Any)
         keep_mask(tensor, shown)
         return shown
 
-    return replace_first(value, show)
+    return replace_first(value, ARRAYS, show)
