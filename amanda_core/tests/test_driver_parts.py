@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -212,7 +212,9 @@ def test_running_methods_are_found_whatever_their_object_is_called() -> None:
     assert function("an argument") == [one, one]
 
 
-_Pair = namedtuple("_Pair", ["left", "right"])
+class _Pair(NamedTuple):
+    left: Any
+    right: Any
 
 
 @pytest.mark.parametrize(
@@ -224,9 +226,9 @@ _Pair = namedtuple("_Pair", ["left", "right"])
         _Pair(None, 1.0),
         {"a": None, "b": [1.0, 2.0]},
         OrderedDict(b=1.0, a=2.0),
-        # Their classes do not take a mapping alone, or count it.
+        # Its class does not take a mapping alone.
         defaultdict(list, a=1.0),
-        Counter(a=1.0),
+        UserDict(a=1.0),
         MappingProxyType({"a": 1.0}),
     ],
     ids=lambda value: type(value).__name__,
