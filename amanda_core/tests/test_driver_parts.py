@@ -227,7 +227,7 @@ class _Pair(NamedTuple):
         {"a": None, "b": [1.0, 2.0]},
         OrderedDict(b=1.0, a=2.0),
         # Its class does not take a mapping alone.
-        defaultdict(list, a=1.0),
+        defaultdict(float, a=1.0),
         UserDict(a=1.0),
         MappingProxyType({"a": 1.0}),
     ],
