@@ -562,6 +562,36 @@ def test_selection_by_flags(site: Site, out: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("works_on", "changes", "starts"),
+    [
+        (("elsewhere/*/*", "nowhere/*/eager"), "True", False),
+        (("elsewhere/*/*", "nowhere/*/eager"), "None", False),
+        (("elsewhere/*/*",), "False", True),
+        (("elsewhere/*/*", "toy/*/*"), "True", True),
+        (("*/*/eager",), "True", True),
+        ((), "True", True),
+    ],
+)
+def test_a_tool_that_edits_needs_a_driver_of_a_framework_of_its(
+    site: Site, out: Path, works_on: tuple[str, ...], changes: str, starts: bool
+) -> None:
+    site.write(
+        "own.py",
+        "import amanda\n"
+        "class Own(amanda.Tool):\n"
+        f"    works_on = {works_on!r}\n"
+        f"    changes_values = {changes}\n",
+    )
+    site.write("train.py", "print('started')\n")
+    ended = site.amanda("run", "-t", "own.py:Own", "-o", str(out), "train.py")
+    assert ("started" in ended.stdout) is starts, ended.stderr
+    if not starts:
+        assert ended.returncode == 2
+        assert "works on elsewhere and nowhere, of which no driver is installed" in ended.stderr
+        assert not out.exists()
+
+
+@pytest.mark.parametrize(
     ("program", "flags", "told"),
     [
         ("print(1)", [], "no framework of those that `amanda drivers` lists"),

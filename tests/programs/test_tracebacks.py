@@ -82,6 +82,47 @@ def test_an_exception_that_leaves_apply_has_the_plain_traceback(
     assert len(whole) > len(plain)
 
 
+@pytest.mark.parametrize("interceptor", ["native", "function_mode"])
+def test_an_exception_of_a_routine_has_the_frames_of_the_program_and_of_the_tool(
+    interceptor: str, tmp_path: Path
+) -> None:
+    (tmp_path / "fail.py").write_text(
+        "import amanda\n"
+        "def read(x):\n"
+        "    return x.of_no_tensor\n"
+        "def analyse(context):\n"
+        "    if context.op_type == 'linear':\n"
+        "        context.insert_after_op(read, outputs=[0])\n"
+        "tool = amanda.Tool()\n"
+        "tool.add_inst_for_op(analyse)\n"
+        + PROGRAM.replace("5))", "4))").replace("train(nn", "with amanda.apply(tool):\n    train(nn")
+    )
+    folded, full = (
+        subprocess.run(
+            [sys.executable, "fail.py"],
+            cwd=tmp_path,
+            env={
+                "PYTHONPATH": ":".join(sys.path),
+                "AMANDA_TORCH_INTERCEPTOR": interceptor,
+                **variables,
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        for variables in ({}, {"AMANDA_TRACEBACK": "full"})
+    )
+    shown = [(Path(file).name, where) for file, where in frames(folded.stderr)]
+    assert shown == [
+        *[("fail.py", "<module>"), ("fail.py", "train"), ("fail.py", "forward")],
+        *[("linear.py", "forward"), ("fail.py", "read")],
+    ]
+    assert "AttributeError: 'Tensor' object has no attribute 'of_no_tensor'" in folded.stderr
+    assert "In insert_after_op by tool Tool(analyse), routine read" in folded.stderr
+    every = [(Path(file).name, where) for file, where in frames(full.stderr)]
+    assert ("module.py", "_call_impl") in every and len(every) > len(shown)
+
+
 @pytest.mark.one_interceptor
 def test_a_traceback_is_the_plain_one_without_wrappers(tmp_path: Path) -> None:
     (tmp_path / "fail.py").write_text(PROGRAM)

@@ -26,7 +26,8 @@ from amanda_core.config.explanation import explain
 from amanda_core.config.settings import merge
 from amanda_core.config.text import parse_steps
 from amanda_core.engine.tool import Tool
-from amanda_core.errors import ConfigError
+from amanda_core.errors import ConfigError, MissingDriverError
+from amanda_core.plugins import discovery
 from amanda_core.plugins.framework_imports import announce
 from amanda_core.processes.launched import Process
 from amanda_core.results import Table, printable
@@ -274,7 +275,30 @@ def _tools(config: Config) -> dict[str, Tool]:
     if config.drivers is not None:
         use_only(config.drivers, config.where)
     announce(by_command=True)
-    return {settings.name: factories.make(settings) for settings in config.tools}
+    made = {settings.name: factories.make(settings) for settings in config.tools}
+    for name, tool in made.items():
+        _check_frameworks(name, tool)
+    return made
+
+
+def _check_frameworks(name: str, tool: Tool) -> None:
+    """Refuse a tool that edits if no driver that is installed serves a framework of its.
+
+    A tool that only looks says so in its result, and the program goes on.
+
+    Raises:
+        MissingDriverError: It is refused.
+    """
+    wanted = {pattern.partition("/")[0] for pattern in tool.works_on} - {"*"}
+    if tool.changes_values is False or not wanted:
+        return
+    if wanted.isdisjoint(driver.info.name for driver in discovery.drivers()):
+        raise MissingDriverError(
+            f"The tool {name!r} works on {' and '.join(sorted(wanted))}, of which no driver is "
+            "installed, so the program did not start",
+            where="-t",
+            fix="`amanda drivers` lists the drivers that are; `amanda tools`, where tools work",
+        )
 
 
 def _prepared(program: Program, config: Config, options: Options, overview: Overview | None) -> Run:

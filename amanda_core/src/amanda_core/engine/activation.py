@@ -20,7 +20,7 @@ from amanda_core.engine import stacks
 from amanda_core.engine.session import Session
 from amanda_core.engine.stacks import ThreadsOption
 from amanda_core.engine.tool import Tool, check_tool, in_dependency_order
-from amanda_core.errors import ReentryError, ThreadError, ToolError, annotate
+from amanda_core.errors import ReentryError, ThreadError, ToolError, annotate, is_annotated
 from amanda_core.interface.driver import CoverageGap
 from amanda_core.plugins.driver_failures import OnDriverError, check_policy
 from amanda_core.plugins.tracebacks import Folding, folded_modules
@@ -268,7 +268,7 @@ class Applied(_Extent):
                 handle.session.raised(error[1])
             handle.remove()
             if error[1] is not None:
-                Folding(error[1], folded_modules(wrappers=False)).apply()
+                Folding(error[1], folded_modules(wrappers=is_annotated(error[1]))).apply()
         except ThreadError:
             entry.exits += 1  # They stay applied: the right thread must exit.
             raise
@@ -286,8 +286,8 @@ def apply(
 
     This covers each framework that has a driver, including frameworks that are imported later.
     Tools of an inner `apply` run after those of an outer one. An exception that leaves it has the
-    traceback of the program without tools, but for the frames of tools; with the environment
-    variable ``AMANDA_TRACEBACK=full`` it has those of Amanda, too.
+    traceback of the program without tools; that of a routine has the frames of the program and of
+    the tool. With the environment variable ``AMANDA_TRACEBACK=full`` both have all frames.
 
     Args:
         *tools: Instances of `Tool`. The tools that they depend on are applied, too.

@@ -73,7 +73,7 @@ class EffectivePath(OperatorTool["_Op"]):
     """
 
     whole = True
-
+    changes_values = False
     works_on = tuple(f"{backend}/*/*" for backend in BACKENDS)
 
     def __init__(
