@@ -16,7 +16,7 @@ from tensorflow.python.ops import script_ops
 
 import amanda
 from amanda_core.testing.kit.tools import after, at_inputs, before, replacing, watching
-from amanda_driver_tf.graphs.records import GRAPHS
+from amanda_driver_tf.graphs.function_graphs import GRAPHS
 
 from ..comparison import close
 from .patches import fingerprint

@@ -158,7 +158,7 @@ def test_parts_that_nothing_has_written_are_followed(
     native: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Fingerprint, "_has_plain_rows", native)
+    monkeypatch.setattr(Fingerprint, "has_plain_rows", native)
     for make, unwritten in ((torch.empty, True), (torch.zeros, write[0] == "resize_")):
         read, copied = recorded(partial(_copied, make, write[1])).open().rows[-2:]
         assert [bool(row["flags"] & UNWRITTEN) for row in (read, copied)] == [unwritten] * 2
@@ -173,7 +173,7 @@ def _copied(make: Callable[..., torch.Tensor], write: Callable[..., torch.Tensor
 def test_more_outputs_and_items_than_a_row_can_number(
     native: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Fingerprint, "_has_plain_rows", native)
+    monkeypatch.setattr(Fingerprint, "has_plain_rows", native)
 
     def program(last: float) -> None:
         tokens = torch.arange(66_000.0)

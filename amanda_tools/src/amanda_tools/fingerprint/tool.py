@@ -110,7 +110,7 @@ class Fingerprint(OperatorTool[Op]):
     changes_values = False
     _form: ClassVar[type[FingerprintResult]] = FingerprintResult
     #: Whether a driver's recorder may add the rows: a subclass adds no others.
-    _has_plain_rows: ClassVar[bool] = True
+    has_plain_rows: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Fingerprint(OperatorTool[Op]):
         #: What records in place of `enter` and `leave`, and its questions.
         self._recorder: Recorder | None = None
         self._keeper: _Keeper | None = None
-        self._may_use_recorder = self._has_plain_rows
+        self._may_use_recorder = self.has_plain_rows
         #: One object for all groups that are equal.
         self._known_groups: dict[Group, Group] = {}
         #: Operators by the numbers that they have in `_of_values`.

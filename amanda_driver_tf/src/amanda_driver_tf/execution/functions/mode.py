@@ -28,7 +28,8 @@ from amanda_driver_tf.execution.functions.saved_results import (
 from amanda_driver_tf.execution.functions.twins import UNKNOWN, Gradients, Twin, Twins, remove
 from amanda_driver_tf.graphs.analysis import Analysis
 from amanda_driver_tf.graphs.constants import Constants
-from amanda_driver_tf.graphs.records import GRAPHS, Records, children_of, name_of
+from amanda_driver_tf.graphs.function_graphs import GRAPHS, children_of, name_of
+from amanda_driver_tf.graphs.records import Records
 from amanda_driver_tf.identity.namespaces import FUNCTION
 from amanda_driver_tf.insertion.marks import OP_TYPE
 from amanda_driver_tf.insertion.shape_checks import failed_check_error

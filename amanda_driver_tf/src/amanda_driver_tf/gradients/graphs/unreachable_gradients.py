@@ -15,7 +15,8 @@ import tensorflow as tf
 from amanda_core.driver_kit import Step
 from amanda_core.interface import UnsupportedError
 from amanda_driver_tf.graphs.body import Body
-from amanda_driver_tf.graphs.records import Record, Records, children_of, components, is_symbolic
+from amanda_driver_tf.graphs.function_graphs import children_of
+from amanda_driver_tf.graphs.records import Record, Records, components, is_symbolic
 from amanda_driver_tf.insertion.jacobians import NO_PLACE
 from amanda_driver_tf.insertion.op_values import (
     Key,
