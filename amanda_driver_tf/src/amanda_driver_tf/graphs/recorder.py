@@ -28,11 +28,7 @@ from amanda_driver_tf.tensorflow_internals.entry_points import (
     RECORD_OPERATION,
 )
 from amanda_driver_tf.tensorflow_internals.graph_checks import problems
-from amanda_driver_tf.tensorflow_internals.modules import (
-    context,
-    ops,
-    tensor as tensor_lib,
-)
+from amanda_driver_tf.tensorflow_internals.modules import context, ops, tensor as tensor_lib
 from amanda_driver_tf.tensorflow_internals.objects import tensor_of_source
 from amanda_driver_tf.tensorflow_internals.tapes import register_gradient_function
 from amanda_driver_tf.tensorflow_internals.versions import VERSIONS

@@ -21,9 +21,7 @@ from amanda_driver_tf.tensorflow_internals.modules import (
     tensor as tensor_lib,
 )
 from amanda_driver_tf.tensorflow_internals.names import JACOBIANS
-from amanda_driver_tf.tensorflow_internals.objects import (
-    operation_number,
-)
+from amanda_driver_tf.tensorflow_internals.objects import operation_number
 
 __all__ = [
     "Record",

@@ -34,10 +34,7 @@ from amanda_driver_tf.insertion.jacobians import refuse_gradients
 from amanda_driver_tf.insertion.loop_conditions import operands
 from amanda_driver_tf.insertion.observers import Observers
 from amanda_driver_tf.insertion.op_values import Differentiated, OpValues
-from amanda_driver_tf.insertion.step_functions import (
-    Layout,
-    replacement_function,
-)
+from amanda_driver_tf.insertion.step_functions import Layout, replacement_function
 from amanda_driver_tf.rewriting.insertions import Insertions
 from amanda_driver_tf.rewriting.layer_values import LayerValues
 

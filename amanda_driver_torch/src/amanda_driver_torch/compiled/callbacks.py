@@ -34,12 +34,7 @@ from amanda_driver_torch.compiled.host import Host
 from amanda_driver_torch.compiled.kernels import compile_with_kernels
 from amanda_driver_torch.compiled.operators import Woven
 from amanda_driver_torch.compiled.refusals import not_exported
-from amanda_driver_torch.compiled.shared_code import (
-    SharedCode,
-    copied,
-    is_region,
-    scope_number,
-)
+from amanda_driver_torch.compiled.shared_code import SharedCode, copied, is_region, scope_number
 from amanda_driver_torch.identity.frames import BOUNDARY, FORWARDS, is_own
 from amanda_driver_torch.threads.state import STATE, call_quietly
 from amanda_driver_torch.torch_internals.dynamo import (

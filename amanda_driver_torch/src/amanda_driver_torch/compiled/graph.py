@@ -15,13 +15,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from amanda_core.driver_kit import (
-    OCCURRENCES,
-    Activation,
-    OpContext,
-    Origin,
-    Plan,
-)
+from amanda_core.driver_kit import OCCURRENCES, Activation, OpContext, Origin, Plan
 from amanda_core.interface import IPoint, Site
 from amanda_driver_torch.compiled.aliases import Aliases
 from amanda_driver_torch.compiled.backward_operators import BackwardOperators

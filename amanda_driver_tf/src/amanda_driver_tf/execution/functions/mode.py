@@ -16,10 +16,7 @@ from typing import Any
 
 from amanda_core.driver_kit import Patches, Session
 from amanda_core.interface import CoverageGap, UnsupportedError
-from amanda_driver_tf.execution.functions.exported_function import (
-    ExportedPlans,
-    exported_function,
-)
+from amanda_driver_tf.execution.functions.exported_function import ExportedPlans, exported_function
 from amanda_driver_tf.execution.functions.saved_results import (
     ForwardPlans,
     SavedPlans,
@@ -40,13 +37,7 @@ from amanda_driver_tf.rewriting.function_rewriting import (
 )
 from amanda_driver_tf.rewriting.mode import Mode
 from amanda_driver_tf.rewriting.rewritten_function import RewrittenFunction
-from amanda_driver_tf.tensorflow_internals.modules import (
-    context,
-    dtypes,
-    errors,
-    ops,
-    record,
-)
+from amanda_driver_tf.tensorflow_internals.modules import context, dtypes, errors, ops, record
 from amanda_driver_tf.tensorflow_internals.objects import set_message
 from amanda_driver_tf.threads import STATE, quietly
 

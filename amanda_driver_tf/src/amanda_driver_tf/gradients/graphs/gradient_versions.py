@@ -23,13 +23,7 @@ from amanda_driver_tf.graphs.records import Record, Records, Run, components, is
 from amanda_driver_tf.insertion.body_edits import BodyEdits
 from amanda_driver_tf.insertion.nodes import New
 from amanda_driver_tf.insertion.observers import Observers
-from amanda_driver_tf.insertion.op_values import (
-    Differentiated,
-    Key,
-    OpValues,
-    arguments_of,
-    key_of,
-)
+from amanda_driver_tf.insertion.op_values import Differentiated, Key, OpValues, arguments_of, key_of
 from amanda_driver_tf.tensorflow_internals.modules import custom_gradient, ops
 from amanda_driver_tf.tensorflow_internals.names import ENDS_OF_RECOMPUTATION
 from amanda_driver_tf.tensorflow_internals.objects import operation_number
