@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from amanda_core.results import Table
 from amanda_tools.diff.created import (
@@ -18,7 +18,7 @@ from amanda_tools.diff.created import (
 from amanda_tools.diff.spread import Reach, reached, spread_chart, spread_table
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     fields_of,
     format_count,
     render_html,
@@ -144,7 +144,7 @@ class Missing:
 
 
 @dataclass
-class FingerprintDiff:
+class FingerprintDiff(Tabular):
     """Result of comparing two fingerprinted runs.
 
     Attributes:
@@ -164,6 +164,8 @@ class FingerprintDiff:
             smallest, if precisions, releases or modes differ and norms were recorded.
         not_judged: Number of executions whose created error is not known, then.
     """
+
+    records = "differing", Divergence
 
     first: Divergence | None = None
     differing: list[Divergence] = field(default_factory=list)
@@ -314,10 +316,6 @@ class FingerprintDiff:
         content = {**more, **fields_of(self), "created": created_json(self.created)}
         content["charts"] = drawn
         return render_json({"format": "amanda.fingerprint_diff/1", **content})
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each differing value; needs pandas."""
-        return dataframe(Divergence, self.differing)
 
     def _repr_html_(self) -> str:
         return render_html([self.spread_table(), self.table()])

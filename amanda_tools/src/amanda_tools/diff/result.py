@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.diff.compared import Compared
@@ -20,19 +19,13 @@ from amanda_tools.diff.created import (
 from amanda_tools.diff.spread import Reach, spread_chart
 from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.output import charts
-from amanda_tools.kit.output.rendering import (
-    dataframe,
-    fields_of,
-    format_count,
-    render_html,
-    render_json,
-)
+from amanda_tools.kit.output.rendering import Tabular, fields_of, format_count, render_json
 
 __all__ = ["DiffResult"]
 
 
 @dataclass
-class DiffResult:
+class DiffResult(Tabular):
     """Result of a comparison.
 
     Attributes:
@@ -67,6 +60,8 @@ class DiffResult:
         likely: What kind of mistake the values show, such as ``scale: B is 8 times A``; None if
             they show none, or values do not decide which operators correspond.
     """
+
+    records = "compared", Compared
 
     compared: list[Compared] = field(default_factory=list)
     unmatched_a: list[OpFacts] = field(default_factory=list)
@@ -254,13 +249,6 @@ class DiffResult:
                 x_label="in the order of the first dump",
             ),
         ]
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each tensor; needs pandas."""
-        return dataframe(Compared, self.compared)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])
 
 
 def _cells(one: Compared) -> Sequence[object]:
