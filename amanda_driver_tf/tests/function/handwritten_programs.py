@@ -11,7 +11,7 @@ import amanda
 from amanda_core.testing.kit.tools import before
 
 from ..comparison import close
-from .reference_programs import values
+from .reference_programs import outside, values
 
 X, W = values((2, 3), (3, 3))
 IDS = tf.constant([0, 2, 2])
@@ -26,13 +26,6 @@ def triple(value: Any) -> Any:
 
 
 EDITED = before("MatMul", half, 1)
-
-
-def outside(program: Callable[..., Any], *given: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        tape.watch(given)
-        result = program(*given)
-    return [result, *tape.gradient(result, given)]
 
 
 def compare(

@@ -15,7 +15,7 @@ from amanda import AmandaWarning
 from amanda_core.testing.kit.tools import Edit, before, editing
 
 from ..comparison import close, equal
-from .reference_programs import straight, values
+from .reference_programs import outside, straight, values
 
 X, W = values((2, 3), (3, 3))
 MASK = tf.cast(W > 0, W.dtype)
@@ -33,13 +33,6 @@ def half(value: Any) -> Any:
 @amanda.staged
 def staged_half(value: Any) -> Any:
     return value * 0.5 + 0.3
-
-
-def outside(program: Callable[..., Any], *given: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        tape.watch(given)
-        result = program(*given)
-    return [result, *tape.gradient(result, given)]
 
 
 def layer(x: Any, w: Any) -> Any:

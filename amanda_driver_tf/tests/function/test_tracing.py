@@ -26,7 +26,7 @@ from amanda_core.testing.kit.tools import (
 )
 
 from ..comparison import close, equal
-from .reference_programs import straight, values
+from .reference_programs import outside, straight, values
 
 X, W = values((2, 3), (3, 3))
 
@@ -44,13 +44,6 @@ def layer(x: Any, w: Any) -> Any:
 
 def edited_layer(x: Any, w: Any) -> Any:
     return tf.tanh(tf.matmul(x, straight(w, half)))
-
-
-def outside(program: Callable[..., Any], *given: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        tape.watch(given)
-        result = program(*given)
-    return [result, *tape.gradient(result, given)]
 
 
 WANTED = outside(edited_layer, X, W)
