@@ -28,6 +28,10 @@ def triple(value: Any) -> Any:
 EDITED = before("MatMul", half, 1)
 
 
+def layer(x: Any, w: Any) -> Any:
+    return tf.tanh(tf.matmul(x, w))
+
+
 def compare(
     tools: amanda.Tool | list[amanda.Tool],
     program: Callable[..., Any],

@@ -230,7 +230,8 @@ def test_a_ranking_of_another_program_is_said(ranked: tuple[Path, list[Any]]) ->
 def test_the_option_is_called_from_on_the_command_line(ranked: tuple[Path, list[Any]]) -> None:
     text = f"quantize:from={ranked[0]},keep=2,weights=int4"
     (settings,) = from_flags([text]).tools.values()
-    with amanda.apply(tool := factories.make(settings)):
+    tool: Any = factories.make(settings)
+    with amanda.apply(tool):
         torch.ones(2) + 1
     assert "2 of the 2 operators to be kept did not run here" in tool.result().notes
     named = {option.name: option.parameter for option in factories.options(Quantize)}
