@@ -145,7 +145,7 @@ class MissesOperatorsInModules(Broken):
 class SkipsLaterRoundsOfALoop(Broken):
     def dispatch(self, op: toy.Op, arguments: Values) -> tuple[Any, ...]:
         # Where each value came from. The values are kept, or a later one could get their id.
-        here = toy_driver._call_site()[:2]
+        here = toy_driver.call_site()[:2]
         places = {here}.union(*(self.memory.get(id(a), ((), None))[0] for a in arguments))
         is_later = any(here in self.memory.get(id(a), ((), None))[0] for a in arguments)
         outputs = (self.plain if is_later else super().dispatch)(op, arguments)

@@ -97,3 +97,15 @@ class Point:
 
 
 DISTRIBUTION = SimpleNamespace(name="amanda-driver-toy", version="0.4")
+
+
+def model() -> float:
+    """Run operators of two modules and one outside them, forward and backward."""
+    x = toy.parameter(2.0)
+    with toy.scope("encoder"), toy.scope("first"):
+        y = toy.linear(x, toy.Value(3.0), toy.Value(1.0))
+    with toy.scope("decoder"):
+        y = toy.relu(y)
+    y = toy.add(y, y)
+    toy.backward(y)
+    return y.data

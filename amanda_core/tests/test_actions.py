@@ -9,11 +9,7 @@ import pytest
 
 import amanda
 from amanda_core import ActionKind, IPoint, OpContext
-from amanda_core.errors import (
-    LateActionError,
-    ReplacementConflictError,
-    RoutineResultError,
-)
+from amanda_core.errors import LateActionError, ReplacementConflictError, RoutineResultError
 from amanda_core.testing.toy import framework as toy
 
 from .making import Pruner, linear_model, session_of, tool

@@ -14,18 +14,9 @@ from amanda_core.engine.selection import Patterns
 from amanda_core.errors import ActionError, AmandaWarning, PositionError, SelectionError
 from amanda_core.testing.toy import framework as toy
 
+from .making import model
+
 pytestmark = pytest.mark.usefixtures("driver")
-
-
-def model() -> float:
-    x = toy.parameter(2.0)
-    with toy.scope("encoder"), toy.scope("first"):
-        y = toy.linear(x, toy.Value(3.0), toy.Value(1.0))
-    with toy.scope("decoder"):
-        y = toy.relu(y)
-    y = toy.add(y, y)
-    toy.backward(y)
-    return y.data
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ def test_names_that_are_none(
 @given(st.text(max_size=45))
 def test_any_name_makes_names_of_python_or_an_error(name: str) -> None:
     try:
-        words = new._words("tool", name)
+        words = new.words_of("tool", name)
     except ConfigError:
         return
     assert all(words[key].isidentifier() for key in ("package", "class_name", "stem"))

@@ -9,10 +9,7 @@ import pytest
 
 import amanda
 from amanda_core import Action, ActionKind, OpContext
-from amanda_core.errors import (
-    ActionError,
-    PositionError,
-)
+from amanda_core.errors import ActionError, PositionError
 from amanda_core.testing.toy import framework as toy
 
 from .making import Pruner, linear_model, session_of, tool

@@ -15,20 +15,9 @@ from amanda_core import OpContext
 from amanda_core.errors import NamespaceError, SelectionError
 from amanda_core.testing.toy import framework as toy
 
-from .making import tool
+from .making import model, tool
 
 pytestmark = pytest.mark.usefixtures("driver")
-
-
-def model() -> float:
-    x = toy.parameter(2.0)
-    with toy.scope("encoder"), toy.scope("first"):
-        y = toy.linear(x, toy.Value(3.0), toy.Value(1.0))
-    with toy.scope("decoder"):
-        y = toy.relu(y)
-    y = toy.add(y, y)
-    toy.backward(y)
-    return y.data
 
 
 def seen_by(selection: Selection | None, backward: bool = False) -> list[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from taking_out import PORTABLE, refused
+from taking_out import PORTABLE, refused, running_apart
 
 import amanda
 from amanda_core import OpContext
@@ -26,6 +24,7 @@ from pathlib import Path
 import jax.export
 import numpy
 
+print("apart", flush=True)
 for line in sys.stdin:
     folder = Path(line.strip())
     try:
@@ -72,24 +71,8 @@ def test_a_program_gives_what_the_instrumented_function_gives(given: Any, name: 
 @pytest.fixture(scope="module")
 def apart() -> Iterator[Callable[[Path], Any]]:
     """Return a function that runs a program in a process without Amanda."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-c", APART],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    given, told = process.stdin, process.stdout
-
-    def run(folder: Path) -> Any:
-        print(folder, file=given, flush=True)
-        assert told.readline() == "done\n"
-        return np.load(folder / "found.npy")
-
-    with process:
+    with running_apart(APART, lambda folder: np.load(folder / "found.npy")) as run:
         yield run
-        given.close()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -60,3 +61,14 @@ def check_references(
     for thing, old, new in zip(shared, before[len(own) :], after[len(own) :], strict=True):
         assert abs(new - old) < runs, thing
     assert len(gc.get_objects()) - objects < runs / 2
+
+
+class Net(nn.Module):
+    """Two linear layers, and a ReLU between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.b(torch.relu(self.a(x)))

@@ -18,20 +18,11 @@ from torch import nn
 import amanda
 from amanda_core.testing.kit.tools import before, watching
 
-from .tensors import equal
+from .tensors import Net, equal
 
 X = torch.randn(2, 3)
 OPS = ["linear", "relu", "linear"]
 EAGERLY = pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.b(torch.relu(self.a(x)))
 
 
 @pytest.fixture

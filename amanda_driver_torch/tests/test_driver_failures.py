@@ -16,7 +16,7 @@ from amanda_core.engine.calls import Calls
 from amanda_core.errors import AmandaWarning
 from amanda_core.identity.sites import Sites
 from amanda_core.modules.scopes import Labels, Scopes
-from amanda_driver_torch.attachment import attachment, module_calls
+from amanda_driver_torch.attachment import module_calls, operator_calls
 from amanda_driver_torch.attachment.attachment import TorchAttachment
 from amanda_driver_torch.execution import execute
 from amanda_driver_torch.execution.execute import Execution, Run
@@ -102,8 +102,8 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "after a node": (NodeRecord, "after"),
     "gradients of inputs": (Result, "given"),
     "facts of an operator": (operator, "schemas_of"),
-    "whether to ignore the op": (attachment, "reason_to_ignore"),
-    "an operator in Python": (attachment, "Operator"),
+    "whether to ignore the op": (operator_calls, "reason_to_ignore"),
+    "an operator in Python": (operator_calls, "Operator"),
     "the scope of a module": (Scopes, "enter"),
     "the end of a step": (Session, "end_step"),
 }

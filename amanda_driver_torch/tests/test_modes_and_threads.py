@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,22 +21,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import amanda
 from amanda_core.testing.kit.tools import before, tool, watching
 
-from .tensors import equal
+from .tensors import Net, equal
 
 X = torch.randn(2, 3)
 
 
 def stack_depth() -> int:
     return int(torch._C._len_torch_function_stack())
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.b(torch.relu(self.a(x)))
 
 
 # Modes of the user's.

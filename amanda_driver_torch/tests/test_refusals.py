@@ -67,7 +67,7 @@ def test_a_plan_is_refused_by_name(
     compiled = native_plans.compiled
 
     def named(call: Any, taps: Any, nodes: int) -> object:
-        facts = native_plans._Facts(call, taps)
+        facts = native_plans.PlanFacts(call, taps)
         applying = [refusal.name for refusal in REFUSALS if refusal.applies(facts)]
         made = compiled(call, taps, nodes)
         found.append((next(iter(applying), None), made is None))

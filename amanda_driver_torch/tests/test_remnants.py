@@ -19,6 +19,7 @@ from torch import nn
 
 import amanda
 from amanda_core.testing.kit.tools import Everywhere, at_inputs
+from amanda_driver_torch.threads.state import STATE
 
 
 def model() -> nn.Sequential:
@@ -57,9 +58,9 @@ def remnants(backward: bool, fail: bool = False) -> dict[str, weakref.ref[Any]]:
     try:
         with amanda.apply(*tools) as handle:
             assert handle.session is not None
-            assert handle._stack is not None
+            assert STATE.attachment is not None
             found["session"] = weakref.ref(handle.session)
-            found["attachment"] = weakref.ref(handle._stack.attachments["pytorch"])
+            found["attachment"] = weakref.ref(STATE.attachment)
             out = net(X.clone().requires_grad_()).sum()
             if backward:
                 out.backward()

@@ -11,23 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import amanda
 from amanda_core.testing.kit.tools import before, watching
 
-from .tensors import close, equal
+from .tensors import Net, close, equal
 
 X = torch.randn(2, 3)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.b(torch.relu(self.a(x)))
 
 
 OPS = ["linear", "relu", "linear"]

@@ -22,12 +22,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 import amanda
-from amanda_tools.sensitivity import (
-    MeasuredResult,
-    Sensitivity,
-    SensitivityResult,
-    measure_damage,
-)
+from amanda_tools.sensitivity import MeasuredResult, Sensitivity, SensitivityResult, measure_damage
 
 #: Width and height of the images in pixels. The network is trained for 224.
 SIDE = 96

@@ -64,12 +64,14 @@ MEASURED = {
 }
 
 
-def _total(column: str) -> Callable[[Cells], str]:
-    def total(found: Cells) -> str:
+def total(column: str) -> Callable[[Cells], str]:
+    """Return what sums the numbers of a column."""
+
+    def summed(found: Cells) -> str:
         numbers = [v for k, v in found.items() if k.endswith(f"| {column}") and v[:1].isdigit()]
         return f"{sum(int(number.replace(',', '')) for number in numbers):,}"
 
-    return total
+    return summed
 
 
 def _overhead(row: str, column: str) -> Callable[[Cells], str]:
@@ -89,8 +91,8 @@ def _overhead(row: str, column: str) -> Callable[[Cells], str]:
 _IDLE = "amanda native: nothing inserted"
 #: Name of a figure -> the results file, and what it is of its cells.
 FIGURES: dict[str, tuple[str, Callable[[Cells], str]]] = {
-    "trust.comparisons": ("trust", _total("comparisons")),
-    "trust.unexplained": ("trust", _total("unexplained")),
+    "trust.comparisons": ("trust", total("comparisons")),
+    "trust.unexplained": ("trust", total("unexplained")),
     "instructions.idle.forward": ("instructions", _overhead(_IDLE, "forward")),
     "instructions.idle.training": ("instructions", _overhead(_IDLE, "training")),
     "reports.right": ("reports", lambda found: str(list(found.values()).count("right"))),

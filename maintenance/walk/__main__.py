@@ -153,9 +153,11 @@ class Walk:
                         program = [str(self.environment / "bin/python"), "-uc", INTERPRETER]
                         python = Terminal(program, work, self.variables, self.columns)
                         if name in BEFORE:
-                            self._type(python, "before", self._file(name, 0, BEFORE[name]), where)
+                            self.type_line(
+                                python, "before", self._file(name, 0, BEFORE[name]), where
+                            )
                     path = self._file(name, block.line, "\n" * (block.line - 1) + block.text)
-                    self._type(python, block.text, path, where)
+                    self.type_line(python, block.text, path, where)
                 else:
                     for command in typed(block):
                         self._command(shell, command, where)
@@ -180,14 +182,22 @@ class Walk:
                 return
         # What names a member of the checkout is typed there.
         there = f"(cd {self.clone} && {command})" if "./amanda_" in command else command
-        screen = self._type(shell, command, there, where)
+        screen = self.type_line(shell, command, there, where)
         for row in screen.rows:
             if row.startswith("Not shown, as they do not fit: "):
                 hidden = row.partition(": ")[2].split(", ")
                 for column in sorted(set(hidden) - set(DROPPED.get(command, hidden))):
                     self._wrong(f"{where}: {command}: the column {column} is missing")
 
-    def _type(self, terminal: Terminal, shown: str, line: str, where: str) -> Screen:
+    def type_line(self, terminal: Terminal, shown: str, line: str, where: str) -> Screen:
+        """Type a line into a terminal, and note what is wrong with what it shows.
+
+        Args:
+            terminal: The terminal.
+            shown: The line as its page has it.
+            line: The line.
+            where: The page.
+        """
         screen = terminal.type(line)
         self.typed += 1
         with (self.folder / "screens.txt").open("a", encoding="utf-8") as file:

@@ -53,7 +53,7 @@ def test_an_error_that_a_pipe_hides_is_a_problem(shell: terminal.Terminal, tmp_p
     (tmp_path / "amanda").mkdir()  # As if it were cloned.
     new = walk.Walk(tmp_path, 20)
     for command in ("echo well | sort", "echo 'Error: no' | sort", "echo 'Error: no'; false"):
-        new._type(shell, command, command, "a page")
+        new.type_line(shell, command, command, "a page")
     assert new.problems == [
         "a page: echo 'Error: no' | sort shows an error",
         "a page: echo 'Error: no'; false ended with 1",

@@ -188,14 +188,14 @@ def test_drivers_import_public_names_alone(driver: str) -> None:
 def test_drivers_know_the_words_of_roles_and_axes(words: Any) -> None:
     roles = {
         role
-        for pair in words._ROLES.items()
+        for pair in words.ROLES.items()
         for some in pair
         if isinstance(some, tuple)
         for role in some
     }
     assert roles
     assert roles <= set(INPUT_ROLES)
-    layouts = "".join([*words._LAYOUTS.values(), *words._WEIGHT_LAYOUTS.values()])
+    layouts = "".join([*words.LAYOUTS.values(), *words.WEIGHT_LAYOUTS.values()])
     assert set(layouts) <= set(AXES)
 
 

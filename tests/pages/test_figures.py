@@ -63,7 +63,7 @@ def test_cells_totals_and_dates() -> None:
     page = "# T\n\ntext\n\n| a | `n` | m |\n|---|---|---|\n| x | 1,000 | **2** |\n| y | 3 | \\| |\n"
     found = figures.cells(page)
     assert found == {"x | n": "1,000", "x | m": "2", "y | n": "3", "y | m": "\\|"}
-    assert figures._total("n")(found) == "1,003"
+    assert figures.total("n")(found) == "1,003"
     result = {"date": "2026-01-01", "commit": "abc1234", "command": "nox -s bench"}
     dated = figures.with_date(page, result)
     assert figures.with_date(dated, result) == dated

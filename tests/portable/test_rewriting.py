@@ -388,13 +388,13 @@ def test_what_is_handed_on_is_exact() -> None:
         TensorType("bool", (3,)),
         TensorType("float32", (5,)),
     ]
-    packed = graphs._packed([big, flags, vector])
-    for one, other in zip(graphs._unpacked(packed, kinds), (big, flags, vector), strict=True):
+    packed = graphs.packed([big, flags, vector])
+    for one, other in zip(graphs.unpacked(packed, kinds), (big, flags, vector), strict=True):
         assert one.dtype == other.dtype
         assert one.numpy().tobytes() == other.numpy().tobytes()
     # A length that single precision does not hold.
     long = tf.zeros([(1 << 24) + 1], tf.float32)
-    [again] = graphs._unpacked(graphs._packed([long]), [TensorType("float32", (None,))])
+    [again] = graphs.unpacked(graphs.packed([long]), [TensorType("float32", (None,))])
     assert again.shape == long.shape
 
 

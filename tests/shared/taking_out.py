@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,7 +19,7 @@ from amanda_tools.prune import Prune, PruneNM, PruneTiles
 from amanda_tools.quantize import Quantize
 from amanda_tools.steer import Steer
 
-__all__ = ["OF_ACTIVATIONS", "PORTABLE", "Row", "quantized", "refused"]
+__all__ = ["OF_ACTIVATIONS", "PORTABLE", "Row", "quantized", "refused", "running_apart"]
 
 
 class Row(NamedTuple):
@@ -83,3 +87,33 @@ def refused(call: Callable[[], Any], why: str) -> None:
     with pytest.raises(AmandaError, match=why) as caught:
         call()
     assert caught.value.fix
+
+
+@contextmanager
+def running_apart(source: str, read: Callable[[Path], Any]) -> Iterator[Callable[[Path], Any]]:
+    """Yield a function that runs the program in a folder in a process without Amanda.
+
+    Args:
+        source: What the process runs. It prints ``apart`` when it has begun; it gets a folder a
+            line, writes what the program in it computes, and prints ``done``.
+        read: Returns what was written into a folder.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", source],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "apart\n"
+    given, told = process.stdin, process.stdout
+
+    def run(folder: Path) -> Any:
+        print(folder, file=given, flush=True)
+        assert told.readline() == "done\n"
+        return read(folder)
+
+    with process:
+        yield run
+        given.close()

@@ -33,11 +33,7 @@ from amanda_driver_jax.identity.path_modules import ModulePlace
 from amanda_driver_jax.identity.plain_trees import tree_of_call
 from amanda_driver_jax.interception import PATCHES, plain_bind, plain_call
 from amanda_driver_jax.jax_internals import JittedCall, MappedCall
-from amanda_driver_jax.module_calls import (
-    module_input,
-    module_output,
-    show_modules,
-)
+from amanda_driver_jax.module_calls import module_input, module_output, show_modules
 from amanda_driver_jax.routines import Host
 from amanda_driver_jax.stacked_layers import MEMBERS
 from amanda_driver_jax.trace_keys import (

@@ -20,11 +20,7 @@ from amanda_core.driver_kit import (
     wants_gradients,
 )
 from amanda_core.interface import backward_type_of
-from amanda_driver_mindspore.mindspore_internals.tape import (
-    gated,
-    is_recording,
-    needs_gradient,
-)
+from amanda_driver_mindspore.mindspore_internals.tape import gated, is_recording, needs_gradient
 
 __all__ = ["Watch", "finish", "is_watched", "straight_through"]
 

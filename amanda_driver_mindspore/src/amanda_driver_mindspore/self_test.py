@@ -15,14 +15,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
-from amanda_core.driver_kit import (
-    OpContext,
-    Watching,
-    applied,
-    doubling,
-    require,
-    require_seen,
-)
+from amanda_core.driver_kit import OpContext, Watching, applied, doubling, require, require_seen
 from amanda_driver_mindspore.interception import ROUTES
 from amanda_driver_mindspore.mindspore_internals.dispatch import HAS_MODES
 from amanda_driver_mindspore.oracle import VARIABLE, Oracle

@@ -15,7 +15,7 @@ from typing import Any
 from amanda_core.driver_kit import OpContext
 from amanda_core.interface import OP_TYPES as COMMON_TYPES, backward_type_of
 
-__all__ = ["BACKWARD_TYPES", "OP_TYPES", "describe"]
+__all__ = ["BACKWARD_TYPES", "LAYOUTS", "OP_TYPES", "ROLES", "WEIGHT_LAYOUTS", "describe"]
 
 # Common type -> TensorFlow's op types. A Keras layer often runs several of them: Dense runs a
 # matmul and an add, Conv1D an unsqueeze, a conv2d and a squeeze.
@@ -305,7 +305,7 @@ _OWN_OPS = {
 }
 
 # Roles of the leading inputs -> the op types with these inputs.
-_ROLES = {
+ROLES = {
     ("input", "weight"): "Conv Conv2D Conv3D DepthwiseConv2dNative",
     ("input", "paddings", "weight"): "FusedPadConv2D",
     ("input", "size", "paddings", "weight"): "FusedResizeAndPadConv2D",
@@ -325,7 +325,7 @@ _ROLES = {
 # I and O are input and output channels of the layer, which a transposed convolution swaps. M is the
 # multiplier of a depthwise convolution, which has I * M output channels; its transpose has O * M
 # input channels.
-_WEIGHT_LAYOUTS = {
+WEIGHT_LAYOUTS = {
     "Conv2D": "HWIO",
     "FusedPadConv2D": "HWIO",
     "FusedResizeAndPadConv2D": "HWIO",
@@ -340,7 +340,7 @@ _WEIGHT_LAYOUTS = {
 _CONV_LAYOUTS = {1: "WIO", 2: "HWIO", 3: "DHWIO"}
 
 # Layout of op types that have no attribute for it, or leave it out.
-_LAYOUTS = {
+LAYOUTS = {
     **dict.fromkeys(["conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "upsample"], "NHWC"),
     **dict.fromkeys(["conv3d", "conv_transpose3d", "max_pool3d", "avg_pool3d"], "NDHWC"),
     **dict.fromkeys(["batch_norm", "depth_to_space", "space_to_depth"], "NHWC"),
@@ -366,7 +366,7 @@ BACKWARD_TYPES: Mapping[str, str] = MappingProxyType(
 )
 
 _OWN = {common_type: frozenset(names.split()) for common_type, names in _OWN_OPS.items()}
-_ROLES_OF = {name: roles for roles, names in _ROLES.items() for name in names.split()}
+_ROLES_OF = {name: roles for roles, names in ROLES.items() for name in names.split()}
 
 
 def describe(context: OpContext) -> None:
@@ -431,9 +431,9 @@ def _layout(common_type: str, context: OpContext) -> str | None:
     if context.op_type == "Conv":
         axes = _SPATIAL[int(common_type[4])]
         return f"NC{axes}" if given and _text(given) == "CHANNELS_FIRST" else f"N{axes}C"
-    if common_type not in _LAYOUTS:
+    if common_type not in LAYOUTS:
         return None
-    return _text(given) if given else _LAYOUTS[common_type]
+    return _text(given) if given else LAYOUTS[common_type]
 
 
 def _weight_layout(common_type: str, context: OpContext) -> str | None:
@@ -446,7 +446,7 @@ def _weight_layout(common_type: str, context: OpContext) -> str | None:
         if name != "MatMul" and (inputs is None or _rank(inputs[1]) != 2):
             return None
         return "OI" if context.attrs.get(_TRANSPOSED[name]) else "IO"
-    return _WEIGHT_LAYOUTS.get(name)
+    return WEIGHT_LAYOUTS.get(name)
 
 
 def _backward_type(context: OpContext) -> str | None:

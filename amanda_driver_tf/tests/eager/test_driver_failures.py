@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_driver_tf.execution.eager.execute import _Run
+from amanda_driver_tf.execution.eager.execute import Run
 from amanda_driver_tf.execution.functions.mode import FunctionMode
 from amanda_driver_tf.execution.sessions.mode import GraphMode
 from amanda_driver_tf.gradients.eager.taped import Taped
@@ -81,8 +81,8 @@ FAULTS: dict[str, tuple[Callable[[], list[Any]], Any, str]] = {
     "eager, dtypes of arguments": (eager, OpType, "disagree"),
     "eager, falling back": (eager, eager_operators, "is_plain"),
     "eager, gradients before": (eager, Taped, "_fold"),
-    "eager, before the op": (eager, _Run, "_analyse"),
-    "eager, after the op": (eager, _Run, "_record_on_tapes"),
+    "eager, before the op": (eager, Run, "_analyse"),
+    "eager, after the op": (eager, Run, "_record_on_tapes"),
     "function": (function, FunctionMode, "_twin"),
     "session": (session, GraphMode, "_translation"),
 }

@@ -122,10 +122,10 @@ def test_an_extension_with_other_frames_is_not_used() -> None:
             return next(self.answers)
 
     module = types.SimpleNamespace(CallSite=Site)
-    assert not extension._knows_frames(module)
-    assert not extension._knows_frames(module)
+    assert not extension.knows_frames(module)
+    assert not extension.knows_frames(module)
     if extension.native is not None:
-        assert extension._knows_frames(extension.native)
+        assert extension.knows_frames(extension.native)
 
 
 def trained() -> Callable[[], tf.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amanda_driver_tf.identity.tokens import _Tokens
+from amanda_driver_tf.identity.tokens import Tokens
 
 
 class Tensor:
@@ -15,7 +15,7 @@ class Tensor:
 
 def test_a_finalizer_asks_for_a_token_while_all_are_released() -> None:
     # As TensorFlow's, which run operators that delete resources.
-    tokens = _Tokens()
+    tokens = Tokens()
     first, second, late = Tensor(), Tensor(), Tensor()
 
     class Resource:

@@ -192,3 +192,11 @@ def values(*shapes: Sequence[int], dtype: Any = tf.float64) -> list[Any]:
     """Return random tensors, the same for the same shapes."""
     random = np.random.default_rng(0)
     return [tf.constant(random.normal(size=shape), dtype) for shape in shapes]
+
+
+def outside(program: Callable[..., Any], *given: Any) -> list[Any]:
+    """Return the result of a program, and the gradients of what it is given."""
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        result = program(*given)
+    return [result, *tape.gradient(result, given)]

@@ -18,6 +18,7 @@ import amanda
 from amanda_core.testing.kit.tools import after, before
 
 from ..comparison import close
+from .reference_programs import outside
 
 pytestmark = pytest.mark.filterwarnings("ignore:A function that XLA should compile")
 
@@ -74,23 +75,16 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
 }
 
 
-def differentiated(program: Callable[..., Any], *given: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        tape.watch(given)
-        result = program(*given)
-    return [result, *tape.gradient(result, given)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tape", ["inside", "outside"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_op_is_seen_in_what_only_xla_runs(name: str, tape: str) -> None:
     program, given = PROGRAMS[name]
     if tape == "inside":
-        run = tf.function(lambda *args: differentiated(program, *args), jit_compile=True)
+        run = tf.function(lambda *args: outside(program, *args), jit_compile=True)
     else:
         compiled = tf.function(program, jit_compile=True)
-        run = lambda *args: differentiated(compiled, *args)  # noqa: E731
+        run = lambda *args: outside(compiled, *args)  # noqa: E731
     wanted = run(*given)
     with amanda.apply(looking()):
         found = run(*given)
@@ -130,7 +124,7 @@ def test_what_is_nested_in_a_compiled_function(inner: Callable[..., Any], op_typ
     def layer(x: Any) -> Any:
         return inner(tf.exp(x))
 
-    run = tf.function(lambda x: differentiated(layer, x), jit_compile=True)
+    run = tf.function(lambda x: outside(layer, x), jit_compile=True)
     wanted = run(FIRST2)
     ran = []
     with amanda.apply(after(op_type, lambda value: ran.append(1))):
@@ -155,9 +149,9 @@ def test_edits_in_what_only_xla_runs() -> None:
         return nn.conv3d(tf.tanh(x), w, [1] * 5, "SAME")
 
     compiled = tf.function(layer, jit_compile=True)
-    wanted = differentiated(compiled, X3, GROUPED3 * 2)
+    wanted = outside(compiled, X3, GROUPED3 * 2)
     with amanda.apply(before("Conv3D", lambda w: w * 2, 1)):
-        found = differentiated(compiled, X3, GROUPED3)
+        found = outside(compiled, X3, GROUPED3)
     for value, expected in zip(found, wanted, strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
 
@@ -165,7 +159,7 @@ def test_edits_in_what_only_xla_runs() -> None:
 def test_pools_whose_gradient_runs_beside_them_alone() -> None:
     """A routine in between separates them, in a function without XLA, too."""
     program, given = PROGRAMS["max-pooled, channels first"]
-    run = tf.function(lambda *args: differentiated(program, *args))
+    run = tf.function(lambda *args: outside(program, *args))
     try:
         wanted = run(*given)
     except tf.errors.InvalidArgumentError:

@@ -17,26 +17,13 @@ import amanda
 from amanda_core.testing.kit.tools import Everywhere, before, tool, watching
 
 from ..comparison import close
-from .reference_programs import straight, values
+from .handwritten_programs import EDITED, half
+from .reference_programs import outside, straight, values
 
 X, W, V = values((2, 3), (3, 3), (3, 3))
 XS = values((4, 2, 3))[0]
-
-
-def half(value: Any) -> Any:
-    return value * 0.5 + 0.3
-
-
-EDITED = before("MatMul", half, 1)
 # The mark of a staged routine stays on the function.
 STAGED = before("MatMul", amanda.staged(lambda value: half(value)), 1)
-
-
-def outside(program: Callable[..., Any], *given: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        tape.watch(given)
-        result = program(*given)
-    return [result, *tape.gradient(result, given)]
 
 
 def compare(program: Callable[..., Any], reference: Callable[..., Any], *given: Any) -> None:

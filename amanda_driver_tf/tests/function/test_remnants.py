@@ -16,24 +16,14 @@ from tensorflow.python.ops import script_ops
 
 import amanda
 from amanda_core.testing.kit.tools import after, at_inputs, before, replacing, watching
-from amanda_driver_tf.graphs.records import GRAPHS
+from amanda_driver_tf.graphs.function_graphs import GRAPHS
 
 from ..comparison import close
+from .handwritten_programs import W, X, layer
 from .patches import fingerprint
-from .reference_programs import values
 
 #: What is written under tools has none of their changes, and they say so.
 pytestmark = pytest.mark.filterwarnings("ignore:.*without the changes of:amanda.AmandaWarning")
-
-X, W = values((2, 3), (3, 3))
-
-
-def half(value: Any) -> Any:
-    return value * 0.5 + 0.3
-
-
-def layer(x: Any, w: Any) -> Any:
-    return tf.tanh(tf.matmul(x, w))
 
 
 def run(function: Any) -> None:

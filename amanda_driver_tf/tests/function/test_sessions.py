@@ -22,21 +22,9 @@ from amanda_core.testing.kit.tools import (
 )
 
 from ..comparison import close, equal
+from .handwritten_programs import EDITED, W, X, half, layer
 from .patches import fingerprint
-from .reference_programs import straight, values
-
-X, W = values((2, 3), (3, 3))
-
-
-def half(value: Any) -> Any:
-    return value * 0.5 + 0.3
-
-
-EDITED = before("MatMul", half, 1)
-
-
-def layer(x: Any, w: Any) -> Any:
-    return tf.tanh(tf.matmul(x, w))
+from .reference_programs import straight
 
 
 def forward(program: Callable[..., Any]) -> tuple[Any, Any]:

@@ -15,9 +15,9 @@ from amanda import AmandaWarning
 from amanda_core.testing.kit.tools import Edit, before, editing
 
 from ..comparison import close, equal
-from .reference_programs import straight, values
+from .handwritten_programs import W, X, half, layer
+from .reference_programs import outside, straight
 
-X, W = values((2, 3), (3, 3))
 MASK = tf.cast(W > 0, W.dtype)
 LARGEST = float(tf.reduce_max(W))
 
@@ -26,24 +26,9 @@ class Mine(ValueError):
     """A user's own error."""
 
 
-def half(value: Any) -> Any:
-    return value * 0.5 + 0.3
-
-
 @amanda.staged
 def staged_half(value: Any) -> Any:
     return value * 0.5 + 0.3
-
-
-def outside(program: Callable[..., Any], *given: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        tape.watch(given)
-        result = program(*given)
-    return [result, *tape.gradient(result, given)]
-
-
-def layer(x: Any, w: Any) -> Any:
-    return tf.tanh(tf.matmul(x, w))
 
 
 PLAIN = outside(layer, X, W)

@@ -14,17 +14,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.kit.tools import at_inputs, before
 
-from .reference_programs import values
-
-X, W = values((2, 3), (3, 3))
-
-
-def half(value: Any) -> Any:
-    return value * 0.5 + 0.3
-
-
-def layer(x: Any, w: Any) -> Any:
-    return tf.tanh(tf.matmul(x, w))
+from .handwritten_programs import W, X, half, layer
 
 
 def outside(program: Callable[..., Any], w: Any) -> list[Any]:

@@ -26,31 +26,12 @@ from amanda_core.testing.kit.tools import (
 )
 
 from ..comparison import close, equal
-from .reference_programs import straight, values
-
-X, W = values((2, 3), (3, 3))
-
-
-def half(value: Any) -> Any:
-    return value * 0.5 + 0.3
-
-
-EDITED = before("MatMul", half, 1)
-
-
-def layer(x: Any, w: Any) -> Any:
-    return tf.tanh(tf.matmul(x, w))
+from .handwritten_programs import EDITED, W, X, half, layer
+from .reference_programs import outside, straight
 
 
 def edited_layer(x: Any, w: Any) -> Any:
     return tf.tanh(tf.matmul(x, straight(w, half)))
-
-
-def outside(program: Callable[..., Any], *given: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        tape.watch(given)
-        result = program(*given)
-    return [result, *tape.gradient(result, given)]
 
 
 WANTED = outside(edited_layer, X, W)

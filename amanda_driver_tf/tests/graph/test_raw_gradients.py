@@ -15,20 +15,7 @@ from amanda_core.testing.kit.tools import Edit, editing, tool
 
 from ..comparison import close, equal
 from .reference_programs import Ops, arrays, build, double, new_session, results
-
-KINDS = ("placeholder", "resource", "reference")
-
-
-def program(ops: Ops, x: Any, w: Any) -> Any:
-    h = ops("Tanh", "act", ops("MatMul", "mm", x, w))
-    return ops("Sum", "loss", ops("Square", "square", ops("AddV2", "sum", h, x)))
-
-
-def shifted(gradient: Any) -> Any:
-    return gradient * 0.5 + 0.25
-
-
-VALUES = arrays((3, 3), (3, 3))
+from .test_gradients import VALUES, program, shifted
 
 
 def raw(name: str, **routines: Any) -> amanda.Tool:

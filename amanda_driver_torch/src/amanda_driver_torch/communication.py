@@ -15,11 +15,7 @@ from amanda_core.driver_kit import Step
 from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.groups import processes
 from amanda_driver_torch.placements import local
-from amanda_driver_torch.torch_internals.distributed import (
-    process_group,
-    ranks_of,
-    written,
-)
+from amanda_driver_torch.torch_internals.distributed import process_group, ranks_of, written
 from amanda_driver_torch.vocabulary import COMMUNICATING
 
 __all__ = ["bytes_of", "complete", "describe_communication", "is_unfinished"]

@@ -15,7 +15,17 @@ from typing import Any, TypeVar
 from amanda_core.driver_kit import OpContext
 from amanda_core.interface import OP_TYPES as COMMON_TYPES, backward_type_of
 
-__all__ = ["BACKWARD_TYPES", "COMMUNICATING", "FUSED", "OF_GRADIENTS", "OP_TYPES", "describe"]
+__all__ = [
+    "BACKWARD_TYPES",
+    "COMMUNICATING",
+    "FUSED",
+    "LAYOUTS",
+    "OF_GRADIENTS",
+    "OP_TYPES",
+    "ROLES",
+    "WEIGHT_LAYOUTS",
+    "describe",
+]
 
 #: Operators of the fused inference path, which modules take if their operators are not needed.
 FUSED = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
@@ -247,7 +257,7 @@ _OWN_NODES = {
 }
 
 # Roles of the leading inputs -> the operators with these inputs.
-_ROLES: Mapping[str, tuple[str, ...]] = _by_name(
+ROLES: Mapping[str, tuple[str, ...]] = _by_name(
     {
         ("input", "weight", "bias"): "linear conv1d conv2d conv3d conv_transpose1d "
         "conv_transpose2d conv_transpose3d convolution batch_norm native_batch_norm instance_norm "
@@ -268,13 +278,13 @@ _ROLES: Mapping[str, tuple[str, ...]] = _by_name(
         "smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div",
     }
 )
-_WEIGHT_LAYOUTS = {
+WEIGHT_LAYOUTS = {
     "linear": "OI",
     **{f"conv{d}d": f"OI{'DHW'[-d:]}" for d in (1, 2, 3)},
     **{f"conv_transpose{d}d": f"IO{'DHW'[-d:]}" for d in (1, 2, 3)},
 }
 # For batches; PyTorch accepts a single image or volume without N, too.
-_LAYOUTS = {"1d": "NCW", "2d": "NCHW", "3d": "NCDHW"}
+LAYOUTS = {"1d": "NCW", "2d": "NCHW", "3d": "NCDHW"}
 # Also matches nodes like `DiagonalBackward0_copy`.
 _NUMBER = re.compile(r"(?<=Backward)\d+(_copy)?$")
 
@@ -307,9 +317,9 @@ def _known(op_type: str, common_type: str | None = None) -> tuple[str, str | Non
     keys: dict[str, Any] = {"type": common_type}
     if common_type is not None:
         for key, known, of in (
-            ("input_roles", _ROLES, name),
-            ("weight_layout", _WEIGHT_LAYOUTS, common_type),
-            ("layout", _LAYOUTS, common_type[-2:]),
+            ("input_roles", ROLES, name),
+            ("weight_layout", WEIGHT_LAYOUTS, common_type),
+            ("layout", LAYOUTS, common_type[-2:]),
         ):
             if of in known:
                 keys[key] = known[of]

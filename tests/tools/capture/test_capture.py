@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from language_models import MODELS, LanguageModel, generate, seen_by_hooks
+from padded_tokens import IDS, LAST, PADDED, Tokens
 from torch import nn
 
 import amanda
@@ -297,24 +298,6 @@ def test_nothing_grows_with_the_tokens_that_are_not_chosen() -> None:
         generate(model, given, 512, logits_processor=library.LogitsProcessorList([Counting()]))
     assert len(tool.result().values) == 2 * (16 - given.shape[1] + 1)
     assert counts[511] - counts[32] < 100, counts
-
-
-class Tokens(nn.Module):
-    """A model of tokens that is given which of them are padding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Embedding(20, 4), nn.Linear(4, 3)
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
-        result: torch.Tensor = self.out(self.embed(input_ids))
-        return result
-
-
-IDS = torch.arange(20).view(4, 5)
-#: Padded on the right, not at all, everywhere, and on the left; and the last token of each row.
-PADDED = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [0, 0, 1, 1, 1]])
-LAST = {0: 2, 1: 4, 3: 4}
 
 
 @pytest.mark.parametrize(("rows", "chosen"), [(None, LAST), ([1, 0], {0: 2, 1: 4}), ("2:", {3: 4})])

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import exit_status
 from torch import nn
 
 import amanda
-from amanda_core.cli import main
 from amanda_core.errors import ResultError
 from amanda_core.results import Result
 from amanda_tools.diff import DiffResult, compare
@@ -218,13 +218,6 @@ def test_tolerances_are_those_of_pytorch() -> None:
 # The command.
 
 
-def amanda_diff(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["diff", *map(str, arguments)])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
 @pytest.fixture
 def dumps(tmp_path: Path) -> list[Path]:
     found = []
@@ -239,19 +232,19 @@ def dumps(tmp_path: Path) -> list[Path]:
 
 def test_the_command(dumps: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     one, same, other = dumps
-    assert amanda_diff(one, same) == 0
+    assert exit_status("diff", one, same) == 0
     assert "No difference in 2 tensors: all are equal bit for bit." in capsys.readouterr().out
-    assert amanda_diff(one, other) == 1
+    assert exit_status("diff", one, other) == 1
     said = capsys.readouterr().out
     assert "First: output 0 of op 'full'" in said
     assert "2 of 2 beyond the tolerance, the first at [0]: 1 and 2" in said
-    assert amanda_diff(one, other, "--atol", 1) == 0
+    assert exit_status("diff", one, other, "--atol", 1) == 0
     capsys.readouterr()
-    assert amanda_diff(one, other, "--json") == 1
+    assert exit_status("diff", one, other, "--json") == 1
     read = json.loads(capsys.readouterr().out)
     assert (read["format"], read["same"]) == ("amanda.diff/1", False)
     assert read["first"]["difference"]["max_abs"] == 1
-    assert amanda_diff(one, same, "--all") == 0
+    assert exit_status("diff", one, same, "--all") == 0
     assert "relu" in capsys.readouterr().out
 
 
@@ -280,7 +273,7 @@ def test_a_crashed_run_is_not_without_difference(
 ) -> None:
     whole, part = crashed(8, tmp_path / "a"), crashed(at, tmp_path / "b")
     for pair, more in (((whole, part), "A"), ((part, whole), "B")):
-        assert amanda_diff(*pair) == 2
+        assert exit_status("diff", *pair) == 2
         said = capsys.readouterr().out
         assert "No difference" not in said
         what = {
@@ -290,15 +283,15 @@ def test_a_crashed_run_is_not_without_difference(
         }[at]
         assert what in said
         assert f"Only in {more}" in said or f"first in {more}: " in said
-        assert amanda_diff(*pair, "--json") == 2
+        assert exit_status("diff", *pair, "--json") == 2
         assert json.loads(capsys.readouterr().out)["complete"] is False
 
 
 def test_mistakes(dumps: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "none").mkdir()
-    assert amanda_diff(dumps[0], tmp_path / "none") == 2
+    assert exit_status("diff", dumps[0], tmp_path / "none") == 2
     for arguments in ([dumps[0]], [dumps[0], tmp_path / "nowhere"], [*dumps[:2], "--rtol", -1]):
-        assert amanda_diff(*arguments) == 3
+        assert exit_status("diff", *arguments) == 3
     assert "rtol must not be negative" in capsys.readouterr().err
 
 
@@ -398,8 +391,10 @@ def test_the_caller_says_how_operators_are_aligned(tmp_path: Path) -> None:
         with torch.no_grad(), amanda.apply(tool := Dump(values=["outputs"])):
             model(x)
         tool.result().write(folder)
-    assert amanda_diff(*folders, "--align", "names") == 1
-    assert amanda_diff(*folders, "--align", "values", "--rtol", "1e-3", "--atol", "1e-5") == 0
+    assert exit_status("diff", *folders, "--align", "names") == 1
+    assert (
+        exit_status("diff", *folders, "--align", "values", "--rtol", "1e-3", "--atol", "1e-5") == 0
+    )
 
 
 def test_renamed_modules_of_the_same_operators_are_aligned() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from commands import exit_status
 from torch import nn
 
 import amanda
-from amanda_core.cli import main
 from amanda_core.results.output import Output
 from amanda_tools.dump import Dump
 from amanda_tools.fingerprint import Fingerprint
@@ -63,13 +63,6 @@ def dump(folder: Path, part: str | None = None, **how: Any) -> Path:
         training(**how)
     Output(folder, ["dump"], part=part or "").write("dump", tool.result())
     return folder
-
-
-def diff(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(["diff", *map(str, arguments)])
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 #: Name -> records the two runs, and the exit status of their comparison.
@@ -119,7 +112,7 @@ def test_json_follows_the_schema(pair: Any, capsys: pytest.CaptureFixture[str]) 
     a, b, status, _ = pair
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     for more in ([], ["--limit", 1]):
-        assert diff(a, b, "--json", *more) == status
+        assert exit_status("diff", a, b, "--json", *more) == status
         content = json.loads(capsys.readouterr().out)
         VALIDATOR.validate(content)
         wrong = copy.deepcopy(content)
@@ -132,7 +125,7 @@ def test_the_page_shows_where_values_differ(
 ) -> None:
     a, b, status, name = pair
     page = tmp_path / "page.html"
-    assert diff(a, b, "--html", page) == status
+    assert exit_status("diff", a, b, "--html", page) == status
     out = capsys.readouterr()
     assert f"amanda: report: {page}" in out.err
     text = page.read_text()
@@ -166,15 +159,15 @@ def test_a_file_that_is_no_page_is_not_replaced(
         fingerprint(tmp_path / run, steps=1)
     kept = tmp_path / "kept.html"
     kept.write_text("mine")
-    assert diff(tmp_path / "a", tmp_path / "b", "--html", kept) != 0
+    assert exit_status("diff", tmp_path / "a", tmp_path / "b", "--html", kept) != 0
     assert "replace it with --force" in capsys.readouterr().err
     assert kept.read_text() == "mine"
-    assert diff(tmp_path / "a", tmp_path / "b", "--html", kept, "--force") == 0
+    assert exit_status("diff", tmp_path / "a", tmp_path / "b", "--html", kept, "--force") == 0
     assert kept.read_text() != "mine"
     # An earlier page is replaced without being asked.
-    assert diff(tmp_path / "a", tmp_path / "b", "--html", kept) == 0
+    assert exit_status("diff", tmp_path / "a", tmp_path / "b", "--html", kept) == 0
 
 
 def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert diff("--schema") == 0
+    assert exit_status("diff", "--schema") == 0
     assert json.loads(capsys.readouterr().out) == SCHEMA

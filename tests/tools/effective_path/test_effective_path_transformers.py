@@ -91,7 +91,7 @@ def test_the_size_of_chunks_changes_no_path(monkeypatch: pytest.MonkeyPatch) -> 
     """Also where terms of one output are in several chunks, as the scores of an attention are."""
     model, inputs = model_of("gpt2", "sdpa")
     whole = extracted(model, inputs, theta=0.9)
-    monkeypatch.setattr(contributions, "_TERMS", 20)
+    monkeypatch.setattr(contributions, "TERMS_AT_ONCE", 20)
     pieces = extracted(model, inputs, theta=0.9)
     for one, other in zip(whole.paths, pieces.paths, strict=True):
         for part in ("points", "edges", "weights"):

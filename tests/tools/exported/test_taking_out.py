@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from taking_out import OF_ACTIVATIONS, PORTABLE, Row, quantized, refused
+from taking_out import OF_ACTIVATIONS, PORTABLE, Row, quantized, refused, running_apart
 from torch import nn
 
 import amanda
@@ -105,25 +103,8 @@ TABLE: dict[str, Row] = {
 @pytest.fixture(scope="module")
 def apart() -> Iterator[Callable[[Path], Any]]:
     """Return a function that returns what the files in a folder compute without Amanda."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-c", APART],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline() == "apart\n"
-    given, told = process.stdin, process.stdout
-
-    def run(folder: Path) -> Any:
-        print(folder, file=given, flush=True)
-        assert told.readline() == "done\n"
-        return torch.load(folder / "found.pt")
-
-    with process:
+    with running_apart(APART, lambda folder: torch.load(folder / "found.pt")) as run:
         yield run
-        given.close()
 
 
 @pytest.mark.parametrize("name", TABLE)

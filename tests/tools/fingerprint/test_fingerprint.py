@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 import xxhash
+from commands import exit_status
 from planting import train
 from torch import nn
 
 import amanda
-from amanda_core.cli import main
 from amanda_core.errors import ResultError
 from amanda_tools.diff import compare_fingerprints
 from amanda_tools.dump import Dump
@@ -158,7 +158,7 @@ def test_parts_that_nothing_has_written_are_followed(
     native: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Fingerprint, "_has_plain_rows", native)
+    monkeypatch.setattr(Fingerprint, "has_plain_rows", native)
     for make, unwritten in ((torch.empty, True), (torch.zeros, write[0] == "resize_")):
         read, copied = recorded(partial(_copied, make, write[1])).open().rows[-2:]
         assert [bool(row["flags"] & UNWRITTEN) for row in (read, copied)] == [unwritten] * 2
@@ -173,7 +173,7 @@ def _copied(make: Callable[..., torch.Tensor], write: Callable[..., torch.Tensor
 def test_more_outputs_and_items_than_a_row_can_number(
     native: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Fingerprint, "_has_plain_rows", native)
+    monkeypatch.setattr(Fingerprint, "has_plain_rows", native)
 
     def program(last: float) -> None:
         tokens = torch.arange(66_000.0)
@@ -222,7 +222,7 @@ def test_equal_runs_are_equal_bit_for_bit(
     assert [s.digest for s in one.steps] == [s.digest for s in other.steps]
     for number, result in enumerate((one, other)):
         result.write(tmp_path / str(number))
-    assert amanda_diff(tmp_path / "0", tmp_path / "1") == 0
+    assert exit_status("diff", tmp_path / "0", tmp_path / "1") == 0
     assert "all are equal bit for bit" in capsys.readouterr().out
 
 
@@ -332,7 +332,7 @@ def test_an_operator_that_only_one_run_has_is_named_first(
 ) -> None:
     recorded(lambda: training(2), folder=tmp_path / "a")
     recorded(lambda: training(2, steps=1), folder=tmp_path / "b")
-    assert amanda_diff(tmp_path / "a", tmp_path / "b") == 2
+    assert exit_status("diff", tmp_path / "a", tmp_path / "b") == 2
     said = capsys.readouterr().out
     assert "Only in A: " in said
     assert "the rest was not compared" in said
@@ -571,28 +571,21 @@ def test_fingerprints_and_dumps_are_not_compared(
     with amanda.apply(dump := Dump()):
         training()
     dump.result().write(tmp_path / "b")
-    assert amanda_diff(tmp_path / "a", tmp_path / "b") == 2
+    assert exit_status("diff", tmp_path / "a", tmp_path / "b") == 2
     assert "One run has a fingerprint, the other has none" in capsys.readouterr().err
-    assert amanda_diff(tmp_path / "a", tmp_path / "a", "--rtol", 1) == 3
+    assert exit_status("diff", tmp_path / "a", tmp_path / "a", "--rtol", 1) == 3
 
 
 def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(lambda: torch.relu(torch.ones(2)), folder=tmp_path / "a")
     recorded(lambda: torch.relu(-torch.ones(2)), folder=tmp_path / "b")
-    assert amanda_diff(tmp_path / "a", tmp_path / "b", "--json") == 1
+    assert exit_status("diff", tmp_path / "a", tmp_path / "b", "--json") == 1
     read = json.loads(capsys.readouterr().out)
     assert (read["format"], read["same"], read["complete"]) == (
         "amanda.fingerprint_diff/1",
         False,
         False,
     )
-
-
-def amanda_diff(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["diff", *map(str, arguments)])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
 
 
 @pytest.mark.slow

@@ -19,14 +19,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    BertConfig,
-    BertModel,
-    ResNetConfig,
-    ResNetModel,
-    ViTConfig,
-    ViTModel,
-)
+from transformers import BertConfig, BertModel, ResNetConfig, ResNetModel, ViTConfig, ViTModel
 
 import amanda
 from amanda_tools.graph import Graph, GraphTracing

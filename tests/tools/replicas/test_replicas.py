@@ -14,11 +14,11 @@ from pathlib import Path
 import parallel_programs
 import pytest
 import torch
+from commands import exit_status
 from parallel_programs import PROGRAMS, RIGHT, WRONG
 from torch import nn
 
 import amanda
-from amanda_core.cli import main
 from amanda_core.errors import ResultError
 from amanda_tools.fingerprint.files import GRADIENT, SKETCH, load_fingerprint
 from amanda_tools.replicas import Replicas, ReplicasReport, compare_replicas
@@ -64,13 +64,6 @@ def check(folder: Path, name: str, ranks: int) -> ReplicasReport:
     return wrong
 
 
-def amanda_diff(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["diff", *map(str, arguments)])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return what two processes have recorded of a few programs."""
@@ -107,15 +100,15 @@ def test_each_bug_is_found_and_no_right_program_is_reported(tmp_path: Path, rank
 
 
 def test_command_line(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert amanda_diff(sample / "seeds-right") == 0
+    assert exit_status("diff", sample / "seeds-right") == 0
     assert "equal bit for bit" in capsys.readouterr().out
-    assert amanda_diff(sample / "seeds-wrong") == 1
+    assert exit_status("diff", sample / "seeds-wrong") == 1
     assert "draw other random numbers" in capsys.readouterr().out
-    assert amanda_diff(sample / "seeds-wrong", "--json") == 1
+    assert exit_status("diff", sample / "seeds-wrong", "--json") == 1
     content = json.loads(capsys.readouterr().out)
     assert content["format"] == "amanda.replicas_report/1"
     assert content["violations"][0]["processes"] == ["rank0", "rank1"]
-    assert amanda_diff(sample) == 3
+    assert exit_status("diff", sample) == 3
     assert "no record of the tool replicas" in capsys.readouterr().err
 
 
@@ -125,7 +118,7 @@ def test_a_missing_process_is_named_and_not_passed_over(sample: Path, tmp_path: 
     kept = [line for line in lines.read_text().splitlines(True) if '"end"' not in line]
     lines.write_text("".join(kept))
     assert not compare_replicas(tmp_path / "run").complete
-    assert amanda_diff(tmp_path / "run") == 2
+    assert exit_status("diff", tmp_path / "run") == 2
     shutil.rmtree(tmp_path / "run" / "rank1")
     with pytest.raises(ResultError, match="several processes"):
         compare_replicas(tmp_path / "run")
@@ -153,7 +146,7 @@ def test_weights_without_a_digest_are_not_called_equal(tmp_path: Path) -> None:
     assert found.missing == [
         f"rank{rank} has 1 weights and gradients without a digest" for rank in (0, 1)
     ]
-    assert amanda_diff(tmp_path) == 2
+    assert exit_status("diff", tmp_path) == 2
 
 
 def test_no_gradients_are_a_note(sample: Path, tmp_path: Path) -> None:
@@ -179,7 +172,7 @@ def test_records_that_are_empty_or_malformed(sample: Path, tmp_path: Path) -> No
     found = compare_replicas(tmp_path / "run")
     assert found.same
     assert not found.complete
-    assert amanda_diff(tmp_path / "run") == 2
+    assert exit_status("diff", tmp_path / "run") == 2
     assert (found.values, found.weights) == (0, 0)
     assert "nothing was compared" in found.conclusion()
     (folder / "rows.bin").write_bytes(rows)
@@ -187,7 +180,7 @@ def test_records_that_are_empty_or_malformed(sample: Path, tmp_path: Path) -> No
         (folder / "ops.jsonl").write_text(f'{lines}{{"about":{{{broken}}}}}\n')
         with pytest.raises(ResultError, match="malformed"):
             compare_replicas(tmp_path / "run")
-    assert amanda_diff(sample / "seeds-right", "--rtol", "0.1") == 3
+    assert exit_status("diff", sample / "seeds-right", "--rtol", "0.1") == 3
 
 
 def test_weights_that_may_differ_are_named_by_patterns(sample: Path, tmp_path: Path) -> None:

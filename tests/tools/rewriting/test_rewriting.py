@@ -23,15 +23,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, ViTConfig
 
 import amanda
 from amanda_core.results import HasResult, Result
-from amanda_tools.rewriting import (
-    Input,
-    Matched,
-    Operator,
-    Rewrite,
-    RewriteResult,
-    Rewritten,
-    Rule,
-)
+from amanda_tools.rewriting import Input, Matched, Operator, Rewrite, RewriteResult, Rewritten, Rule
 
 
 class Counting(TorchDispatchMode):

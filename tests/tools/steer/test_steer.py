@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from language_models import MODELS, WIDTH, LanguageModel, edited_by_hooks, generate
+from padded_tokens import IDS, LAST, PADDED, Tokens
 from torch import nn
 
 import amanda
@@ -343,24 +344,6 @@ def test_a_result_says_how_much_of_the_parameters_was_changed() -> None:
     with amanda.apply(other):
         model(x)
     assert "parameters" not in other.result().title
-
-
-class Tokens(nn.Module):
-    """A model of tokens that is given which of them are padding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Embedding(20, 4), nn.Linear(4, 3)
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
-        result: torch.Tensor = self.out(self.embed(input_ids))
-        return result
-
-
-IDS = torch.arange(20).view(4, 5)
-#: Padded on the right, not at all, everywhere, and on the left; and the last token of each row.
-PADDED = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [0, 0, 1, 1, 1]])
-LAST = {0: 2, 1: 4, 3: 4}
 
 
 @pytest.mark.parametrize("axis", [None, 1])

@@ -22,7 +22,7 @@ from amanda_core.errors import ConfigError, OutputError
 from amanda_core.plugins.installed import canonical, distribution_names
 from amanda_core.results import printable
 
-__all__ = ["new"]
+__all__ = ["new", "words_of"]
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _LONGEST = 40
@@ -54,7 +54,7 @@ def driver(name: str, output: str) -> None:
 
 
 def _make(kind: str, name: str, parent: Path) -> None:
-    words = _words(kind, name)
+    words = words_of(kind, name)
     folder = parent / words["distribution"]
     if os.path.lexists(folder):
         raise OutputError(
@@ -83,7 +83,7 @@ def _make(kind: str, name: str, parent: Path) -> None:
     click.echo(f'\nNext: cd {printable(folder)} && pip install -e ".[test]" && pytest', err=True)
 
 
-def _words(kind: str, name: str) -> dict[str, str]:
+def words_of(kind: str, name: str) -> dict[str, str]:
     """Return the values of the placeholders.
 
     Raises:

@@ -14,12 +14,7 @@ from functools import partial
 from types import CodeType
 from typing import Any, Protocol
 
-from amanda_core.driver_kit.execution import (
-    ForwardProgram,
-    OpRecord,
-    backward_plans,
-    several,
-)
+from amanda_core.driver_kit.execution import ForwardProgram, OpRecord, backward_plans, several
 from amanda_core.driver_kit.zones import enter_zone
 from amanda_core.engine.context import OpContext
 from amanda_core.engine.plan import Step

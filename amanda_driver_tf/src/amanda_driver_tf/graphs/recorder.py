@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from amanda_core.interface import UnsupportedError
+from amanda_driver_tf.graphs.function_graphs import name_graph
 from amanda_driver_tf.graphs.layer_calls import record_layers
-from amanda_driver_tf.graphs.records import Record, Records, Run, is_symbolic, name_graph, next_id
+from amanda_driver_tf.graphs.records import Record, Records, Run, is_symbolic, next_id
 from amanda_driver_tf.tensorflow_internals.entry_points import (
     AGGREGATED_GRADIENTS,
     GRADIENT_FUNCTION,
@@ -27,11 +28,7 @@ from amanda_driver_tf.tensorflow_internals.entry_points import (
     RECORD_OPERATION,
 )
 from amanda_driver_tf.tensorflow_internals.graph_checks import problems
-from amanda_driver_tf.tensorflow_internals.modules import (
-    context,
-    ops,
-    tensor as tensor_lib,
-)
+from amanda_driver_tf.tensorflow_internals.modules import context, ops, tensor as tensor_lib
 from amanda_driver_tf.tensorflow_internals.objects import tensor_of_source
 from amanda_driver_tf.tensorflow_internals.tapes import register_gradient_function
 from amanda_driver_tf.tensorflow_internals.versions import VERSIONS

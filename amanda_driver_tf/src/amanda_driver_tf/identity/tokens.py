@@ -10,10 +10,10 @@ from typing import Any
 
 from amanda_core.driver_kit import Labels
 
-__all__ = ["TOKENS"]
+__all__ = ["TOKENS", "Tokens"]
 
 
-class _Tokens:
+class Tokens:
     """The tokens of this process."""
 
     def __init__(self) -> None:
@@ -51,4 +51,4 @@ class _Tokens:
             self._tensors.pop(token, None)
 
 
-TOKENS = _Tokens()
+TOKENS = Tokens()

@@ -15,9 +15,10 @@ from amanda_core.driver_kit import Step
 from amanda_core.interface import UnsupportedError
 from amanda_driver_tf.graphs.analysis import Analysis
 from amanda_driver_tf.graphs.body import Body, Node, Value, is_ref
+from amanda_driver_tf.graphs.function_graphs import children_of
 from amanda_driver_tf.graphs.kernel_state import keeps_state
 from amanda_driver_tf.graphs.loop_frames import ENTERS, Frames
-from amanda_driver_tf.graphs.records import Record, Records, children_of
+from amanda_driver_tf.graphs.records import Record, Records
 from amanda_driver_tf.insertion.keepalive import Keepalive
 from amanda_driver_tf.insertion.nodes import Flat, Host, Inlined, New
 from amanda_driver_tf.insertion.op_values import ForwardProgram, OpValues

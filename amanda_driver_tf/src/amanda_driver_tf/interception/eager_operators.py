@@ -38,10 +38,7 @@ from amanda_driver_tf.tensorflow_internals.entry_points import (
     STOP_RECORDING,
     WATCH,
 )
-from amanda_driver_tf.tensorflow_internals.modules import (
-    execute,
-    ops,
-)
+from amanda_driver_tf.tensorflow_internals.modules import execute, ops
 from amanda_driver_tf.tensorflow_internals.objects import variable_handle
 from amanda_driver_tf.tensorflow_internals.originals import ORIGINALS, PAIR, record_gradient
 from amanda_driver_tf.tensorflow_internals.tapes import (

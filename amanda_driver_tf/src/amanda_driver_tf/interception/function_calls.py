@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from amanda_core.driver_kit import Patches, local_of
-from amanda_driver_tf.graphs import records
-from amanda_driver_tf.graphs.records import GRAPHS
+from amanda_driver_tf.graphs.function_graphs import GRAPHS, drop_unrecorded_gradients
 from amanda_driver_tf.tensorflow_internals.entry_points import (
     CALL_FUNCTION,
     RECORD_BACKPROP_ONLY,
@@ -71,7 +70,7 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
 def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def select(self: Any, *args: Any, **kwargs: Any) -> Any:
-        records.drop_unrecorded_gradients(self)
+        drop_unrecorded_gradients(self)
         functions = original(self, *args, **kwargs)
         if context.executing_eagerly():
             STATE.tangents = bool(forwardprop_util.pack_tangents(args[0]).tangents)

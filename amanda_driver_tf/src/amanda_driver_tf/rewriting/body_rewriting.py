@@ -25,18 +25,16 @@ from amanda_driver_tf.graphs.analysis import (
     runs_functions,
 )
 from amanda_driver_tf.graphs.body import BACK, Body, Node, Value
+from amanda_driver_tf.graphs.function_graphs import children_of
 from amanda_driver_tf.graphs.pruning import find_dropped
-from amanda_driver_tf.graphs.records import Record, Records, children_of
+from amanda_driver_tf.graphs.records import Record, Records
 from amanda_driver_tf.insertion.body_edits import BodyEdits, Surroundings
 from amanda_driver_tf.insertion.frame_placement import keep_in_frames
 from amanda_driver_tf.insertion.jacobians import refuse_gradients
 from amanda_driver_tf.insertion.loop_conditions import operands
 from amanda_driver_tf.insertion.observers import Observers
 from amanda_driver_tf.insertion.op_values import Differentiated, OpValues
-from amanda_driver_tf.insertion.step_functions import (
-    Layout,
-    replacement_function,
-)
+from amanda_driver_tf.insertion.step_functions import Layout, replacement_function
 from amanda_driver_tf.rewriting.insertions import Insertions
 from amanda_driver_tf.rewriting.layer_values import LayerValues
 

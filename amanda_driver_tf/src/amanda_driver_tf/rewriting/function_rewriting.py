@@ -19,7 +19,8 @@ from amanda_core.interface import UnsupportedError
 from amanda_driver_tf.graphs.analysis import Analysis, runs_functions
 from amanda_driver_tf.graphs.body import Body, Node, Value
 from amanda_driver_tf.graphs.control_flow_contexts import is_differentiated_elsewhere
-from amanda_driver_tf.graphs.records import Record, Records, differentiated_inside, graph_of
+from amanda_driver_tf.graphs.function_graphs import graph_of
+from amanda_driver_tf.graphs.records import Record, Records, differentiated_inside
 from amanda_driver_tf.insertion.body_edits import Surroundings
 from amanda_driver_tf.insertion.function_def_writing import (
     Written,

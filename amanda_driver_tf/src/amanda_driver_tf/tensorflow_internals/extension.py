@@ -11,10 +11,10 @@ from typing import Any
 from amanda_core.driver_kit import NATIVE, load_extension
 from amanda_driver_tf.tensorflow_internals.versions import VERSIONS
 
-__all__ = ["missing", "native"]
+__all__ = ["knows_frames", "missing", "native"]
 
 
-def _knows_frames(module: Any) -> bool:
+def knows_frames(module: Any) -> bool:
     """Return True if the extension reads this interpreter's frames correctly."""
 
     # At the same depth as when an op is located.
@@ -34,5 +34,5 @@ def _knows_frames(module: Any) -> bool:
 native, missing = load_extension("amanda_driver_tf._native")
 if native is not None:
     other = "the extension was built for a Python with other frames"
-    missing = VERSIONS.failure(NATIVE) if _knows_frames(native) else other
+    missing = VERSIONS.failure(NATIVE) if knows_frames(native) else other
     native = None if missing else native

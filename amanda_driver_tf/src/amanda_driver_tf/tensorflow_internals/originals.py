@@ -15,9 +15,7 @@ from amanda_driver_tf.tensorflow_internals.entry_points import (
     RECORD_OPERATION,
     STOP_RECORDING,
 )
-from amanda_driver_tf.tensorflow_internals.modules import (
-    execute,
-)
+from amanda_driver_tf.tensorflow_internals.modules import execute
 
 __all__ = ["ORIGINALS", "PAIR", "record_gradient"]
 

@@ -1,51 +1,31 @@
 """`TorchAttachment`: attaches one session to PyTorch.
 
 Owns the start and end of the driver's parts (sites, execution, backward program, interceptor,
-patches), and where operators enter. `execution` decides what happens at an operator. A
-little over 400 lines: one class.
+patches), and what of compiled callables they let stay compiled.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
-from amanda_core.driver_kit import (
-    NATIVE,
-    OUTSIDE,
-    Operands,
-    Origin,
-    Scope,
-    Scopes,
-    Session,
-    Sites,
-    forget_all_edited,
-)
+from amanda_core.driver_kit import NATIVE, Scopes, Session, Sites, forget_all_edited
 from amanda_core.interface import CoverageGap, Site
-from amanda_driver_torch.attachment.module_calls import NAMESPACE, ModuleCalls
+from amanda_driver_torch.attachment.module_calls import NAMESPACE
+from amanda_driver_torch.attachment.operator_calls import OperatorCalls
 from amanda_driver_torch.compiled.choice import why_eager
-from amanda_driver_torch.execution.collectives import Collective, CollectiveCall
-from amanda_driver_torch.execution.execute import Execution, Run
-from amanda_driver_torch.execution.reductions import Bucket, Reductions, clear_hooks, expected
+from amanda_driver_torch.execution.execute import Execution
+from amanda_driver_torch.execution.reductions import Reductions, clear_hooks
 from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.gradients.backward import Backward
-from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.gradients.records import OpRecord
-from amanda_driver_torch.identity.frames import unit_around
 from amanda_driver_torch.identity.leaves import Leaves
-from amanda_driver_torch.identity.rules import (
-    RULES,
-    new_labels,
-    new_parameters,
-    new_scopes,
-)
+from amanda_driver_torch.identity.rules import RULES, new_labels, new_parameters, new_scopes
 from amanda_driver_torch.interception import device_graphs
-from amanda_driver_torch.interception.buckets import BUCKETS
 from amanda_driver_torch.interception.forward_calls import ForwardCalls
 from amanda_driver_torch.interception.function_mode import FunctionModeInterceptor
 from amanda_driver_torch.interception.fused_inference import COMPILED
@@ -53,19 +33,10 @@ from amanda_driver_torch.interception.interceptor import Interceptor
 from amanda_driver_torch.interception.interceptor_choice import INTERCEPTORS
 from amanda_driver_torch.interception.joining import ThreadState
 from amanda_driver_torch.interception.patches import PATCHES
-from amanda_driver_torch.interception.tracing import reason_to_ignore
 from amanda_driver_torch.operators.bindings import unknown_bindings
-from amanda_driver_torch.operators.operator import Operator
-from amanda_driver_torch.threads.modes import call_without_modes, in_users_modes
-from amanda_driver_torch.threads.state import STATE, call_opaquely
-from amanda_driver_torch.torch_internals.internals import (
-    RELEASE,
-    TENSOR_METHODS,
-    is_machinery,
-    runs_backward,
-    unwrapped,
-)
-from amanda_driver_torch.torch_internals.modules import has_buffer, inner_of
+from amanda_driver_torch.threads.state import STATE
+from amanda_driver_torch.torch_internals.internals import RELEASE, runs_backward
+from amanda_driver_torch.torch_internals.modules import has_buffer
 from amanda_driver_torch.torch_internals.tensor_attributes import is_weight
 
 if TYPE_CHECKING:
@@ -73,27 +44,18 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchAttachment"]
 
-# torch's C bindings of these turn any TypeError into NotImplemented, even a routine's own.
-_BINARY = frozenset(
-    {"add", "sub", "rsub", "mul", "div", "matmul", "pow", "remainder", "floor_divide", "fmod"}
-    | {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"}
-    | {"eq", "ne", "lt", "le", "gt", "ge"}
-)
-
-
 R = TypeVar("R")
 #: Name of what is kept of a session for the next one of the same tools.
 _KEPT = "pytorch.attachment"
 
 
-class TorchAttachment(ModuleCalls):
+class TorchAttachment(OperatorCalls):
     """Instruments the operators of one thread, and their backward ops in any thread.
 
     Attributes:
         session: The session.
         scopes: The modules that have been called.
         backward: The backward program.
-        reductions: Gradients that wrappers for several processes reduce.
         watch: The native extension's part of the interceptor, or None.
     """
 
@@ -143,8 +105,7 @@ class TorchAttachment(ModuleCalls):
         #: Checkpointed functions that run for the first time now, from the outermost one.
         self.first_runs: list[Any] = []
         self._compiled: CompiledCode | None = None
-        #: The record that was made last, until its first execution.
-        self._new: object = None
+        self._new = None
         self._attached = False
 
     def _new_execution(self) -> Execution:
@@ -272,7 +233,7 @@ class TorchAttachment(ModuleCalls):
         if why := why_eager(self._interceptor.name):
             return why
         try:
-            return self._compiled_code().why_not(function)
+            return self._compiled_code().tools.why_not(function)
         except (AttributeError, ImportError) as error:
             return f"parts of Dynamo are missing ({error})"
 
@@ -316,193 +277,6 @@ class TorchAttachment(ModuleCalls):
             and not STATE.opaque
             and self.session.enabled
         )
-
-    # Operators.
-
-    def execute(
-        self, operator: Operator, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
-    ) -> Any:
-        """Execute one call of an operator."""
-        if self._is_ignored(operator.op_type, args, kwargs):
-            return call(*args, **kwargs)
-        try:
-            record = self._interceptor.locate(operator.op_type, args, kwargs)
-        except Exception as error:
-            self.report_failure(error, operator.op_type)
-            record = None
-        if record is None or is_machinery(record.caller):
-            return call(*args, **kwargs)
-        return self._execution(record, operator, call, args, kwargs)
-
-    def execute_known(
-        self,
-        record: OpRecord,
-        operator: Operator,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Execute one call of an operator whose record the native interceptor has found."""
-        # What was resolved for this call was not to be ignored.
-        new, self._new = record is self._new, None
-        if not new and self._is_ignored(operator.op_type, args, kwargs):
-            return call(*args, **kwargs)
-        run = Run(self._execution, record, operator, call, args, kwargs)
-        run.by_native = True
-        return run.execute()
-
-    def resolve(
-        self,
-        op_type: str,
-        scope: Scope | None,
-        frames: Any,
-        zone: str,
-        caller: Any,
-        checked: bool,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        occurrence: int,
-        weights: Operands | None,
-    ) -> Any:
-        """Return the record of an op that the native interceptor does not know; None to ignore the
-        op.
-
-        It is in a tuple if the same numbers are another op next time: the frames around tell.
-        """
-        if not checked and self._is_ignored(op_type, args, kwargs):
-            return None
-        try:
-            origin = Origin(op_type, scope or OUTSIDE, frames, zone)
-            origin.caller = caller
-            values = (*args, *kwargs.values()) if kwargs else args
-            found = self._sites.resolve(origin, values, occurrence, weights)
-            if type(found) is not OpRecord:
-                return found
-            self._new = found if found.context is None else None
-            if is_machinery(found.caller):
-                return None
-            passing, self._not_called = self._not_called, False
-            return (found,) if passing else found
-        except Exception as error:
-            self.report_failure(error, op_type)
-            return None
-
-    def _is_ignored(self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        try:
-            reason = reason_to_ignore(args, kwargs)
-        except Exception as error:
-            self.report_failure(error, op_type)
-            return True
-        if reason:
-            self.session.warn_once(reason)
-            self.attempt(op_type, None, self._note_unseen, op_type, (*args, *kwargs.values()))
-        return reason is not None
-
-    def _note_unseen(self, op_type: str, values: Sequence[Any]) -> None:
-        """Note an operator inside a transform, with the parameters that it reads."""
-        scope = STATE.activations[-1].scope if STATE.activations else OUTSIDE
-        weights = {}
-        for value in map(unwrapped, values):
-            if isinstance(value, torch.Tensor):
-                found = self._parameters.find(value, scope.root, operand=False)
-                if found is not None:
-                    weights[f"{found.root}:{found.name}"] = found.shape
-        op = f"{scope.path}/{op_type}" if scope.path else op_type
-        self.session.note_call(op, "inside torch.func transforms", weights)
-
-    def _hides(self, operator: Operator, record: OpRecord) -> bool:
-        """Return True if torch turns a TypeError in this call into NotImplemented."""
-        if self._interceptor.hides_type_errors and operator.op_type.removesuffix("_") in _BINARY:
-            return True
-        # torch's reflected operators are Python functions whose decorator does so.
-        return record.caller == TENSOR_METHODS
-
-    def execute_python(
-        self,
-        raw: Any,
-        name: str,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Execute one call of an operator written in Python or as a script."""
-        operator = self.attempt(name, None, Operator, raw, raw, name)
-        if operator is None:
-            return call(*args, **kwargs)
-        # A module called in its body ends this: the operator is then treated as a container.
-        run = self.execute, operator, in_users_modes(call), args, kwargs
-        return call_opaquely(call_without_modes, *run)
-
-    def execute_collective(
-        self,
-        collective: Collective,
-        call: Callable[..., Any],
-        group: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Execute one call of a method of a process group that communicates."""
-        session, op_type, tensors = self.session, collective.op_type, tuple(tensors_in(args))
-        if not collective.is_bound(args):
-            session.note_call(op_type, "since tensors were passed by keyword")
-            return call(group, *args, **kwargs)
-        if self._is_ignored(op_type, tensors, {}):
-            return call(group, *args, **kwargs)
-        locate = self._locate_in_module if collective.is_internal else self._locate_collective
-        record = self.attempt(op_type, None, locate, op_type, tensors)
-        if record is None or (record.idle_epoch == session.epoch and session.caching):
-            return call(group, *args, **kwargs)
-        return CollectiveCall(session, record, collective, group, args, kwargs).execute(call)
-
-    def expect_reduction(self, reducer: Any) -> None:
-        """Note that a `DistributedDataParallel` module will reduce its gradients."""
-        if (module := expected(reducer)) is not None:
-            self.attempt("reductions", None, BUCKETS.begin, module, self, PATCHES.afterwards)
-
-    def execute_bucket(
-        self,
-        collective: Collective,
-        call: Callable[..., Any],
-        group: Any,
-        args: tuple[Any, ...],
-        bucket: Bucket,
-    ) -> Any:
-        """Execute one reduction of gradients in the backward pass of a module."""
-        session, op_type = self.session, collective.op_type
-        record = self.attempt(op_type, None, self.reductions.record, op_type, bucket)
-        if record is None or (record.idle_epoch == session.epoch and session.caching):
-            return call(group, *args)
-        keys = {"bucket": bucket.number}
-        run = session, record, collective, group, args, dict[str, Any](), keys, bucket.hook
-        return CollectiveCall(*run).execute(call)
-
-    def _locate_in_module(self, op_type: str, tensors: tuple[Any, ...]) -> OpRecord | None:
-        """Return the record of a collective that torch calls for a module, from one line."""
-        scope = STATE.activations[-1].scope if STATE.activations else OUTSIDE
-        if not scope.root:
-            return self._locate_collective(op_type, tensors)
-        found = self._sites.resolve(Origin(op_type, scope, ()), (), 0, [(0, -1, "buffers")])
-        return found if isinstance(found, OpRecord) else None
-
-    def _locate_collective(self, op_type: str, tensors: tuple[Any, ...]) -> OpRecord | None:
-        """Return the record of a collective.
-
-        What FSDP communicates belongs to the module whose parameters these are. FSDP calls its
-        functions from one line, at times that differ from step to step, and with parts of
-        parameters that differ between processes.
-        """
-        unit, end = unit_around(sys._getframe(1))
-        around = STATE.activations[-1].scope if STATE.activations else OUTSIDE
-        scope = None if unit is None else self.scopes.known(inner_of(unit.module), around)
-        if unit is None or scope is None:
-            return self._interceptor.locate(op_type, tensors, {})
-        if around.zone:
-            scope = self.scopes.zoned(scope, around.zone)
-        place = f"{'backward' if unit.is_backward else 'forward'} {unit.number}"
-        frames = self._sites.walk(sys._getframe(1), 1, end=end)
-        operands = [(0, -1 - 2 * unit.number - unit.is_backward, place)]
-        found = self._sites.resolve(Origin(op_type, scope, frames), (), 0, operands)
-        return found if isinstance(found, OpRecord) else None
 
     def watch_second_order(self) -> None:
         """Analyse gradients of gradients, too, from now on."""

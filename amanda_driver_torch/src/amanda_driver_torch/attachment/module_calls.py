@@ -15,14 +15,7 @@ from weakref import ref
 import torch
 from torch import nn
 
-from amanda_core.driver_kit import (
-    Activation,
-    Scope,
-    Scopes,
-    Session,
-    Sites,
-    enter_zone,
-)
+from amanda_core.driver_kit import Activation, Scope, Scopes, Session, Sites, enter_zone
 from amanda_driver_torch.gradients.records import OpRecord
 from amanda_driver_torch.groups import WRAPPERS
 from amanda_driver_torch.identity.frames import BOUNDARY

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, MethodType
+from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -26,18 +26,15 @@ from amanda_driver_torch.compiled.call_sites import (
     forget_calls,
     watch_tracing,
 )
-from amanda_driver_torch.compiled.choice import CannotWeave, misses_backward
-from amanda_driver_torch.compiled.graph import AnalysisFailed, GraphTools, Leaves, weave
+from amanda_driver_torch.compiled.choice import AnalysisFailed, CannotWeave
+from amanda_driver_torch.compiled.graph import weave
+from amanda_driver_torch.compiled.graph_tools import GraphTools
+from amanda_driver_torch.compiled.graph_weights import Leaves
 from amanda_driver_torch.compiled.host import Host
 from amanda_driver_torch.compiled.kernels import compile_with_kernels
 from amanda_driver_torch.compiled.operators import Woven
 from amanda_driver_torch.compiled.refusals import not_exported
-from amanda_driver_torch.compiled.shared_code import (
-    SharedCode,
-    copied,
-    is_region,
-    scope_number,
-)
+from amanda_driver_torch.compiled.shared_code import SharedCode, copied, is_region, scope_number
 from amanda_driver_torch.identity.frames import BOUNDARY, FORWARDS, is_own
 from amanda_driver_torch.threads.state import STATE, call_quietly
 from amanda_driver_torch.torch_internals.dynamo import (
@@ -64,7 +61,6 @@ from amanda_driver_torch.torch_internals.dynamo import (
 )
 from amanda_driver_torch.torch_internals.dynamo_guards import bound_code, guard_scope, guard_served
 from amanda_driver_torch.torch_internals.entry_points import count_frame
-from amanda_driver_torch.torch_internals.inductor import makes_kernels
 
 __all__ = ["CompiledCode"]
 
@@ -100,15 +96,11 @@ class CompiledCode:
         # Compiled code refers to its backend.
         self._backends: WeakGroup[_Backend] = WeakGroup()
 
-    @contextlib.contextmanager
-    def exporting(self) -> Iterator[None]:
-        """Weave for programs that run without Amanda: what needs the host is an error."""
+    @property
+    def tools(self) -> GraphTools:
+        """The parts of the running session that graphs are analysed with."""
         assert self._tools is not None
-        self._tools.exports = True
-        try:
-            yield
-        finally:
-            self._tools.exports = False
+        return self._tools
 
     def begin(
         self,
@@ -135,23 +127,6 @@ class CompiledCode:
     def end(self) -> None:
         """Serve no session any more."""
         self._tools = self._enter = None
-
-    def why_not(self, function: Any) -> str:
-        """Return why nothing can be woven for the applied tools; an empty string if it can.
-
-        Args:
-            function: The compiled function.
-        """
-        session = self.session
-        if not session.caching:
-            return "the cache of analysis is disabled"
-        if _updates(function):
-            return ""  # It records no gradients, and its modules are not those of the model.
-        assert self._tools is not None
-        # A graph that is exported has operators for the values of modules.
-        if (session.watches_scopes or session.watches_values) and not self._tools.exports:
-            return "a tool follows the calls of modules, which a compiled graph does not have"
-        return ""
 
     def callback(self, chosen: Any) -> Any:
         """Return the callback for the applied tools that stands for a callable's own.
@@ -193,25 +168,24 @@ class CompiledCode:
         take_row: Callable[[Sequence[Woven]], torch.Tensor | None] | None,
     ) -> tuple[fx.GraphModule, Sequence[Woven]]:
         """Weave the applied tools into a graph, as `graph.weave` does."""
-        assert self._tools is not None
         assert self._enter is not None
         # A program that is exported has no calls that a tool could count.
-        counts = self.session.needs_calls and not self._tools.exports
+        counts = self.session.needs_calls and not self.tools.exports
         is_outermost = counts and not STATE.activations
         if is_outermost and any(called_of(node).modules for node in gm.graph.nodes):
             raise CannotWeave("a tool counts calls of outermost modules, which the graph holds")
-        sites, frame = self._tools.sites, _outside()
+        sites, frame = self.tools.sites, _outside()
         outer = sites.walk(frame, FRAMES)
         outer = outer[1:] if outer and outer[0][0].kind == FRAMEWORK else outer
         places = Places(sites, STATE.activations, self._enter, outer, sites.source(frame))
-        return weave(gm, self._tools, places, leaves, is_broken, take_row)
+        return weave(gm, self.tools, places, leaves, is_broken, take_row)
 
     def compile(
         self, backend: _Backend, graph: fx.GraphModule, inputs: Sequence[Any]
     ) -> Callable[..., Any]:
         """Let a user's backend compile a graph."""
-        tools = self._tools
-        if tools is None or not tools.kernels:
+        tools = self.tools
+        if not tools.kernels:
             compiled: Callable[..., Any] = backend.users(graph, inputs)
             return compiled
         name, made = getattr(backend.code, "co_qualname", backend.code.co_name), backend.made
@@ -223,62 +197,19 @@ class CompiledCode:
         more = tools.nodes, name, number, self.gaps
         return compile_with_kernels(self.host, backend.users, graph, inputs, *more)
 
-    def choose(self, backend: Any, inputs: Sequence[Any]) -> None:
-        """Choose if the operators of a graph are shown as kernels as well."""
-        assert self._tools is not None
-        self._tools.kernels = self.shows_kernels() and makes_kernels(backend, inputs)
-
-    def shows_kernels(self) -> bool:
-        """Return True if a tool is shown the kernels of compiled graphs."""
-        tools = self.session.tools
-        is_seen = any(map(_sees_kernels, tools))
-        return is_seen and self._tools is not None and not self._tools.exports
-
-    def shares(self, backend: Any) -> bool:
-        """Return True if several places may run the same code of a backend."""
-        if self._tools is None or self._tools.exports:
-            return False
-        # Kernels are operators of one place.
-        return not (self.shows_kernels() and makes_kernels(backend, ()))
-
-    def accumulates(self, inputs: Sequence[Any]) -> bool:
-        """Return True if a tool analyses the accumulation of gradients of a graph's inputs."""
-        assert self._tools is not None
-        if not self.session.wants_backward or misses_backward() or self._tools.exports:
-            return False
-        if self._tools.kernels and all(map(_sees_kernels, self.session.tools)):
-            return False  # It takes far less time than hooks around it.
-        return torch.is_grad_enabled() and any(map(_requires_grad, inputs))
-
     def note_eager(self, code: CodeType, reason: str) -> None:
         """Report that frames with this code run eagerly.
 
         Raises:
             UnsupportedError: They cannot, since a program is exported.
         """
-        if self._tools is not None and self._tools.exports:
+        if self.tools.exports:
             raise not_exported(reason) from None
         name = getattr(code, "co_qualname", code.co_name)
         self.gaps.setdefault(f"compiled callable {name}", f"it runs eagerly: {reason}")
         self.session.warn_once(
             f"The compiled callable {name} runs eagerly while tools are applied: {reason}."
         )
-
-
-def _sees_kernels(tool: Any) -> bool:
-    return bool(tool.sees_compiled_calls and not tool.uncompiled)
-
-
-def _updates(function: Any) -> bool:
-    """Return True for a step of an optimizer, and for everything that one calls."""
-    if STATE.activations and STATE.activations[-1].scope.zone == "optimizer":
-        return True
-    owner = getattr(function, "__self__", None) if type(function) is MethodType else None
-    return isinstance(owner, torch.optim.Optimizer) and function.__name__ == "step"
-
-
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _outside() -> Any:
@@ -328,7 +259,7 @@ class _Callback:
                     found: ConvertFrameReturn = adopted
                     return found
             # Dynamo runs some operators itself, such as `weight.real`.
-            is_shared = owner.shares(self.backend.users) and is_region(frame)
+            is_shared = owner.tools.shares(self.backend.users) and is_region(frame)
             made = self._compile, frame, cache_entry, frame_state, scope_number(), is_shared
             result: ConvertFrameReturn = call_recording(call_quietly, compile_apart, *made)
             new = self.backend.new
@@ -398,7 +329,7 @@ class _Backend:
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         owner = self._owner()
         assert owner is not None
-        quiet = STATE.quiet
+        tools, quiet = owner.tools, STATE.quiet
         woven: Sequence[Woven] | None = None
         try:
             STATE.quiet = quiet + 1
@@ -423,7 +354,7 @@ class _Backend:
                     guard_scope(scope_number())
                     return None
 
-                owner.choose(self.users, inputs)
+                tools.choose(self.users, inputs)
                 graph, woven = owner.weave(gm, leaves, begins_at_break(self.code), take_row)
             for one in (gm, graph):
                 forget_calls(one)
@@ -440,7 +371,7 @@ class _Backend:
                     compiled = quiet_code(shared.in_row(compiled))
                 else:
                     compiled = quiet_code(owner.compile(self, graph, inputs))
-                if owner.accumulates(inputs):
+                if tools.accumulates(inputs):
                     place = (lambda: 0) if shared is None else shared.place
                     compiled = quiet_code(watching_leaves(compiled, place))
                 return compiled
@@ -465,7 +396,7 @@ class _Backend:
         def analyse(graph: fx.GraphModule) -> Sequence[Woven]:
             with without_saved_tensors_hooks():
                 leaves, is_broken = self._leaves_of_code(), begins_at_break(self.code)
-                owner.choose(self.users, ())
+                owner.tools.choose(self.users, ())
                 return owner.weave(graph, leaves, is_broken, None)[1]
 
         try:

@@ -9,7 +9,7 @@ from amanda_core.interface import ConfigError
 from amanda_driver_torch.torch_internals.internals import RELEASE
 from amanda_driver_torch.torch_internals.versions import GRAPHS_TRIED, are_graphs_tried
 
-__all__ = ["FORWARD_ONLY", "CannotWeave", "misses_backward", "why_eager"]
+__all__ = ["FORWARD_ONLY", "AnalysisFailed", "CannotWeave", "misses_backward", "why_eager"]
 
 _SETTING = "AMANDA_TORCH_COMPILED"
 _VALUES = "graph", "forward", "eager"
@@ -20,6 +20,14 @@ FORWARD_ONLY = f"{_SETTING}=forward is set"
 
 class CannotWeave(Exception):
     """A reason why a graph cannot be instrumented, so that its frame must run eagerly."""
+
+
+class AnalysisFailed(Exception):
+    """An exception of a tool's analysis."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def misses_backward() -> bool:

@@ -51,8 +51,8 @@ def exported_program(
         UnsupportedError: A tool edits on the host, or the model has no single graph.
     """
     capture = _Capture()
-    with torch.no_grad(), code.exporting():
-        if why := code.why_not(model):
+    with torch.no_grad(), code.tools.exporting():
+        if why := code.tools.why_not(model):
             raise not_exported(why)
         if code.session.watches_values and not isinstance(model, nn.Module):
             raise not_exported("a tool chooses modules, and it is a function that calls them")

@@ -1,8 +1,7 @@
 """Analysis of a graph that Dynamo has traced, and weaving of the plans into it.
 
 Owns which operators a graph has and what tools are shown of them. It runs when the graph is
-compiled; `operators` is what runs afterwards. The module is a little over 500 lines because it is
-one pass over a graph.
+compiled; `operators` is what runs afterwards.
 """
 
 from __future__ import annotations
@@ -14,28 +13,31 @@ from types import FrameType
 from typing import Any, cast
 
 import torch
-from torch import fx, nn
+from torch import fx
 
-from amanda_core.driver_kit import (
-    OCCURRENCES,
-    Activation,
-    Known,
-    OpContext,
-    Origin,
-    Plan,
-    Session,
-    Sites,
-)
+from amanda_core.driver_kit import OCCURRENCES, Activation, OpContext, Origin, Plan
 from amanda_core.interface import IPoint, Site
 from amanda_driver_torch.compiled.aliases import Aliases
 from amanda_driver_torch.compiled.backward_operators import BackwardOperators
 from amanda_driver_torch.compiled.call_sites import Called, Places, called_of
-from amanda_driver_torch.compiled.choice import FORWARD_ONLY, CannotWeave, misses_backward
+from amanda_driver_torch.compiled.choice import (
+    FORWARD_ONLY,
+    AnalysisFailed,
+    CannotWeave,
+    misses_backward,
+)
 from amanda_driver_torch.compiled.execution import OpPlan
-from amanda_driver_torch.compiled.host import Host
+from amanda_driver_torch.compiled.graph_tools import GraphTools
+from amanda_driver_torch.compiled.graph_weights import GraphWeights, Leaves
 from amanda_driver_torch.compiled.operators import OperatorMode, Woven
 from amanda_driver_torch.compiled.refusals import check, does_nothing, likes
-from amanda_driver_torch.compiled.traced_graph import TracedGraph, example
+from amanda_driver_torch.compiled.traced_graph import (
+    TracedGraph,
+    example,
+    is_real,
+    is_static,
+    touches_tensors,
+)
 from amanda_driver_torch.execution.viewing import passes_weights_on
 from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.identity.frames import is_own, is_torchs
@@ -50,10 +52,8 @@ from amanda_driver_torch.torch_internals.dynamo import (
     HIGHER_ORDER,
     INFERENCE,
     STATE_CHANGES,
-    FakeTensor,
     HigherOrderOperator,
     ends_at_break,
-    is_made_inside,
     is_of_transforms,
     on_fake_tensors,
     transform_levels,
@@ -61,72 +61,19 @@ from amanda_driver_torch.torch_internals.dynamo import (
     tree_map,
     unset_fake_temporarily,
 )
-from amanda_driver_torch.torch_internals.dynamo_guards import guard_identity
-from amanda_driver_torch.torch_internals.tensor_attributes import is_weight
 
-__all__ = ["AnalysisFailed", "GraphTools", "Leaves", "weave"]
-
-
-class AnalysisFailed(Exception):
-    """An exception of a tool's analysis."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.error = error
+__all__ = ["weave"]
 
 
 #: What stands for the inputs and outputs of modules, in a graph that is exported.
 _MARKERS = {one.func: one for one in (INPUT, OUTPUT)}
-LEAVES = "leaves that are made in each step, such as inputs that require gradients"
 #: Why a routine on the host finds no values in its context.
 _CLOSED = (
     "Compiled code passes a routine only the values that it selects; with "
     "AMANDA_TORCH_COMPILED=eager a callable runs eagerly, and its context has all"
 )
 #: What a graph before or after a graph break gives to the rest of the program.
-VIEWS_PASSED_ON = "views that compiled callables pass on at graph breaks"
-
-
-@dataclasses.dataclass
-class Leaves:
-    """The leaves that are not parameters, of graphs of the same code.
-
-    They are weights, unless the program makes new ones.
-
-    Attributes:
-        found: Place in the program -> those that were there.
-        edited: Places of those that a tool edits where an operator reads them.
-    """
-
-    found: dict[Any, list[Known[bool]]] = dataclasses.field(default_factory=dict)
-    edited: set[Any] = dataclasses.field(default_factory=set)
-
-
-@dataclasses.dataclass
-class GraphTools:
-    """The parts of a session that the analysis of graphs needs.
-
-    Attributes:
-        session: The session.
-        host: Calls routines on the host.
-        sites: Names operators.
-        constant: Returns a value that is the same in every execution of its op, else None.
-        gaps: For the coverage: what is not as without tools, and why.
-        woven: Contexts of operators of graphs that run -> True.
-        exports: Whether the graph becomes a program that runs without Amanda.
-        kernels: Whether the compiler's kernels are shown as operators.
-        nodes: Name of a node of the last graph -> contexts of its operators.
-    """
-
-    session: Session
-    host: Host
-    sites: Sites[Site]
-    constant: Callable[[Any], Any]
-    gaps: dict[str, str]
-    woven: Known[bool]
-    exports: bool = False
-    kernels: bool = False
-    nodes: dict[str, list[OpContext]] = dataclasses.field(default_factory=dict)
+_VIEWS_PASSED_ON = "views that compiled callables pass on at graph breaks"
 
 
 def _no_row(woven: Sequence[Woven]) -> None:
@@ -184,19 +131,11 @@ class _Weaving:
         is_broken: bool,
         take_row: Callable[[Sequence[Woven]], torch.Tensor | None] | None,
     ) -> None:
-        self.tools, self.places, self.leaves = tools, places, leaves
-        self.take_row = take_row
+        self.tools, self.places, self.take_row = tools, places, take_row
+        guards = take_row is not None
+        self.weights = GraphWeights(leaves, tools.constant, tools.gaps, guards)
         self.graph = TracedGraph(gm, tools.host)
         self.is_broken = is_broken or ends_at_break(gm)
-        #: id of a fake tensor -> the tensor, and the parameter, buffer or view of one that it
-        #: stands for.
-        self.real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        #: ids of these.
-        self.weights: set[int] = set()
-        #: id of a leaf that is not a parameter -> its place in the program.
-        self.sources: dict[int, Any] = {}
-        #: The places of those whose values tools are not shown, unless they edit them nevertheless.
-        self.hidden: set[Any] = set()
         #: id of a value that Dynamo noted -> the value, and the one that analysis was shown.
         self.again: dict[int, tuple[Any, Any]] = {}
         #: Contexts of the operators that were analysed.
@@ -212,11 +151,10 @@ class _Weaving:
             with on_fake_tensors(self.graph.fake_mode):
                 self._analyse_graph(self.graph.module)
                 if self.aliases.check(self.graph.module.graph, self.is_broken):
-                    self.tools.gaps[VIEWS_PASSED_ON] = (
+                    self.tools.gaps[_VIEWS_PASSED_ON] = (
                         "if the program writes one in place, gradients through its base are lost"
                     )
-                if self.hidden & self.leaves.edited:
-                    raise CannotWeave("a tool edits a weight that the program makes in each step")
+                self.weights.check()
                 for node, found in self.woven:
                     self.graph.find_lifted(node, found)
         finally:
@@ -233,7 +171,7 @@ class _Weaving:
         for node in tuple(gm.graph.nodes):
             self.aliases.begin(node)
             if node.op == "placeholder":
-                self._note_parameter(node)
+                self.weights.note(node)
             elif node.target in STATE_CHANGES:
                 given = fx.node.map_arg(node.args, states.__getitem__)
                 states[node] = cast("Any", node.target)(*given)
@@ -248,34 +186,6 @@ class _Weaving:
                 self.aliases.end(node)
                 if found is not None:
                     self.woven.append((node, found))
-
-    def _note_parameter(self, node: fx.Node) -> None:
-        argument = node.meta.get("grapharg")
-        if argument is None or not getattr(argument, "is_tensor", False):
-            return
-        source, value = argument.source, argument.example
-        if is_made_inside(source):
-            raise CannotWeave("it makes a parameter, which has no values before it runs")
-        if type(value) is FakeTensor or not isinstance(value, torch.Tensor):
-            return
-        if is_weight(value) and not isinstance(value, nn.Parameter):
-            known = self.leaves.found.setdefault(source, [])
-            if not all(known):  # One has died.
-                self.sources[id(node.meta["example_value"])] = source
-                self.hidden.add(source)
-                self.tools.gaps[LEAVES] = "tools are not shown their values in compiled callables"
-                return
-            leaf: Known[bool] = Known()
-            leaf.set(value, True)
-            known.append(leaf)
-            self.sources[id(value)] = source
-        if is_weight(value) or self.tools.constant(value) is not None:
-            example = node.meta["example_value"]
-            self.real[id(example)] = example, value
-            self.weights.add(id(value))
-            if self.take_row is not None:
-                # What is decided for this weight does not hold for another one.
-                guard_identity(source)
 
     def _is_in_transform(self, node: fx.Node) -> bool:
         """Return True for nodes that run in a transform of `torch.func`, or are a part of it."""
@@ -312,7 +222,7 @@ class _Weaving:
             self._show(node, tree_map(self._again, example(node)))
             plans = [self._operator(operator, target, args, kwargs, called, None, example(node))]
             names = []
-        elif _touches_tensors(args, kwargs):
+        elif touches_tensors(args, kwargs):
             with (mode := _Analysing(self, called)):
                 returned = target(*args, **kwargs)
             self._show(node, returned)
@@ -345,7 +255,7 @@ class _Weaving:
 
     def _show(self, node: fx.Node, value: Any) -> None:
         """Let later operators get the value that analysis was shown here."""
-        if _is_static(value):
+        if is_static(value):
             for old, new in zip(tree_leaves(example(node)), tree_leaves(value), strict=False):
                 self.again[id(old)] = old, new
             self.aliases.show(node, value)
@@ -353,9 +263,6 @@ class _Weaving:
 
     def _again(self, value: Any) -> Any:
         return self.again.get(id(value), (value, value))[1]
-
-    def _shown(self, value: Any) -> Any:
-        return self.real.get(id(value), (value, value))[1]
 
     def _operator(
         self,
@@ -371,8 +278,8 @@ class _Weaving:
         outputs = outputs_of(returned)
         if returned is None and bound.signature.in_place:
             outputs = [bound.values[0]]
-        shown = [tree_map(self._shown, value) for value in bound.values]
-        real = tree_map(self._shown, (args, kwargs))
+        shown = [tree_map(self.weights.shown, value) for value in bound.values]
+        real = tree_map(self.weights.shown, (args, kwargs))
         given = [*real[0], *real[1].values()]
         origin, activation = self.places.origin(operator.op_type, called, wrapper)
         site = self._site(origin, activation, given)
@@ -395,15 +302,15 @@ class _Weaving:
 
         def passes_on() -> bool:
             with unset_fake_temporarily():
-                return passes_weights_on(operator, *(real if _is_real(real) else (args, kwargs)))
+                return passes_weights_on(operator, *(real if is_real(real) else (args, kwargs)))
 
         context.execution["passes_weights_on"] = passes_on
         context.execution["writes"] = bound.signature.mutated
         context.execution["destinations"] = tensors_in([bound.out])
         try:
             before = self._trigger(context, IPoint.BEFORE_FORWARD)
-            if _is_real(real) and passes_on():
-                self._note_views(operator, real, outputs)
+            if is_real(real) and passes_on():
+                self.weights.note_views(operator, real, outputs)
             context.fill(outputs=outputs)
             after = self._trigger(context, IPoint.AFTER_FORWARD)
             arriving, leaving = map(context.plan, (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD))
@@ -427,7 +334,7 @@ class _Weaving:
             )
             self.aliases.operator(plan, bound, outputs)
             if plan:
-                self._note_edits(plan, shown)
+                self.weights.note_edits(plan.before.steps, shown)
                 if self.tools.exports and (steps := plan.steps_on_host):
                     raise CannotWeave(f"{steps[0].where}, is not marked with amanda.staged")
                 check(context, plan, bound, outputs)
@@ -439,25 +346,10 @@ class _Weaving:
             context.release()
             context.execution |= left  # For routines that have the context.
 
-    def _note_edits(self, plan: OpPlan, values: Sequence[Any]) -> None:
-        for step in plan.before.steps if self.sources else ():
-            chosen = range(len(values)) if step.action.positions is None else step.action.positions
-            for value in () if step.action.observe else tensors_in(values[i] for i in chosen):
-                if id(value) in self.sources:
-                    self.leaves.edited.add(self.sources[id(value)])
-                    self.hidden.discard(self.sources[id(value)])
-
-    def _note_views(self, operator: Operator, real: Any, outputs: Sequence[Any]) -> None:
-        """Let later operators get views of weights, which show where in these they lie."""
-        with unset_fake_temporarily(), torch.inference_mode(False):
-            views = outputs_of(operator.func(*real[0], **real[1]))
-        for output, view in zip(tensors_in(outputs), tensors_in(views), strict=True):
-            self.real[id(output)] = output, view
-
     def _site(self, origin: Origin, activation: Activation, given: Sequence[Any]) -> Site:
         occurrence = 0
         if origin.scope.root:
-            weights = tuple((i, id(v)) for i, v in enumerate(given) if id(v) in self.weights)
+            weights = tuple((i, id(v)) for i, v in enumerate(given) if id(v) in self.weights.ids)
             key = (origin.numbers, weights)
             occurrence = activation.counts.get(key, 0)
             activation.counts[key] = occurrence + 1
@@ -496,7 +388,7 @@ class _Weaving:
         attachment = STATE.attachment
         assert attachment is not None
         for value in tensors_in(given):
-            if id(value) in self.weights and value.requires_grad and value.is_leaf:
+            if id(value) in self.weights.ids and value.requires_grad and value.is_leaf:
                 attachment.backward.name_leaf(value, activation.scope)
         return BackwardOperators(self.tools.host, context, self._trigger, _CLOSED)
 
@@ -541,23 +433,3 @@ def _wrapper(frame: FrameType | None) -> Any:
             return (frame.f_code, names, frame.f_lasti) if is_torchs(names) else None
         frame = frame.f_back
     return None
-
-
-def _is_static(value: Any) -> bool:
-    return all(
-        type(size) is int
-        for one in tree_leaves(value)
-        if isinstance(one, torch.Tensor)
-        for size in one.shape
-    )
-
-
-def _is_real(values: Any) -> bool:
-    """Return True if there are tensors, and all values are known before a graph runs."""
-    found = tree_leaves(values)
-    unknown = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-    return _touches_tensors(found) and not any(isinstance(value, unknown) for value in found)
-
-
-def _touches_tensors(*values: Any) -> bool:
-    return any(isinstance(value, torch.Tensor) for value in tree_leaves(values))

@@ -18,8 +18,7 @@ from torch import fx
 
 from amanda_core.driver_kit import COMPILED_CALL, COMPILED_KERNEL, Marks, OpContext, Plan, Step
 from amanda_core.interface import IPoint, Site
-from amanda_driver_torch.compiled.choice import CannotWeave
-from amanda_driver_torch.compiled.graph import AnalysisFailed
+from amanda_driver_torch.compiled.choice import AnalysisFailed, CannotWeave
 from amanda_driver_torch.compiled.host import Host
 from amanda_driver_torch.gradients.nodes import BackwardOp
 from amanda_driver_torch.threads.modes import call_routine

@@ -25,7 +25,7 @@ from amanda_driver_torch.torch_internals.dynamo import (
 )
 from amanda_driver_torch.torch_internals.internals import is_view
 
-__all__ = ["TracedGraph", "example"]
+__all__ = ["TracedGraph", "example", "is_real", "is_static", "touches_tensors"]
 
 
 class TracedGraph:
@@ -168,6 +168,28 @@ class TracedGraph:
 def example(node: fx.Node) -> Any:
     """Return the value of a node in analysis, if it has one."""
     return node.meta.get("example_value")
+
+
+def is_static(value: Any) -> bool:
+    """Return True if the sizes of all tensors are known before a graph runs."""
+    return all(
+        type(size) is int
+        for one in tree_leaves(value)
+        if isinstance(one, torch.Tensor)
+        for size in one.shape
+    )
+
+
+def is_real(values: Any) -> bool:
+    """Return True if there are tensors, and all values are known before a graph runs."""
+    found = tree_leaves(values)
+    unknown = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return touches_tensors(found) and not any(isinstance(value, unknown) for value in found)
+
+
+def touches_tensors(*values: Any) -> bool:
+    """Return True if there is a tensor among the values."""
+    return any(isinstance(value, torch.Tensor) for value in tree_leaves(values))
 
 
 def _copied(value: Any, sources: list[torch.Tensor]) -> Any:

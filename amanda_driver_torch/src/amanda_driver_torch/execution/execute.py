@@ -19,11 +19,7 @@ from amanda_driver_torch.execution.node_plans import are_native
 from amanda_driver_torch.execution.pending_hooks import hook_as_before, hook_nodes
 from amanda_driver_torch.execution.replacement import replaced
 from amanda_driver_torch.execution.viewing import passes_weights_on
-from amanda_driver_torch.execution.written_values import (
-    edit_result,
-    write_argument,
-    written_memory,
-)
+from amanda_driver_torch.execution.written_values import edit_result, write_argument, written_memory
 from amanda_driver_torch.gradients.backward import Backward
 from amanda_driver_torch.gradients.driver_nodes import call_keeping_saved
 from amanda_driver_torch.gradients.edits import edited

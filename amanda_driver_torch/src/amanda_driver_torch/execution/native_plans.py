@@ -29,7 +29,7 @@ from amanda_driver_torch.torch_internals.internals import (
 from amanda_driver_torch.torch_internals.native_fields import ProgramFields
 from amanda_driver_torch.torch_internals.tensor_attributes import PLAIN
 
-__all__ = ["REFUSALS", "Refusal", "compiled", "refusals"]
+__all__ = ["REFUSALS", "PlanFacts", "Refusal", "compiled", "refusals"]
 
 # The most arguments of a call that C handles (`MOST_OPERANDS`).
 _MOST = 24
@@ -54,7 +54,7 @@ def refusals(**sentences: str) -> tuple[Refusal, ...]:
     return tuple(Refusal(name, why, attrgetter(name)) for name, why in sentences.items())
 
 
-def _saves_elsewhere(facts: _Facts) -> bool:
+def _saves_elsewhere(facts: PlanFacts) -> bool:
     """Return True unless all tensors that an op saved can be copied after it."""
     if not facts.copies:
         return False
@@ -83,7 +83,7 @@ _ELSEWHERE = "An edit must not change what the op has saved, and not all of that
 REFUSALS = (*_NAMED, Refusal("saves_elsewhere", _ELSEWHERE, _saves_elsewhere))
 
 
-class _Facts:
+class PlanFacts:
     """Facts about an execution that decide whether calls like it may run in C."""
 
     def __init__(self, call: OperatorCall, taps: Taps | None) -> None:
@@ -149,7 +149,7 @@ def compiled(call: OperatorCall, taps: Taps | None, nodes: int) -> object:
         taps: The aligned gradients of that execution, if it had gradients.
         nodes: Number of backward nodes that the op made, if these need nothing more; else -1.
     """
-    facts = _Facts(call, taps)
+    facts = PlanFacts(call, taps)
     for refusal in REFUSALS:
         if refusal.applies(facts):
             return None

@@ -24,10 +24,7 @@ from amanda_driver_torch.torch_internals.internals import (
     set_sequence_number,
     top_saved_tensor_hooks,
 )
-from amanda_driver_torch.torch_internals.tensor_attributes import (
-    memory_of,
-    node_of,
-)
+from amanda_driver_torch.torch_internals.tensor_attributes import memory_of, node_of
 
 __all__ = ["DRIVER_NODES", "call_keeping_saved", "copy_saved", "insert_edit", "run_replaced", "tap"]
 

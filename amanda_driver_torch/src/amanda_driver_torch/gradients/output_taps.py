@@ -20,11 +20,7 @@ from amanda_driver_torch.gradients.gradient_functions import (
     gradient_function,
     requested_together,
 )
-from amanda_driver_torch.gradients.gradient_hooks import (
-    outputs_prehook,
-    tensor_hook,
-    view_prehook,
-)
+from amanda_driver_torch.gradients.gradient_hooks import outputs_prehook, tensor_hook, view_prehook
 from amanda_driver_torch.gradients.nodes import Slot, differentiable, placed, tensors_in
 from amanda_driver_torch.gradients.operator_call import OperatorCall
 from amanda_driver_torch.gradients.view_regions import ViewRegion

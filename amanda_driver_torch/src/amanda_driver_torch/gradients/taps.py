@@ -52,10 +52,7 @@ from amanda_driver_torch.gradients.operator_call import OperatorCall
 from amanda_driver_torch.gradients.output_taps import region_of
 from amanda_driver_torch.threads.state import AFTER_BACKWARD, AFTER_FORWARD
 from amanda_driver_torch.torch_internals.internals import autocast_enabled, next_sequence
-from amanda_driver_torch.torch_internals.tensor_attributes import (
-    is_nested_strided,
-    shape_of,
-)
+from amanda_driver_torch.torch_internals.tensor_attributes import is_nested_strided, shape_of
 
 __all__ = ["Taps"]
 

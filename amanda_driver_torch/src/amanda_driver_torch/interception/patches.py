@@ -32,11 +32,7 @@ from amanda_driver_torch.interception import (
 )
 from amanda_driver_torch.interception.checkpoint import Rerun, watch_first_run
 from amanda_driver_torch.interception.joining import joins
-from amanda_driver_torch.interception.serialization import (
-    WRITING,
-    quiet_export,
-    quietly_called,
-)
+from amanda_driver_torch.interception.serialization import WRITING, quiet_export, quietly_called
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.distributed import STAGES
 from amanda_driver_torch.torch_internals.entry_points import (

@@ -21,12 +21,11 @@ from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.output.extras import need_safetensors
 from amanda_tools.kit.output.folders import create_folder, whole_file, write_text
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     describe_overhead,
     fields_of,
     format_count,
     format_quantity,
-    render_html,
     render_json,
 )
 from amanda_tools.kit.tensors.types import TensorType
@@ -93,7 +92,7 @@ class CapturedSequence(NamedTuple):
 
 
 @dataclass
-class CaptureResult:
+class CaptureResult(Tabular):
     """The captured values.
 
     Attributes:
@@ -105,6 +104,8 @@ class CaptureResult:
         tool_seconds: Time that capturing took.
         wall_seconds: Time from the first operator to the last.
     """
+
+    records = "values", CapturedValue
 
     ops: list[CapturedOp] = field(default_factory=list)
     values: list[CapturedValue] = field(default_factory=list)
@@ -266,13 +267,6 @@ class CaptureResult:
             "wall_seconds": self.wall_seconds,
         }
         return render_json(parts)
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each value; needs pandas."""
-        return dataframe(CapturedValue, self.values)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])
 
     def write(self, folder: Path | str) -> list[Path]:
         """Write the values and their index into a folder.

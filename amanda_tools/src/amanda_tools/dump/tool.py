@@ -29,12 +29,7 @@ from amanda_tools.dump.index import (
 from amanda_tools.kit.operators.tool import OperatorTool
 from amanda_tools.kit.operators.weights import WeightKeys
 from amanda_tools.kit.output.extras import need_safetensors
-from amanda_tools.kit.output.folders import (
-    create_folder,
-    temporary_folder,
-    whole_file,
-    write_text,
-)
+from amanda_tools.kit.output.folders import create_folder, temporary_folder, whole_file, write_text
 from amanda_tools.kit.output.rendering import (
     dataframe,
     describe_overhead,

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Kept", "chunks", "cumulative", "keep_terms", "maximal", "turned"]
+__all__ = ["TERMS_AT_ONCE", "Kept", "chunks", "cumulative", "keep_terms", "maximal", "turned"]
 
 #: Number of terms per chunk: enough that the calls cost less than the work, few enough for a cache.
-_TERMS = 1 << 18
+TERMS_AT_ONCE = 1 << 18
 #: Few terms of a long row are kept. Those of at least this share of its largest are sorted, then,
 #: if they are not enough, those of the next share; 0 stands for all positive ones.
 _SHARES = (0.5, 0.25, 0.0625, 0.0)
@@ -22,7 +22,7 @@ _SHORT = 16
 
 def chunks(rows: int, terms: int) -> Iterator[slice]:
     """Split this many rows of this many terms into parts that fit into memory."""
-    size = max(1, _TERMS // max(1, terms))
+    size = max(1, TERMS_AT_ONCE // max(1, terms))
     for start in range(0, rows, size):
         yield slice(start, min(rows, start + size))
 

@@ -12,7 +12,7 @@ from amanda_tools.effective_path.model import PathEnd
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.folders import create_folder, whole_file
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     describe_overhead,
     fields_of,
     format_count,
@@ -137,7 +137,7 @@ class Thresholds:
 
 
 @dataclass
-class EffectivePathResult:
+class EffectivePathResult(Tabular):
     """Result of the extraction of effective paths.
 
     Attributes:
@@ -159,6 +159,8 @@ class EffectivePathResult:
         wall_seconds: Time from the first operator that the tool looked at to the last.
         notes: What was not observed, and why.
     """
+
+    records = "layers", LayerSum
 
     variant: str
     theta: float
@@ -292,14 +294,6 @@ class EffectivePathResult:
                 "charts": self._charts(),
             }
         )
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each operator or value; needs pandas.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return dataframe(LayerSum, self.layers)
 
     def write(self, folder: FilePath | str) -> list[FilePath]:
         """Write the sets of all samples to ``paths.npz`` in a folder, which is created if

@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from amanda_tools.effective_path.contributions import (
-    Kept,
-    chunks,
-    keep_terms,
-    maximal,
-    turned,
-)
+from amanda_tools.effective_path.contributions import Kept, chunks, keep_terms, maximal, turned
 from amanda_tools.effective_path.model import WEIGHTED, Extraction, Layer, Node
 from amanda_tools.effective_path.slices import per_head
 from amanda_tools.effective_path.windows import Covered, Windows

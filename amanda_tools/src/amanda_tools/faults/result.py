@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.kit.output import charts
-from amanda_tools.kit.output.rendering import (
-    dataframe,
-    fields_of,
-    format_count,
-    render_html,
-    render_json,
-)
+from amanda_tools.kit.output.rendering import Tabular, fields_of, format_count, render_json
 from amanda_tools.kit.weights.coverage import UnreachedWeight, describe_coverage
 
 __all__ = ["Fault", "FaultSite", "FaultsResult"]
@@ -67,7 +60,7 @@ class FaultSite:
 
 
 @dataclass
-class FaultsResult:
+class FaultsResult(Tabular):
     """The injected faults.
 
     Attributes:
@@ -80,6 +73,8 @@ class FaultsResult:
         reached: How many of these are in operators where faults are injected.
         unreached: The others: which parameters, how many elements, and why.
     """
+
+    records = "faults", Fault
 
     sites: list[FaultSite]
     faults: list[Fault] = field(default_factory=list)
@@ -105,10 +100,3 @@ class FaultsResult:
         ]
         content = {"format": "amanda.inject_faults/1", **fields_of(self), "charts": drawn}
         return render_json(content)
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each fault; needs pandas."""
-        return dataframe(Fault, self.faults)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])

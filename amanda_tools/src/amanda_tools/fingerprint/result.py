@@ -24,11 +24,10 @@ from amanda_tools.fingerprint.files import (
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.folders import create_folder, whole_file
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     describe_overhead,
     fields_of,
     format_count,
-    render_html,
     render_json,
 )
 
@@ -68,7 +67,7 @@ class UnseenWrite:
 
 
 @dataclass
-class FingerprintResult:
+class FingerprintResult(Tabular):
     """Result of recording a run.
 
     Attributes:
@@ -85,6 +84,8 @@ class FingerprintResult:
         level: What has a digest: ``operators``, ``modules`` or ``steps``. In the latter two, values
             are digests of many, and executions are visits of a module.
     """
+
+    records = "steps", FingerprintedStep
 
     _format: ClassVar[str] = "amanda.fingerprint/1"
 
@@ -179,13 +180,6 @@ class FingerprintResult:
         # Not where the files were: they are beside this one.
         content = {n: v for n, v in fields_of(self).items() if n != "folder" and n[0] != "_"}
         return render_json({"format": self._format, **content, "charts": drawn})
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each step; needs pandas."""
-        return dataframe(FingerprintedStep, self.steps)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])
 
     def write(self, folder: Path | str) -> list[Path]:
         """Copy the files into a folder.

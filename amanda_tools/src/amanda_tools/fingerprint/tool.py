@@ -42,10 +42,11 @@ from amanda_tools.fingerprint.files import (
     contiguous,
     digest_of,
 )
+from amanda_tools.fingerprint.operators import Execution, Op
 from amanda_tools.fingerprint.result import FingerprintResult
 from amanda_tools.fingerprint.visits import MODULE, STEP, Group, StepDigest, Visit
-from amanda_tools.kit.operators.entries import REARRANGING, EitherWayOp, words
-from amanda_tools.kit.operators.tool import OperatorTool, runs_in_order
+from amanda_tools.kit.operators.entries import EitherWayOp
+from amanda_tools.kit.operators.tool import OperatorTool
 from amanda_tools.kit.output.folders import temporary_folder
 from amanda_tools.kit.tensors.values import facts_of, need_numpy, numbers
 
@@ -54,11 +55,6 @@ __all__ = ["Fingerprint", "Level", "norms_of"]
 #: What has a digest: each value, what each module read and wrote, or each step.
 Level = Literal["operators", "modules", "steps"]
 
-#: Types that write all of their first input, if they work in place.
-_WRITES = frozenset({"random", "full", "assign"})
-#: Types whose outputs have elements of their inputs beside others, or that write parts of their
-#: first input: the rest of it is what it was.
-_KEEPS_PARTS = words("assign assign_slice cast diag gather masked_fill pad scatter where")
 #: Further threads share a number.
 _MOST_THREADS = 0xFFFF
 #: Dtypes of handles of variables and the like, which have no values of their own.
@@ -79,7 +75,7 @@ class _Made:
     unwritten: bool
 
 
-class Fingerprint(OperatorTool["_Op"]):
+class Fingerprint(OperatorTool[Op]):
     """Records a digest of every tensor that operators read and write, in the order of execution.
 
     The digest is exact: two tensors have the same one if their elements have the same bits in the
@@ -114,7 +110,7 @@ class Fingerprint(OperatorTool["_Op"]):
     changes_values = False
     _form: ClassVar[type[FingerprintResult]] = FingerprintResult
     #: Whether a driver's recorder may add the rows: a subclass adds no others.
-    _has_plain_rows: ClassVar[bool] = True
+    has_plain_rows: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -164,11 +160,11 @@ class Fingerprint(OperatorTool["_Op"]):
         #: What records in place of `enter` and `leave`, and its questions.
         self._recorder: Recorder | None = None
         self._keeper: _Keeper | None = None
-        self._may_use_recorder = self._has_plain_rows
+        self._may_use_recorder = self.has_plain_rows
         #: One object for all groups that are equal.
         self._known_groups: dict[Group, Group] = {}
         #: Operators by the numbers that they have in `_of_values`.
-        self._of_numbers: list[_Op] = []
+        self._of_numbers: list[Op] = []
         #: Rows of single values that a driver's recorder has made, of which visits are made.
         self._of_values = bytearray() if level != "operators" else self._stream.pending
         #: Number of operators so far.
@@ -218,7 +214,7 @@ class Fingerprint(OperatorTool["_Op"]):
             # What is in the buffer is on the disk at the latest after each step.
             self._stream.flush()
 
-    def enter(self, *inputs: Any, op: _Op) -> None:
+    def enter(self, *inputs: Any, op: Op) -> None:
         """Record the inputs of one execution."""
         begin = perf_counter_ns()
         with self._lock:
@@ -229,7 +225,7 @@ class Fingerprint(OperatorTool["_Op"]):
                 self._add_rows(inputs, op, INPUT, execution)
                 self._clock.add(begin, perf_counter_ns())
 
-    def leave(self, *outputs: Any, op: _Op) -> None:
+    def leave(self, *outputs: Any, op: Op) -> None:
         """Record the outputs of one execution."""
         begin = perf_counter_ns()
         with self._lock:
@@ -254,7 +250,7 @@ class Fingerprint(OperatorTool["_Op"]):
                 clock = clock.joined(self._recorder)
             return self._form.of(self._stream, notes, clock.spent / 1e9, clock.wall / 1e9, self)
 
-    def _routines(self, op: _Op) -> tuple[Routine, Routine, dict[str, Any]]:
+    def _routines(self, op: Op) -> tuple[Routine, Routine, dict[str, Any]]:
         """Return the routines before and after an operator, and their keyword arguments.
 
         They are the driver's own if it has a recorder, of which there is one in a process.
@@ -274,7 +270,7 @@ class Fingerprint(OperatorTool["_Op"]):
             op.notes = self._recorder.notes(op.number, op.is_empty, op.rearranges, op.overwrites)
         return *op.notes, {}
 
-    def _op(self, context: OpContext) -> _Op:
+    def _op(self, context: OpContext) -> Op:
         facts = facts_of(context)
         if not context.supports("ordered"):
             self._notes.setdefault(
@@ -284,14 +280,14 @@ class Fingerprint(OperatorTool["_Op"]):
         self._facts.setdefault(context.namespace, facts)
         return self.account_of(context, lambda: self._new_op(context, facts))
 
-    def _new_op(self, context: OpContext, facts: Facts) -> _Op:
+    def _new_op(self, context: OpContext, facts: Facts) -> Op:
         described = EitherWayOp.of(context)
         names = [] if context.is_backward() else list(context.input_names)
         if self.level == "operators":
             self._stream.add_op(described, names, self._weights_of(context))
             self._count += 1
-            return _Op(context, described, facts, self._count - 1)
-        op = _Op(context, described, facts, len(self._of_numbers))
+            return Op(context, described, facts, self._count - 1)
+        op = Op(context, described, facts, len(self._of_numbers))
         op.group = self._known_groups.setdefault(op.group, op.group)
         self._of_numbers.append(op)
         return op
@@ -313,7 +309,7 @@ class Fingerprint(OperatorTool["_Op"]):
         self._notes[f"rank {rank} was not to be recorded"] = None
         return False
 
-    def _visit(self, op: _Op, thread: int, order: int | None = None) -> Visit:
+    def _visit(self, op: Op, thread: int, order: int | None = None) -> Visit:
         """Return the visit to which an execution of an operator belongs.
 
         Args:
@@ -412,7 +408,7 @@ class Fingerprint(OperatorTool["_Op"]):
             self._threads += 1
         return number
 
-    def _add_rows(self, values: Sequence[Any], op: _Op, what: int, execution: _Execution) -> None:
+    def _add_rows(self, values: Sequence[Any], op: Op, what: int, execution: Execution) -> None:
         recorded = self.level != "operators"
         if recorded and op.is_loading:
             return
@@ -461,10 +457,10 @@ class Fingerprint(OperatorTool["_Op"]):
     def _one(
         self,
         tensor: Any,
-        op: _Op,
+        op: Op,
         what: int,
         order: int,
-        execution: _Execution,
+        execution: Execution,
         position: int,
         item: int,
     ) -> None:
@@ -664,61 +660,6 @@ class _Keeper:
             self._kept.set(tensor, known)
         self._kept.let_go(kind, witness)
         recorder.has_kept = len(self._kept) > 0
-
-
-@dataclass(slots=True)
-class _Execution:
-    """One execution of an operator.
-
-    Attributes:
-        number: Number of its earlier executions, in any thread.
-        reads_unwritten: Whether it reads memory that nothing has written.
-    """
-
-    number: int
-    reads_unwritten: bool = False
-
-
-class _Op:
-    def __init__(
-        self, context: OpContext, described: EitherWayOp, facts: Facts, number: int
-    ) -> None:
-        self.number = number
-        self.facts = facts
-        self._in_order = runs_in_order(context.namespace)
-        self.group = Group(described.phase, described.module, described.zone)
-        self.digest = digest_of(repr((described.phase, described.type, described.name)).encode())
-        word, backward = described.word, described.phase == "backward"
-        self.is_empty = not backward and word == "empty"
-        self.rearranges = not backward and (word in REARRANGING or word in _KEEPS_PARTS)
-        self.overwrites = not backward and word in _WRITES and described.type.endswith("_")
-        #: Whether it makes room for a batch, which loaders do whenever their workers have one.
-        self.is_loading = self.is_empty and self.group.zone == "data"
-        #: The routines of the driver's recorder.
-        self.notes: tuple[Routine, Routine] | None = None
-        self._entered = self._left = 0
-        #: Executions in progress by thread, where routines run with their operator.
-        self._running: dict[int, _Execution] = {}
-
-    def enter(self) -> _Execution:
-        """Return the execution that begins."""
-        self._entered += 1
-        execution = _Execution(self._entered - 1)
-        if self._in_order:
-            self._running[threading.get_ident()] = execution
-        return execution
-
-    def leave(self) -> _Execution:
-        """Return the execution that ends."""
-        self._left += 1
-        if not self._in_order:
-            return _Execution(self._left - 1)
-        # A framework's workers may begin a backward operator in one thread and end it in another.
-        running = self._running
-        thread = threading.get_ident()
-        if thread not in running and running:
-            thread = next(reversed(running))
-        return running.pop(thread, None) or _Execution(self._entered - 1)
 
 
 def _listed(numbers: list[int] | None) -> list[int] | None:

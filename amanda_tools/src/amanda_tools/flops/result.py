@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.flops.units import UnitCost
@@ -12,7 +12,7 @@ from amanda_tools.kit.operators.entries import OpFacts, with_parents
 from amanda_tools.kit.operators.sums import OUTSIDE, Summed
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     describe_overhead,
     fields_of,
     format_count,
@@ -87,7 +87,7 @@ class Sum:
 
 
 @dataclass
-class FlopsResult(Summed[Sum]):
+class FlopsResult(Summed[Sum], Tabular):
     """Result of the FLOPs profiler.
 
     Attributes:
@@ -117,6 +117,7 @@ class FlopsResult(Summed[Sum]):
     parameters: dict[str, int] = field(default_factory=dict)
 
     _sum = Sum
+    records = "ops", CountedOp
 
     def _order(self, found: Sum) -> int:
         return -found.flops
@@ -292,14 +293,6 @@ class FlopsResult(Summed[Sum]):
             both = self.step.macs + self.step.backward_macs
             detail = f"forward and backward{self.step.of_how_many}"
             yield charts.figure("a step", both, "MACs", detail)
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each operator; needs pandas.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return dataframe(CountedOp, self.ops)
 
     def _repr_html_(self) -> str:
         tables = [self.table(), self.table("type")]

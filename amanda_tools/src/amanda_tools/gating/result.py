@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     fields_of,
     format_count,
     format_percent,
-    render_html,
     render_json,
 )
 
@@ -52,13 +50,15 @@ class GatedOp:
 
 
 @dataclass
-class GatingResult:
+class GatingResult(Tabular):
     """How much was computed.
 
     Attributes:
         tool: Name of the tool.
         ops: The operators with gates.
     """
+
+    records = "ops", GatedOp
 
     tool: str
     ops: list[GatedOp] = field(default_factory=list)
@@ -110,10 +110,3 @@ class GatingResult:
     def _why_none(self) -> list[str]:
         """Return why nothing was gated; nothing if something was."""
         return [] if self.ops else [f"nothing was gated: there was no {_GATED[self.tool]}"]
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""
-        return dataframe(GatedOp, self.ops)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])

@@ -16,12 +16,7 @@ from amanda_tools.graph.facts import arguments_of, items_of, program_of
 from amanda_tools.graph.model import Edge, Graph, Op
 from amanda_tools.graph.result import Format, GraphResult, check
 from amanda_tools.graph.sources import Sources
-from amanda_tools.graph.values import (
-    EagerValues,
-    Origin,
-    Port,
-    SymbolicValues,
-)
+from amanda_tools.graph.values import EagerValues, Origin, Port, SymbolicValues
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
 from amanda_tools.kit.operators.weights import WeightKeys
 from amanda_tools.kit.tensors.types import position_of

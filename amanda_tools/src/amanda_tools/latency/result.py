@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.kit.operators.entries import with_parents
@@ -14,7 +14,7 @@ from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.chrome import Span, TraceFile
 from amanda_tools.kit.output.folders import create_folder
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     fields_of,
     format_count,
     format_percent,
@@ -31,7 +31,7 @@ By = Literal["module", "type", "op", "step", "thread", "kernel"]
 
 
 @dataclass
-class LatencyResult(Summed[Times]):
+class LatencyResult(Summed[Times], Tabular):
     """Result of the latency profiler.
 
     Attributes:
@@ -73,6 +73,7 @@ class LatencyResult(Summed[Times]):
     plain_steps: list[StepTime] = field(default_factory=list)
 
     _sum = Times
+    records = "ops", TimedOp
 
     def _order(self, found: Times) -> int:
         return -found.typical
@@ -294,14 +295,6 @@ class LatencyResult(Summed[Times]):
 
     def _is_on_device(self) -> bool:
         return any(op.device for op in self.ops)
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each operator; needs pandas.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return dataframe(TimedOp, self.ops)
 
     def write(self, folder: Path | str) -> Sequence[Path]:
         """Write ``trace.json`` or ``trace.json.gz``, for Perfetto and chrome://tracing.

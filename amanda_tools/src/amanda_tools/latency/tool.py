@@ -1,8 +1,8 @@
 """`Latency`: time each operator, forward and backward, on the CPU and on a device.
 
 Decides what is timed when. Nested and overlapping times are computed in `intervals`, devices are
-timed in `device_events` and `kernels`, and the result is in `result`. One class of over 600 lines,
-a third of them documentation: nearly every method changes the state of the step that is timed.
+timed in `device_events` and `kernels`, and the result is in `result`. One large class: nearly every
+method changes the state of the step that is timed.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from amanda_core.driver_kit.marks import LIMIT, Marks
 from amanda_core.engine.action import Routine
 from amanda_core.engine.selection import Selection, select
 from amanda_core.engine.session import COMPILED_CALL, COMPILED_KERNEL
-from amanda_tools.kit.operators.tool import OperatorTool, is_eager
+from amanda_tools.kit.operators.tool import OperatorTool
 from amanda_tools.kit.output.chrome import Span
 from amanda_tools.kit.output.rendering import format_count
-from amanda_tools.kit.tensors.types import dtype_of
-from amanda_tools.kit.tensors.values import facts_of, tensors_in
+from amanda_tools.kit.tensors.values import tensors_in
+from amanda_tools.latency.accounts import Account, Op, Thread
 from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, Pair
-from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
+from amanda_tools.latency.driver_time import (
+    AGAIN,
+    MEASURED,
+    PLAIN,
+    charge_driver,
+    subtract_inside,
+    without_driver,
+)
+from amanda_tools.latency.intervals import Between, Interval, Overlapping
 from amanda_tools.latency.kernels import Kernel, Kernels
 from amanda_tools.latency.result import LatencyResult
 from amanda_tools.latency.runs import Runs
-from amanda_tools.latency.times import (
-    DRIVER,
-    MOST_WARM_UP,
-    Samples,
-    StepTime,
-    ThreadTime,
-    TimedOp,
-    warm_up,
-)
+from amanda_tools.latency.times import MOST_WARM_UP, StepTime, TimedOp, warm_up
 
 if TYPE_CHECKING:
     from typing import Self
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["Latency"]
 
 
-class Latency(OperatorTool["_Op"]):
+class Latency(OperatorTool[Op]):
     """Times each operator, forward and backward, by step, module and thread.
 
     Args:
@@ -102,9 +102,9 @@ class Latency(OperatorTool["_Op"]):
         self.limit = limit
         self.warmup = 0 if kernels else warmup
         #: The accounts of the first steps, of which some are the warm-up.
-        self._first: list[_Account] = []
+        self._first: list[Account] = []
         #: Those of the steps in which tools analyse again, and of what was between them.
-        self._later: list[_Account] = []
+        self._later: list[Account] = []
         #: The steps without the profiler.
         self._plain: list[StepTime] = []
         self.where(None)
@@ -113,17 +113,17 @@ class Latency(OperatorTool["_Op"]):
         #: Time of the tool's last work; 0 before the first operator, which starts step 0.
         self._last = 0
         #: The execution that started last, and when the tool was called for it, until that counts.
-        self._entered: tuple[int, Interval[_Op]] | None = None
-        self._threads: dict[int, _Thread] = {}
+        self._entered: tuple[int, Interval[Op]] | None = None
+        self._threads: dict[int, Thread] = {}
         #: When operators of graphs were reached: twice the number of the operator, and 1 more if it
         #: was its end.
         self._marks = Marks(self._take_marks, self.now)
         self._has_graphs = False
         #: id of the numbers of a series of marks -> these, and the runs of the program.
-        self._runs: dict[int, tuple[Sequence[int], Runs[_Op]]] = {}
-        self._graph: Overlapping[_Op] = Overlapping()
+        self._runs: dict[int, tuple[Sequence[int], Runs[Op]]] = {}
+        self._graph: Overlapping[Op] = Overlapping()
         self._between = Between()
-        self._by_number: list[_Op] = []
+        self._by_number: list[Op] = []
         #: Five numbers of each execution for the trace file, so that nothing is left for Python's
         #: garbage collector to look through: operator, track, start, end, step.
         self._executions = array("q")
@@ -146,7 +146,7 @@ class Latency(OperatorTool["_Op"]):
 
     def where(self, selection: Selection | None) -> Self:
         """Restrict the profiler to a selection; a few steps run without it, see the title."""
-        timed = ~select(steps=_PLAIN)
+        timed = ~select(steps=PLAIN)
         return super().where(timed if selection is None else selection & timed)
 
     def analyse(self, context: OpContext) -> None:
@@ -191,7 +191,7 @@ class Latency(OperatorTool["_Op"]):
             return True
         return is_kernel != self.uncompiled
 
-    def enter(self, *values: Any, op: _Op) -> None:
+    def enter(self, *values: Any, op: Op) -> None:
         """Start the time of one execution."""
         arrived = self.now()
         with self._lock:
@@ -209,7 +209,7 @@ class Latency(OperatorTool["_Op"]):
             # Last, so that as little of the tool as possible is in the operator's time.
             interval.start = interval.end = self.now()
 
-    def leave(self, *values: Any, op: _Op) -> None:
+    def leave(self, *values: Any, op: Op) -> None:
         """End the time of one execution."""
         if values:
             op.tensors.wait(values)
@@ -237,7 +237,7 @@ class Latency(OperatorTool["_Op"]):
             if thread.stack.innermost is None and not self._is_running:
                 self._between.begin(done, op.module)
 
-    def wait(self, op: _Op, context: OpContext) -> None:
+    def wait(self, op: Op, context: OpContext) -> None:
         """Count one execution of a collective: the time that the program spent in it."""
         end = self.now()
         with self._lock:
@@ -254,7 +254,7 @@ class Latency(OperatorTool["_Op"]):
             if not self._is_running:
                 self._between.begin(done, op.module)
 
-    def _routines(self, op: _Op) -> list[tuple[Routine, dict[str, Any]]]:
+    def _routines(self, op: Op) -> list[tuple[Routine, dict[str, Any]]]:
         """Return the routines before and after an operator, and their arguments."""
         if not op.is_graph:
             return [(self.enter, {"op": op}), (self.leave, {"op": op})]
@@ -330,13 +330,13 @@ class Latency(OperatorTool["_Op"]):
         """Record the start of a step."""
         with self._lock:
             self._settle()
-            if number in _AGAIN and self.warmup != 0 and self._is_past_first:
+            if number in AGAIN and self.warmup != 0 and self._is_past_first:
                 # The accounts so far stay apart from those of this step.
                 self._close(-number, self._later)
             self._step_begin = self.now()
             self._steps.append(StepTime(number))
             self._between.drop()
-            if self._last and number not in _PLAIN:
+            if self._last and number not in PLAIN:
                 self._between.begin(self._step_begin, "")
 
     def end_step(self, number: int) -> None:
@@ -348,7 +348,7 @@ class Latency(OperatorTool["_Op"]):
                 step.wall, step.ended = now - self._step_begin, True
                 if step.calls:
                     self._between.end(now, "")
-                elif number in _PLAIN:
+                elif number in PLAIN:
                     self._plain.append(step)
             self._clear()
             if self._steps[-1:] and self._steps[-1].calls:
@@ -377,7 +377,7 @@ class Latency(OperatorTool["_Op"]):
             steps = [replace(step) for step in self._steps if step.calls]
             if steps and not steps[-1].ended:
                 steps[-1].wall = self._last - self._step_begin
-            again = _AGAIN if self.warmup != 0 else frozenset()
+            again = AGAIN if self.warmup != 0 else frozenset()
             first = [step for step in steps if step.ended and step.number not in again]
             left_out = {step.number for step in first[: self._warm_up(first)]}
             for step in steps:
@@ -393,13 +393,13 @@ class Latency(OperatorTool["_Op"]):
                 between = _added(between, account.between)
                 busy, total = busy + account.busy, total + account.total
             # Of two, the mean: the smaller one is often too small.
-            measured = [step.wall for step in self._plain if step.number in _MEASURED]
+            measured = [step.wall for step in self._plain if step.number in MEASURED]
             plain = round(statistics.median(measured)) if measured else None
             if plain is not None:
                 if len(threads) == 1 and not total:  # Those of several threads may overlap.
-                    _subtract_inside(ops, steps, threads[0], max(measured))
-                _charge_driver(steps, plain)
-                between = _without_driver(between, steps)
+                    subtract_inside(ops, steps, threads[0], max(measured))
+                charge_driver(steps, plain)
+                between = without_driver(between, steps)
             for op in ops:
                 op.estimate()
             return LatencyResult(
@@ -450,30 +450,30 @@ class Latency(OperatorTool["_Op"]):
         """Begin new accounts after a step that may be left out."""
         if not self._is_past_first:
             self._close(step.number, self._first)
-        elif step.number in _AGAIN and self.warmup != 0:
+        elif step.number in AGAIN and self.warmup != 0:
             self._close(step.number, self._later)
 
-    def _close(self, key: int, accounts: list[_Account]) -> None:
+    def _close(self, key: int, accounts: list[Account]) -> None:
         """Begin new accounts, and keep those so far by a key."""
         self._attribute()
         for op in self._ops.values():
             op.close(key)
         for thread in self._threads.values():
             thread.close(key)
-        accounts.append(_Account(key, self._between.times, self._graph.busy, self._graph.total))
+        accounts.append(Account(key, self._between.times, self._graph.busy, self._graph.total))
         self._between.forget()
         self._graph.busy = self._graph.total = 0
 
-    def _op_of(self, context: OpContext, values: Sequence[Any]) -> _Op:
+    def _op_of(self, context: OpContext, values: Sequence[Any]) -> Op:
         op = self.account_of(context, lambda: self._new_op(context))
         op.device = op.facts.device = self._device_of(op, values)
         return op
 
-    def _new_op(self, context: OpContext) -> _Op:
-        self._by_number.append(_Op(context, len(self._by_number)))
+    def _new_op(self, context: OpContext) -> Op:
+        self._by_number.append(Op(context, len(self._by_number)))
         return self._by_number[-1]
 
-    def _device_of(self, op: _Op, values: Sequence[Any]) -> str | None:
+    def _device_of(self, op: Op, values: Sequence[Any]) -> str | None:
         if op.is_torch:
             for _, tensor in tensors_in(op.tensors, values):
                 device = op.tensors.device(tensor)
@@ -481,14 +481,14 @@ class Latency(OperatorTool["_Op"]):
                     return device
         return None
 
-    def _new_thread(self, ident: int | None = None) -> _Thread:
+    def _new_thread(self, ident: int | None = None) -> Thread:
         ident = threading.get_ident() if ident is None else ident
         known = (thread.name for thread in threading.enumerate() if thread.ident == ident)
         # A framework's own thread may never have run Python.
-        thread = self._threads[ident] = _Thread(next(known, f"thread {len(self._threads) + 1}"))
+        thread = self._threads[ident] = Thread(next(known, f"thread {len(self._threads) + 1}"))
         return thread
 
-    def _begin_marks(self, op: _Op, outer: Interval[_Op] | None) -> _Marks:
+    def _begin_marks(self, op: Op, outer: Interval[Op] | None) -> _Marks:
         pair = inside = None
         if op.device is not None:
             self._origins.setdefault(op.device, self.now())
@@ -497,7 +497,7 @@ class Latency(OperatorTool["_Op"]):
             inside = self._kernels.begin(op.number)
         return _Marks(pair, inside)
 
-    def _end_marks(self, interval: Interval[_Op]) -> None:
+    def _end_marks(self, interval: Interval[Op]) -> None:
         if interval.marks is None:
             return
         pair, inside = interval.marks
@@ -506,14 +506,14 @@ class Latency(OperatorTool["_Op"]):
         if inside is not None and self._kernels is not None:
             self._kernels.end(inside)
 
-    def _on_device(self, op: _Op, pair: Pair, step: int, start: int, total: int, own: int) -> None:
+    def _on_device(self, op: Op, pair: Pair, step: int, start: int, total: int, own: int) -> None:
         facts = op.closed[step][0] if step in op.closed else op.facts
         facts.device_total += total
         facts.device_self += own
         start += self._origins[pair.device]
         self._keep(op, pair.stream, start, start + total, step)
 
-    def _count(self, interval: Interval[_Op], thread: _Thread) -> None:
+    def _count(self, interval: Interval[Op], thread: Thread) -> None:
         op, total = interval.what, interval.end - interval.start
         own = total - interval.inner
         op.facts.add(total, own)
@@ -530,7 +530,7 @@ class Latency(OperatorTool["_Op"]):
                 step.ops += own
         self._keep(op, of_thread.name, interval.start, interval.end, number)
 
-    def _keep(self, op: _Op, track: str, start: int, end: int, step: int) -> None:
+    def _keep(self, op: Op, track: str, start: int, end: int, step: int) -> None:
         if len(self._executions) < _PER_EXECUTION * self.limit:
             number = self._tracks.setdefault(track, len(self._tracks))
             self._executions.extend((op.number, number, start, end, step))
@@ -559,7 +559,7 @@ class Latency(OperatorTool["_Op"]):
     def _step(self) -> int:
         return self._steps[-1].number if self._steps else 0
 
-    def _give_up(self, thread: _Thread) -> None:
+    def _give_up(self, thread: Thread) -> None:
         for interval in thread.stack.take_dropped():
             interval.what.facts.unfinished += 1
             if interval.marks.inside is not None and self._kernels is not None:
@@ -618,159 +618,13 @@ class Latency(OperatorTool["_Op"]):
         return notes
 
 
-class _Account(NamedTuple):
-    """The accounts of a step, by its number, or of what came before one, by the negative number."""
-
-    step: int
-    between: dict[str, int]
-    busy: int
-    total: int
-
-
 def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {path: one.get(path, 0) + other.get(path, 0) for path in (*one, *other)}
-
-
-def _charge_driver(steps: Sequence[StepTime], plain: int) -> None:
-    """Count what steps took more than a plain one as time of the driver."""
-    for step in steps:
-        cost = step.wall - step.tool - plain
-        step.driver += max(0, min(step.rest, cost - step.driver))
-
-
-def _without_driver(between: dict[str, int], steps: Sequence[StepTime]) -> dict[str, int]:
-    """Return the time between operators by module, with that of the driver as one of its own."""
-    counted = [step for step in steps if not step.warm_up]
-    rest, left = sum(step.rest for step in counted), sum(between.values())
-    driver = sum(step.driver for step in counted)
-    found = (
-        {module: time * max(0, rest) // left for module, time in between.items()} if left else {}
-    )
-    if found and rest > 0:
-        largest = max(found, key=lambda module: found[module])
-        found[largest] += rest - sum(found.values())
-    return found | ({DRIVER: driver} if driver else {})
-
-
-def _subtract_inside(
-    ops: list[TimedOp], steps: list[StepTime], thread: ThreadTime, plain: int
-) -> None:
-    """Move time from operators to the driver if together they take more than a step without both.
-
-    What the operators of each timed step exceed the longest such step by is certainly not theirs.
-    A comparison of medians would subtract noise: of few steps they differ by a tenth and more.
-    Each execution has the same part, at most its own time.
-    """
-    counted = [step for step in steps if step.ended and not step.warm_up]
-    inside = min((step.ops for step in counted), default=0) - plain
-    if inside <= 0:
-        return
-    for step in counted:
-        step.driver = min(inside, step.ops)
-        step.ops -= step.driver
-    left, calls = sum(step.driver for step in counted), sum(op.calls for op in ops)
-    thread.self -= left
-    for op in sorted((op for op in ops if op.calls), key=lambda op: op.self / op.calls):
-        part = min(op.self, left * op.calls // calls)
-        op.self -= part
-        left, calls = left - part, calls - op.calls
 
 
 def _in_kernels(context: OpContext) -> bool:
     forward = context.forward if context.is_backward() else context
     return forward is not None and bool(forward.get("in_kernels"))
-
-
-class _Op:
-    def __init__(self, context: OpContext, number: int) -> None:
-        facts = TimedOp.of(context, waits="wait" in context and not context.is_backward())
-        self.facts, self.tensors, self.number = facts, facts_of(context), number
-        if held := context.get("operators", ()):
-            facts.operators = [one.name for one in held]
-            # What the kernel computes, as the common types of the operators.
-            facts.word = " + ".join(dict.fromkeys(one["type"] or one.op_type for one in held))
-        self.is_graph = not is_eager(facts.namespace)
-        #: The positions of the results for which the end of an execution waits; None for all.
-        ahead = self.tensors.runs_ahead and not self.is_graph
-        self.results: list[int] | None = None if ahead else []
-        self.is_torch = facts.namespace.startswith("pytorch/")
-        #: None while backward accumulates a gradient, which counts for the previous module.
-        self.module = facts.module if facts.phase == "forward" or facts.forward else None
-        self.device: str | None = None
-        self.samples = Samples()
-        #: Key of an account that is kept -> the account and its samples.
-        self.closed: dict[int, tuple[TimedOp, Samples]] = {}
-
-    def close(self, key: int) -> None:
-        """Begin a new account."""
-        if self.facts.calls or self.facts.unfinished:
-            self.closed[key], self.samples = (self.facts, self.samples), Samples()
-            self.facts = self.facts.emptied()
-
-    def summary(self, keys: Sequence[int]) -> TimedOp:
-        """Return a copy of the account, with those that were closed under these keys."""
-        found, samples = replace(self.facts), Samples()
-        closed = [self.closed[key] for key in keys if key in self.closed]
-        for _, earlier in closed:
-            samples.extend(earlier)
-        samples.extend(self.samples)
-        for account, _ in reversed(closed):
-            found.merge(account)
-        found.median, found.p95, found.spread = samples.quantiles()
-        return found
-
-    def awaited(self, values: Sequence[Any]) -> list[int]:
-        """Return the positions of the values that a routine must take to be called at the right
-        time.
-
-        A graph calls a routine as soon as its values are there. A routine without values would be
-        called long before the operator can run. A reference to a variable does not help, because it
-        is there before the variable has a value.
-        """
-        if not self.is_graph:
-            return []
-        kinds = (dtype_of(self.tensors, value) for value in values)
-        return [position for position, kind in enumerate(kinds) if "_ref" not in kind]
-
-    def waits_unseen(self, op: Any, values: Sequence[Any]) -> bool:
-        """Return True if a graph operator has to wait for something that none of its values depends
-        on.
-
-        A routine before the operator only waits for the values that it takes, and the handle of a
-        variable is always there.
-
-        Args:
-            op: The framework's operator.
-            values: Its inputs.
-        """
-        if not self.is_graph or not self.facts.namespace.startswith("tensorflow/"):
-            return False
-        handles = ("resource", "variant", "_ref")
-        kinds = [dtype_of(self.tensors, value) or "resource" for value in values]
-        told = any(not any(handle in kind for handle in handles) for kind in kinds)
-        return not told and bool(getattr(op, "control_inputs", ()))
-
-
-class _Thread:
-    """One thread on which operators run."""
-
-    def __init__(self, name: str) -> None:
-        self.stack: Stack[_Op] = Stack()
-        self.time = ThreadTime(name)
-        #: Key of an account that is kept -> the account.
-        self.closed: dict[int, ThreadTime] = {}
-
-    def close(self, key: int) -> None:
-        """Begin a new account."""
-        self.closed[key], self.time = self.time, ThreadTime(self.time.name)
-
-    def summary(self, keys: Sequence[int]) -> ThreadTime:
-        """Return a copy of the account, with those that were closed under these keys."""
-        found = replace(self.time)
-        for account in (self.closed[key] for key in keys if key in self.closed):
-            found.calls += account.calls
-            found.self += account.self
-        return found
 
 
 class _Marks(NamedTuple):
@@ -786,10 +640,3 @@ _NO_EFFECT = "uncompiled has no effect on frameworks other than JAX and PyTorch"
 
 _PER_EXECUTION = 5
 _NO_MARKS = _Marks(None, None)
-#: Steps that run without the profiler, four in a row. In the first the driver analyses operators
-#: again, and in the second, gradients may still have something of the profiler, so the times of
-#: the others say what a step takes without it.
-_PLAIN = [first + place for first in (5, 20, 50, 200, 500, 2000, 5000) for place in range(4)]
-#: The steps after these, in which tools analyse operators again; left out like the warm-up.
-_AGAIN = frozenset(number + 1 for place, number in enumerate(_PLAIN) if place % 4 == 3)
-_MEASURED = frozenset(number for place, number in enumerate(_PLAIN) if place % 4 > 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.kit.operators.entries import EitherWayOp
@@ -17,7 +17,7 @@ from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.chrome import TraceFile
 from amanda_tools.kit.output.folders import create_folder
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     describe_overhead,
     fields_of,
     format_quantity,
@@ -139,7 +139,7 @@ class Moment(NamedTuple):
 
 
 @dataclass
-class MemoryResult(Summed[Sum]):
+class MemoryResult(Summed[Sum], Tabular):
     """Result of the memory profiler.
 
     Attributes:
@@ -181,6 +181,7 @@ class MemoryResult(Summed[Sum]):
     allocators: dict[str, dict[str, int]] = field(default_factory=dict)
 
     _sum = Sum
+    records = "ops", AllocatingOp
 
     def _order(self, found: Sum) -> tuple[int, int]:
         return -found.at_peak, -found.allocated
@@ -354,14 +355,6 @@ class MemoryResult(Summed[Sum]):
                 x_label="step",
             ),
         ]
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each operator; needs pandas.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return dataframe(AllocatingOp, self.ops)
 
     def write(self, folder: Path | str) -> Sequence[Path]:
         """Write ``timeline.json``, or ``timeline.json.gz``, for Perfetto and chrome://tracing.

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     describe_overhead,
     fields_of,
     format_count,
-    render_html,
     render_json,
 )
 from amanda_tools.kit.tensors.statistics import Statistics
@@ -103,7 +102,7 @@ class Fault(OpFacts):
 
 
 @dataclass
-class NonFiniteResult:
+class NonFiniteResult(Tabular):
     """Result of `NonFinite`.
 
     Attributes:
@@ -120,6 +119,8 @@ class NonFiniteResult:
         gradient_steps: Steps in which norms of gradients were measured.
         gradients: Norms of the gradients of weights in these steps.
     """
+
+    records = "faults", Fault
 
     faults: list[Fault] = field(default_factory=list)
     checked: int = 0
@@ -209,10 +210,3 @@ class NonFiniteResult:
             drawn.append({**norms, **settings, "marks": marks, "most": 8})
         content = {"format": "amanda.nonfinite/1", **fields_of(self), "charts": drawn}
         return render_json(content)
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each fault; needs pandas."""
-        return dataframe(Fault, self.faults)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])

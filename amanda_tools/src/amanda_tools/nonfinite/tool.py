@@ -21,12 +21,7 @@ from amanda_tools.kit.operators.entries import REARRANGING, key_of
 from amanda_tools.kit.operators.tool import OperatorTool
 from amanda_tools.kit.tensors.values import need_numpy
 from amanda_tools.nonfinite.norms import GradientNorms
-from amanda_tools.nonfinite.probe import (
-    INF,
-    NAN,
-    Pending,
-    resolve,
-)
+from amanda_tools.nonfinite.probe import INF, NAN, Pending, resolve
 from amanda_tools.nonfinite.record import (
     Entered,
     Execution,

@@ -8,17 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from amanda_core import OpContext
 from amanda_core.results import Table
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     fields_of,
     format_count,
     format_percent,
-    render_html,
     render_json,
 )
 from amanda_tools.kit.weights.coverage import UnreachedWeight, describe_coverage, list_weights
@@ -63,7 +61,7 @@ class PrunedWeight:
 
 
 @dataclass
-class PruneResult:
+class PruneResult(Tabular):
     """Which weights are pruned.
 
     Attributes:
@@ -81,6 +79,8 @@ class PruneResult:
         notes: What cannot be pruned, and why.
         tool: Name of the tool.
     """
+
+    records = "weights", PrunedWeight
 
     sparsity: float
     weights: list[PrunedWeight] = field(default_factory=list)
@@ -158,10 +158,3 @@ class PruneResult:
             "charts": drawn,
         }
         return render_json(content)
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each weight; needs pandas."""
-        return dataframe(PrunedWeight, self.weights)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])

@@ -11,13 +11,7 @@ from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.kit.output import charts
-from amanda_tools.kit.output.rendering import (
-    dataframe,
-    fields_of,
-    format_count,
-    render_html,
-    render_json,
-)
+from amanda_tools.kit.output.rendering import Tabular, fields_of, format_count, render_json
 from amanda_tools.kit.weights.coverage import UnreachedWeight, describe_coverage
 
 __all__ = ["QuantizeResult", "QuantizedActivation", "QuantizedWeight"]
@@ -81,7 +75,7 @@ class QuantizedActivation:
 
 
 @dataclass
-class QuantizeResult:
+class QuantizeResult(Tabular):
     """The quantized weights and activations, and their grids.
 
     Attributes:
@@ -95,6 +89,8 @@ class QuantizeResult:
         tool_seconds: Time that ranges and scales took.
         notes: What cannot be quantized, and why.
     """
+
+    records = "weights", QuantizedWeight
 
     method: str
     weights: list[QuantizedWeight] = field(default_factory=list)
@@ -146,13 +142,6 @@ class QuantizeResult:
         ]
         content = {"format": "amanda.quantize/1", **fields_of(self), "charts": drawn}
         return render_json(content)
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each weight; needs pandas."""
-        return dataframe(QuantizedWeight, self.weights)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])
 
 
 _SQNR = charts.measure("SQNR", "sqnr", unit="dB", lowest=True)

@@ -6,17 +6,15 @@ Owns how it is shown.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     fields_of,
     format_count,
     format_quantity,
-    render_html,
     render_json,
 )
 
@@ -45,7 +43,7 @@ class RematerializedOp(OpFacts):
 
 
 @dataclass
-class RematerializeResult:
+class RematerializeResult(Tabular):
     """The memory in use, and the operators that ran again to stay within the budget.
 
     Attributes:
@@ -61,6 +59,8 @@ class RematerializeResult:
         measured: The steps of which the peak and the floor are, if other steps ran as well: what
             these need is unknown. Empty if all steps were measured.
     """
+
+    records = "ops", RematerializedOp
 
     budget: int | None
     peak: int = 0
@@ -126,10 +126,3 @@ class RematerializeResult:
         ]
         content = {"format": "amanda.rematerialize/1", **fields_of(self), "charts": drawn}
         return render_json(content)
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""
-        return dataframe(RematerializedOp, self.ops)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])

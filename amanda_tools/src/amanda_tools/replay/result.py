@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.diff.numbers import Difference
-from amanda_tools.kit.output.rendering import dataframe, fields_of, render_html, render_json
+from amanda_tools.kit.output.rendering import Tabular, fields_of, render_json
 
 __all__ = ["ReplayResult", "Replayed"]
 
@@ -36,7 +35,7 @@ class Replayed:
 
 
 @dataclass
-class ReplayResult:
+class ReplayResult(Tabular):
     """Result of executing a recorded operator again.
 
     Attributes:
@@ -52,6 +51,8 @@ class ReplayResult:
         outputs: The outputs.
         notes: What else is not as it was when it was recorded.
     """
+
+    records = "outputs", Replayed
 
     op: str
     type: str
@@ -96,10 +97,3 @@ class ReplayResult:
     def to_json(self) -> str:
         """Return the whole result as JSON."""
         return render_json({"format": "amanda.replay/1", "same": self.same, **fields_of(self)})
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each output; needs pandas."""
-        return dataframe(Replayed, self.outputs)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])

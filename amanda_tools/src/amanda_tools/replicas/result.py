@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from amanda_core.results import Table
 from amanda_tools.fingerprint.result import FingerprintResult
-from amanda_tools.kit.output.rendering import (
-    dataframe,
-    fields_of,
-    format_count,
-    render_html,
-    render_json,
-)
+from amanda_tools.kit.output.rendering import Tabular, fields_of, format_count, render_json
 
 __all__ = ["Kind", "ReplicasReport", "ReplicasResult", "Violation"]
 
@@ -66,7 +60,7 @@ class Violation:
 
 
 @dataclass
-class ReplicasReport:
+class ReplicasReport(Tabular):
     """Result of comparing the processes of one run.
 
     Attributes:
@@ -78,6 +72,8 @@ class ReplicasReport:
         missing: What was not recorded, such as processes.
         notes: What else was found.
     """
+
+    records = "violations", Violation
 
     violations: list[Violation] = field(default_factory=list)
     processes: list[str] = field(default_factory=list)
@@ -152,10 +148,3 @@ class ReplicasReport:
         """Return the whole report as JSON."""
         content = {"same": self.same, "complete": self.complete, **fields_of(self)}
         return render_json({"format": "amanda.replicas_report/1", **content})
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each violation; needs pandas."""
-        return dataframe(Violation, self.violations)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])

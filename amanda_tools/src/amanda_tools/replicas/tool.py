@@ -67,7 +67,7 @@ class Replicas(Fingerprint):
     """
 
     _form: ClassVar[type[FingerprintResult]] = ReplicasResult
-    _has_plain_rows: ClassVar[bool] = False
+    has_plain_rows: ClassVar[bool] = False
 
     def __init__(
         self,

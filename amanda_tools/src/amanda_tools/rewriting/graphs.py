@@ -20,7 +20,7 @@ from amanda_tools.rewriting.matches import Match, Role, value_at
 from amanda_tools.rewriting.patterns import Place, edges_at
 from amanda_tools.rewriting.rules import Matched, Taken
 
-__all__ = ["constants_of", "prepare", "replacement_of"]
+__all__ = ["constants_of", "packed", "prepare", "replacement_of", "unpacked"]
 
 Constants = Mapping[int, Mapping[str, Any]]
 #: Dtypes of vectors into which the inputs of an operator can be packed.
@@ -87,7 +87,7 @@ def replacement_of(role: Role) -> Callable[..., Any]:
             return match.head
         return staged(lambda *inputs: _handed_on(inputs, number))
     if not role.is_tail:
-        return staged(lambda *inputs: _packed([value_at(inputs, at) for at in role.carried]))
+        return staged(lambda *inputs: packed([value_at(inputs, at) for at in role.carried]))
     noted = False
 
     def whole(*inputs: Any) -> Any:
@@ -166,7 +166,7 @@ def _is_constant(graph: Graph, role: Role, place: Place) -> bool:
     )
 
 
-def _packed(values: Sequence[Any]) -> Any:
+def packed(values: Sequence[Any]) -> Any:
     """Pack values into one vector: their sizes, then their elements."""
     import tensorflow as tf
 
@@ -176,7 +176,7 @@ def _packed(values: Sequence[Any]) -> Any:
     return tf.concat([header, *(tf.reshape(tf.cast(v, dtype), [-1]) for v in values)], 0)
 
 
-def _unpacked(vector: Any, kinds: Sequence[TensorType]) -> list[Any]:
+def unpacked(vector: Any, kinds: Sequence[TensorType]) -> list[Any]:
     """Unpack the values from a vector."""
     import tensorflow as tf
 
@@ -228,7 +228,7 @@ def _spread(role: Role, carried: Mapping[Place, Any]) -> _Spread:
         kinds = dict(_places(inner))
         vector = TensorType("", (None,))
         wanted = [vector if at in inner.links else kinds[at] or vector for at in inner.carried]
-        values = _unpacked(carried[place], wanted)
+        values = unpacked(carried[place], wanted)
         inside[place] = _spread(inner, dict(zip(inner.carried, values, strict=True)))
     known = {**carried, **role.constants}
     inputs = [

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     describe_overhead,
     fields_of,
     format_count,
-    render_html,
     render_json,
 )
 
@@ -52,7 +50,7 @@ class Rewritten:
 
 
 @dataclass
-class RewriteResult:
+class RewriteResult(Tabular):
     """Result of rewriting.
 
     Attributes:
@@ -62,6 +60,8 @@ class RewriteResult:
         wall_seconds: Time from the first operator that the tool looked at to the last.
         notes: Namespaces in which nothing is rewritten, and why.
     """
+
+    records = "matches", Rewritten
 
     matches: list[Rewritten] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
@@ -135,14 +135,3 @@ class RewriteResult:
             drawn.append(charts.bars("Why not", [("reason", "reasons", "")], count))
         content = {"format": "amanda.rewrite/1", **fields_of(self), "reasons": self.reasons}
         return render_json({**content, "charts": drawn})
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each match; needs pandas.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return dataframe(Rewritten, self.matches)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])

@@ -7,17 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.kit.output import charts
-from amanda_tools.kit.output.rendering import (
-    dataframe,
-    fields_of,
-    format_count,
-    render_html,
-    render_json,
-)
+from amanda_tools.kit.output.rendering import Tabular, fields_of, format_count, render_json
 
 __all__ = ["SensitiveOp", "SensitivityResult"]
 
@@ -67,7 +60,7 @@ class SensitiveOp:
 
 
 @dataclass
-class SensitivityResult:
+class SensitivityResult(Tabular):
     """The operators, the most sensitive first. Those that were not measured are the last.
 
     Attributes:
@@ -77,6 +70,8 @@ class SensitivityResult:
         notes: What was not measured, and why.
         weights: Number format of the weights; empty if they are pruned instead.
     """
+
+    records = "ops", SensitiveOp
 
     change: str
     ops: list[SensitiveOp] = field(default_factory=list)
@@ -132,13 +127,6 @@ class SensitivityResult:
         ]
         content = {"format": "amanda.sensitivity/1", **fields_of(self), "charts": drawn}
         return render_json(content)
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""
-        return dataframe(SensitiveOp, self.ops)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])
 
 
 def _damage(op: SensitiveOp) -> object:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     describe_overhead,
     fields_of,
     format_count,
@@ -102,7 +102,7 @@ class Product(OpFacts):
 
 
 @dataclass
-class SparsityResult:
+class SparsityResult(Tabular):
     """The zeros of all tensors and what they would save.
 
     Attributes:
@@ -114,6 +114,8 @@ class SparsityResult:
         tool_seconds: The part of `wall_seconds` that measuring took, without the driver's overhead.
         wall_seconds: Time from the first to the last operator that was measured.
     """
+
+    records = "tensors", MeasuredTensor
 
     limit: float
     block: int
@@ -228,14 +230,6 @@ class SparsityResult:
                 charts.measure("by input", "by_input", unit="MACs"),
             ),
         ]
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each tensor; needs pandas.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return dataframe(MeasuredTensor, self.tensors)
 
     def _repr_html_(self) -> str:
         return render_html([self.table(), self.table("dead"), self.table("product")], self)

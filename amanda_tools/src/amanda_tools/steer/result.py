@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     describe_overhead,
     fields_of,
     format_count,
-    render_html,
     render_json,
 )
 from amanda_tools.kit.weights.coverage import UnreachedWeight, describe_coverage
@@ -42,7 +40,7 @@ class SteeredOp(OpFacts):
 
 
 @dataclass
-class SteerResult:
+class SteerResult(Tabular):
     """The changes of one run.
 
     Attributes:
@@ -56,6 +54,8 @@ class SteerResult:
         reached: How many of these were changed where they were read.
         unreached: The others: which parameters, how many elements, and why.
     """
+
+    records = "ops", SteeredOp
 
     edit: str
     ops: list[SteeredOp] = field(default_factory=list)
@@ -114,13 +114,6 @@ class SteerResult:
         ]
         content = {"format": "amanda.steer/1", **fields_of(self), "charts": drawn}
         return render_json(content)
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""
-        return dataframe(SteeredOp, self.ops)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])
 
 
 def _shown(number: int | None) -> object:

@@ -12,12 +12,11 @@ from amanda_core.runtime.weak import Known
 from amanda_tools.kit.operators.entries import with_parents
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     describe_overhead,
     fields_of,
     format_count,
     format_quantity,
-    render_html,
     render_json,
 )
 from amanda_tools.kit.weights.parameters import ModelParameters
@@ -120,7 +119,7 @@ class Model(ModelParameters):
 
 
 @dataclass
-class SummaryResult:
+class SummaryResult(Tabular):
     """Result of the summary.
 
     Attributes:
@@ -133,6 +132,8 @@ class SummaryResult:
         wall_seconds: Time from the first operator that the tool looked at to the last.
         notes: What was not observed, and why.
     """
+
+    records = "modules", ModuleSummary
 
     modules: list[ModuleSummary] = field(default_factory=list)
     parameters: int = 0
@@ -203,17 +204,6 @@ class SummaryResult:
         return render_json(
             {"format": "amanda.summary/1", "units": units, **fields_of(self), "charts": drawn}
         )
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each module; needs pandas.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return dataframe(ModuleSummary, self.modules)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])
 
     def _title(self) -> str:
         parts = [

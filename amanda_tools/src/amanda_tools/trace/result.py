@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.output import charts
 from amanda_tools.kit.output.rendering import (
-    dataframe,
+    Tabular,
     describe_overhead,
     fields_of,
     format_count,
-    render_html,
     render_json,
 )
 
@@ -37,7 +35,7 @@ class TracedOp(OpFacts):
 
 
 @dataclass
-class TraceResult:
+class TraceResult(Tabular):
     """Result of a trace.
 
     Attributes:
@@ -48,6 +46,8 @@ class TraceResult:
         wall_seconds: Time from the tool's first work to its last.
         notes: What was not traced, and why.
     """
+
+    records = "ops", TracedOp
 
     ops: list[TracedOp] = field(default_factory=list)
     sequence: list[int] = field(default_factory=list)
@@ -92,10 +92,3 @@ class TraceResult:
         ]
         content = {"format": "amanda.trace/1", **fields_of(self), "charts": drawn}
         return render_json(content)
-
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""
-        return dataframe(TracedOp, self.ops)
-
-    def _repr_html_(self) -> str:
-        return render_html([self.table()])

@@ -44,7 +44,7 @@ from amanda_core.interface import (
 from amanda_core.plugins import discovery
 from amanda_core.testing.toy import framework as toy
 
-__all__ = ["ToyDriver", "registered"]
+__all__ = ["ToyDriver", "call_site", "registered"]
 
 DECLARATIONS = Declarations(__package__)
 CAPABILITIES = DECLARATIONS.info.capabilities_in("eager")
@@ -296,14 +296,14 @@ class ToyAttachment:
         """Return the record of an op."""
         key = self.site_key(op)
         if key not in self.records:
-            path, line = toy.scope_path(), _call_site()[2]
+            path, line = toy.scope_path(), call_site()[2]
             name = f"{path}/{op.name}" if path else op.name
             self.records[key] = OpRecord(Site(key, op.name, self.namespace, name, path, line))
         return self.records[key]
 
     def site_key(self, op: toy.Op) -> tuple[Any, ...]:
         """Return the key of an op, which is the same in each iteration and process."""
-        return (toy.scope_path(), op.name, *_call_site()[:2])
+        return (toy.scope_path(), op.name, *call_site()[:2])
 
     def guarded(self, run: Run, gradients: Sequence[Any]) -> list[Any]:
         """Run a function of gradients; return them as they are if it fails in another thread."""
@@ -413,7 +413,7 @@ def registered() -> Iterator[ToyDriver]:
         discovery.unregister("toy")
 
 
-def _call_site() -> tuple[str, int, str]:
+def call_site() -> tuple[str, int, str]:
     """Return function, bytecode offset and ``file:line`` of the first frame outside."""
     frame = sys._getframe(1)
     while frame.f_globals["__name__"] in OWN:

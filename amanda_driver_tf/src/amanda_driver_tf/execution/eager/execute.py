@@ -37,7 +37,7 @@ from amanda_driver_tf.tensorflow_internals.originals import ORIGINALS, PAIR, rec
 from amanda_driver_tf.tensorflow_internals.tapes import call_unrecorded, no_tape
 from amanda_driver_tf.threads import STATE, call_quietly
 
-__all__ = ["Call", "aligned_plans", "constant", "is_plain", "run", "tag"]
+__all__ = ["Call", "Run", "aligned_plans", "constant", "is_plain", "run", "tag"]
 
 
 class Call:
@@ -91,7 +91,7 @@ def run(
     failures = place.program.session.failures
     original = failures.original(call.run)
     try:
-        return _Run(place, record, call, plain, records, original).outputs()
+        return Run(place, record, call, plain, records, original).outputs()
     except BaseException as error:
         if isinstance(error, Exception) and failures.is_drivers(error, original):
             return _without_instrumentation(error, failures, record, call, records, original)
@@ -123,7 +123,7 @@ def _without_instrumentation(
     return outputs
 
 
-class _Run:
+class Run:
     """The instrumented execution of one call."""
 
     def __init__(
@@ -156,6 +156,7 @@ class _Run:
         self.op = EagerOp(call.op_type, record.site.name, self.attributes, call.inputs)
 
     def outputs(self) -> list[Any]:
+        """Execute the call, and return its outputs."""
         record, session = self.record, self.session
         forward = record.forward
         backward = record.backward

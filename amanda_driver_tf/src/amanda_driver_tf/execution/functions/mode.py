@@ -16,10 +16,7 @@ from typing import Any
 
 from amanda_core.driver_kit import Patches, Session
 from amanda_core.interface import CoverageGap, UnsupportedError
-from amanda_driver_tf.execution.functions.exported_function import (
-    ExportedPlans,
-    exported_function,
-)
+from amanda_driver_tf.execution.functions.exported_function import ExportedPlans, exported_function
 from amanda_driver_tf.execution.functions.saved_results import (
     ForwardPlans,
     SavedPlans,
@@ -28,7 +25,8 @@ from amanda_driver_tf.execution.functions.saved_results import (
 from amanda_driver_tf.execution.functions.twins import UNKNOWN, Gradients, Twin, Twins, remove
 from amanda_driver_tf.graphs.analysis import Analysis
 from amanda_driver_tf.graphs.constants import Constants
-from amanda_driver_tf.graphs.records import GRAPHS, Records, children_of, name_of
+from amanda_driver_tf.graphs.function_graphs import GRAPHS, children_of, name_of
+from amanda_driver_tf.graphs.records import Records
 from amanda_driver_tf.identity.namespaces import FUNCTION
 from amanda_driver_tf.insertion.marks import OP_TYPE
 from amanda_driver_tf.insertion.shape_checks import failed_check_error
@@ -39,13 +37,7 @@ from amanda_driver_tf.rewriting.function_rewriting import (
 )
 from amanda_driver_tf.rewriting.mode import Mode
 from amanda_driver_tf.rewriting.rewritten_function import RewrittenFunction
-from amanda_driver_tf.tensorflow_internals.modules import (
-    context,
-    dtypes,
-    errors,
-    ops,
-    record,
-)
+from amanda_driver_tf.tensorflow_internals.modules import context, dtypes, errors, ops, record
 from amanda_driver_tf.tensorflow_internals.objects import set_message
 from amanda_driver_tf.threads import STATE, quietly
 

@@ -12,7 +12,7 @@ from amanda_core.interface import UnsupportedError
 from amanda_driver_tf.execution.functions.twins import Twin
 from amanda_driver_tf.gradients.eager.hosted import is_vectorised
 from amanda_driver_tf.graphs.analysis import Analysis, OpPlans
-from amanda_driver_tf.graphs.records import GRAPHS
+from amanda_driver_tf.graphs.function_graphs import GRAPHS
 from amanda_driver_tf.threads import FunctionCalls
 
 __all__ = ["ForwardPlans", "SavedPlans", "SavedResults"]

@@ -12,7 +12,7 @@ import weakref
 from typing import Any
 
 from amanda_driver_tf.graphs.analysis import OpPlans
-from amanda_driver_tf.graphs.records import GRAPHS
+from amanda_driver_tf.graphs.function_graphs import GRAPHS
 from amanda_driver_tf.insertion.function_def_writing import Written
 from amanda_driver_tf.insertion.host_functions import HostFunction
 from amanda_driver_tf.tensorflow_internals.modules import context

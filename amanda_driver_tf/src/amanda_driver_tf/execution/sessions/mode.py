@@ -22,10 +22,7 @@ from amanda_driver_tf.graphs.constants import SessionConstants
 from amanda_driver_tf.identity.namespaces import GRAPH
 from amanda_driver_tf.insertion.shape_checks import failed_check_error
 from amanda_driver_tf.rewriting.mode import Mode
-from amanda_driver_tf.tensorflow_internals.objects import (
-    extend_graph,
-    operation_of,
-)
+from amanda_driver_tf.tensorflow_internals.objects import extend_graph, operation_of
 from amanda_driver_tf.threads import STATE, Request, quietly
 
 __all__ = ["GraphMode"]

@@ -18,24 +18,12 @@ from amanda_driver_tf.gradients.graphs.op_versions import OpVersions
 from amanda_driver_tf.gradients.graphs.unreachable_gradients import lost_inputs, refuse_unread
 from amanda_driver_tf.graphs.analysis import OpPlans, is_container, is_operator
 from amanda_driver_tf.graphs.body import Node, Value
-from amanda_driver_tf.graphs.records import (
-    Record,
-    Records,
-    Run,
-    children_of,
-    components,
-    is_symbolic,
-)
+from amanda_driver_tf.graphs.function_graphs import children_of
+from amanda_driver_tf.graphs.records import Record, Records, Run, components, is_symbolic
 from amanda_driver_tf.insertion.body_edits import BodyEdits
 from amanda_driver_tf.insertion.nodes import New
 from amanda_driver_tf.insertion.observers import Observers
-from amanda_driver_tf.insertion.op_values import (
-    Differentiated,
-    Key,
-    OpValues,
-    arguments_of,
-    key_of,
-)
+from amanda_driver_tf.insertion.op_values import Differentiated, Key, OpValues, arguments_of, key_of
 from amanda_driver_tf.tensorflow_internals.modules import custom_gradient, ops
 from amanda_driver_tf.tensorflow_internals.names import ENDS_OF_RECOMPUTATION
 from amanda_driver_tf.tensorflow_internals.objects import operation_number

@@ -15,15 +15,10 @@ import tensorflow as tf
 from amanda_core.driver_kit import Step
 from amanda_core.interface import UnsupportedError
 from amanda_driver_tf.graphs.body import Body
-from amanda_driver_tf.graphs.records import Record, Records, children_of, components, is_symbolic
+from amanda_driver_tf.graphs.function_graphs import children_of
+from amanda_driver_tf.graphs.records import Record, Records, components, is_symbolic
 from amanda_driver_tf.insertion.jacobians import NO_PLACE
-from amanda_driver_tf.insertion.op_values import (
-    Key,
-    arguments_of,
-    is_discrete,
-    key_of,
-    upstream_of,
-)
+from amanda_driver_tf.insertion.op_values import Key, arguments_of, is_discrete, key_of, upstream_of
 from amanda_driver_tf.tensorflow_internals.modules import ops
 
 __all__ = ["lost_inputs", "refuse_unread", "unread_of"]

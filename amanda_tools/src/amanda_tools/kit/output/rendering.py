@@ -7,13 +7,14 @@ import html
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from amanda_core.results import Result, Table
 from amanda_tools.kit.output.extras import require
 from amanda_tools.kit.output.inline_charts import charts_of
 
 __all__ = [
+    "Tabular",
     "dataframe",
     "describe_overhead",
     "fields_of",
@@ -170,6 +171,32 @@ def dataframe(kind: type[Any], rows: Sequence[Any]) -> Any:
     columns = [field.name for field in fields(kind)]
     cells = [[_plain(value) for value in fields_of(row).values()] for row in rows]
     return pandas.DataFrame(cells, columns=columns)
+
+
+class Tabular:
+    """A result with one table, whose main part is one list of records.
+
+    Attributes:
+        records: Name of the list, and the dataclass of what is in it.
+    """
+
+    records: ClassVar[tuple[str, type[Any]]]
+
+    def table(self) -> Table:
+        """Return the table."""
+        raise NotImplementedError
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with one row for each record; needs pandas.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        name, kind = self.records
+        return dataframe(kind, getattr(self, name))
+
+    def _repr_html_(self) -> str:
+        return render_html([self.table()])
 
 
 def _html(table: Table, title: str) -> str:
