@@ -139,13 +139,40 @@ def scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
     return value * factor
 
 
+class Masks(amanda.Tool):
+    """Masks the weights of ``linear`` and the gradients of its outputs, in each layer otherwise.
+
+    Attributes:
+        masks: Name of an operator -> the masks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.op_type == "linear":
+            shape, seed = context.get_inputs()[1].shape, torch.Generator()
+            seed.manual_seed(int.from_bytes(context.name.encode()[:16], "big") % 1_000_003)
+            mask, last = torch.rand(shape, generator=seed), torch.rand(shape[0], generator=seed)
+            self.masks[context.name] = mask, last
+            context.insert_before_op(masked, inputs=[1], mask=mask)
+            context.insert_before_backward_op(masked, mask=last)
+
+
+@amanda.staged
+def masked(value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask > 0.5, value, 0.0) * mask
+
+
 def test_plain_layers_share_one_graph(graphs: list[Any]) -> None:
     with torch.no_grad():
         made(graphs)(torch.ones(2, 8))
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("make", [amanda.Tool, Looks, Scales])
+@pytest.mark.parametrize("make", [amanda.Tool, Looks, Scales, Masks])
 def test_tools_share_the_graphs_of_plain_layers(
     graphs: list[Any], make: Callable[[], amanda.Tool]
 ) -> None:
@@ -181,6 +208,24 @@ def test_edits_are_those_of_each_layer(graphs: list[Any]) -> None:
         found = trained(made(graphs))
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert found != pytest.approx(trained(made(None)), rel=1e-3)
+    assert len(graphs) <= 2
+
+
+def test_tensors_of_staged_edits_are_those_of_each_layer(graphs: list[Any]) -> None:
+    eager, compiled = Masks(), Masks()
+    for model, tool in ((made(None), eager), (made(graphs), compiled)):
+        with amanda.apply(tool):
+            found = [trained(model)]
+            for mask, last in tool.masks.values():  # They may change, and nothing is compiled.
+                mask.mul_(0.9)
+                last.add_(0.1)
+            found.append(trained(model))
+        tool.found = found  # type: ignore[attr-defined]
+    assert eager.masks.keys() == compiled.masks.keys()
+    assert len(eager.masks) == 2 * LAYERS
+    for a, b in zip(eager.found, compiled.found, strict=True):  # type: ignore[attr-defined]
+        assert b == pytest.approx(a, rel=1e-5, abs=1e-6)
+    assert eager.found[0] != pytest.approx(eager.found[1])  # type: ignore[attr-defined]
     assert len(graphs) <= 2
 
 

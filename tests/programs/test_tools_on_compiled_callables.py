@@ -26,6 +26,7 @@ from amanda_tools.prune import Prune, PruneNM, PruneTiles
 from amanda_tools.quantize import Quantize
 from amanda_tools.sensitivity import Sensitivity
 from amanda_tools.sparsity import Sparsity
+from amanda_tools.steer import Steer
 
 EAGERLY = pytest.mark.filterwarnings("ignore:Compiled callables run eagerly")
 
@@ -475,3 +476,48 @@ def test_copies_of_weights_are_followed(
     eager, compiled = found
     assert all(map(torch.equal, compiled[0], eager[0]))
     assert compiled[1:] == eager[1:]
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = x + self.last(nn.functional.gelu(self.first(x)))
+        return found
+
+
+@STAYS_COMPILED
+@pytest.mark.parametrize(
+    "make",
+    [
+        amanda.Tool,
+        lambda: Prune(0.5),
+        PruneNM,
+        lambda: PruneTiles(0.5, tile=2),
+        Quantize,
+        lambda: Steer("add", vector=[1.0] * 8, ops=["gelu"]),
+    ],
+    ids=["nothing", "prune", "prune_nm", "prune_tiles", "quantize", "steer"],
+)
+def test_layers_alike_share_one_graph(make: Callable[[], amanda.Tool]) -> None:
+    def run(backend: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Layer() for _ in range(12)))
+        for layer in model if backend else ():
+            layer.compile(backend=backend)
+        with amanda.apply(make()), torch.no_grad():
+            return [model(torch.full((2, 8), 0.1 * step)) for step in range(3)]
+
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = run(backend)
+    for a, b in zip(compiled, run(None), strict=True):
+        torch.testing.assert_close(a, b)
+    assert len(graphs) == 1

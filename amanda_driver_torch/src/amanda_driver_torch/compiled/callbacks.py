@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from amanda_core.driver_kit import FRAMES, FRAMEWORK, Activation, Known, Session, Sites, WeakGroup
@@ -30,7 +29,7 @@ from amanda_driver_torch.compiled.choice import AnalysisFailed, CannotWeave
 from amanda_driver_torch.compiled.graph import weave
 from amanda_driver_torch.compiled.graph_tools import GraphTools
 from amanda_driver_torch.compiled.graph_weights import Leaves
-from amanda_driver_torch.compiled.host import Host
+from amanda_driver_torch.compiled.host import Host, Row
 from amanda_driver_torch.compiled.kernels import compile_with_kernels
 from amanda_driver_torch.compiled.operators import Woven
 from amanda_driver_torch.compiled.refusals import not_exported
@@ -165,7 +164,7 @@ class CompiledCode:
         gm: fx.GraphModule,
         leaves: Leaves,
         is_broken: bool,
-        take_row: Callable[[Sequence[Woven]], torch.Tensor | None] | None,
+        take_row: Callable[[Sequence[Woven]], Row | None] | None,
     ) -> tuple[fx.GraphModule, Sequence[Woven]]:
         """Weave the applied tools into a graph, as `graph.weave` does."""
         assert self._enter is not None
@@ -341,13 +340,13 @@ class _Backend:
                 if kept is None:
                     bound.close()
 
-                def take_row(found: Sequence[Woven]) -> torch.Tensor | None:
+                def take_row(found: Sequence[Woven]) -> Row | None:
                     if kept is not None and len(leaves.found) == known:
                         frame, rows = bound.served_frame(), owner.host.rows
                         self.new = SharedCode(frame, kept, self.epoch, rows)
                         if self.new.begin(found):
                             guard_served(self.new.serves)
-                            return self.new.first.number if found else None
+                            return self.new.first if found else None
                         self.new = None
                     bound.close()
                     # The same code may run in several modules, in which its operators are others.
@@ -366,7 +365,7 @@ class _Backend:
                     owner.gaps["CUDA graphs of compiled callables"] = _NOT_RECORDED
                 shared = self.new
                 if shared is not None and woven:
-                    given = [*inputs, shared.first.number]
+                    given = [*inputs, *shared.first.given]
                     compiled = quiet_code(owner.compile(self, graph, given))
                     compiled = quiet_code(shared.in_row(compiled))
                 else:

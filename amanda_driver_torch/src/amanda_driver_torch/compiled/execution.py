@@ -20,6 +20,7 @@ from amanda_driver_torch.communication import complete, is_unfinished
 from amanda_driver_torch.compiled.backward_operators import BackwardOperators
 from amanda_driver_torch.compiled.functions import pass_straight, replaced_backward, tapped
 from amanda_driver_torch.compiled.host import Host, Like, like_of
+from amanda_driver_torch.compiled.staged_trace import StagedTrace
 from amanda_driver_torch.gradients.edits import check_gradient, check_tensor, check_written
 from amanda_driver_torch.gradients.nodes import Slot, differentiable, placed
 from amanda_driver_torch.gradients.operator_call import made_by
@@ -36,15 +37,30 @@ class Lifted(TorchFunctionMode):
 
     Args:
         lift: Returns the value of the graph for a tensor, or None for one that is part of it.
+        trace: Notes what staged routines compute.
     """
 
-    def __init__(self, lift: Callable[[torch.Tensor], Any]) -> None:
+    def __init__(
+        self, lift: Callable[[torch.Tensor], Any], trace: StagedTrace | None = None
+    ) -> None:
         super().__init__()
-        self._lift = lift
+        self._lift, self._trace = lift, trace
 
     def end(self) -> None:
         """Put nothing in their place any more: nodes refer to this object."""
-        self._lift = lambda tensor: None
+        self._lift, self._trace = lambda tensor: None, None
+
+    def run(self, function: Any, values: Any, autodiff: bool) -> Any:
+        """Run a staged routine, and return what it returns as values of the graph."""
+        self._note("given", values)
+        with self:
+            found = call_routine(function, values, autodiff)
+        self._note("returned", found)
+        return self.lifted(found)
+
+    def _note(self, *values: Any) -> None:
+        if self._trace is not None:
+            self._trace.note(*values)
 
     def __torch_function__(
         self,
@@ -53,8 +69,11 @@ class Lifted(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        self._note(func, args, kwargs)
         args, kwargs = self.lifted((args, kwargs or {}))
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        self._note(found)
+        return found
 
     def lifted(self, values: Any) -> Any:
         """Return the same values, with those of the graph in the place of such tensors."""
@@ -211,8 +230,7 @@ class _Execution:
     def staged(self, function: Any, values: Any, *, autodiff: bool) -> Any:
         if self.lifted is None:
             return call_routine(function, values, autodiff)
-        with self.lifted:
-            return self.lifted.lifted(call_routine(function, values, autodiff))
+        return self.lifted.run(function, values, autodiff)
 
     def changes(self, step: Step, values: list[Any], autodiff: bool) -> list[tuple[int, Any]]:
         """Run a step, or let the graph run it on the host; return the new values."""

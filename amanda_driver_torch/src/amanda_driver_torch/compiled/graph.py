@@ -29,6 +29,7 @@ from amanda_driver_torch.compiled.choice import (
 from amanda_driver_torch.compiled.execution import OpPlan
 from amanda_driver_torch.compiled.graph_tools import GraphTools
 from amanda_driver_torch.compiled.graph_weights import GraphWeights, Leaves
+from amanda_driver_torch.compiled.host import Row
 from amanda_driver_torch.compiled.operators import OperatorMode, Woven
 from amanda_driver_torch.compiled.refusals import check, does_nothing, likes
 from amanda_driver_torch.compiled.traced_graph import (
@@ -86,7 +87,7 @@ def weave(
     places: Places,
     leaves: Leaves,
     is_broken: bool = False,
-    take_row: Callable[[Sequence[Woven]], torch.Tensor | None] | None = _no_row,
+    take_row: Callable[[Sequence[Woven]], Row | None] | None = _no_row,
 ) -> tuple[fx.GraphModule, list[Woven]]:
     """Analyse the operators of a graph, and write the steps of their plans into it.
 
@@ -96,7 +97,7 @@ def weave(
         places: Where its operators are.
         leaves: The leaves that graphs of the same code were traced with.
         is_broken: Whether it is one of several graphs of a callable.
-        take_row: Returns the number of a row, for a graph that takes it, given what is written.
+        take_row: Returns a row, for a graph that takes it, given what is written.
             None if nothing is written.
 
     Returns:
@@ -129,7 +130,7 @@ class _Weaving:
         places: Places,
         leaves: Leaves,
         is_broken: bool,
-        take_row: Callable[[Sequence[Woven]], torch.Tensor | None] | None,
+        take_row: Callable[[Sequence[Woven]], Row | None] | None,
     ) -> None:
         self.tools, self.places, self.take_row = tools, places, take_row
         guards = take_row is not None

@@ -46,14 +46,16 @@ class Row:
 
     Attributes:
         index: The number.
-        number: The same as a tensor.
+        given: What the code gets of the place: the number as a tensor, and the tensors to which
+            its staged routines refer.
         held: What lives as long.
     """
 
+    held: Sequence[weakref.ref[Any]] = ()
+
     def __init__(self) -> None:
         self.index = next(_NUMBERS)
-        self.number = torch.tensor(self.index, device="cpu")
-        self.held: object = None
+        self.given: tuple[torch.Tensor, ...] = (torch.tensor(self.index, device="cpu"),)
 
 
 class _Call:

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from amanda_driver_torch.compiled.execution import Lifted, OpPlan, run_operator
+from amanda_driver_torch.compiled.staged_trace import StagedTrace
 from amanda_driver_torch.interception.transparent_wrappers import (
     call_transparently,
     run_transparently,
@@ -76,7 +77,8 @@ class Woven:
         plans: Those of the operators that it runs, in order; None for one without.
         names: Types of these operators, unless it is one itself.
         place: Name of the node.
-        lifted: ids of the tensors that its routines refer to, in the order of the arguments.
+        lifted: The tensors that its routines refer to, in the order of the arguments.
+        trace: What its staged routines compute.
     """
 
     target: Callable[..., Any]
@@ -85,6 +87,7 @@ class Woven:
     is_operator: bool
     place: str = ""
     lifted: list[torch.Tensor] = field(default_factory=list)
+    trace: StagedTrace = field(default_factory=StagedTrace)
 
     @property
     def on_host(self) -> bool:

@@ -2,9 +2,9 @@
 
 Without tools, layers that are compiled one by one share the code of the first. Under tools the
 operators of each are others: analysis runs for each layer, on the graph that Dynamo has traced for
-the first. If the plans differ only in their routines on the host, the layer gets a row, whose
-number is an input of the graph, and runs the same code. Owns the rows, and which objects each
-serves.
+the first. If the plans differ only in their routines on the host and in the tensors to which staged
+routines refer, the layer gets a row, whose number and tensors are inputs of the graph, and runs the
+same code. Owns the rows, and which objects each serves.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from amanda_driver_torch.compiled.traced_graph import example
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.dynamo import HigherOrderOperator, tree_leaves
 from amanda_driver_torch.torch_internals.dynamo_guards import ServedFrame
+from amanda_driver_torch.torch_internals.internals import has_storage, storage_address
 
 __all__ = ["SharedCode", "copied", "is_region", "scope_number"]
 
@@ -65,9 +66,7 @@ class SharedCode:
     def begin(self, woven: Sequence[Woven]) -> bool:
         """Note what was woven for the first place; return False if others cannot share it."""
         self._woven = woven
-        return all(_is_on_host(step) for step in _steps(woven)) and not any(
-            one.lifted for one in woven
-        )
+        return all(map(_may_differ, _steps(woven))) and self._give(self.first, woven)
 
     def end(self, code: CodeType, result: Any) -> None:
         """Note what Dynamo made of the frame's code: other places may share it from now on."""
@@ -75,9 +74,9 @@ class SharedCode:
         self._frame.hold()
 
     def in_row(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return compiled code that gets the number of the row as its last argument."""
+        """Return compiled code that gets what the row gives as its last arguments."""
         chosen = self._chosen
-        return lambda *args: compiled(*args, chosen[0].number)
+        return lambda *args: compiled(*args, *chosen[0].given)
 
     def add(self, objects: Sequence[Any]) -> Row:
         """Serve a place with these objects, until one of them dies."""
@@ -119,15 +118,26 @@ class SharedCode:
         return copy
 
     def _are_alike(self, woven: Sequence[Woven], row: Row) -> bool:
-        if any(one.lifted for one in woven):
-            return False
         if [_form(one) for one in woven] != [_form(one) for one in self._woven]:
             return False
         firsts, others = list(_steps(self._woven)), list(_steps(woven))
-        if not all(map(_is_on_host, others)):
+        if not (all(map(_may_differ, others)) and self._give(row, woven)):
+            return False
+        if _inputs(row, woven) != _inputs(self.first, self._woven):
             return False
         self._steps[row.index] = {id(a): b for a, b in zip(firsts, others, strict=True)}
         return True
+
+    def _give(self, row: Row, woven: Sequence[Woven]) -> bool:
+        """Give a row the tensors of its staged routines; return False if they may not be inputs."""
+        tensors = list({id(tensor): tensor for one in woven for tensor in one.lifted}.values())
+        if any(tensor.requires_grad or not has_storage(tensor) for tensor in tensors):
+            return False
+        row.given = (*row.given, *tensors)
+        weights = [one for held in row.held if isinstance(one := held(), torch.Tensor)]
+        inputs = [*tensors, *filter(has_storage, weights)]
+        # A compiler knows nothing of inputs that share memory in other places.
+        return len({storage_address(one.untyped_storage()) for one in inputs}) == len(inputs)
 
     def _key(self, objects: Sequence[Any]) -> tuple[int, ...]:
         return (scope_number(), *map(id, objects))
@@ -175,6 +185,15 @@ def _plans(woven: Sequence[Woven]) -> Iterator[Plan]:
                 yield from plan.plans
 
 
+def _inputs(row: Row, woven: Sequence[Woven]) -> Any:
+    """Return what the tensors of a row are like, and which nodes of a graph use each."""
+    numbers = {id(tensor): number for number, tensor in enumerate(row.given)}
+    return [[numbers[id(tensor)] for tensor in one.lifted] for one in woven], [
+        (type(one), one.shape, one.stride(), one.dtype, one.device, one.is_conj(), one.is_neg())
+        for one in row.given
+    ]
+
+
 def _steps(woven: Sequence[Woven]) -> Iterator[Step]:
     for plan in _plans(woven):
         yield from plan.steps
@@ -182,8 +201,10 @@ def _steps(woven: Sequence[Woven]) -> Iterator[Step]:
             yield plan.replacement
 
 
-def _is_on_host(step: Step) -> bool:
-    return not (step.action.staged or step.action.autodiff or step.action.kind.is_replacement)
+def _may_differ(step: Step) -> bool:
+    """Return True for what is staged, whose trace is compared, and for most that is on the host."""
+    action = step.action
+    return action.staged or not (action.autodiff or action.kind.is_replacement)
 
 
 def _form(woven: Woven) -> Any:
@@ -198,9 +219,9 @@ def _form(woven: Woven) -> Any:
         )
         for plan in woven.plans
     ]
-    return woven.place, woven.target, woven.names, plans
+    return woven.place, woven.target, woven.names, plans, woven.trace.form
 
 
 def _form_of_step(step: Step) -> Any:
     action = step.action
-    return action.kind, action.positions, action.observe
+    return action.kind, action.positions, action.observe, action.staged, action.autodiff

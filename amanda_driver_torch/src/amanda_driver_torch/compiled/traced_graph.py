@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from amanda_driver_torch.compiled.execution import Lifted
-from amanda_driver_torch.compiled.host import Host
+from amanda_driver_torch.compiled.host import Host, Row
 from amanda_driver_torch.compiled.operators import Woven
 from amanda_driver_torch.torch_internals.dynamo import (
     FakeTensor,
@@ -21,7 +21,7 @@ from amanda_driver_torch.torch_internals.dynamo import (
     enable_python_dispatcher,
     tree_leaves,
     tree_map,
-    with_argument,
+    with_arguments,
 )
 from amanda_driver_torch.torch_internals.internals import is_view
 
@@ -56,6 +56,8 @@ class TracedGraph:
         self._lifted: dict[int, tuple[torch.Tensor, Any]] = {}
         #: The node with the number of a row, in code that several places share; it is in a copy.
         self._row: fx.Node | None = None
+        #: Name -> argument of this code.
+        self._arguments: dict[str, fx.Node] = {}
         self._copies: dict[fx.Node, fx.Node] = {}
         self.runs: dict[fx.Graph, fx.Node] = {}
 
@@ -110,19 +112,25 @@ class TracedGraph:
         # As where AOTAutograd traces: some operators are composed of others there.
         with torch.set_grad_enabled(records_gradients), enable_python_dispatcher():
             args, kwargs = tree_map(copied, (args, kwargs))
-            found = woven.run(args, kwargs, lifted := Lifted(lift))
+            found = woven.run(args, kwargs, lifted := Lifted(lift, woven.trace))
             results = _differentiable((found, args, kwargs))  # It may have written some.
             if sources and results and (analyses or woven.stages_gradients):
                 seeds = [torch.ones_like(result) for result in results]
                 torch.autograd.grad(results, sources, seeds, allow_unused=True)
         lifted.end()
+        woven.trace.end()
         woven.lifted = list(used.values())
 
-    def take_row(self, row: torch.Tensor) -> None:
-        """Go on with a copy of the graph that takes the number of a row, such as `row`."""
-        self.module, self._copies, self._row = with_argument(self.module, "amanda_row")
+    def take_row(self, row: Row) -> None:
+        """Go on with a copy of the graph that takes what it gets of a place, such as `row`."""
+        names = ["amanda_row", *(self._name(tensor) for tensor in row.given[1:])]
+        self.module, self._copies, given = with_arguments(self.module, names)
+        self._row = given[0]
+        self._arguments = dict(zip(names, given, strict=True))
         if self.fake_mode is not None:
-            self._row.meta["example_value"] = self.fake_mode.from_tensor(row)
+            self._row.meta["example_value"] = self.fake_mode.from_tensor(row.given[0])
+        for tensor, argument in zip(row.given[1:], given[1:], strict=True):
+            argument.meta["example_value"] = self._lifted[id(tensor)][1]
 
     def write(self, woven: Sequence[tuple[fx.Node, Woven]]) -> None:
         """Write what was woven in the place of nodes."""
@@ -145,7 +153,9 @@ class TracedGraph:
 
     def _value(self, tensor: torch.Tensor, node: fx.Node) -> fx.Node:
         """Return the value of a tensor in the graph of a node, to be used there."""
-        name, graph = f"_amanda_{list(self._lifted).index(id(tensor))}", node.graph
+        name, graph = self._name(tensor), node.graph
+        if (argument := self._arguments.get(name)) is not None:
+            return argument
         call = self.runs.get(graph)
         if call is None:
             if not hasattr(self.module, name):
@@ -163,6 +173,9 @@ class TracedGraph:
                 found = graph.placeholder(name)
         found.meta["example_value"] = self._lifted[id(tensor)][1]
         return found
+
+    def _name(self, tensor: torch.Tensor) -> str:
+        return f"_amanda_{list(self._lifted).index(id(tensor))}"
 
 
 def example(node: fx.Node) -> Any:

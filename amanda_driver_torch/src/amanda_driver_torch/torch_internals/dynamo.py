@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 from unittest import mock
@@ -298,15 +298,15 @@ def add_buffer(graph: torch.fx.GraphModule, name: str, tensor: torch.Tensor) -> 
         sources[name] = ConstantSource(name)
 
 
-def with_argument(
-    module: torch.fx.GraphModule, name: str
-) -> tuple[torch.fx.GraphModule, dict[torch.fx.Node, torch.fx.Node], torch.fx.Node]:
-    """Return a copy of a graph that takes one more argument, as its last one.
+def with_arguments(
+    module: torch.fx.GraphModule, names: Sequence[str]
+) -> tuple[torch.fx.GraphModule, dict[torch.fx.Node, torch.fx.Node], list[torch.fx.Node]]:
+    """Return a copy of a graph that takes more arguments, as its last ones.
 
     Dynamo calls compiled code with the arguments of its own graph, so that must stay as it is.
 
     Returns:
-        The copy; node -> the same one in the copy; the argument.
+        The copy; node -> the same one in the copy; the arguments.
     """
     graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     result = graph.graph_copy(module.graph, copies)
@@ -315,13 +315,17 @@ def with_argument(
         if "_dynamo_source" in vars(node):
             vars(copy)["_dynamo_source"] = vars(node)["_dynamo_source"]
     given = [node for node in graph.nodes if node.op == "placeholder"]
-    with graph.inserting_after(given[-1]) if given else contextlib.nullcontext():
-        argument = graph.placeholder(name)
-    vars(argument)["_dynamo_source"] = ConstantSource(name)  # AOTAutograd refuses one without.
+    arguments: list[torch.fx.Node] = []
+    for name in names:
+        last = [*given, *arguments][-1:]
+        with graph.inserting_after(last[0]) if last else graph.inserting_before(None):
+            argument = graph.placeholder(name)
+        vars(argument)["_dynamo_source"] = ConstantSource(name)  # AOTAutograd refuses one without.
+        arguments.append(argument)
     copied = torch.fx.GraphModule(module, graph)
     for key in vars(module).keys() - vars(copied).keys():
         vars(copied)[key] = vars(module)[key]
-    return copied, copies, argument
+    return copied, copies, arguments
 
 
 def quiet_code(compiled: Callable[..., Any]) -> Callable[..., Any]:
