@@ -277,6 +277,26 @@ def test_whatever_is_evicted_gradients_are_the_same(heuristic: Heuristic) -> Non
     assert repeated(tool.result()) > 40
 
 
+def test_states_that_read_one_another_are_computed_once_for_each_that_is_saved() -> None:
+    steps = 10
+
+    def run() -> list[torch.Tensor]:
+        leaves = [torch.full((4,), value, requires_grad=True) for value in (0.3, 0.7)]
+        a, b = leaves[0].exp(), leaves[1].exp()
+        for _ in range(steps):
+            a, b = torch.tanh(a * b), torch.sigmoid(a / b)
+        (a + b).sum().backward()  # type: ignore[no-untyped-call]
+        return [one.grad for one in leaves]  # type: ignore[misc]
+
+    plain = run()
+    tool = Rematerialize(0, strict=False)
+    with amanda.apply(tool):
+        found = run()
+    assert all(map(torch.equal, found, plain))
+    operators = 4 * steps + 2
+    assert operators < repeated(tool.result()) <= operators * operators
+
+
 def test_what_runs_again_draws_and_casts_as_the_first_time() -> None:
     def run() -> list[torch.Tensor]:
         torch.manual_seed(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -339,6 +340,11 @@ class Store:
     def _restore(self, value: Value) -> None:
         # Not recursive: a chain of operators may be longer than Python's stack.
         stack: list[tuple[Value, list[Value]]] = [(value, [])]
+        # Within a budget, what is not locked may be computed for each of those that read it, which
+        # grows exponentially in recurrent networks. If the budget may be exceeded, it is kept.
+        readers = Counter[Value]() if self.strict else _readers(value)
+        for one in readers:
+            one.locks += 1
         try:
             while stack:
                 wanted, locked = stack[-1]
@@ -353,6 +359,11 @@ class Store:
                         parent.locks += 1
                         locked.append(parent)
                     self._repeat(wanted)
+                    for source in filter(readers.__contains__, dict.fromkeys(wanted.sources)):
+                        readers[source] -= 1
+                        if not readers[source]:
+                            del readers[source]
+                            self._unlock([source])
                 stack.pop()
                 self._unlock(locked)
                 if stack:
@@ -361,6 +372,7 @@ class Store:
         finally:
             for _, locked in stack:
                 self._unlock(locked)
+            self._unlock(list(readers))
 
     def _unlock(self, values: list[Value]) -> None:
         for value in values:
@@ -391,10 +403,22 @@ class Store:
                 fix="Restrict the tool to other operators by where=",
             )
         for source, value in list(execution.values.items()):
-            if value.alias is None and (value.handles or value is wanted):
+            if value.alias is None and (value.handles or value.locks or value is wanted):
                 value.restore()
                 self._hold(value, made[source], op)
         self.see(list(made.values()))
+
+
+def _readers(value: Value) -> Counter[Value]:
+    """Return how many of those that are computed to restore a value read each other one."""
+    found, left, seen = Counter[Value](), [value], {value}
+    while left:
+        for source in dict.fromkeys(left.pop().sources):
+            found[source] += 1
+            if source.alias is None and source not in seen:
+                seen.add(source)
+                left.append(source)
+    return found
 
 
 def _saves(tensors: Sequence[torch.Tensor]) -> bool:
