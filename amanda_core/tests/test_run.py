@@ -572,7 +572,7 @@ def test_selection_by_flags(site: Site, out: Path) -> None:
         ((), "True", True),
     ],
 )
-def test_a_tool_that_edits_needs_a_driver_of_a_framework_of_its(
+def test_a_tool_that_edits_needs_a_driver_of_a_framework_that_it_works_on(
     site: Site, out: Path, works_on: tuple[str, ...], changes: str, starts: bool
 ) -> None:
     site.write(

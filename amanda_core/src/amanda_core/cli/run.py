@@ -282,7 +282,7 @@ def _tools(config: Config) -> dict[str, Tool]:
 
 
 def _check_frameworks(name: str, tool: Tool) -> None:
-    """Refuse a tool that edits if no driver that is installed serves a framework of its.
+    """Refuse a tool that edits if none of the frameworks that it works on has a driver.
 
     A tool that only looks says so in its result, and the program goes on.
 
