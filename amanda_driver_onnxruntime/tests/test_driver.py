@@ -17,7 +17,8 @@ import amanda
 from amanda_core.driver_kit import OpContext
 from amanda_core.runtime.threads import original
 from amanda_core.testing.kit.tools import before
-from amanda_driver_onnxruntime.onnxruntime_internals import Part, array_of
+from amanda_driver_onnxruntime.onnxruntime_internals.sessions import Part
+from amanda_driver_onnxruntime.onnxruntime_internals.values import array_of
 from amanda_driver_onnxruntime.vocabulary import _RANKED, DECLARATIONS
 
 from .models import MODELS, X, control_flow, conv_net, drawn, old_net

@@ -21,17 +21,18 @@ from amanda_driver_onnxruntime.facts import FACTS
 from amanda_driver_onnxruntime.graphs import Model
 from amanda_driver_onnxruntime.identity import Finder, Names
 from amanda_driver_onnxruntime.interception import Interception
-from amanda_driver_onnxruntime.onnxruntime_internals import (
-    Binding,
-    OrtValue,
+from amanda_driver_onnxruntime.onnxruntime_internals.bindings import Binding, append
+from amanda_driver_onnxruntime.onnxruntime_internals.sessions import (
     Part,
     UnknownModelError,
-    append,
+    level_of,
+    model_of,
+)
+from amanda_driver_onnxruntime.onnxruntime_internals.values import (
+    OrtValue,
     array_for,
     fits,
-    level_of,
     listed,
-    model_of,
     ort_value,
 )
 from amanda_driver_onnxruntime.vocabulary import DECLARATIONS
@@ -59,7 +60,8 @@ class _Models:
         found = self.parts.get(session)
         if found is None:
             try:
-                found = Parts(Model(*model_of(session)), session)
+                model, settings = model_of(session)
+                found = Parts(Model(model, settings.folder), settings)
             except UnknownModelError as error:
                 found = str(error)
             self.parts[session] = found

@@ -32,7 +32,8 @@ from amanda_driver_onnxruntime.execution.parts import Parts, Values
 from amanda_driver_onnxruntime.execution.routines import Fragment, Host, Outcome, Staging
 from amanda_driver_onnxruntime.execution.weaving import woven
 from amanda_driver_onnxruntime.graphs import Graph, Model, Node
-from amanda_driver_onnxruntime.onnxruntime_internals import OrtValue, Part, array_of
+from amanda_driver_onnxruntime.onnxruntime_internals.sessions import Part
+from amanda_driver_onnxruntime.onnxruntime_internals.values import OrtValue, array_of
 from amanda_driver_onnxruntime.staging import NotStagedError
 
 __all__ = ["Program"]
@@ -78,10 +79,10 @@ class Program:
         self, session: Session, given: Mapping[str, Any], names: Sequence[str], run_options: Any
     ) -> list[Any]:
         """Run the model, and return the outputs of these names, of which it may hold memory."""
-        values = Values(self.model, self.model.graph)
+        values = Values(self.model, self.model.graph, run_options)
         for name, value in given.items():
             values.put(name, value)
-        run, self._acted = _Run(self, session, run_options), False
+        run, self._acted = _Run(self, session), False
         watched = None if self._sets_weights(given) else self._watching(session)
         if watched is None:
             run.graph(values)
@@ -196,8 +197,8 @@ class Program:
 class _Run:
     """One run of a model under tools."""
 
-    def __init__(self, program: Program, session: Session, options: Any) -> None:
-        self.program, self.session, self.options = program, session, options
+    def __init__(self, program: Program, session: Session) -> None:
+        self.program, self.session = program, session
 
     def is_idle(self, node: Node) -> bool:
         """Return True if no tool acts at a node or inside it."""
@@ -213,7 +214,7 @@ class _Run:
         """Run the model as one session, and then the routines, which only look, in order."""
         graph, parts, epoch = values.graph, self.program.parts, self.session.epoch
         try:
-            found = part.run({name: values.ort(name) for name in part.inputs}, self.options)
+            found = part.run({name: values.ort(name) for name in part.inputs}, values.options)
         except Exception:  # What ONNX Runtime raises has no class in common.
             return self.graph(values)  # Routines see what ran before it is raised again.
         for name, value in zip(part.outputs, found, strict=True):
@@ -223,7 +224,7 @@ class _Run:
             if not self.is_idle(node):
                 _Execution(self, node, values, is_computed=True).execute_node()
             if self.session.epoch != epoch:  # A routine has changed the tools.
-                parts.run_stretch(values, 0, number, self.options)
+                parts.run_stretch(values, 0, number)
                 return self.graph(values, number + 1)
         return None
 
@@ -235,7 +236,7 @@ class _Run:
             while last < len(nodes) and self.is_idle(nodes[last]):
                 last += 1
             if last > number:
-                self.program.parts.run_stretch(values, number, last, self.options)
+                self.program.parts.run_stretch(values, number, last)
                 number = last
             else:
                 _Execution(self, nodes[number], values).execute_node()
@@ -244,7 +245,7 @@ class _Run:
 
     def body(self, around: Values, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
         """Run the graph inside a node, and return its outputs."""
-        values = Values(self.program.model, graph, around)
+        values = Values(self.program.model, graph, around.options, around)
         for name, value in zip(graph.inputs, inputs, strict=True):
             values.put(name, value)
         self.graph(values)
@@ -358,8 +359,9 @@ class _Execution(ForwardProgram):
         found = staging.fragment(*where, step, values, self._constant)
         if isinstance(found, str):
             return found
+        parts, options = self._run.program.parts, self._values.options
         try:
-            return found, self._run.program.parts.run_fragment(found, values, self._run.options)
+            return found, parts.run_fragment(found, values, options)
         except NotStagedError as error:
             staging.refuse(*where, str(error))
             return str(error)
@@ -381,8 +383,7 @@ class _Execution(ForwardProgram):
                 return [array_of(one) for one in found]
         pairs = enumerate(zip(values, self._given, strict=True))
         edited = {place: new for place, (new, old) in pairs if new is not old}
-        packed = self._packed
-        outputs = run.program.parts.run_node(node, self._values, edited, packed, run.options)
+        outputs = run.program.parts.run_node(node, self._values, edited, self._packed)
         self._made = [(value, array_of(value)) for value in outputs]
         return [array for _, array in self._made]
 
