@@ -26,10 +26,10 @@ from amanda_core.driver_kit import (
     several,
     standing_for,
 )
-from amanda_core.interface import POINTS, IPoint, RoutineResultError, UnsupportedError
+from amanda_core.interface import IPoint, RoutineResultError, UnsupportedError
 from amanda_driver_onnxruntime.execution.bodies import interpreter_of
 from amanda_driver_onnxruntime.execution.parts import Parts, Values
-from amanda_driver_onnxruntime.execution.routines import Fragment, Host, Outcome, Staging
+from amanda_driver_onnxruntime.execution.routines import Done, Fragment, Host, Outcome, Staging
 from amanda_driver_onnxruntime.execution.weaving import woven
 from amanda_driver_onnxruntime.graphs import Graph, Model, Node
 from amanda_driver_onnxruntime.onnxruntime_internals.sessions import Part
@@ -55,8 +55,8 @@ class Program:
     def __init__(self, model: Model, parts: Parts, records: Mapping[Node, OpRecord]) -> None:
         self.model, self.parts, self.records = model, parts, records
         self.staging = Staging(model.opset, model.prefix)
-        #: Node -> the epoch in which it last ran, and its plans before and after.
-        self.plans: dict[Node, tuple[int, Plan, Plan]] = {}
+        #: Node -> the epoch in which it last ran, and its plans before and after with outcomes.
+        self.plans: dict[Node, tuple[int, list[Done]]] = {}
         #: Epoch, the model with all edits, and the shapes of inputs that it is for; None for any.
         self._whole: tuple[int, Part | None, Any] = (0, None, None)
         self._lengths: Any = None
@@ -95,10 +95,10 @@ class Program:
         """Return True if the last run has only found that no tool acts anywhere."""
         return not (self._acted or self.model.is_random) and self.is_idle(session)
 
-    def note_plans(self, node: Node, epoch: int, before: Plan, after: Plan) -> None:
+    def note_plans(self, node: Node, epoch: int, done: list[Done]) -> None:
         """Note the plans of a node that has run, if they have steps."""
-        if before or after:
-            self.plans[node], self._acted = (epoch, before, after), True
+        if any(plan for plan, _ in done):
+            self.plans[node], self._acted = (epoch, done), True
 
     def whole(self, session: Session, given: Mapping[str, Any]) -> Part | None:
         """Return the model with all edits as one session; None if it must be cut.
@@ -135,11 +135,12 @@ class Program:
         epoch, found = self._watched
         if epoch != session.epoch and session.caching:
             active = [node for node, record in self.records.items() if not record.is_idle(session)]
-            if any(self.plans.get(node, (-1,))[0] != session.epoch for node in active):
+            try:
+                done = [one for node in active for one in self._planned(session, node) or ()]
+            except _UnknownPlanError:
                 return None  # It becomes known in this run.
-            plans = [plan for node in active for plan in self.plans[node][1:]]
             looks = not any(
-                plan.edits or any(step.action.tool.immediate for step in plan) for plan in plans
+                plan.edits or any(step.action.tool.immediate for step in plan) for plan, _ in done
             )
             inside = not set(active) <= set(self.model.graph.nodes)
             found = self.parts.watched(active) if looks and not inside else None
@@ -166,22 +167,15 @@ class Program:
         external_data_helper.load_external_data_for_model(found, self.model.folder)
         return found
 
-    def _planned(
-        self, session: Session, node: Node
-    ) -> tuple[tuple[Plan, list[Outcome]], tuple[Plan, list[Outcome]]] | None:
-        """Return the plans of a node, with what is known of their steps; None if it has none."""
+    def _planned(self, session: Session, node: Node) -> list[Done] | None:
+        """Return the plans of a node before and after, with outcomes; None if it has none."""
         record = self.records.get(node)
         if record is None or record.is_idle(session):
             return None
-        epoch, *plans = self.plans.get(node, (-1,))
-        found = [
-            (plan, self.staging.outcomes(node, point, plan))
-            for point, plan in zip(("before", "after"), plans, strict=False)
-        ]
-        if epoch != session.epoch or any(outcomes is None for _, outcomes in found):
+        epoch, done = self.plans.get(node, (-1, []))
+        if epoch != session.epoch:
             raise _UnknownPlanError(record.site.name)
-        before, after = found
-        return before, after  # type: ignore[return-value]  # No outcomes are None.
+        return done
 
     def _reads_shapes(self, session: Session) -> bool:
         """Return True if a routine has asked for the shape of what it gets."""
@@ -270,8 +264,8 @@ class _Execution(ForwardProgram):
         #: Positions of what is the same in each execution; of what does not depend on inputs; and
         #: of what is a weight in the operator's part.
         self._constant, self._known, self._packed = weights, {*weights}, {*weights}
-        self._plans: dict[IPoint, Plan] = {}
-        self._point = "before"
+        #: The plans before and after, with the outcomes of their steps.
+        self._done: list[Done] = []
         #: What ONNX Runtime computed, and the arrays that share its memory.
         self._made: list[tuple[Any, Any]] = []
 
@@ -279,8 +273,7 @@ class _Execution(ForwardProgram):
         """Run the operator, and set its outputs."""
         epoch = self.session.epoch
         outputs = self.run(self._given)
-        before, after = (self._plans[point] for point in POINTS[:2])
-        self._run.program.note_plans(self._node, epoch, before, after)
+        self._run.program.note_plans(self._node, epoch, self._done)
         for name, value in zip(self._node.outputs, outputs, strict=False):
             if name and value is not None:
                 # What is not edited stays what ONNX Runtime made, which holds its memory.
@@ -289,34 +282,35 @@ class _Execution(ForwardProgram):
 
     def analysed(self, context: OpContext, point: IPoint) -> Plan:
         """Return the plan of the operator at a point."""
-        plan = self._plans[point] = super().analysed(context, point)
+        plan = super().analysed(context, point)
+        self._done.append((plan, []))
         return plan
+
+    def _note(self, outcome: Outcome) -> None:
+        """Note what became of the next step of the plan that runs now."""
+        self._done[-1][1].append(outcome)
 
     def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
         """Return the outputs of the operator, or of its replacement."""
         if replacement is None:
             results = self._computed(values)
         else:
-            before = self._plans[POINTS[0]]
-            if not before.steps:
-                self._outcomes = self._begin(before)
-            found = self._fragment(len(before), replacement, values)
+            found = self._fragment(len(self._done[0][0]), replacement, values)
             if isinstance(found, str):
-                self._outcomes.append(Host(replacement, found))
+                self._note(Host(found))
                 with standing_for(self._original):
                     results = several(replacement.replace(values))
             else:
                 outcome, changes = found
-                self._outcomes.append(outcome)
+                self._note(outcome)
                 results = [changes[place] for place in sorted(changes)]
             results = [None if one is None else _as_array(one) for one in results]
-        self._point, self._constant, self._known = "after", set(), set()
+        self._constant, self._known = set(), set()
         return results
 
     def execute(self, plan: Plan, values: list[Any]) -> list[Any]:
         """Return values as the steps of a plan edit them, which keep their types."""
         new = list(values)
-        self._outcomes = self._begin(plan)
         for number, step in enumerate(plan):
             for position, value in self._changes(number, step, new).items():
                 old = new[position]
@@ -324,18 +318,15 @@ class _Execution(ForwardProgram):
                 _check(step, old, new[position])
         return new
 
-    def _begin(self, plan: Plan) -> list[Outcome]:
-        return self._run.program.staging.begin(self._node, self._point, plan)
-
     def _changes(self, number: int, step: Step, values: list[Any]) -> Mapping[int, Any]:
         """Run a step, and return the values that it changes, by position."""
         if step.action.observe:
-            self._outcomes.append(None)
+            self._note(None)
             return dict(step(values))
         found = self._fragment(number, step, values)
         if not isinstance(found, str):
             outcome, changes = found
-            self._outcomes.append(outcome)
+            self._note(outcome)
             for place, new in outcome.outputs.items():
                 if isinstance(new, str):
                     for places in (self._constant, self._known, self._packed):
@@ -345,7 +336,7 @@ class _Execution(ForwardProgram):
         positions = step.action.positions
         wanted = range(len(values)) if positions is None else positions
         is_known = bool(wanted) and self._known.issuperset(wanted)
-        self._outcomes.append(Host(step, found, changes if is_known else None))
+        self._note(Host(found, changes if is_known else None))
         self._constant.difference_update(changes)
         if not is_known:
             self._known.difference_update(changes)
@@ -355,7 +346,8 @@ class _Execution(ForwardProgram):
         self, number: int, step: Step, values: list[Any]
     ) -> tuple[Fragment, dict[int, Any]] | str:
         """Run a step as nodes; return these and the new values, or why it runs on the host."""
-        staging, where = self._run.program.staging, (self._node, self._point, number)
+        point = "before" if len(self._done) == 1 else "after"
+        staging, where = self._run.program.staging, (self._node, point, number)
         found = staging.fragment(*where, step, values, self._constant)
         if isinstance(found, str):
             return found

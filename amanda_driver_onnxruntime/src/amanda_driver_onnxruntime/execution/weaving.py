@@ -12,14 +12,14 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
-from amanda_core.driver_kit import Plan, Step
-from amanda_driver_onnxruntime.execution.routines import Fragment, Host, Outcome
+from amanda_core.driver_kit import Step
+from amanda_driver_onnxruntime.execution.routines import Done, Fragment, Host, Outcome
 from amanda_driver_onnxruntime.graphs import Graph, Model, Node, copied, every_graph, same
 
 __all__ = ["NotWovenError", "Planned", "woven"]
 
 #: Returns the plans of a node before and after, with the outcomes of their steps; None without any.
-Planned = Callable[[Node], "tuple[tuple[Plan, list[Outcome]], tuple[Plan, list[Outcome]]] | None"]
+Planned = Callable[[Node], Sequence[Done] | None]
 #: Position -> the name of a value there, or a constant.
 Places = dict[int, Any]
 
@@ -99,11 +99,7 @@ class _Weaver:
         proto.node.extend(copies)
 
     def _surrounded(
-        self,
-        one: onnx.NodeProto,
-        node: Node,
-        before: tuple[Plan, list[Outcome]],
-        after: tuple[Plan, list[Outcome]],
+        self, one: onnx.NodeProto, node: Node, before: Done, after: Done
     ) -> list[onnx.NodeProto]:
         """Return the nodes of an operator with the routines before and after it."""
         plan, outcomes = before
