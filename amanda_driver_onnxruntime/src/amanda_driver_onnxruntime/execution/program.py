@@ -111,16 +111,15 @@ class Program:
             return None
         epoch, found, lengths = self._whole
         if epoch != session.epoch:
-            planned = partial(self._planned, session)
+            planned, lengths = partial(self._planned, session), None
             try:
-                model = woven(self.model, planned, bakes=False)
+                model, reads_shape = woven(self.model, planned, bakes=False)
                 found = self.parts.made(model)
+                lengths = self._lengths if reads_shape else None
             except _UnknownPlanError:
                 return None  # It becomes known in this run.
             except Exception:  # What ONNX Runtime raises has no class in common.
                 found = None
-            of_lengths = found is not None and self._reads_shapes(session)
-            lengths = self._lengths if of_lengths else None
             self._whole = session.epoch, found, lengths
         if lengths is not None and lengths != _lengths_of(given):
             return None
@@ -155,7 +154,7 @@ class Program:
             UnsupportedError: An operator has not run.
         """
         try:
-            found = woven(self.model, partial(self._planned, session), bakes=True)
+            found, _ = woven(self.model, partial(self._planned, session), bakes=True)
         except _UnknownPlanError as error:
             raise UnsupportedError(
                 "An operator has not run on the example inputs, so that it is not known what tools "
@@ -176,16 +175,6 @@ class Program:
         if epoch != session.epoch:
             raise _UnknownPlanError(record.site.name)
         return done
-
-    def _reads_shapes(self, session: Session) -> bool:
-        """Return True if a routine has asked for the shape of what it gets."""
-        found = (self._planned(session, node) for node in self.records)
-        return any(
-            isinstance(outcome, Fragment) and outcome.reads_shape
-            for plans in found
-            for _, outcomes in plans or ()
-            for outcome in outcomes
-        )
 
 
 class _Run:

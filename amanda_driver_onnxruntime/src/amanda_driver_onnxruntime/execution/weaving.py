@@ -45,7 +45,7 @@ class NotWovenError(Exception):
             self.fix = f"With version 21 of ONNX's operators, {staged}"
 
 
-def woven(model: Model, planned: Planned, bakes: bool) -> onnx.ModelProto:
+def woven(model: Model, planned: Planned, bakes: bool) -> tuple[onnx.ModelProto, bool]:
     """Return a model with the edits of its operators.
 
     Args:
@@ -54,10 +54,14 @@ def woven(model: Model, planned: Planned, bakes: bool) -> onnx.ModelProto:
         bakes: Whether what routines on the host make of weights is constant, and those that look
             are left out.
 
+    Returns:
+        The model, and whether it is only for inputs of the lengths of its last run.
+
     Raises:
         NotWovenError: A routine must run on the host.
     """
-    return _Weaver(model, planned, bakes).proto
+    weaver = _Weaver(model, planned, bakes)
+    return weaver.proto, weaver.reads_shape
 
 
 class _Weaver:
@@ -65,10 +69,12 @@ class _Weaver:
 
     Attributes:
         proto: The model.
+        reads_shape: Whether a routine has asked for the shape of what it got.
     """
 
     def __init__(self, model: Model, planned: Planned, bakes: bool) -> None:
         self.proto: onnx.ModelProto = copied(model.proto)
+        self.reads_shape = False
         self._planned, self._bakes, self._prefix = planned, bakes, model.prefix
         #: Weight -> what stands for it where it is read with other values, and these.
         self._edits: dict[str, dict[str, Any]] = {}
@@ -161,6 +167,7 @@ class _Weaver:
                     raise NotWovenError(step, outcome.why)
                 changes = outcome.constants
             elif isinstance(outcome, Fragment):
+                self.reads_shape |= outcome.reads_shape
                 given = {
                     name: values[place]
                     if isinstance(values[place], str)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 from onnx import numpy_helper
@@ -19,12 +19,13 @@ from amanda_driver_onnxruntime.staging.recording import (
 __all__: list[str] = []
 
 _Function = Callable[..., Any]
+_F = TypeVar("_F", bound=_Function)
 
 
-def _named(*names: str) -> Callable[[_Function], _Function]:
+def _named(*names: str) -> Callable[[_F], _F]:
     """Register what adds the nodes of the functions with some names."""
 
-    def registered(function: _Function) -> _Function:
+    def registered(function: _F) -> _F:
         FUNCTIONS.update(dict.fromkeys(names, function))
         return function
 

@@ -58,7 +58,8 @@ def quantized(x: Staged, scale: Any, zero: Any, limits: tuple[float, float]) -> 
     numbers = integers.astype(dtype)
     if not x.is_constant:
         if (low, high) != (least, most):  # The operators know only all numbers of a type.
-            x = numpy.clip(x, (low - number) * scale, (high - number) * scale)  # type: ignore[call-overload]
+            limited: Any = numpy.clip(x, (low - number) * scale, (high - number) * scale)
+            x = limited
         numbers = recorder.add("QuantizeLinear", [x, factor, zeros], numbers, **how)
     return recorder.add("DequantizeLinear", [numbers, factor, zeros], value, **how)
 
