@@ -40,6 +40,8 @@ from amanda_driver_onnxruntime.vocabulary import DECLARATIONS
 
 __all__ = ["OrtAttachment"]
 
+#: Bindings of which not all can be read.
+_UNKNOWN = "bindings by addresses, of outputs before apply, or in ONNX Runtime before 1.30"
 #: The first level of optimisation, ORT_ENABLE_BASIC.
 _BASIC = 1
 _NEWER = ": convert the model to version 9 or later of ONNX's operators, by onnx.version_converter"
@@ -172,8 +174,8 @@ class OrtAttachment:
 
         def under_tools(program: Program) -> None:
             given = binding.inputs()
-            if given is None or binding.has_address:
-                self._pass(program, "bindings by addresses, or of outputs before apply")
+            if given is None:
+                self._pass(program, _UNKNOWN)
                 return plain()
             found = self._owned(session, program, given, binding.names, run_options)
             self._bindings.append(binding)

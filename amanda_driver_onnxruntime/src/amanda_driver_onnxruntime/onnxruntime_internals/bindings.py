@@ -31,20 +31,20 @@ class Binding:
 
     def __init__(self, binding: IOBinding, devices: Mapping[str, tuple[str, int]]) -> None:
         self.binding: Any = binding
-        self._outputs: dict[str, Any] = dict(self.binding._bound_outputs)
+        self._outputs: dict[str, Any] = dict(getattr(binding, "_bound_outputs", {}))
         self._devices = dict(devices)
         self.names = list(self._outputs)
 
-    @property
-    def has_address(self) -> bool:
-        """Return True if an output may be bound by its address, which cannot be read back."""
-        bound = self._outputs.items()
-        return any(value is None and name not in self._devices for name, value in bound)
-
     def inputs(self) -> dict[str, Any] | None:
-        """Return the values of the inputs; None if there is only the address of one."""
+        """Return the values of the inputs; None if not all that is bound is known.
+
+        An address cannot be read back, and releases before 1.30 do not tell what is bound.
+        """
+        bound, outputs = getattr(self.binding, "_bound_inputs", None), self._outputs.items()
+        if bound is None or any(one is None and n not in self._devices for n, one in outputs):
+            return None
         arrays, found = self.binding._numpy_obj_references, {}
-        for name, value in self.binding._bound_inputs.items():
+        for name, value in bound.items():
             value = arrays.get(name) if value is None else value
             if value is None:
                 return None
