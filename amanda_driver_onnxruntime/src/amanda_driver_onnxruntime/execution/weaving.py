@@ -6,7 +6,7 @@ runs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -83,7 +83,8 @@ class _Weaver:
         read, names = set(_reads(self.proto.graph)), dict[str, str]()
         for name, edits in self._edits.items():
             names |= self._set_weight(name, edits, name in read)
-        _set_inputs(self.proto.graph, names)
+        for own in every_graph(self.proto.graph):
+            _set_inputs(own.node, names)
         _drop(self.proto.graph, {*_reads(model.proto.graph)} - {*_reads(self.proto.graph)})
 
     def _graph(self, proto: onnx.GraphProto, graph: Graph) -> None:
@@ -133,7 +134,7 @@ class _Weaver:
                 if place in changed:  # What reads it gets the new value under this name.
                     raw = f"{self._prefix}/{name}/original"
                     one.output[place] = raw
-                    _rename(ends, name, raw)
+                    _set_inputs(ends, {name: raw})
                     if isinstance(changed[place], str) and changed[place] == name:
                         changed[place] = raw
         for place, value in changed.items():
@@ -174,10 +175,9 @@ class _Weaver:
                     else self._weight(values[place])
                     for place, name in outcome.inputs.items()
                 }
-                for one in outcome.nodes:
-                    copy = copied(one)
-                    copy.input[:] = [given.get(name, name) for name in one.input]
-                    nodes.append(copy)
+                copies = [copied(one) for one in outcome.nodes]
+                _set_inputs(copies, given)
+                nodes += copies
                 for name, weight in outcome.weights.items():
                     self._add(name, weight)
                 changes = {
@@ -228,11 +228,6 @@ class _Weaver:
         return names
 
 
-def _rename(nodes: Sequence[onnx.NodeProto], name: str, new: str) -> None:
-    for node in nodes:
-        node.input[:] = [new if one == name else one for one in node.input]
-
-
 def _drop(graph: onnx.GraphProto, names: set[str]) -> None:
     """Leave out weights and constants, also in the graphs inside."""
     for own in every_graph(graph):
@@ -245,11 +240,10 @@ def _drop(graph: onnx.GraphProto, names: set[str]) -> None:
                 del own.node[index]
 
 
-def _set_inputs(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Let nodes read other values, also in the graphs inside."""
-    for own in every_graph(graph):
-        for node in own.node:
-            node.input[:] = [names.get(one, one) for one in node.input]
+def _set_inputs(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
+    """Let nodes read other values."""
+    for node in nodes:
+        node.input[:] = [names.get(one, one) for one in node.input]
 
 
 def _reads(graph: onnx.GraphProto) -> Iterator[str]:
