@@ -260,9 +260,10 @@ class _Execution(ForwardProgram):
 
     def execute_node(self) -> None:
         """Run the operator, and set its outputs."""
-        epoch = self.session.epoch
+        epoch, program = self.session.epoch, self._run.program
+        program.plans.pop(self._node, None)  # Its outcomes may hold large weights.
         outputs = self.run(self._given)
-        self._run.program.note_plans(self._node, epoch, self._done)
+        program.note_plans(self._node, epoch, self._done)
         for name, value in zip(self._node.outputs, outputs, strict=False):
             if name and value is not None:
                 # What is not edited stays what ONNX Runtime made, which holds its memory.
