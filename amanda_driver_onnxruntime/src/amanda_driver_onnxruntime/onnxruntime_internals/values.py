@@ -30,8 +30,6 @@ __all__ = [
 ]
 
 _TEXT = onnx.TensorProto.STRING
-#: ONNX Runtime's names of types of elements, where they differ.
-_ELEMENTS = {"float": "FLOAT", "float16": "FLOAT16", "double": "DOUBLE"}
 #: The file of weights that are passed to a session, which does not read one then.
 _NOWHERE = "amanda"
 
@@ -188,8 +186,8 @@ def parsed(text: str) -> onnx.TypeProto:
     """Return the type that ONNX Runtime calls ``seq(tensor(float))``."""
     outer, _, inner = text.removesuffix(")").partition("(")
     if outer == "tensor":
-        name = _ELEMENTS.get(inner, inner.upper())
-        return helper.make_tensor_type_proto(onnx.TensorProto.DataType.Value(name), None)
+        element = onnx.TensorProto.DataType.Value(inner.upper())
+        return helper.make_tensor_type_proto(element, None)
     if outer == "map":
         key, _, inner = inner.partition(",")
         element = onnx.TensorProto.DataType.Value(key.upper())
