@@ -46,7 +46,7 @@ class Values:
     ) -> None:
         self.model, self.graph, self.options, self._around = model, graph, options, around
         self._own: dict[str, Any] = {}
-        self._shown: dict[str, Any] = {}
+        self._arrays: dict[str, Any] = {}
         self.kinds: dict[str, onnx.TypeProto] = {
             name: kind for name, kind in graph.kinds.items() if kind.WhichOneof("value")
         }
@@ -54,15 +54,15 @@ class Values:
     def put(self, name: str, value: Any, shown: Any = None) -> None:
         """Set a value, in either form, or in both."""
         self._own[name] = value
-        self._shown.pop(name, None)
+        self._arrays.pop(name, None)
         if shown is not None:
-            self._shown[name] = shown
+            self._arrays[name] = shown
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget values that nothing reads any more."""
         for name in names:
             self._own.pop(name, None)
-            self._shown.pop(name, None)
+            self._arrays.pop(name, None)
 
     def _scope(self, name: str) -> Values:
         """Return the values of the innermost graph that has this one."""
@@ -99,9 +99,9 @@ class Values:
         scope = self._scope(name)
         if name not in scope._own:
             return self.model.array(scope.graph.weights[name])
-        if name not in scope._shown:
-            scope._shown[name] = array_of(scope._own[name])
-        return scope._shown[name]
+        if name not in scope._arrays:
+            scope._arrays[name] = array_of(scope._own[name])
+        return scope._arrays[name]
 
 
 class Parts:
