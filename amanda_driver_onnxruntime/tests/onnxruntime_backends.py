@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from amanda_core.testing import Backend, Program, Value
 from amanda_core.testing.kit.backend import Transformed
 from amanda_core.testing.kit.models import Model, Node
-from amanda_driver_onnxruntime.onnxruntime_internals import ENTRY_POINTS
+from amanda_driver_onnxruntime.onnxruntime_internals.sessions import ENTRY_POINTS
 from amanda_driver_onnxruntime.plugin import HOOKS
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

@@ -17,7 +17,8 @@ import amanda
 from amanda_core.driver_kit import OpContext
 from amanda_core.runtime.threads import original
 from amanda_core.testing.kit.tools import before
-from amanda_driver_onnxruntime.onnxruntime_internals import Part, array_of
+from amanda_driver_onnxruntime.onnxruntime_internals.sessions import Part
+from amanda_driver_onnxruntime.onnxruntime_internals.values import array_of
 from amanda_driver_onnxruntime.vocabulary import _RANKED, DECLARATIONS
 
 from .models import MODELS, X, control_flow, conv_net, drawn, old_net
@@ -439,6 +440,10 @@ def test_pruning_is_that_of_a_pruned_model() -> None:
 RANDOM_MASK = drawn(4, 3, 3, 3, seed=2)
 
 
+#: Whether this release tells what is bound; before 1.30, runs on bindings are plain.
+TELLS_WHAT_IS_BOUND = hasattr(session_of(conv_net()).io_binding(), "_bound_inputs")
+
+
 def _doubling() -> amanda.Tool:
     return before("Softmax", lambda x: 2 * x, [0])
 
@@ -474,14 +479,15 @@ def test_all_ways_to_run() -> None:
         session.run_with_iobinding(early)
         assert same(early.copy_outputs_to_cpu(), [plain])
         assert any("before apply" in gap.what for gap in handle.coverage()["onnxruntime"])
+        expected = close if TELLS_WHAT_IS_BOUND else lambda found: same([found], [plain])
         for _ in range(2):
             assert close(session.run(["y"], {"x": X})[0])
             assert close(session.run(None, {"x": X.tolist()})[0])
             assert close(session.run_with_ort_values(["y"], {"x": given})[0].numpy())
             session.run_with_iobinding(bound)
-            assert close(bound.copy_outputs_to_cpu()[0])
+            assert expected(bound.copy_outputs_to_cpu()[0])
             session.run_with_iobinding(into)
-            assert close(room.numpy())
+            assert expected(room.numpy())
             feeds, fetches = vector(), vector()
             feeds.push_back(given._ortvalue)
             session.run_with_ortvaluevector(None, ["x"], feeds, ["y"], fetches, [cpu])
@@ -896,7 +902,8 @@ def test_results_have_memory_of_their_own() -> None:
         bound = binding.get_outputs()[0].numpy()
     for array in tool.kept:
         array.fill(7)
-    assert found.tolist() == bound.tolist() == (1 - x).tolist()
+    assert found.tolist() == (1 - x).tolist()
+    assert bound.tolist() == (1 - x if TELLS_WHAT_IS_BOUND else -x).tolist()
 
 
 def test_texts_are_values_of_onnx_runtime() -> None:

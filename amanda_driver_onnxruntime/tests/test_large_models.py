@@ -17,7 +17,7 @@ from onnx import TensorProto, external_data_helper, helper
 import amanda
 from amanda_core.cli import app
 from amanda_core.driver_kit import OpContext
-from amanda_driver_onnxruntime import onnxruntime_internals
+from amanda_driver_onnxruntime.onnxruntime_internals import sessions
 
 from .onnxruntime_backends import options
 
@@ -122,7 +122,7 @@ def test_weights_that_are_passed_beside_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Take the way of large models for a small one."""
-    monkeypatch.setattr(onnxruntime_internals, "LARGEST", 0)
+    monkeypatch.setattr(sessions, "LARGEST", 0)
     passed: list[str] = []
     plain = onnxruntime.SessionOptions.add_external_initializers
 

@@ -26,6 +26,10 @@ from .test_driver import Looking, Observing, same
 SAMPLE = ("loop", "scan", "_if", "optional", "sequence", "split_to", "causal_conv", "upsample")
 
 
+#: Whether this release lacks some of the newest operators.
+IS_OLD = tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 32)
+
+
 @functools.cache
 def cases() -> Mapping[str, Any]:
     with warnings.catch_warnings():
@@ -84,7 +88,7 @@ def check(names: list[str]) -> None:
         for (where, values), (_, others) in zip(first, second, strict=True):
             assert all(map(is_same, values, others)), (name, where)
         assert same(session.run(None, feeds), plain), name
-    assert ran > 0.6 * len(names)
+    assert ran > (0.5 if IS_OLD else 0.6) * len(names)
 
 
 def test_cases_of_onnx() -> None:

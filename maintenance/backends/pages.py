@@ -109,9 +109,14 @@ PARTS["onnxruntime"] = {
     "identity": "module paths and source lines by the exporter's metadata; weights",
     "interception": "the replaced methods",
     "model_files": "`amanda export`: inputs, checks, comparison, files of weights",
-    "onnxruntime_internals": "private names; options; types of values that NumPy does not have",
+    "onnxruntime_internals.bindings": "what a program bound, and where it wants results",
+    "onnxruntime_internals.sessions": "entry points; models and options of sessions",
+    "onnxruntime_internals.values": "values as arrays, also of types that NumPy does not have",
     "plugin": "the hooks",
-    "staging": "NumPy's functions as nodes; quantization by operators",
+    "staging.__init__": "what others import of the next three",
+    "staging.functions": "NumPy's functions as nodes",
+    "staging.quantization": "quantization by operators",
+    "staging.recording": "values that record what a routine computes",
     "vocabulary": "common types by ranks and attributes; layouts",
 }
 PARTS["jax"] = {

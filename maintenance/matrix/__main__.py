@@ -30,18 +30,28 @@ RELEASES = {
     "torch": ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"),
     "tensorflow-cpu": ("2.16.2", "2.17.1", "2.18.1", "2.19.1", "2.20.0", "2.21.0"),
     "jax": ("0.10.2", "0.11.2", "0.12.0.1"),
+    "onnxruntime": ("1.28.0", "1.29.0", "1.30.0", "1.31.1", "1.32.0"),
+}
+#: Framework -> its name on the page.
+TITLES = {
+    "torch": "PyTorch",
+    "tensorflow-cpu": "TensorFlow",
+    "jax": "JAX",
+    "onnxruntime": "ONNX Runtime",
 }
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-#: Framework -> the environment variable that names an interceptor, and these.
+#: Framework -> the environment variable that names an interceptor, if there is one, and these.
 INTERCEPTORS = {
     "torch": ("AMANDA_TORCH_INTERCEPTOR", ("native", "function_mode")),
     "tensorflow-cpu": ("AMANDA_TF_INTERCEPTOR", ("native", "python")),
     "jax": ("AMANDA_JAX_INTERCEPTOR", ("python",)),
+    "onnxruntime": ("", ("python",)),
 }
 MEMBERS = {
     "torch": ("amanda_core[cli]", "amanda_tools", "amanda_driver_torch"),
     "tensorflow-cpu": ("amanda_core[cli]", "amanda_tools", "amanda_driver_tf"),
     "jax": ("amanda_core[cli]", "amanda_tools", "amanda_driver_jax"),
+    "onnxruntime": ("amanda_core[cli]", "amanda_tools", "amanda_driver_onnxruntime"),
 }
 LEFT_BY_BUILDS = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so")
 #: Framework -> what its tests need beside it.
@@ -52,6 +62,7 @@ NEEDED = {
     ),
     "tensorflow-cpu": ("pytest-xdist", "hypothesis", "numpy", "networkx"),
     "jax": ("pytest-xdist", "flax", "optax", "equinox", "keras", "safetensors"),
+    "onnxruntime": ("pytest-xdist", "hypothesis", "safetensors"),
 }
 #: Release -> what it does not work without, although its metadata do not say so.
 PINS = {
@@ -74,6 +85,10 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "jax": {
         "conformance": ("amanda_driver_jax/tests/test_conformance.py",),
         "driver": ("amanda_driver_jax/tests",),
+    },
+    "onnxruntime": {
+        "conformance": ("amanda_driver_onnxruntime/tests/test_conformance.py",),
+        "driver": ("amanda_driver_onnxruntime/tests",),
     },
 }
 FAST = "not slow and not exhaustive"
@@ -148,8 +163,9 @@ def run_version(
                 if only_group not in (None, group):
                     continue
                 print(f"{framework} {version}, Python {found}: {group}, {interceptor}", flush=True)
+                chosen = {variable: interceptor} if variable else {}
                 count, failures = run_tests(
-                    python, files, {variable: interceptor}, marks, Path(folder, "results.xml")
+                    python, files, chosen, marks, Path(folder, "results.xml")
                 )
                 keep(framework, version, found, interceptor, group, count, failures)
 
@@ -262,8 +278,7 @@ def page() -> str:
         "  the driver passed; [trust.md](trust.md) shows what else ran there.",
         "",
     ]
-    titles = (("torch", "PyTorch"), ("tensorflow-cpu", "TensorFlow"), ("jax", "JAX"))
-    for framework, title in titles:
+    for framework, title in TITLES.items():
         lines += _table(framework, title, [r for r in found if r["framework"] == framework])
     lines += [
         "## Python",
@@ -273,11 +288,11 @@ def page() -> str:
         "MindSpore 2.10 have no rows: `nox -s mxnet mindspore` tests them with the Python that",
         "runs nox.",
         "",
-        "| Python | PyTorch | TensorFlow | JAX |",
-        "|---|---|---|---|",
+        f"| Python | {' | '.join(TITLES.values())} |",
+        "|---" * (len(TITLES) + 1) + "|",
     ]
     lines += [
-        f"| {name} | {' | '.join(_run_with(name, framework, found) for framework in RELEASES)} |"
+        f"| {name} | {' | '.join(_run_with(name, framework, found) for framework in TITLES)} |"
         for name in PYTHONS
     ]
     failing = [r for r in found if r["failures"]]

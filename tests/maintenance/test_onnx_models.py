@@ -41,7 +41,7 @@ def test_faults_are_named_and_models_keep_their_bits() -> None:
 def test_the_sweep_can_fail() -> None:
     wrong = (
         "from amanda_driver_onnxruntime.execution.parts import Parts\n"
-        "from amanda_driver_onnxruntime.onnxruntime_internals import array_of\n"
+        "from amanda_driver_onnxruntime.onnxruntime_internals.values import array_of\n"
         "original = Parts.run_node\n"
         "Parts.run_node = lambda *args: [array_of(one) + 1 for one in original(*args)]\n"
     )

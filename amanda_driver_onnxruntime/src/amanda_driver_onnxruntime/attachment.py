@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnx
@@ -21,23 +22,26 @@ from amanda_driver_onnxruntime.facts import FACTS
 from amanda_driver_onnxruntime.graphs import Model
 from amanda_driver_onnxruntime.identity import Finder, Names
 from amanda_driver_onnxruntime.interception import Interception
-from amanda_driver_onnxruntime.onnxruntime_internals import (
-    Binding,
-    OrtValue,
+from amanda_driver_onnxruntime.onnxruntime_internals.bindings import Binding, append
+from amanda_driver_onnxruntime.onnxruntime_internals.sessions import (
     Part,
     UnknownModelError,
-    append,
+    level_of,
+    model_of,
+)
+from amanda_driver_onnxruntime.onnxruntime_internals.values import (
+    OrtValue,
     array_for,
     fits,
-    level_of,
     listed,
-    model_of,
     ort_value,
 )
 from amanda_driver_onnxruntime.vocabulary import DECLARATIONS
 
 __all__ = ["OrtAttachment"]
 
+#: Bindings of which not all can be read.
+_UNKNOWN = "bindings by addresses, of outputs before apply, or in ONNX Runtime before 1.30"
 #: The first level of optimisation, ORT_ENABLE_BASIC.
 _BASIC = 1
 _NEWER = ": convert the model to version 9 or later of ONNX's operators, by onnx.version_converter"
@@ -59,7 +63,8 @@ class _Models:
         found = self.parts.get(session)
         if found is None:
             try:
-                found = Parts(Model(*model_of(session)), session)
+                model, settings = model_of(session)
+                found = Parts(Model(model, settings.folder), settings)
             except UnknownModelError as error:
                 found = str(error)
             self.parts[session] = found
@@ -114,15 +119,12 @@ class OrtAttachment:
     ) -> Any:
         """Run a session on arrays."""
 
-        def plain() -> Any:
-            return original(session, output_names, input_feed, run_options)
-
         def under_tools(program: Program) -> Any:
-            kinds = {one.name: one.type for one in session.get_inputs()}
-            given = {n: array_for(v, kinds.get(n, "")) for n, v in input_feed.items()}
+            given = _arrays(session, input_feed)
             found = self._run(session, program, given, output_names, run_options)
             return [listed(session, value) for value in found]
 
+        plain = partial(original, session, output_names, input_feed, run_options)
         return self._step(session, input_feed, plain, under_tools)
 
     def run_with_ort_values(
@@ -136,12 +138,10 @@ class OrtAttachment:
         """Run a session on values of ONNX Runtime."""
         given = input_dict_ort_values
 
-        def plain() -> Any:
-            return original(session, output_names, given, run_options)
-
         def under_tools(program: Program) -> Any:
             return self._owned(session, program, given, output_names, run_options)
 
+        plain = partial(original, session, output_names, given, run_options)
         return self._step(session, given, plain, under_tools)
 
     def bind_output(
@@ -170,14 +170,12 @@ class OrtAttachment:
             kept.restore()
             self._bindings.remove(kept)
         binding = Binding(iobinding, self._models.devices.get(iobinding, {}))
-
-        def plain() -> None:
-            original(session, iobinding, run_options)
+        plain: Callable[[], None] = partial(original, session, iobinding, run_options)
 
         def under_tools(program: Program) -> None:
             given = binding.inputs()
-            if given is None or binding.has_address:
-                self._pass(program, "bindings by addresses, or of outputs before apply")
+            if given is None:
+                self._pass(program, _UNKNOWN)
                 return plain()
             found = self._owned(session, program, given, binding.names, run_options)
             self._bindings.append(binding)
@@ -196,7 +194,7 @@ class OrtAttachment:
             found = self._owned(session, program, given, fetch_names, run_options)
             append(fetches, found)
 
-        self._step(session, None, lambda: original(session, *args, **kwargs), under_tools)
+        self._step(session, None, partial(original, session, *args, **kwargs), under_tools)
 
     def run_async(
         self, original: Callable[..., Any], session: Any, *args: Any, **kwargs: Any
@@ -222,11 +220,10 @@ class OrtAttachment:
                 where="amanda.exported",
                 fix="Give the model's file",
             )
-        kinds = {one.name: one.type for one in session.get_inputs()}
         for run in runs:
-            given = {n: array_for(v, kinds.get(n, "")) for n, v in run.items()}
+            given = _arrays(session, run)
             if not _is_right(session, given):
-                wanted = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+                wanted = ", ".join(f"{one.name}: {one.type}" for one in session.get_inputs())
                 raise UnsupportedError(
                     "The example inputs are not those of the model",
                     where="amanda.exported",
@@ -280,7 +277,7 @@ class OrtAttachment:
         wanted = names or [one.name for one in session.get_outputs()]
         whole = program.whole(self.session, given)
         if whole is not None:
-            return whole.run({n: ort_value(v) for n, v in given.items()}, run_options, wanted)
+            return whole.run(_ort_values(given), run_options, wanted)
         if level := level_of(session):
             which = "of BatchNormalization into Conv" if level == _BASIC else "of many kinds"
             self._gaps[f"fusions {which} at operators where tools act"] = (
@@ -290,9 +287,7 @@ class OrtAttachment:
         found = program.run(self.session, given, wanted, run_options)
         if program.is_to_repeat(self.session):
             # Operators that run one by one, to be analysed, may round otherwise.
-            return Part(session).run(
-                {n: ort_value(v) for n, v in given.items()}, run_options, wanted
-            )
+            return Part(session).run(_ort_values(given), run_options, wanted)
         return found
 
     def _owned(self, session: Any, program: Program, *how: Any) -> list[Any]:
@@ -326,6 +321,16 @@ class OrtAttachment:
         self._gaps[what] = "this way to run a session is not instrumented"
         for record in program.records.values():
             self.session.note_call(record.site.op_type, f" in {what}")
+
+
+def _arrays(session: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a program passes for inputs as arrays of their types."""
+    kinds = {one.name: one.type for one in session.get_inputs()}
+    return {name: array_for(value, kinds.get(name, "")) for name, value in given.items()}
+
+
+def _ort_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: ort_value(value) for name, value in given.items()}
 
 
 def _is_right(session: Any, given: Mapping[str, Any]) -> bool:

@@ -281,15 +281,8 @@ def _attribute(attribute: onnx.AttributeProto) -> Any:
     return list(value) if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value
 
 
-#: How ONNX writes a constant that is not a tensor -> the type of its elements.
-_CONSTANTS: Mapping[str, Any] = {
-    "value_float": numpy.float32,
-    "value_floats": numpy.float32,
-    "value_int": numpy.int64,
-    "value_ints": numpy.int64,
-    "value_string": numpy.object_,
-    "value_strings": numpy.object_,
-}
+#: What a constant that is not a tensor consists of, as its attribute says -> the type of these.
+_CONSTANTS = {"float": numpy.float32, "int": numpy.int64, "string": numpy.object_}
 
 
 def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
@@ -299,11 +292,12 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
     (attribute,) = node.attribute
     if attribute.name == "value":
         found: onnx.TensorProto = copied(attribute.t)
-    elif attribute.name in _CONSTANTS:
-        values = numpy.array(helper.get_attribute_value(attribute), _CONSTANTS[attribute.name])
-        found = numpy_helper.from_array(values)
-    else:
+    elif attribute.name == "sparse_value":
         found = _dense(attribute.sparse_tensor, "", "")
+    else:  # Such as `value_float` for one, and `value_floats` for several.
+        dtype: Any = _CONSTANTS[attribute.name.removeprefix("value_").removesuffix("s")]
+        values = numpy.array(helper.get_attribute_value(attribute), dtype)
+        found = numpy_helper.from_array(values)
     found.name = node.output[0]
     return found
 

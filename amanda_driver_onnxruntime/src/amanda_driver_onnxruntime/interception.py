@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from amanda_core.driver_kit import Routes, is_started_by_python, join
-from amanda_driver_onnxruntime.onnxruntime_internals import ENTRY_POINTS
+from amanda_driver_onnxruntime.onnxruntime_internals.sessions import ENTRY_POINTS
 
 __all__ = ["Interception"]
 

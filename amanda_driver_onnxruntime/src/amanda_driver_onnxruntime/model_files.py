@@ -19,9 +19,9 @@ from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 
 from amanda_core.driver_kit import ModelFile
 from amanda_core.interface import ConfigError, OutputError, ResultError
-from amanda_driver_onnxruntime import onnxruntime_internals
 from amanda_driver_onnxruntime.graphs import is_random
-from amanda_driver_onnxruntime.onnxruntime_internals import dtype_of, fits
+from amanda_driver_onnxruntime.onnxruntime_internals import sessions
+from amanda_driver_onnxruntime.onnxruntime_internals.values import dtype_of, fits
 
 __all__ = ["OnnxFile"]
 
@@ -221,10 +221,10 @@ def _session(path: str) -> InferenceSession:
 def _save(program: onnx.ModelProto, path: str, is_external: bool) -> None:
     """Write a model, with large weights in another file if those of its source are."""
     weights = program.graph.initializer
-    if is_external or sum(len(one.raw_data) for one in weights) > onnxruntime_internals.LARGEST:
+    if is_external or sum(len(one.raw_data) for one in weights) > sessions.LARGEST:
         # `onnx.save_model` would look for that file in the current folder.
         for one in weights:
-            if len(one.raw_data) >= onnxruntime_internals.LARGE:
+            if len(one.raw_data) >= sessions.LARGE:
                 data = f"{os.path.basename(path)}.data"
                 external_data_helper.set_external_data(one, data)
     onnx.save_model(program, path)

@@ -85,8 +85,6 @@ def _type(context: OpContext, ranks: list[int]) -> str | None:
         return "linear"
     if name == "Trilu":
         return "triu" if context.attrs.get("upper", 1) else "tril"
-    if name == "BitShift" or name == "Mod":
-        return "mod" if name == "Mod" else None
     return DECLARATIONS.get(name)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from amanda_driver_onnxruntime.graphs import Graph, Node
-from amanda_driver_onnxruntime.onnxruntime_internals import array_of
+from amanda_driver_onnxruntime.onnxruntime_internals.values import array_of
 
 __all__ = ["interpreter_of"]
 

@@ -26,13 +26,14 @@ from amanda_core.driver_kit import (
     several,
     standing_for,
 )
-from amanda_core.interface import POINTS, IPoint, RoutineResultError, UnsupportedError
+from amanda_core.interface import IPoint, RoutineResultError, UnsupportedError
 from amanda_driver_onnxruntime.execution.bodies import interpreter_of
 from amanda_driver_onnxruntime.execution.parts import Parts, Values
-from amanda_driver_onnxruntime.execution.routines import Fragment, Host, Outcome, Staging
+from amanda_driver_onnxruntime.execution.routines import Done, Fragment, Host, Outcome, Staging
 from amanda_driver_onnxruntime.execution.weaving import woven
 from amanda_driver_onnxruntime.graphs import Graph, Model, Node
-from amanda_driver_onnxruntime.onnxruntime_internals import OrtValue, Part, array_of
+from amanda_driver_onnxruntime.onnxruntime_internals.sessions import Part
+from amanda_driver_onnxruntime.onnxruntime_internals.values import OrtValue, array_of
 from amanda_driver_onnxruntime.staging import NotStagedError
 
 __all__ = ["Program"]
@@ -54,8 +55,8 @@ class Program:
     def __init__(self, model: Model, parts: Parts, records: Mapping[Node, OpRecord]) -> None:
         self.model, self.parts, self.records = model, parts, records
         self.staging = Staging(model.opset, model.prefix)
-        #: Node -> the epoch in which it last ran, and its plans before and after.
-        self.plans: dict[Node, tuple[int, Plan, Plan]] = {}
+        #: Node -> the epoch in which it last ran, and its plans before and after with outcomes.
+        self.plans: dict[Node, tuple[int, list[Done]]] = {}
         #: Epoch, the model with all edits, and the shapes of inputs that it is for; None for any.
         self._whole: tuple[int, Part | None, Any] = (0, None, None)
         self._lengths: Any = None
@@ -78,10 +79,10 @@ class Program:
         self, session: Session, given: Mapping[str, Any], names: Sequence[str], run_options: Any
     ) -> list[Any]:
         """Run the model, and return the outputs of these names, of which it may hold memory."""
-        values = Values(self.model, self.model.graph)
+        values = Values(self.model, self.model.graph, run_options)
         for name, value in given.items():
             values.put(name, value)
-        run, self._acted = _Run(self, session, run_options), False
+        run, self._acted = _Run(self, session), False
         watched = None if self._sets_weights(given) else self._watching(session)
         if watched is None:
             run.graph(values)
@@ -94,10 +95,10 @@ class Program:
         """Return True if the last run has only found that no tool acts anywhere."""
         return not (self._acted or self.model.is_random) and self.is_idle(session)
 
-    def note_plans(self, node: Node, epoch: int, before: Plan, after: Plan) -> None:
+    def note_plans(self, node: Node, epoch: int, done: list[Done]) -> None:
         """Note the plans of a node that has run, if they have steps."""
-        if before or after:
-            self.plans[node], self._acted = (epoch, before, after), True
+        if any(plan for plan, _ in done):
+            self.plans[node], self._acted = (epoch, done), True
 
     def whole(self, session: Session, given: Mapping[str, Any]) -> Part | None:
         """Return the model with all edits as one session; None if it must be cut.
@@ -110,16 +111,15 @@ class Program:
             return None
         epoch, found, lengths = self._whole
         if epoch != session.epoch:
-            planned = partial(self._planned, session)
+            planned, lengths = partial(self._planned, session), None
             try:
-                model = woven(self.model, planned, bakes=False)
+                model, reads_shape = woven(self.model, planned, bakes=False)
                 found = self.parts.made(model)
+                lengths = self._lengths if reads_shape else None
             except _UnknownPlanError:
                 return None  # It becomes known in this run.
             except Exception:  # What ONNX Runtime raises has no class in common.
                 found = None
-            of_lengths = found is not None and self._reads_shapes(session)
-            lengths = self._lengths if of_lengths else None
             self._whole = session.epoch, found, lengths
         if lengths is not None and lengths != _lengths_of(given):
             return None
@@ -134,11 +134,12 @@ class Program:
         epoch, found = self._watched
         if epoch != session.epoch and session.caching:
             active = [node for node, record in self.records.items() if not record.is_idle(session)]
-            if any(self.plans.get(node, (-1,))[0] != session.epoch for node in active):
+            try:
+                done = [one for node in active for one in self._planned(session, node) or ()]
+            except _UnknownPlanError:
                 return None  # It becomes known in this run.
-            plans = [plan for node in active for plan in self.plans[node][1:]]
             looks = not any(
-                plan.edits or any(step.action.tool.immediate for step in plan) for plan in plans
+                plan.edits or any(step.action.tool.immediate for step in plan) for plan, _ in done
             )
             inside = not set(active) <= set(self.model.graph.nodes)
             found = self.parts.watched(active) if looks and not inside else None
@@ -153,7 +154,7 @@ class Program:
             UnsupportedError: An operator has not run.
         """
         try:
-            found = woven(self.model, partial(self._planned, session), bakes=True)
+            found, _ = woven(self.model, partial(self._planned, session), bakes=True)
         except _UnknownPlanError as error:
             raise UnsupportedError(
                 "An operator has not run on the example inputs, so that it is not known what tools "
@@ -165,39 +166,22 @@ class Program:
         external_data_helper.load_external_data_for_model(found, self.model.folder)
         return found
 
-    def _planned(
-        self, session: Session, node: Node
-    ) -> tuple[tuple[Plan, list[Outcome]], tuple[Plan, list[Outcome]]] | None:
-        """Return the plans of a node, with what is known of their steps; None if it has none."""
+    def _planned(self, session: Session, node: Node) -> list[Done] | None:
+        """Return the plans of a node before and after, with outcomes; None if it has none."""
         record = self.records.get(node)
         if record is None or record.is_idle(session):
             return None
-        epoch, *plans = self.plans.get(node, (-1,))
-        found = [
-            (plan, self.staging.outcomes(node, point, plan))
-            for point, plan in zip(("before", "after"), plans, strict=False)
-        ]
-        if epoch != session.epoch or any(outcomes is None for _, outcomes in found):
+        epoch, done = self.plans.get(node, (-1, []))
+        if epoch != session.epoch:
             raise _UnknownPlanError(record.site.name)
-        before, after = found
-        return before, after  # type: ignore[return-value]  # No outcomes are None.
-
-    def _reads_shapes(self, session: Session) -> bool:
-        """Return True if a routine has asked for the shape of what it gets."""
-        found = (self._planned(session, node) for node in self.records)
-        return any(
-            isinstance(outcome, Fragment) and outcome.reads_shape
-            for plans in found
-            for _, outcomes in plans or ()
-            for outcome in outcomes
-        )
+        return done
 
 
 class _Run:
     """One run of a model under tools."""
 
-    def __init__(self, program: Program, session: Session, options: Any) -> None:
-        self.program, self.session, self.options = program, session, options
+    def __init__(self, program: Program, session: Session) -> None:
+        self.program, self.session = program, session
 
     def is_idle(self, node: Node) -> bool:
         """Return True if no tool acts at a node or inside it."""
@@ -213,7 +197,7 @@ class _Run:
         """Run the model as one session, and then the routines, which only look, in order."""
         graph, parts, epoch = values.graph, self.program.parts, self.session.epoch
         try:
-            found = part.run({name: values.ort(name) for name in part.inputs}, self.options)
+            found = part.run({name: values.ort(name) for name in part.inputs}, values.options)
         except Exception:  # What ONNX Runtime raises has no class in common.
             return self.graph(values)  # Routines see what ran before it is raised again.
         for name, value in zip(part.outputs, found, strict=True):
@@ -223,7 +207,7 @@ class _Run:
             if not self.is_idle(node):
                 _Execution(self, node, values, is_computed=True).execute_node()
             if self.session.epoch != epoch:  # A routine has changed the tools.
-                parts.run_stretch(values, 0, number, self.options)
+                parts.run_stretch(values, 0, number)
                 return self.graph(values, number + 1)
         return None
 
@@ -235,7 +219,7 @@ class _Run:
             while last < len(nodes) and self.is_idle(nodes[last]):
                 last += 1
             if last > number:
-                self.program.parts.run_stretch(values, number, last, self.options)
+                self.program.parts.run_stretch(values, number, last)
                 number = last
             else:
                 _Execution(self, nodes[number], values).execute_node()
@@ -244,7 +228,7 @@ class _Run:
 
     def body(self, around: Values, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
         """Run the graph inside a node, and return its outputs."""
-        values = Values(self.program.model, graph, around)
+        values = Values(self.program.model, graph, around.options, around)
         for name, value in zip(graph.inputs, inputs, strict=True):
             values.put(name, value)
         self.graph(values)
@@ -269,17 +253,17 @@ class _Execution(ForwardProgram):
         #: Positions of what is the same in each execution; of what does not depend on inputs; and
         #: of what is a weight in the operator's part.
         self._constant, self._known, self._packed = weights, {*weights}, {*weights}
-        self._plans: dict[IPoint, Plan] = {}
-        self._point = "before"
+        #: The plans before and after, with the outcomes of their steps.
+        self._done: list[Done] = []
         #: What ONNX Runtime computed, and the arrays that share its memory.
         self._made: list[tuple[Any, Any]] = []
 
     def execute_node(self) -> None:
         """Run the operator, and set its outputs."""
-        epoch = self.session.epoch
+        epoch, program = self.session.epoch, self._run.program
+        program.plans.pop(self._node, None)  # Its outcomes may hold large weights.
         outputs = self.run(self._given)
-        before, after = (self._plans[point] for point in POINTS[:2])
-        self._run.program.note_plans(self._node, epoch, before, after)
+        program.note_plans(self._node, epoch, self._done)
         for name, value in zip(self._node.outputs, outputs, strict=False):
             if name and value is not None:
                 # What is not edited stays what ONNX Runtime made, which holds its memory.
@@ -288,34 +272,35 @@ class _Execution(ForwardProgram):
 
     def analysed(self, context: OpContext, point: IPoint) -> Plan:
         """Return the plan of the operator at a point."""
-        plan = self._plans[point] = super().analysed(context, point)
+        plan = super().analysed(context, point)
+        self._done.append((plan, []))
         return plan
+
+    def _note(self, outcome: Outcome) -> None:
+        """Note what became of the next step of the plan that runs now."""
+        self._done[-1][1].append(outcome)
 
     def compute(self, context: OpContext, replacement: Step | None, values: list[Any]) -> list[Any]:
         """Return the outputs of the operator, or of its replacement."""
         if replacement is None:
             results = self._computed(values)
         else:
-            before = self._plans[POINTS[0]]
-            if not before.steps:
-                self._outcomes = self._begin(before)
-            found = self._fragment(len(before), replacement, values)
+            found = self._fragment(len(self._done[0][0]), replacement, values)
             if isinstance(found, str):
-                self._outcomes.append(Host(replacement, found))
+                self._note(Host(found))
                 with standing_for(self._original):
                     results = several(replacement.replace(values))
             else:
                 outcome, changes = found
-                self._outcomes.append(outcome)
+                self._note(outcome)
                 results = [changes[place] for place in sorted(changes)]
             results = [None if one is None else _as_array(one) for one in results]
-        self._point, self._constant, self._known = "after", set(), set()
+        self._constant, self._known = set(), set()
         return results
 
     def execute(self, plan: Plan, values: list[Any]) -> list[Any]:
         """Return values as the steps of a plan edit them, which keep their types."""
         new = list(values)
-        self._outcomes = self._begin(plan)
         for number, step in enumerate(plan):
             for position, value in self._changes(number, step, new).items():
                 old = new[position]
@@ -323,18 +308,15 @@ class _Execution(ForwardProgram):
                 _check(step, old, new[position])
         return new
 
-    def _begin(self, plan: Plan) -> list[Outcome]:
-        return self._run.program.staging.begin(self._node, self._point, plan)
-
     def _changes(self, number: int, step: Step, values: list[Any]) -> Mapping[int, Any]:
         """Run a step, and return the values that it changes, by position."""
         if step.action.observe:
-            self._outcomes.append(None)
+            self._note(None)
             return dict(step(values))
         found = self._fragment(number, step, values)
         if not isinstance(found, str):
             outcome, changes = found
-            self._outcomes.append(outcome)
+            self._note(outcome)
             for place, new in outcome.outputs.items():
                 if isinstance(new, str):
                     for places in (self._constant, self._known, self._packed):
@@ -344,7 +326,7 @@ class _Execution(ForwardProgram):
         positions = step.action.positions
         wanted = range(len(values)) if positions is None else positions
         is_known = bool(wanted) and self._known.issuperset(wanted)
-        self._outcomes.append(Host(step, found, changes if is_known else None))
+        self._note(Host(found, changes if is_known else None))
         self._constant.difference_update(changes)
         if not is_known:
             self._known.difference_update(changes)
@@ -354,12 +336,14 @@ class _Execution(ForwardProgram):
         self, number: int, step: Step, values: list[Any]
     ) -> tuple[Fragment, dict[int, Any]] | str:
         """Run a step as nodes; return these and the new values, or why it runs on the host."""
-        staging, where = self._run.program.staging, (self._node, self._point, number)
+        point = "before" if len(self._done) == 1 else "after"
+        staging, where = self._run.program.staging, (self._node, point, number)
         found = staging.fragment(*where, step, values, self._constant)
         if isinstance(found, str):
             return found
+        parts, options = self._run.program.parts, self._values.options
         try:
-            return found, self._run.program.parts.run_fragment(found, values, self._run.options)
+            return found, parts.run_fragment(found, values, options)
         except NotStagedError as error:
             staging.refuse(*where, str(error))
             return str(error)
@@ -381,8 +365,7 @@ class _Execution(ForwardProgram):
                 return [array_of(one) for one in found]
         pairs = enumerate(zip(values, self._given, strict=True))
         edited = {place: new for place, (new, old) in pairs if new is not old}
-        packed = self._packed
-        outputs = run.program.parts.run_node(node, self._values, edited, packed, run.options)
+        outputs = run.program.parts.run_node(node, self._values, edited, self._packed)
         self._made = [(value, array_of(value)) for value in outputs]
         return [array for _, array in self._made]
 

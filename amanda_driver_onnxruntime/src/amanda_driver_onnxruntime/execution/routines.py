@@ -1,12 +1,13 @@
 """`Fragment` and `Staging`: which routines become nodes of the model, and which run on the host.
 
-Owns what is known of each step of a plan once it has run. A routine that is marked as staged is
+Owns the nodes of each step of a plan. A routine that is marked as staged is
 called once, on values that record what it computes. Otherwise it is called at each execution.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -15,14 +16,13 @@ from amanda_core.driver_kit import Plan, Step
 from amanda_driver_onnxruntime.graphs import Node
 from amanda_driver_onnxruntime.staging import NotStagedError, Recorder, Staged
 
-__all__ = ["Fragment", "Host", "Outcome", "Staging"]
+__all__ = ["Done", "Fragment", "Host", "Outcome", "Staging"]
 
 
 class Fragment:
     """One step as nodes.
 
     Attributes:
-        step: The step.
         nodes: The nodes.
         weights: The constants that they read, by name.
         inputs: Position -> the name of the value there.
@@ -31,9 +31,9 @@ class Fragment:
     """
 
     def __init__(
-        self, step: Step, recorder: Recorder, inputs: Mapping[int, str], outputs: Mapping[int, Any]
+        self, recorder: Recorder, inputs: Mapping[int, str], outputs: Mapping[int, Any]
     ) -> None:
-        self.step, self.nodes, self.weights = step, recorder.nodes, recorder.weights
+        self.nodes, self.weights = recorder.nodes, recorder.weights
         self.inputs, self.outputs = inputs, outputs
         self.reads_shape = recorder.reads_shape
         #: Types of the values -> the session that runs the nodes.
@@ -46,21 +46,23 @@ class Fragment:
         return [name for name in dict.fromkeys(found) if name not in self.inputs.values()]
 
 
+@dataclass
 class Host:
     """One step that runs on the host.
 
     Attributes:
-        step: The step.
         why: Why it has no nodes.
         constants: Position -> the new value, if all that it gets is constant; else None.
     """
 
-    def __init__(self, step: Step, why: str, constants: Mapping[int, Any] | None = None) -> None:
-        self.step, self.why, self.constants = step, why, constants
+    why: str
+    constants: Mapping[int, Any] | None = None
 
 
 #: What is known of a step. An observer has no outcome.
 Outcome = Fragment | Host | None
+#: A plan, with the outcomes of its steps when they last ran; the replacement's is the last one.
+Done = tuple[Plan, list[Outcome]]
 
 
 class Staging:
@@ -73,26 +75,10 @@ class Staging:
 
     def __init__(self, opset: int, prefix: str) -> None:
         self._opset, self._prefix = opset, prefix
-        #: Node and point -> plan, and the outcome of each step; the replacement's is the last one.
-        self._known: dict[tuple[Node, str], tuple[Plan, list[Outcome]]] = {}
         #: Name of an output -> the nodes that have one, which are in separate branches, numbered.
         self._named: dict[str, dict[Node, int]] = {}
         #: Node and point -> types of values and the fragment of each step.
         self._fragments: dict[tuple[Node, str, int], tuple[Step, Any, Fragment | str]] = {}
-
-    def begin(self, node: Node, point: str, plan: Plan) -> list[Outcome]:
-        """Return the empty list of outcomes of the steps of a plan that runs now."""
-        outcomes: list[Outcome] = []
-        self._known[node, point] = plan, outcomes
-        return outcomes
-
-    def outcomes(self, node: Node, point: str, plan: Plan) -> list[Outcome] | None:
-        """Return the outcomes of a plan's steps, as they last ran; None if they did not."""
-        if not plan:
-            return []
-        known, outcomes = self._known.get((node, point), (None, []))
-        complete = len(plan) + (plan.replacement is not None)
-        return outcomes if known is plan and len(outcomes) == complete else None
 
     def fragment(
         self,
@@ -168,7 +154,7 @@ def _staged(
         return str(error)
     except Exception as error:  # It runs on the host then, where it raises what it raises.
         return f"it cannot be called on values that stand for others ({type(error).__name__})"
-    return Fragment(step, recorder, inputs, outputs)
+    return Fragment(recorder, inputs, outputs)
 
 
 def _output(recorder: Recorder, value: Any) -> Any:

@@ -6,20 +6,20 @@ runs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
-from amanda_core.driver_kit import Plan, Step
-from amanda_driver_onnxruntime.execution.routines import Fragment, Host, Outcome
+from amanda_core.driver_kit import Step
+from amanda_driver_onnxruntime.execution.routines import Done, Fragment, Host, Outcome
 from amanda_driver_onnxruntime.graphs import Graph, Model, Node, copied, every_graph, same
 
 __all__ = ["NotWovenError", "Planned", "woven"]
 
 #: Returns the plans of a node before and after, with the outcomes of their steps; None without any.
-Planned = Callable[[Node], "tuple[tuple[Plan, list[Outcome]], tuple[Plan, list[Outcome]]] | None"]
+Planned = Callable[[Node], Sequence[Done] | None]
 #: Position -> the name of a value there, or a constant.
 Places = dict[int, Any]
 
@@ -45,7 +45,7 @@ class NotWovenError(Exception):
             self.fix = f"With version 21 of ONNX's operators, {staged}"
 
 
-def woven(model: Model, planned: Planned, bakes: bool) -> onnx.ModelProto:
+def woven(model: Model, planned: Planned, bakes: bool) -> tuple[onnx.ModelProto, bool]:
     """Return a model with the edits of its operators.
 
     Args:
@@ -54,10 +54,14 @@ def woven(model: Model, planned: Planned, bakes: bool) -> onnx.ModelProto:
         bakes: Whether what routines on the host make of weights is constant, and those that look
             are left out.
 
+    Returns:
+        The model, and whether it is only for inputs of the lengths of its last run.
+
     Raises:
         NotWovenError: A routine must run on the host.
     """
-    return _Weaver(model, planned, bakes).proto
+    weaver = _Weaver(model, planned, bakes)
+    return weaver.proto, weaver.reads_shape
 
 
 class _Weaver:
@@ -65,10 +69,12 @@ class _Weaver:
 
     Attributes:
         proto: The model.
+        reads_shape: Whether a routine has asked for the shape of what it got.
     """
 
     def __init__(self, model: Model, planned: Planned, bakes: bool) -> None:
         self.proto: onnx.ModelProto = copied(model.proto)
+        self.reads_shape = False
         self._planned, self._bakes, self._prefix = planned, bakes, model.prefix
         #: Weight -> what stands for it where it is read with other values, and these.
         self._edits: dict[str, dict[str, Any]] = {}
@@ -77,7 +83,8 @@ class _Weaver:
         read, names = set(_reads(self.proto.graph)), dict[str, str]()
         for name, edits in self._edits.items():
             names |= self._set_weight(name, edits, name in read)
-        _set_inputs(self.proto.graph, names)
+        for own in every_graph(self.proto.graph):
+            _set_inputs(own.node, names)
         _drop(self.proto.graph, {*_reads(model.proto.graph)} - {*_reads(self.proto.graph)})
 
     def _graph(self, proto: onnx.GraphProto, graph: Graph) -> None:
@@ -99,11 +106,7 @@ class _Weaver:
         proto.node.extend(copies)
 
     def _surrounded(
-        self,
-        one: onnx.NodeProto,
-        node: Node,
-        before: tuple[Plan, list[Outcome]],
-        after: tuple[Plan, list[Outcome]],
+        self, one: onnx.NodeProto, node: Node, before: Done, after: Done
     ) -> list[onnx.NodeProto]:
         """Return the nodes of an operator with the routines before and after it."""
         plan, outcomes = before
@@ -131,7 +134,7 @@ class _Weaver:
                 if place in changed:  # What reads it gets the new value under this name.
                     raw = f"{self._prefix}/{name}/original"
                     one.output[place] = raw
-                    _rename(ends, name, raw)
+                    _set_inputs(ends, {name: raw})
                     if isinstance(changed[place], str) and changed[place] == name:
                         changed[place] = raw
         for place, value in changed.items():
@@ -165,16 +168,16 @@ class _Weaver:
                     raise NotWovenError(step, outcome.why)
                 changes = outcome.constants
             elif isinstance(outcome, Fragment):
+                self.reads_shape |= outcome.reads_shape
                 given = {
                     name: values[place]
                     if isinstance(values[place], str)
                     else self._weight(values[place])
                     for place, name in outcome.inputs.items()
                 }
-                for one in outcome.nodes:
-                    copy = copied(one)
-                    copy.input[:] = [given.get(name, name) for name in one.input]
-                    nodes.append(copy)
+                copies = [copied(one) for one in outcome.nodes]
+                _set_inputs(copies, given)
+                nodes += copies
                 for name, weight in outcome.weights.items():
                     self._add(name, weight)
                 changes = {
@@ -225,11 +228,6 @@ class _Weaver:
         return names
 
 
-def _rename(nodes: Sequence[onnx.NodeProto], name: str, new: str) -> None:
-    for node in nodes:
-        node.input[:] = [new if one == name else one for one in node.input]
-
-
 def _drop(graph: onnx.GraphProto, names: set[str]) -> None:
     """Leave out weights and constants, also in the graphs inside."""
     for own in every_graph(graph):
@@ -242,11 +240,10 @@ def _drop(graph: onnx.GraphProto, names: set[str]) -> None:
                 del own.node[index]
 
 
-def _set_inputs(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Let nodes read other values, also in the graphs inside."""
-    for own in every_graph(graph):
-        for node in own.node:
-            node.input[:] = [names.get(one, one) for one in node.input]
+def _set_inputs(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
+    """Let nodes read other values."""
+    for node in nodes:
+        node.input[:] = [names.get(one, one) for one in node.input]
 
 
 def _reads(graph: onnx.GraphProto) -> Iterator[str]:

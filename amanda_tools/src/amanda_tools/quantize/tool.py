@@ -230,7 +230,8 @@ class Quantize(WeightTool):
             raise ToolError(
                 "There are no ranges of activations to be exported",
                 where=f"{self.tool_name}.before_export",
-                fix="Run the model under the tool before, with inputs to calibrate by",
+                fix="Run the model under the tool before, with inputs to calibrate by; "
+                "`amanda export` gets them by --inputs FILE.npz",
             )
         if needs and not self.frozen:
             self.freeze()
