@@ -265,7 +265,9 @@ def differences(found: list[dict[Any, Any]]) -> Iterator[tuple[str, str, str]]:
         each = [rank[program, tool] for rank in ranks if (program, tool) in rank]
         if any(rank["error"] for rank in each) or len(each) < len(ranks):
             same = len({bool(rank["error"]) for rank in each}) == 1 and len(each) == len(ranks)
-            text = next((rank["error"] for rank in each if rank["error"]), "it has ended")
+            texts = sorted(rank["error"] for rank in each if rank["error"])
+            wrong = [text for text in texts if text.startswith("WRONG")]
+            text = next(iter(wrong or texts), "it has ended")
             how = "refused: " if same else "WRONG: one rank: "
             yield program, tool, text if text.startswith("WRONG") else how + text
             continue

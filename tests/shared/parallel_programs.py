@@ -661,7 +661,7 @@ def own_rows() -> None:
 
 
 def sequence_parallel() -> None:
-    """The styles of `torch.distributed.tensor.parallel`: replicas become parts and terms of sums."""
+    """The styles of `torch.distributed.tensor.parallel`: replicas become parts, or terms."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, parallel
 
