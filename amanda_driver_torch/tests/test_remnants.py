@@ -76,7 +76,7 @@ def test_parameters_get_no_dictionary() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with amanda.apply(everything()):
         for _ in range(2):
-            (net(X) + net[0].weight[0, 0]).sum().backward()
+            (net(X) + next(net.parameters())[0, 0]).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
     for one in net.parameters():
