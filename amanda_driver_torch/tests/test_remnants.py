@@ -71,6 +71,21 @@ def remnants(backward: bool, fail: bool = False) -> dict[str, weakref.ref[Any]]:
     return found
 
 
+def test_parameters_get_no_dictionary() -> None:
+    """One that is made stays, and CPython looks up methods of the parameter more slowly with it."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with amanda.apply(everything()):
+        for _ in range(2):
+            (net(X) + next(net.parameters())[0, 0]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for one in net.parameters():
+        assert not [held for held in gc.get_referents(one) if type(held) is dict]
+    assert vars(one) == {}
+    assert [type(held) for held in gc.get_referents(one)].count(dict) == 1  # It would be found.
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backward", [True, False], ids=["backward-run", "backward-not-run"])
 @pytest.mark.parametrize("fail", [True, False], ids=["failed", "left"])

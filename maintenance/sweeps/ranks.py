@@ -37,6 +37,8 @@ __all__ = ["DECIDING", "differences", "run"]
 ROOT = Path(__file__).resolve().parents[2]
 #: The program without ranks.
 ALONE = "one process"
+#: What says of which sources a row is: a sweep may be run in parts.
+_COMMIT = "commit"
 #: Tools that decide for weights, or by the data of a batch.
 DECIDING: dict[str, Callable[[], Any]] = {
     "prune, half": lambda: Prune(0.5),
@@ -265,7 +267,9 @@ def differences(found: list[dict[Any, Any]]) -> Iterator[tuple[str, str, str]]:
         each = [rank[program, tool] for rank in ranks if (program, tool) in rank]
         if any(rank["error"] for rank in each) or len(each) < len(ranks):
             same = len({bool(rank["error"]) for rank in each}) == 1 and len(each) == len(ranks)
-            text = next((rank["error"] for rank in each if rank["error"]), "it has ended")
+            texts = sorted(rank["error"] for rank in each if rank["error"])
+            wrong = [text for text in texts if text.startswith("WRONG")]
+            text = next(iter(wrong or texts), "it has ended")
             how = "refused: " if same else "WRONG: one rank: "
             yield program, tool, text if text.startswith("WRONG") else how + text
             continue
@@ -360,6 +364,7 @@ def _page(results: dict[str, dict[str, dict[str, str]]]) -> str:
 
     rows = [
         f"| {program} | {ranks if int(ranks) > 0 else f'{-int(ranks)} in one process'} | "
+        f"{by_program[program].get(_COMMIT, '')} | "
         + " | ".join(cell(by_program[program], tools) for tools in columns.values())
         + " |"
         for program in PROGRAMS
@@ -377,10 +382,11 @@ def _page(results: dict[str, dict[str, dict[str, str]]]) -> str:
         "batch, in all ranks; in bfloat16, and where ranks have other batches than one process, "
         "they are the same in all ranks. What `replicas` compares is equal. `ids` are op ids and "
         "names of weights: those of one process, but for layers that are tensor parallel, where "
-        "they are the same in all ranks. Compiled programs run under tools that decide.",
+        "they are the same in all ranks. Compiled programs run under tools that decide. "
+        "A sweep may be run in parts: each row names the commit of the sources.",
         "",
-        "| program | ranks | " + " | ".join(columns) + " |",
-        "|---" * (len(columns) + 2) + "|",
+        f"| program | ranks | {_COMMIT} | " + " | ".join(columns) + " |",
+        "|---" * (len(columns) + 3) + "|",
         *rows,
         "",
         "`=`: as it should be.",
@@ -408,6 +414,8 @@ def main() -> int:
     known = options.results is not None and options.results.exists()
     results = json.loads(options.results.read_text()) if known else {}
     wrong = 0
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     alone = run([], options.tools)[-1] if max(options.ranks) > 0 else None
     for ranks in options.ranks:
         for program in options.programs:
@@ -425,7 +433,8 @@ def main() -> int:
                 wrong += what.startswith("WRONG")
                 if what:
                     print(f"{ranks} ranks, {program}, {tool}: {what}", flush=True)
-                results.setdefault(str(ranks), {}).setdefault(program, {})[tool] = what
+                rows = results.setdefault(str(ranks), {}).setdefault(program, {})
+                rows |= {tool: what, _COMMIT: commit}
             if options.results:
                 options.results.write_text(json.dumps(results, indent=1))
     if options.page:

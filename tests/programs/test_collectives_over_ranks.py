@@ -249,20 +249,31 @@ def test_functions(found: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "gather"),
+    [
+        ("sharded", "all_gather_into_tensor"),
+        # FSDP1 keeps the weights of a module as one flat parameter, or as views of it.
+        *(("flat", "all_gather"), ("original", "all_gather")),
+    ],
+)
 def test_reductions_of_shards_are_seen_in_forward_and_backward_passes(
-    found: list[dict[str, Any]],
+    found: list[dict[str, Any]], program: str, gather: str
 ) -> None:
     for of_rank in found:
-        rows = of_rank["sharded"]["rows"]
+        rows = of_rank[program]["rows"]
         # Of float32: weights of 4 x 8 and 8 x 2, and biases.
         sizes = 4 * (4 * 8 + 8), 4 * (8 * 2 + 2)
         gathers = [(name, size) for name, kind, size, *_ in rows if kind == "all_gather"]
         assert gathers[:2] == [
-            (f"{layer}/c10d::all_gather_into_tensor", size)
-            for layer, size in zip((0, 2), sizes, strict=True)
+            (f"{layer}/c10d::{gather}", size) for layer, size in zip((0, 2), sizes, strict=True)
         ]
-        reduced = [size for _, kind, size, *_ in rows if kind == "reduce_scatter"]
-        assert reduced == [*reversed(sizes)]
+        reduced = [row for row in rows if row[1] == "reduce_scatter"]
+        assert [(name, size, group) for name, _, size, group, *_ in reduced[:2]] == [
+            (f"{layer}/c10d::reduce_scatter_tensor", size, [0, 1])
+            for layer, size in zip((2, 0), reversed(sizes), strict=True)
+        ]
+        assert len(reduced) == 2 * (1 if program == "sharded" else STEPS)
 
 
 @pytest.mark.slow

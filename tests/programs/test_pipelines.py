@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,21 @@ import torch.distributed as dist
 from torch import nn
 
 import amanda
-from amanda_tools.prune import Prune
+from amanda_tools.gating import PruneChannels
+from amanda_tools.prune import Prune, PruneTiles
+from amanda_tools.quantize import Quantize
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
 
 PARTS = 2
+#: Tools that would decide by what other processes have.
+REFUSED: dict[str, Callable[[], amanda.Tool]] = {
+    "global": lambda: Prune(0.5, scope="global"),
+    "tiles": lambda: PruneTiles(0.5, 2),
+    "taylor": lambda: Prune(0.5, score="taylor"),
+    "learned": lambda: Quantize(method="lsq"),
+    "gates": lambda: PruneChannels(0.5),
+}
 
 
 def network() -> nn.Sequential:
@@ -62,23 +73,37 @@ def run(rank: int, folder: Path) -> None:
     found: dict[str, Any] = {}
     train(rank, tool := Gradients())
     found["rows"] = tool.rows
-    for scope in ("weight", "global"):
+    for name, make in REFUSED.items():
         try:
-            train(rank, pruning := Prune(0.5, scope=scope))
-        except (amanda.AmandaError, RuntimeError) as error:
-            found[scope] = str(error)  # The second process waits for the first one, which ends.
-        else:
-            found[scope] = sorted(pruning.masks.saved())
+            train(rank, make())
+        except amanda.AmandaError as error:
+            found[name] = str(error)
+    # No process has sent anything before, so that they still meet.
+    train(rank, pruning := Prune(0.5, scope="weight"))
+    found["masks"] = sorted(pruning.masks.saved())
     (folder / f"{rank}.json").write_text(json.dumps(found))
     os._exit(0)  # As in test_fully_sharded.py.
 
 
+def started(folder: Path, program: str) -> list[Any]:
+    """Run a program in two processes; return what each has found."""
+    commands = [[sys.executable, __file__, str(rank), str(folder), program] for rank in range(2)]
+    processes = [subprocess.Popen(command) for command in commands]
+    try:
+        assert [process.wait(240) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return started(tmp_path_factory.mktemp("run"), "run")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo is tried on Linux")
-def test_a_stage_has_its_own_gradients_and_decisions(tmp_path: Path) -> None:
-    commands = [[sys.executable, __file__, str(rank), str(tmp_path)] for rank in range(2)]
-    started = [subprocess.Popen(command) for command in commands]
-    assert [process.wait(240) for process in started] == [0, 0]
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+def test_a_stage_has_its_own_gradients_and_decisions(found: list[Any]) -> None:
     model, x = network(), torch.arange(16.0).reshape(4, 4)
     for part in range(PARTS):
         rows = x.chunk(PARTS)[part]
@@ -90,8 +115,17 @@ def test_a_stage_has_its_own_gradients_and_decisions(tmp_path: Path) -> None:
             assert [row[1] for row in rows_of] == PARTS * [stage]
             assert rows_of[part][2] == pytest.approx(gradient.flatten().tolist(), rel=1e-4)
     for rank, of_rank in enumerate(found):
-        assert of_rank["weight"] == [f"{rank}.weight"]
-    assert "Other processes may have layers" in found[0]["global"]
+        assert of_rank["masks"] == [f"{rank}.weight"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo is tried on Linux")
+def test_all_stages_refuse_what_needs_the_others(found: list[Any]) -> None:
+    for of_rank in found:
+        assert "Other processes may have layers" in of_rank["global"]
+        assert "Other processes may have layers" in of_rank["tiles"]
+        assert "It is not known which of 2 processes" in of_rank["taylor"]
+        assert "would learn other steps in each of 2 processes" in of_rank["learned"]
+        assert "Each of 2 processes would train gates" in of_rank["gates"]
 
 
 class Chunks(amanda.Tool):
@@ -160,11 +194,7 @@ def chunks(rank: int, folder: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo is tried on Linux")
 def test_operators_and_gradients_have_the_micro_batch_of_the_schedule(tmp_path: Path) -> None:
-    commands = [[sys.executable, __file__, str(rank), str(tmp_path), "chunks"] for rank in range(2)]
-    started = [subprocess.Popen(command) for command in commands]
-    assert [process.wait(240) for process in started] == [0, 0]
-    for rank in range(2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
+    for rank, found in enumerate(started(tmp_path, "chunks")):
         for name, each in SCHEDULES.items():
             # What a stage receives is a leaf, too, and has no name of a weight.
             of = [row for row in found[name] if row[1] != "AccumulateGrad" or "weight" in row[0]]
@@ -186,6 +216,4 @@ def test_operators_and_gradients_have_the_micro_batch_of_the_schedule(tmp_path: 
 KINDS = ("linear", "AccumulateGrad", "square")
 
 if __name__ == "__main__":
-    {"run": run, "chunks": chunks}[(sys.argv[3:] or ["run"])[0]](
-        int(sys.argv[1]), Path(sys.argv[2])
-    )
+    {"run": run, "chunks": chunks}[sys.argv[3]](int(sys.argv[1]), Path(sys.argv[2]))

@@ -427,6 +427,72 @@ def placement(wrong: bool) -> None:
     (DTensor.from_local(x, mesh, [Replicate()], run_check=False) @ weight).relu()
 
 
+class _Placed(nn.Module):
+    """A layer that computes with a part of a distributed value: of four processes, two by two.
+
+    Args:
+        own: The layer.
+        split: Placement of its input, of which it gets the part that this process has.
+        result: Placement of its result.
+        whole: Whether the results are put together.
+    """
+
+    def __init__(self, own: nn.Module, split: Any, result: Any, whole: bool = True) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        super().__init__()
+        torch.manual_seed(0)
+        self.mesh = init_device_mesh("cpu", (_size() // 2, 2))
+        self.first, self.own, self.last = nn.Linear(WIDTH, WIDTH), own, nn.LayerNorm(WIDTH)
+        self.split, self.result, self.whole = split, result, whole
+
+    def reduce(self) -> None:
+        for parameter in self.own.parameters():
+            dist.all_reduce(parameter.grad, group=self.mesh.get_group(1))
+
+    def forward(self, x: Any) -> Any:
+        from torch.distributed.tensor import DTensor, Replicate
+
+        every = Replicate()
+        x = DTensor.from_local(self.first(x), self.mesh, [every, every], run_check=False)
+        part = x.redistribute(placements=[every, self.split]).to_local()
+        mine = [every, self.result]
+        y = DTensor.from_local(self.own(part), self.mesh, mine, run_check=False)
+        y = y.redistribute(placements=[every, every]) if self.whole else y
+        return self.last(y.to_local())
+
+
+def _rows(**options: bool) -> _Placed:
+    """Return a model that normalizes the rows that this process has."""
+    from torch.distributed.tensor import Shard
+
+    torch.manual_seed(1)
+    own = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+    return _Placed(own, Shard(0), Shard(0), **options)
+
+
+def placed_norm(wrong: bool) -> None:
+    """Gradients of weights that see the part of a distributed sequence are never summed."""
+    model = _rows()
+    _train(model, (lambda: None) if wrong else model.reduce)
+
+
+def placed_sum(wrong: bool) -> None:
+    """A partial sum is taken for the whole one: `to_local` without a redistribution."""
+    from torch.distributed.tensor import Partial, Shard
+
+    torch.manual_seed(100 + _rank() % 2)  # Each process has other columns.
+    own = nn.Linear(WIDTH // 2, WIDTH, bias=False)
+    _train(_Placed(own, Shard(1), Partial(), whole=not wrong))
+
+
+def placed_seeds(wrong: bool) -> None:
+    """What was put together of the parts of a sequence loses other elements in each process."""
+    model = _rows()
+    torch.manual_seed(5 + _rank() * wrong)
+    _train(model, model.reduce, loss=lambda y: nn.functional.dropout(y).square().mean())
+
+
 def own_hook(wrong: bool) -> None:
     """A hook of DistributedDataParallel returns what it got; no optimizer reads the gradients."""
     model = nn.parallel.DistributedDataParallel(plain())
@@ -470,6 +536,7 @@ PROGRAMS: list[Callable[[bool], None]] = [
     *(row_parallel_output, column_parallel_gradient, sequence_parallel_norm, router, expert_scale),
     *(summed_twice, norm_of_shards, norm_of_sum, clipped_apart, seeds, noise_of_router, buffer),
     *(different_start, last_micro_batch, schedule, placement),
+    *(placed_norm, placed_sum, placed_seeds),
 ]
 #: Program -> the kind of what is found first, and a part of what it is.
 WRONG = {
@@ -491,6 +558,9 @@ WRONG = {
     "last_micro_batch": ("gradient", ""),
     "schedule": ("weight", ""),
     "placement": ("value", ""),
+    "placed_norm": ("gradient", "own."),
+    "placed_sum": ("loss", "mean"),
+    "placed_seeds": ("random", "dropout"),
 }
 
 
@@ -578,9 +648,41 @@ def chosen_part() -> None:
         optimizer.zero_grad()
 
 
+def own_rows() -> None:
+    """Each process has the loss of its part of a distributed sequence."""
+    model = _rows(whole=False)
+
+    def reduce() -> None:
+        model.reduce()
+        for parameter in model.last.parameters():
+            dist.all_reduce(parameter.grad, group=model.mesh.get_group(1))
+
+    _train(model, reduce, loss=lambda y: y.square().sum(), lr=1e-3)
+
+
+def sequence_parallel() -> None:
+    """The styles of `torch.distributed.tensor.parallel`: replicas become parts, or terms."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, parallel
+
+    rows: Any = {"input_layouts": Replicate(), "desired_input_layouts": Shard(0)}
+    plan: Any = {
+        "": parallel.PrepareModuleInput(**rows, use_local_output=False),
+        "0": parallel.ColwiseParallel(input_layouts=Shard(0)),
+        "1": parallel.RowwiseParallel(output_layouts=Shard(0), use_local_output=False),
+        "2": parallel.SequenceParallel(sequence_dim=0),
+        "3": parallel.ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate()),
+    }
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+    layers[2] = nn.LayerNorm(WIDTH)
+    _train(parallel.parallelize_module(layers, init_device_mesh("cpu", (_size(),)), plan))
+
+
 #: Right programs in which processes differ where they may.
 RIGHT: list[Callable[[], None]] = [
-    *(own_noise, summed_loss, accumulated, two_optimizers, split_batch, chosen_part),
+    *(own_noise, summed_loss, accumulated, two_optimizers, split_batch, chosen_part, own_rows),
+    sequence_parallel,
 ]
 
 

@@ -20,6 +20,7 @@ from amanda_core.runtime.threads import WeakGroup
 if TYPE_CHECKING:
     from amanda_core.engine.calls import Call, Registered
     from amanda_core.engine.context import OpContext
+    from amanda_core.interface.facts import Facts
 
 __all__ = ["Tool", "in_dependency_order"]
 
@@ -319,6 +320,17 @@ class Tool:
 
     def before_export(self) -> None:
         """Prepare for `amanda.exported`: end a calibration, or raise an error."""
+
+    def check_stage(self, model: Any, facts: Facts) -> None:
+        """Refuse a stage of a pipeline that the tool cannot instrument, by an error.
+
+        Each process calls this before its stage sends or receives anything, so that none waits for
+        one that refuses.
+
+        Args:
+            model: The layers of the stage. Other processes have the others.
+            facts: What the driver knows of the processes.
+        """
 
     @property
     def analyses_backward(self) -> bool:

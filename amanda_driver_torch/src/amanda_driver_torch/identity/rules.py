@@ -33,11 +33,11 @@ from amanda_driver_torch.torch_internals.distributed import class_of
 from amanda_driver_torch.torch_internals.internals import PARAMETER_MARK
 from amanda_driver_torch.torch_internals.modules import (
     FLAT_PARAMETER,
-    FLATTENED,
     HIDDEN_NAMES,
     children_of,
     flat_parameter_of,
     modules_in,
+    names_in,
     parameter_of,
     parameters_of,
     wraps,
@@ -116,7 +116,7 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
 def _is_flattened(tensor: torch.Tensor) -> bool:
     """Return True for what FSDP1 shows in place of a parameter: a view of a flat one."""
     flat = flat_parameter_of(tensor)
-    infos = () if flat is None else flat.__dict__[FLATTENED]
+    infos = () if flat is None else names_in(flat)
     return any(parameter_of(owner, name) is tensor for name, owner, _ in infos)
 
 
@@ -159,7 +159,7 @@ def _weights_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Paramete
 
 def _flattened(prefix: str, flat: Any) -> Iterator[tuple[str, nn.Module, Any]]:
     """Yield the parameters that one of FSDP1 holds, where they are whole now."""
-    for name, owner, path in getattr(flat, FLATTENED, ()):
+    for name, owner, path in names_in(flat) or ():
         if isinstance(value := parameter_of(owner, name), torch.Tensor):
             parts = [part for part in path.split(".") if part and part not in HIDDEN_NAMES]
             yield prefix + ".".join([*parts, name]), owner, value

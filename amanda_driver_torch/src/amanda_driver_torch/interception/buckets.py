@@ -150,7 +150,9 @@ class _Buckets:
         before = self._passes.get(id(module))
         idle = 0 if before is None else before.idle(attachment)
         if idle > _IDLE:
-            if all(one.idle(attachment) > _IDLE for one in self._passes.values()):
+            if self._library is not None and all(
+                one.idle(attachment) > _IDLE for one in self._passes.values()
+            ):
                 self._library = None
             return
         self._passes[id(module)] = _Pass(module, attachment, idle)

@@ -341,13 +341,15 @@ def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:
             or not attachment.watching()
         ):
             return original(self, *args, **kwargs)
-        if self not in _KNOWN:
+        try:
+            operator = _KNOWN[self]
+        except KeyError:
             try:
-                _KNOWN[self] = Operator(self, self, type_name(self)) if is_operator(self) else None
+                operator = Operator(self, self, type_name(self)) if is_operator(self) else None
             except Exception as error:
                 attachment.report_failure(error, str(self))
                 return original(self, *args, **kwargs)
-        operator = _KNOWN[self]
+            _KNOWN[self] = operator
         if operator is None:
             return original(self, *args, **kwargs)
         try:

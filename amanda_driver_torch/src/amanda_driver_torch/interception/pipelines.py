@@ -1,4 +1,6 @@
-"""Stages of pipelines (`torch.distributed.pipelining`): for which micro-batch they compute now."""
+"""Stages of pipelines (`torch.distributed.pipelining`): whether tools can instrument them, and for
+which micro-batch they compute now.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any
 
 from amanda_core.driver_kit import made_once
 from amanda_core.interface import AmandaError
+from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.distributed import STAGES
 
@@ -16,16 +19,32 @@ __all__ = ["found"]
 
 #: Methods by which schedules let a stage compute, each with the number of a micro-batch.
 _COMPUTING = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+#: The method by which schedules begin with a stage, before anything is sent or received.
+_BEGINNING = "clear_runtime_states"
 
 
 def found() -> Iterator[tuple[Any, str, Any]]:
     """Yield what to replace so that stages are watched: owner, name and replacement."""
     stage = getattr(sys.modules[STAGES[0]], STAGES[1])
-    for name in _COMPUTING:
+    for name in (_BEGINNING, *_COMPUTING):
+        watched = _beginning if name == _BEGINNING else _computing
         for kind in stage.__mro__:
             if name in vars(kind):
-                yield kind, name, _computing(vars(kind)[name])
+                yield kind, name, watched(vars(kind)[name])
                 break
+
+
+@made_once
+def _beginning(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(stage: Any) -> Any:
+        attachment = STATE.attachment
+        if attachment is not None and attachment.watching():
+            for tool in attachment.session.tools:
+                tool.check_stage(stage.submod, FACTS)
+        return original(stage)
+
+    return call
 
 
 @made_once

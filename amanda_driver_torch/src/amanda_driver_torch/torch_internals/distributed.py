@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from amanda_core.driver_kit import local_of
-from amanda_driver_torch.torch_internals.modules import FLATTENED, flat_parameter_of, wraps
+from amanda_driver_torch.torch_internals.modules import flat_parameter_of, names_in, wraps
 
 __all__ = [
     "BROADCAST",
@@ -212,7 +212,7 @@ def flattened(leaf: torch.Tensor) -> Iterator[tuple[str, torch.nn.Module, int, t
     """Yield the parameters that one of FSDP1 consists of while it is whole: the name and module of
     each, the place at which it begins, and its shape.
     """
-    infos = leaf.__dict__.get(FLATTENED)
+    infos = names_in(leaf)
     if infos is None:
         return
     places = iter(zip(infos, leaf._shapes, strict=True))  # type: ignore[attr-defined]

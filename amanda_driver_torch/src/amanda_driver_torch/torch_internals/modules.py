@@ -86,7 +86,15 @@ def wraps_compiled(module: torch.nn.Module, inner: torch.nn.Module) -> bool:
 def flat_parameter_of(tensor: torch.Tensor) -> Any:
     """Return the parameter of FSDP1 of which a tensor is a view, or None."""
     flat = read_base(tensor)
-    return flat if flat is not None and FLATTENED in flat.__dict__ else None
+    return flat if flat is not None and names_in(flat) is not None else None
+
+
+def names_in(tensor: torch.Tensor) -> Any:
+    """Return what FSDP1 notes of the parameters of which one consists; None for other tensors."""
+    # Not by `__dict__`: CPython would keep one for this tensor, and all later look-ups of its
+    # methods would be slower, also without tools.
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return getattr(tensor, FLATTENED, None) if is_plain else None
 
 
 def modules_in(

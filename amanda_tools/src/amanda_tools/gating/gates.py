@@ -12,6 +12,7 @@ from typing import Any
 
 from amanda_core import OpContext
 from amanda_core.errors import ToolError
+from amanda_core.interface.facts import Facts
 from amanda_core.interface.namespace import matches
 from amanda_tools.gating.result import GatedOp, GatingResult
 from amanda_tools.kit.tensors.values import facts_of
@@ -91,6 +92,22 @@ class Gating(WeightTool):
             )
         return False
 
+    def check_stage(self, model: Any, facts: Facts) -> None:
+        """Refuse a stage where gates are trained.
+
+        Raises:
+            ToolError: They are, and there are several processes.
+        """
+        self._check_processes(facts.processes())
+
+    def _check_processes(self, count: int) -> None:
+        if count > 1 and self.is_training():
+            raise ToolError(
+                f"Each of {count} processes would train gates of its own",
+                where=self.tool_name,
+                fix="Train them in one process, and give the others their `state`",
+            )
+
     def chosen(self, context: OpContext) -> bool:
         """Return True if an operator may get a gate."""
         return any(fnmatchcase(context.module_path, pattern) for pattern in self.layers)
@@ -112,12 +129,7 @@ class Gating(WeightTool):
         import torch
 
         if key not in self.gates:
-            if self._processes > 1 and self.is_training():
-                raise ToolError(
-                    f"Each of {self._processes} processes would train gates of its own",
-                    where=self.tool_name,
-                    fix="Train them in one process, and give the others their `state`",
-                )
+            self._check_processes(self._processes)
             with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
                 torch.manual_seed(self.seed + len(self.gates))
                 module = make().to(like.device, like.dtype)

@@ -152,7 +152,8 @@ class ScoredPruning(Pruning):
         facts, value = facts_of(context), value_at(context, position)
         if self.across_layers:
             for each in weights.values():
-                self._need_all_layers(facts, context, each.root)
+                model = context.weights.model(each.root)
+                self._need_all_layers(model, facts, context.where)
         if self.score == "magnitude":
             return False
         weight, axes = weights.get(None), [None]  # type: Weight | None, list[int | None]
@@ -187,13 +188,24 @@ class ScoredPruning(Pruning):
         )
         return False
 
-    def _need_all_layers(self, facts: Facts, context: OpContext, root: str) -> None:
+    def check_stage(self, model: Any, facts: Facts) -> None:
+        """Refuse a stage if masks depend on layers, or on data, of other processes.
+
+        Raises:
+            UnsupportedError: They do, and these processes are not known.
+        """
+        if self.across_layers:
+            self._need_all_layers(model, facts, "a stage of a pipeline")
+        if self.score != "magnitude":
+            facts.group(model)
+
+    def _need_all_layers(self, model: Any, facts: Facts, where: str) -> None:
         """Refuse to compare weights of all layers where other processes may have some of them."""
-        if facts.shares_layers(context.weights.model(root)):
+        if facts.shares_layers(model):
             raise UnsupportedError(
                 f"Other processes may have layers of the model, whose weights {self.tool_name} "
                 "would compare with those of this one",
-                where=context.where,
+                where=where,
                 fix="Use prune with scope='layer' or 'weight'; or decide in one process, save what "
                 "was decided and load that in all",
             )

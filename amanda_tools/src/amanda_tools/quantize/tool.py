@@ -237,6 +237,14 @@ class Quantize(WeightTool):
             self.freeze()
         self._activations.begin_export()
 
+    def check_stage(self, model: Any, facts: Facts) -> None:
+        """Refuse a stage if steps are learned.
+
+        Raises:
+            ToolError: They are, and there are several processes.
+        """
+        self._check_processes(facts, "a stage of a pipeline")
+
     def save_baked(self, folder: Path | str) -> list[Path]:
         """Write the weights as operators read them; also as integers, in the folder ``integers``.
 
@@ -417,14 +425,17 @@ class Quantize(WeightTool):
             return False
         return True
 
-    def _meet_processes(self, context: OpContext, facts: Facts) -> None:
-        """Find out which processes decide with this one, or note that none does."""
-        if self._options.learns:
+    def _check_processes(self, facts: Facts, where: str) -> None:
+        if self._options.learns and (count := facts.processes()) > 1:
             raise ToolError(
-                f"{self.method} would learn other steps in each of {facts.processes()} processes",
-                where=context.where,
+                f"{self.method} would learn other steps in each of {count} processes",
+                where=where,
                 fix="Use the method static or dynamic here",
             )
+
+    def _meet_processes(self, context: OpContext, facts: Facts) -> None:
+        """Find out which processes decide with this one, or note that none does."""
+        self._check_processes(facts, context.where)
         root = context.weights.root
         if self._options.activations is None or root in self._activations.groups:
             return

@@ -50,12 +50,18 @@ class Pair:
     """
 
     def __init__(self, one: Process, other: Process) -> None:
+        import numpy
+
         self.one, self.other = one, other
         self._mine, self._theirs = paired(one.run, other.run)
         self.a, self.b = one.rows[self._mine], other.rows[self._theirs]
         kinds, theirs = one.kinds[self._mine], other.kinds[self._theirs]
         self._usable = usable(self.a) & usable(self.b)
         self._equal = (self.a["digest"] == self.b["digest"]) & (kinds == theirs)
+        #: Values of which both processes hold the same by their placements.
+        self._replica = numpy.asarray([*map(is_replica, kinds)], bool) & (kinds == theirs)
+        #: Values with other placements: parts of a value, or terms of a sum.
+        self._apart = numpy.asarray(["Placement" in k for k in kinds], bool) & ~self._replica
         self._weight = one.is_weight[self._mine]
         self._varied = self.a["flags"] & CONSTANT == 0
         about = one.run.about
@@ -195,10 +201,7 @@ class Pair:
         """Yield the first value that is placed as a replica in both and differs."""
         import numpy
 
-        kinds = self.one.kinds[self._mine]
-        same_kind = kinds == self.other.kinds[self._theirs]
-        placed = numpy.asarray([is_replica(kind) for kind in kinds], bool)
-        compared = now & same_kind & placed
+        compared = now & self._replica
         self.compared["values"] += int(compared.sum())
         for place in numpy.flatnonzero(compared & ~self._equal)[:1].tolist():
             why = "Its placement says that both processes have the same value."
@@ -263,7 +266,7 @@ class Pair:
         other_inputs = groups(whole & is_input & ~(self._equal & self._usable))
         read = groups(now & is_input & self._varied) & ~other_inputs
         told_apart = groups(whole & (self.a["what"] == ARGUMENTS) & ~self._equal)
-        wrote = now & whole & is_output & ~self._equal & read[self._groups]
+        wrote = now & whole & is_output & ~self._equal & ~self._apart & read[self._groups]
         parts = self.a["order"][self._other_parts(step, now)]
         first = parts.min() if len(parts) else numpy.inf
         cut = False
@@ -282,7 +285,8 @@ class Pair:
             yield self._at(place, "random" if is_random else "output", why)
             return
         if not (cut or len(parts)):
-            yield from self._loss(step, now & is_output & self._varied & ~self._backward)
+            told = is_output & self._varied & ~self._backward & ~self._apart
+            yield from self._loss(step, now & told)
 
     def _other_parts(self, step: int, now: Any) -> Any:
         """Return the inputs that differ, although all that their producers wrote is equal.
@@ -309,7 +313,7 @@ class Pair:
         before = {row for row in self.one.scalars(step) if self.one.rows["order"][row] < end}
         found = [place for place, row in enumerate(self._mine.tolist()) if row in before]
         found = [place for place in found if not self._backward[place]]
-        if not found or self._equal[found[-1]]:
+        if not found or self._equal[found[-1]] or self._is_of_a_part(found[-1]):
             return
         last = self.a["order"][found[-1]]
         orders = self.a["order"]
@@ -323,6 +327,29 @@ class Pair:
             "reduction is missing after it."
         )
         yield self._at(found[-1], "loss", why)
+
+    def _is_of_a_part(self, place: int) -> bool:
+        """Return True if a value is computed of the part of a distributed value that a process has.
+
+        Terms of a sum are none: what is computed of one of them lacks a reduction.
+        """
+        import numpy
+
+        partial = numpy.asarray([*map(is_partial, self.one.kinds[self._mine])], bool)
+        differs = (self.a["what"] == INPUT) & ~self._equal & ~partial
+        whole = (self.a["what"] == OUTPUT) & ~self._apart
+        seen, orders = set[int](), [int(self.a["order"][place])]
+        while orders:
+            made = self.a["order"] == orders.pop()
+            if not made.any():
+                continue
+            read = differs & (self._groups == self._groups[made][0])
+            if (read & self._apart).any() and (made & whole).any():
+                return True
+            more = {*self.a["producer"][read].tolist()} - seen
+            seen |= more
+            orders += more
+        return False
 
     def _at(self, place: int, kind: Any, why: str) -> Violation:
         return self.one.violation(kind, [self.other.name], int(self._mine[place]), why)
