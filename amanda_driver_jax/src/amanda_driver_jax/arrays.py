@@ -332,7 +332,7 @@ def original(value: Any) -> Any:
 def origin(value: Any) -> Shown:
     """Return the array that a value shows, in another dtype or order of axes, or a part of it.
 
-    A value in a function that runs in place is what was passed to it.
+    A value in a function that runs in place, or is traced for its parameters, is what was passed.
     """
     value = concrete(value)
     copy = _copy_of(value)
@@ -352,7 +352,7 @@ def origin(value: Any) -> Shown:
         return shown
     traced, place = found
     passed = traced.values[place]
-    if not (traced.in_place or isinstance(concrete(passed), Tracer)):
+    if not (traced.in_place or traced.layer or isinstance(concrete(passed), Tracer)):
         return shown
     return origin(passed).followed_by(shown)
 

@@ -314,6 +314,10 @@ class JaxAttachment:
         finally:
             LOCAL.loop = before
 
+    def layer_of(self, values: Sequence[Any], frame: FrameType) -> str:
+        """Return what tells a call of a jitted function from those with other parameters."""
+        return self._state.models.layer_of(frame, values)
+
     def repeating(self, frame: FrameType) -> Callable[[], None]:
         """Return what is to be called before each call of a function that JAX calls once."""
         return self._state.models.repeating(frame)

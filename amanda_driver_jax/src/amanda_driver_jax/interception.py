@@ -268,10 +268,14 @@ def _infer(*parts: Any) -> tuple[Any, Any]:
 
 def trace_arguments(call: JittedCall) -> tuple[Any, Any]:
     """Return the program of a jitted function; during its trace its arguments are known."""
-    traced = Traced(internals.current_trace(), call.parsed()[1], bool(LOCAL.arguments))
+    hold, values, in_place = LOCAL.hold, call.parsed()[1], bool(LOCAL.arguments)
+    layer = ""
+    # Where it is executed, calls with other parameters may be those of a later step of training.
+    if hold is not None and not in_place and not internals.is_top_level():
+        layer = hold.layer_of(values, sys._getframe(1))
+    traced = Traced(internals.current_trace(), values, in_place, layer)
     with traced:
         found: tuple[Any, Any] = PATCHES.infer(*call)
-    hold = LOCAL.hold
     if hold is not None and not traced.in_place:
         hold.traced(call, traced)
     return found

@@ -44,25 +44,29 @@ class Traced:
         around: The transformation around it.
         values: Its arguments.
         in_place: Whether it is traced at each call.
+        layer: What tells it from its calls with other parameters; empty if nothing does.
         parameters: Of an argument that is a parameter, by its number: what holds its array.
     """
 
     _calls = itertools.count(1)
 
-    def __init__(self, around: Any, values: Sequence[Any], in_place: bool) -> None:
-        self.around, self.values, self.in_place = around, values, in_place
+    def __init__(
+        self, around: Any, values: Sequence[Any], in_place: bool, layer: str = ""
+    ) -> None:
+        self.around, self.values, self.in_place, self.layer = around, values, in_place, layer
         self.parameters: dict[int, Any] = {}
         self._before = LOCAL.call
+        self._call = next(self._calls) if in_place else layer
 
     def __enter__(self) -> None:
         LOCAL.arguments = (*LOCAL.arguments, self)
-        if self.in_place:
-            LOCAL.call = next(self._calls)
+        if self._call:
+            LOCAL.call = self._call
             _refresh()
 
     def __exit__(self, *_: object) -> None:
         LOCAL.arguments = LOCAL.arguments[:-1]
-        if self.in_place:
+        if self._call:
             LOCAL.call = self._before
             _refresh()
 
@@ -79,7 +83,8 @@ class _Local(threading.local):
         trace: The transformation in which an operator is analysed; None outside of all.
         uncompiled: Whether a jitted function runs operator by operator.
         exports: Whether a program is traced that runs without Amanda.
-        call: The number of the call that is being traced in place; 0 outside of any.
+        call: The number of the call that is being traced in place, or what tells it from calls
+            with other parameters; 0 outside of any.
         loop: The loop over layers that runs.
         module: The module whose call is shown.
         arguments: The arguments of the functions that are being traced.
@@ -93,7 +98,7 @@ class _Local(threading.local):
     trace: Any = None
     uncompiled = False
     exports = False
-    call = 0
+    call: int | str = 0
     loop: Any = None
     module: Any = None
     arguments: tuple[Traced, ...] = ()
