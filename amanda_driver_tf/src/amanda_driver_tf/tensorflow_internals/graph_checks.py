@@ -50,7 +50,9 @@ _SYMBOLS = {
         "stop_recording",
     ),
     "tensorflow.python.eager.polymorphic_function.atomic_function": (
+        "AtomicFunction: name bound_context function_type children",
         "from_func_graph: name graph attrs",
+        "make_call_op_in_graph: atomic tensor_inputs context_call_attrs",
     ),
     "tensorflow.python.eager.polymorphic_function.concrete_function": (
         "ConcreteFunction._select_forward_and_backward_functions: self args",
