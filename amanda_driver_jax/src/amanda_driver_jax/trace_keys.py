@@ -7,6 +7,7 @@ this module is imported with JAX.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -17,6 +18,8 @@ import jax
 from amanda_driver_jax import jax_internals as internals
 
 _KEY: Any = jax.make_user_context(None)
+#: Returns the context of a key. It can be entered again, since nobody leaves it.
+_context_of: Callable[[Hashable], Any] = functools.lru_cache(64)(_KEY)
 _PLAIN_KEY: Any = _KEY(None)
 #: Its exit lets a thread have the key of all threads again, as when this module is imported.
 _FIRST: Any = _KEY(None)
@@ -143,7 +146,7 @@ def hide_other_threads() -> None:
 def _refresh() -> None:
     key = LOCAL.key if LOCAL.jitted is None else LOCAL.jitted
     key = (key, LOCAL.call) if LOCAL.call else key
-    LOCAL.context = _UNSET if key is None and LOCAL.hold is None else _KEY(key)
+    LOCAL.context = _UNSET if key is None and LOCAL.hold is None else _context_of(key)
     if not LOCAL.plain:
         LOCAL.context.__enter__()
 
