@@ -42,8 +42,9 @@ INTRODUCTION = """\
 Each program stands for a library or a transformation, and runs as its users write it: plain, under
 a tool that watches, under routines that return None, under all shipped tools that look (`tools`)
 and under each one that edits, with options that keep the values. `equal` means that it ended and
-computed the same each time. The commits are those of the sources that ran. `python -m maintenance.sweeps.jax_programs --record` writes this page
-in the environment of each release; do not edit it.
+computed the same each time. The commits are those of the sources that ran.
+`python -m maintenance.sweeps.jax_programs --record` writes this page in the environment of each
+release; do not edit it.
 """
 #: The results of each release of JAX, and the page that shows them.
 RECORDS = Path(__file__).with_name("jax_results")
@@ -761,7 +762,8 @@ def page() -> str:
             ran = sorted({commits.get(way, "not noted") for way in ways})
             rows.append(f"| {name} | {_said(ways)} | {', '.join(ran)} |".replace("`", ""))
         head = f"## JAX {file.stem}\n\nPython {found['python']}.\n"
-        parts.append("\n".join([head, "| program | result | commits |", "|---|---|---|", *rows, ""]))
+        columns = ["| program | result | commits |", "|---|---|---|"]
+        parts.append("\n".join([head, *columns, *rows, ""]))
     return "\n".join(parts)
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import jax
 from jax import export, stages
 from jax.extend.core import Primitive
 

@@ -53,9 +53,7 @@ class Traced:
 
     _calls = itertools.count(1)
 
-    def __init__(
-        self, around: Any, values: Sequence[Any], in_place: bool, layer: str = ""
-    ) -> None:
+    def __init__(self, around: Any, values: Sequence[Any], in_place: bool, layer: str = "") -> None:
         self.around, self.values, self.in_place, self.layer = around, values, in_place, layer
         self.parameters: dict[int, Any] = {}
         self._before = LOCAL.call

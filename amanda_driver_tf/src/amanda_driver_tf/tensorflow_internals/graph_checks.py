@@ -17,6 +17,9 @@ __all__ = ["problems"]
 
 # Module -> attributes that are replaced or called; after a colon, their leading arguments.
 _SYMBOLS = {
+    "tensorflow.core.function.polymorphism.function_type": (
+        "from_structured_signature: input_signature output_signature",
+    ),
     "tensorflow.python.client.session": (
         "BaseSession._call_tf_sessionrun: self options feed_dict fetch_list target_list",
         "BaseSession._call_tf_sessionprun: self handle feed_dict fetch_list",

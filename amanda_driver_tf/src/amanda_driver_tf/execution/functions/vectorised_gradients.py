@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.function.polymorphism import function_type
 
 from amanda_driver_tf.execution.functions.twins import Twin
 from amanda_driver_tf.gradients.eager.hosted import keep_while_built
-from amanda_driver_tf.tensorflow_internals.modules import atomic_function, context
+from amanda_driver_tf.tensorflow_internals.modules import atomic_function, context, function_type
 
 __all__ = ["embeddable", "original_input"]
 
@@ -23,7 +22,7 @@ _NUMBERS = itertools.count(1)
 
 
 def original_input(tensor: Any) -> Any:
-    """Return the tensor outside of all functions that are being traced which one here stands for."""
+    """Return the tensor that was captured as this one by the functions that are being traced."""
     graph = getattr(tensor, "graph", None)
     for outer, inner in getattr(graph, "captures", ()):
         if inner is tensor:
@@ -38,29 +37,27 @@ def embeddable(twin: Twin, inputs: Sequence[Any]) -> Any:
         twin: The twin of a gradient function.
         inputs: What it is called with.
     """
-    definition = context.context().get_function_def(twin.name.decode())
-    shapes = [tensor.shape for tensor in inputs]
-    found = _function(definition, shapes)
     keep_while_built(twin)
-    return found
+    definition = context.context().get_function_def(twin.name.decode())
+    return _function(definition, [tensor.shape for tensor in inputs])
 
 
 def _function(definition: Any, shapes: Sequence[Any] | None = None) -> Any:
-    """Return a function of this definition, and of its own name: with it, TensorFlow removes it."""
+    """Return a function of this definition.
+
+    It has a name of its own, under which TensorFlow removes it from the runtime when it dies.
+    """
     copy = type(definition)()
     copy.CopyFrom(definition)
     copy.signature.name = f"{definition.signature.name}_row_{next(_NUMBERS)}"
     children = [_renamed(called) for node in copy.node_def for called in _called(node)]
-    given = [tf.TensorSpec(None, arg.type) for arg in copy.signature.input_arg]
-    if shapes is not None:
-        pairs = zip(given, shapes, strict=True)
-        given = [tf.TensorSpec(shape, spec.dtype) for spec, shape in pairs]
+    arguments = copy.signature.input_arg
+    pairs = zip(arguments, shapes or [None] * len(arguments), strict=True)
+    given = [tf.TensorSpec(shape, argument.type) for argument, shape in pairs]
     results = tuple(tf.TensorSpec(None, arg.type) for arg in copy.signature.output_arg)
     types = function_type.from_structured_signature((tuple(given), {}), results)
     context.context().add_function_def(copy)
-    return atomic_function.AtomicFunction(
-        copy.signature.name, context.context(), types, children
-    )
+    return atomic_function.AtomicFunction(copy.signature.name, context.context(), types, children)
 
 
 def _called(node: Any) -> list[Any]:
