@@ -119,7 +119,7 @@ def test_kernels_that_keras_reshapes_are_quantized_as_weights() -> None:
 
 
 @pytest.mark.parametrize("method", ["static", "dynamic"])
-def test_weights_that_a_graph_casts_are_weights_of_the_result(method: str) -> None:
+def test_weights_that_a_graph_casts_are_weights_of_the_result(method: Any) -> None:
     keras = pytest.importorskip("keras")
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(size, dtype="mixed_bfloat16") for size in (4, 2)]
