@@ -32,8 +32,11 @@ SAMPLE = {
 #: Where the driver refuses edits by name: their gradients would have to follow into pfor or a
 #: forward accumulator.
 REFUSES_EDITS = {
+    "jacobian",
     "jacobian of keras",
     "jacobian in a function",
+    "batch jacobian",
+    "hessian",
     "vectorized map",
     "accumulator over a function",
     "accumulator in a function",
