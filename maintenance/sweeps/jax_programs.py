@@ -34,6 +34,7 @@ import numpy as np
 import amanda
 
 from . import shipped
+from .others.suites import commit
 
 INTRODUCTION = """\
 # Programs on JAX under tools
@@ -41,8 +42,9 @@ INTRODUCTION = """\
 Each program stands for a library or a transformation, and runs as its users write it: plain, under
 a tool that watches, under routines that return None, under all shipped tools that look (`tools`)
 and under each one that edits, with options that keep the values. `equal` means that it ended and
-computed the same each time. `python -m maintenance.sweeps.jax_programs --record` writes this page
-in the environment of each release; do not edit it.
+computed the same each time. The commits are those of the sources that ran.
+`python -m maintenance.sweeps.jax_programs --record` writes this page in the environment of each
+release; do not edit it.
 """
 #: The results of each release of JAX, and the page that shows them.
 RECORDS = Path(__file__).with_name("jax_results")
@@ -744,6 +746,7 @@ def record(name: str, way: str, problem: str) -> None:
     for tool in ALONE if way == shipped.LOOKS else ():
         ways.pop(tool, None)  # They run alone, afterwards, if there is a difference.
     ways[way] = problem
+    found.setdefault("commits", {}).setdefault(name, {})[way] = commit(PAGE.parent)[:8]
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(found, indent=1) + "\n")
 
@@ -753,12 +756,14 @@ def page() -> str:
     parts = [INTRODUCTION]
     for file in sorted(RECORDS.glob("*.json")):
         found = json.loads(file.read_text())
-        rows = [
-            f"| {name} | {_said(found['programs'].get(name, {}))} |".replace("`", "")
-            for name in PROGRAMS
-        ]
+        rows = []
+        for name in PROGRAMS:
+            ways, commits = found["programs"].get(name, {}), found.get("commits", {}).get(name, {})
+            ran = sorted({commits.get(way, "not noted") for way in ways})
+            rows.append(f"| {name} | {_said(ways)} | {', '.join(ran)} |".replace("`", ""))
         head = f"## JAX {file.stem}\n\nPython {found['python']}.\n"
-        parts.append("\n".join([head, "| program | result |", "|---|---|", *rows, ""]))
+        columns = ["| program | result | commits |", "|---|---|---|"]
+        parts.append("\n".join([head, *columns, *rows, ""]))
     return "\n".join(parts)
 
 

@@ -118,6 +118,22 @@ def test_kernels_that_keras_reshapes_are_quantized_as_weights() -> None:
     assert result.parameters == result.reached == 64
 
 
+@pytest.mark.parametrize("method", ["static", "dynamic"])
+def test_weights_that_a_graph_casts_are_weights_of_the_result(method: Any) -> None:
+    keras = pytest.importorskip("keras")
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(size, dtype="mixed_bfloat16") for size in (4, 2)]
+    model = keras.Sequential([keras.Input((5,)), *layers])
+    x = numpy.random.default_rng(0).standard_normal((3, 5)).astype("float32")
+    plain = model.predict(x, verbose=0)
+    with amanda.apply(tool := Quantize(method, weights="int4", activations="none")):
+        found = model.predict(x, verbose=0)
+    assert not numpy.array_equal(found, plain)
+    kernels = [one.path for one in model.trainable_variables if one.path.endswith("kernel")]
+    assert [weight.name for weight in tool.result().weights] == kernels
+    assert str(tool.result().table()).startswith(f"{method}: 2 weights and 0 other operands")
+
+
 def test_damage_in_tensorflow_is_the_noise_times_the_gradient() -> None:
     _run, x, _kernel, matrix = network()
     tool = Sensitivity("int4", "none")

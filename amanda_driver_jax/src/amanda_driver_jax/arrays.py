@@ -6,6 +6,7 @@ it is. Owns the edit whose gradient goes straight through to the old value.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,13 @@ def dtype_of(value: Any) -> Any:
 
 def is_differentiable(value: Any) -> bool:
     """Return True if a value may have a gradient: floating-point and complex numbers."""
-    return bool(jnp.issubdtype(dtype_of(value), np.inexact))
+    # What JAX would make of an array of NumPy is inexact if the array is.
+    return _is_inexact(getattr(value, "dtype", None) or dtype_of(value))
+
+
+@functools.lru_cache(64)
+def _is_inexact(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, np.inexact))
 
 
 def _is_key(dtype: Any) -> bool:
@@ -305,7 +312,13 @@ def sources_of(value: Any) -> tuple[Any, ...]:
 def note_computed(new: Any, values: Sequence[Any]) -> None:
     """Note of which arrays an operator has computed a value, unless these are many."""
     new = concrete(new)
-    sources = {id(array): array for value in values for array in sources_of(value)}
+    sources: dict[int, Any] = {}
+    for value in values:
+        key = id(value)
+        if isinstance(value, Tracer) or key in _COPIES or key in _SOURCES:
+            sources.update((id(array), array) for array in sources_of(value))
+        elif getattr(value, "shape", ()).count(1) != getattr(value, "ndim", 0):  # Faster.
+            sources[key] = value
     if not 0 < len(sources) <= _MOST_SOURCES or any(array is new for array in sources.values()):
         return
     getters: list[Callable[[], Any]] = []
@@ -332,7 +345,7 @@ def original(value: Any) -> Any:
 def origin(value: Any) -> Shown:
     """Return the array that a value shows, in another dtype or order of axes, or a part of it.
 
-    A value in a function that runs in place is what was passed to it.
+    A value in a function that runs in place, or is traced for its parameters, is what was passed.
     """
     value = concrete(value)
     copy = _copy_of(value)
@@ -352,7 +365,7 @@ def origin(value: Any) -> Shown:
         return shown
     traced, place = found
     passed = traced.values[place]
-    if not (traced.in_place or isinstance(concrete(passed), Tracer)):
+    if not (traced.in_place or traced.layer or isinstance(concrete(passed), Tracer)):
         return shown
     return origin(passed).followed_by(shown)
 

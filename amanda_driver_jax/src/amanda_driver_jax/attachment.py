@@ -21,6 +21,7 @@ from amanda_core.driver_kit import (
     MODULE_INPUT,
     MODULE_OUTPUT,
     Session,
+    Tool,
     replace_first,
 )
 from amanda_core.interface import CoverageGap
@@ -62,6 +63,15 @@ class _State:
         self.models = Models()
 
 
+def _asked_of(tools: Sequence[Tool]) -> tuple[Sequence[Tool], bool, bool]:
+    """Return tools, whether any wants operators to run one by one, and any calls to be shown."""
+    return (
+        tools,
+        any(tool.uncompiled for tool in tools),
+        any(tool.sees_compiled_calls for tool in tools),
+    )
+
+
 class JaxAttachment:
     """The interception of JAX for one session, in the thread that makes it."""
 
@@ -74,6 +84,8 @@ class JaxAttachment:
         self._state = session.persistent("jax", _State)
         self._state.host.session = session
         session.persistent("jax.parameters", lambda: self._state.models)
+        #: What the tools ask of jitted calls.
+        self._asked = _asked_of(())
         self._outer: JaxAttachment | None = LOCAL.hold
         self._attached, self._before = True, calls_around()
         session.at_close(self.detach)
@@ -116,11 +128,13 @@ class JaxAttachment:
 
     def call(self, call: JittedCall) -> Any:
         """Run an outermost jitted call. It is a step."""
-        tools = self.session.tools
-        if LOCAL.uncompiled or any(tool.uncompiled for tool in tools):
+        if self._asked[0] is not self.session.tools:
+            self._asked = _asked_of(self.session.tools)
+        _, uncompiled, sees_calls = self._asked
+        if LOCAL.uncompiled or uncompiled:
             return self._run_uncompiled(call)
         self._state.models.arrays.passed(call, sys._getframe(1))
-        if any(tool.sees_compiled_calls for tool in tools):
+        if sees_calls:
             result = self._call_shown(call)
         else:
             with JITTED_CALL:
@@ -309,6 +323,10 @@ class JaxAttachment:
             return self._state.models.reads_any(frame, values)
         finally:
             LOCAL.loop = before
+
+    def layer_of(self, values: Sequence[Any], frame: FrameType) -> str:
+        """Return what tells a call of a jitted function from those with other parameters."""
+        return self._state.models.layer_of(frame, values)
 
     def repeating(self, frame: FrameType) -> Callable[[], None]:
         """Return what is to be called before each call of a function that JAX calls once."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Hashable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import jax
 from jax import export, stages
 from jax.extend.core import Primitive
 
@@ -232,13 +232,10 @@ def _noted_export(original: Callable[..., Any]) -> Callable[..., Any]:
 _COMPILED = "jax.stages.Compiled", "in programs that were compiled before: call the jitted function"
 
 
-class _Done(NamedTuple):
-    """The result of a call that the driver has already executed."""
-
-    result: Any
-
-
-_NO_PROGRAM = jax.make_jaxpr(tuple)()
+#: Stands for the program of a call that the driver has already executed, beside its result.
+_DONE = object()
+#: What JAX reads of a program, of which C++ is to keep nothing.
+_NO_PROGRAM = SimpleNamespace(effects=frozenset(), consts=())
 
 
 def _infer(*parts: Any) -> tuple[Any, Any]:
@@ -250,7 +247,7 @@ def _infer(*parts: Any) -> tuple[Any, Any]:
         listening = called and LOCAL.key is not None and not LOCAL.plain
         with PLAIN:
             if listening:
-                return _Done(plain_call(call)), ()
+                return _DONE, plain_call(call)
             return PATCHES.infer(*parts)  # type: ignore[no-any-return]
     if not called and not LOCAL.exports and internals.is_export(caller):
         hold.session.warn_of_writer("jax.export")
@@ -258,20 +255,24 @@ def _infer(*parts: Any) -> tuple[Any, Any]:
             return PATCHES.infer(*call)  # type: ignore[no-any-return]
     if _is_library(call.function):
         if called:
-            return _Done(hold.call_library(call, PATCHES.infer)), ()
+            return _DONE, hold.call_library(call, PATCHES.infer)
         with PLAIN:  # What an operator of JAX calls is not traced for tools.
             return PATCHES.infer(*call)  # type: ignore[no-any-return]
     if called and LOCAL.jitted is None:
-        return _Done(hold.call(call)), ()
+        return _DONE, hold.call(call)
     return trace_arguments(call)
 
 
 def trace_arguments(call: JittedCall) -> tuple[Any, Any]:
     """Return the program of a jitted function; during its trace its arguments are known."""
-    traced = Traced(internals.current_trace(), call.parsed()[1], bool(LOCAL.arguments))
+    hold, values, in_place = LOCAL.hold, call.parsed()[1], bool(LOCAL.arguments)
+    layer = ""
+    # Where it is executed, calls with other parameters may be those of a later step of training.
+    if hold is not None and not in_place and not internals.is_top_level():
+        layer = hold.layer_of(values, sys._getframe(1))
+    traced = Traced(internals.current_trace(), values, in_place, layer)
     with traced:
         found: tuple[Any, Any] = PATCHES.infer(*call)
-    hold = LOCAL.hold
     if hold is not None and not traced.in_place:
         hold.traced(call, traced)
     return found
@@ -288,14 +289,14 @@ def _trace_checkpoint(*parts: Any) -> Any:
         return PATCHES.checkpoint(*parts)
 
 
-def _run(p: Any, *others: Any) -> tuple[Any, ...]:
+def _run(p: Any, values: Any, *others: Any) -> tuple[Any, ...]:
     """Stand in the place of `_run_python_pjit`. Without a program C++ asks again at each call."""
-    if type(p) is _Done:
-        return (p.result, (), None, (), _NO_PROGRAM, None, None, ())
+    if p is _DONE:
+        return (values, (), None, (), _NO_PROGRAM, None, None, ())
     if LOCAL.hold is None:
         with PLAIN:
-            return PATCHES.run(p, *others)  # type: ignore[no-any-return]
-    return PATCHES.run(p, *others)  # type: ignore[no-any-return]
+            return PATCHES.run(p, values, *others)  # type: ignore[no-any-return]
+    return PATCHES.run(p, values, *others)  # type: ignore[no-any-return]
 
 
 def _is_library(function: Any) -> bool:

@@ -7,6 +7,7 @@ this module is imported with JAX.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -17,6 +18,8 @@ import jax
 from amanda_driver_jax import jax_internals as internals
 
 _KEY: Any = jax.make_user_context(None)
+#: Returns the context of a key. It can be entered again, since nobody leaves it.
+_context_of: Callable[[Hashable], Any] = functools.lru_cache(64)(_KEY)
 _PLAIN_KEY: Any = _KEY(None)
 #: Its exit lets a thread have the key of all threads again, as when this module is imported.
 _FIRST: Any = _KEY(None)
@@ -44,25 +47,27 @@ class Traced:
         around: The transformation around it.
         values: Its arguments.
         in_place: Whether it is traced at each call.
+        layer: What tells it from its calls with other parameters; empty if nothing does.
         parameters: Of an argument that is a parameter, by its number: what holds its array.
     """
 
     _calls = itertools.count(1)
 
-    def __init__(self, around: Any, values: Sequence[Any], in_place: bool) -> None:
-        self.around, self.values, self.in_place = around, values, in_place
+    def __init__(self, around: Any, values: Sequence[Any], in_place: bool, layer: str = "") -> None:
+        self.around, self.values, self.in_place, self.layer = around, values, in_place, layer
         self.parameters: dict[int, Any] = {}
         self._before = LOCAL.call
+        self._call = next(self._calls) if in_place else layer
 
     def __enter__(self) -> None:
         LOCAL.arguments = (*LOCAL.arguments, self)
-        if self.in_place:
-            LOCAL.call = next(self._calls)
+        if self._call:
+            LOCAL.call = self._call
             _refresh()
 
     def __exit__(self, *_: object) -> None:
         LOCAL.arguments = LOCAL.arguments[:-1]
-        if self.in_place:
+        if self._call:
             LOCAL.call = self._before
             _refresh()
 
@@ -79,7 +84,8 @@ class _Local(threading.local):
         trace: The transformation in which an operator is analysed; None outside of all.
         uncompiled: Whether a jitted function runs operator by operator.
         exports: Whether a program is traced that runs without Amanda.
-        call: The number of the call that is being traced in place; 0 outside of any.
+        call: The number of the call that is being traced in place, or what tells it from calls
+            with other parameters; 0 outside of any.
         loop: The loop over layers that runs.
         module: The module whose call is shown.
         arguments: The arguments of the functions that are being traced.
@@ -93,7 +99,7 @@ class _Local(threading.local):
     trace: Any = None
     uncompiled = False
     exports = False
-    call = 0
+    call: int | str = 0
     loop: Any = None
     module: Any = None
     arguments: tuple[Traced, ...] = ()
@@ -138,7 +144,7 @@ def hide_other_threads() -> None:
 def _refresh() -> None:
     key = LOCAL.key if LOCAL.jitted is None else LOCAL.jitted
     key = (key, LOCAL.call) if LOCAL.call else key
-    LOCAL.context = _UNSET if key is None and LOCAL.hold is None else _KEY(key)
+    LOCAL.context = _UNSET if key is None and LOCAL.hold is None else _context_of(key)
     if not LOCAL.plain:
         LOCAL.context.__enter__()
 

@@ -64,6 +64,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
         [FIRST2, W2],
     ),
     "dilated": (lambda x, w: nn.conv2d(x, w, 1, "SAME", dilations=2), [X2, W2]),
+    # There is a kernel for the largest values, but not for the smallest.
+    "smallest": (lambda x: nn.approx_min_k(x, 2).values, values((4, 16))),
     "channels first, 3-D": (
         lambda x, w: nn.conv3d(x, w, [1] * 5, "SAME", data_format="NCDHW"),
         [X3, W3],

@@ -75,6 +75,36 @@ def test_gradients_that_become_part_of_a_graph(program: Callable[[Ops], list[Any
     close(program(Ops()), wanted)
 
 
+def batch_jacobian(o: Ops) -> list[Any]:
+    function = tf.function(lambda x: tf.tanh(layer(o, x, W)), autograph=False)
+    with tf.GradientTape() as tape:
+        tape.watch(X)
+        y = function(X)
+    return [tape.batch_jacobian(y, X)]
+
+
+def third_order(o: Ops) -> list[Any]:
+    """Compute a third derivative, whose gradient function reads what the second one has saved."""
+    function = tf.function(lambda x: o("Exp", "e1", x) * x**3, autograph=False)
+    with tf.GradientTape() as third:
+        third.watch(X)
+        with tf.GradientTape() as second:
+            second.watch(X)
+            with tf.GradientTape() as first:
+                first.watch(X)
+                y = function(X)
+            once = first.gradient(y, X)
+        twice = second.gradient(once, X)
+    return [once, twice, third.gradient(twice, X)]
+
+
+@pytest.mark.parametrize("program", [jacobian, batch_jacobian, third_order])
+def test_gradients_of_forward_ops(program: Callable[[Ops], list[Any]]) -> None:
+    wanted = program(Ops())
+    with amanda.apply(Everywhere(lambda *values: None, aligned=True)):
+        close(program(Ops()), wanted)
+
+
 def _doubled(value: Any) -> Any:
     return value * 2 if tf.is_tensor(value) and value.dtype.is_floating else value
 

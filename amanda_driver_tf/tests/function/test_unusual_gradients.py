@@ -229,7 +229,7 @@ def test_persistent_tapes() -> None:
     ("where", "pfor", "reason"),
     [
         ("around", False, None),
-        ("around", True, "while TensorFlow builds a graph"),
+        ("around", True, "by pfor"),  # The products that pfor makes are edited as well.
         ("inside", False, "inside the graph of the op"),
         ("inside", True, "by pfor"),
     ],

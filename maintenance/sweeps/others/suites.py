@@ -241,15 +241,30 @@ TENSORFLOW = Suite(
         "kernel_tests/control_flow/*_test.py": 3,
         "kernel_tests/nn_ops/*_test.py": 6,
         "kernel_tests/variables/*_test.py": 4,
-        "kernel_tests/array_ops/*_test.py": 8,
+        "kernel_tests/array_ops/*_test.py": 16,
         "client/*_test.py": 3,
         "saved_model/*_test.py": 6,
         "training/*_test.py": 6,
         "data/kernel_tests/map_test.py": 10,
+        "kernel_tests/data_structures/*_test.py": 8,
+        "kernel_tests/math_ops/*_test.py": 10,
     },
     package="tensorflow",
     folder="tensorflow/python",
     alone=True,
+)
+#: The installed package has no tests, and its modules lie in `tf_keras.src`.
+_TF_KERAS = {"attention": 8, "core": 6, "normalization": 12, "rnn": 24}
+TF_KERAS = Suite(
+    {
+        **{f"layers/{name}/*_test.py": step for name, step in _TF_KERAS.items()},
+        "mixed_precision/*_test.py": 10,
+    },
+    package="tf_keras",
+    folder="tf_keras",
+    variables={"TF_USE_LEGACY_KERAS": "1"},
+    alone=True,
+    about="the authors' repository of Keras 2, with `tf_keras.src` for `tf_keras` in its imports",
 )
 _MODELS = ("bert", "gpt2", "t5", "llama", "vit", "distilbert", "bart", "mixtral", "whisper", "clip")
 TRANSFORMERS = Suite(
@@ -272,6 +287,7 @@ SUITES: dict[str, Suite] = {
     "torch-xpu": TORCH_XPU,
     "torch-2.1": TORCH_2_1,
     "tensorflow": TENSORFLOW,
+    "tf-keras": TF_KERAS,
     "transformers": TRANSFORMERS,
     "accelerate": ACCELERATE,
     "peft": PEFT,

@@ -195,6 +195,8 @@ class Session:
             self._analysing = dict.fromkeys(POINTS, rules)
         self.wants_backward = any(p.is_backward for p in POINTS if self._analysing[p])
         self.watches_scopes = any(tool._amanda.scope for tool in self.tools)
+        self._watches_steps = any(tool._amanda.step for tool in self.tools)
+        self._is_phased = any(tool._amanda.selection is not None for tool in self.tools)
         if "calls" in self.__dict__ or any(tool._amanda.watches_modules for tool in self.tools):
             self.calls.refresh()
         if self.epoch != before and self.listener is not None:
@@ -614,18 +616,22 @@ class Session:
         number = self._step
         if self.host is not None:
             self.host.end_step()
-        self._notify(lambda tool: [end for _, end in self._steps_of(tool)], number)
+        if self._watches_steps:
+            self._notify(lambda tool: [end for _, end in self._steps_of(tool)], number)
         self._set_step(number + 1)
-        self.begin_step()
+        if self._watches_steps:
+            self.begin_step()
 
     def _steps_of(self, tool: Tool) -> Sequence[Any]:
         return () if self.host is not None and tool in self.host.tools else tool._amanda.step
 
     def _set_step(self, number: int) -> None:
         self._step = number
-        self._update_stage()
-        for guest in self._guests:
-            guest._set_step(number)
+        if self._is_phased:
+            self._update_stage()
+        if len(self._guests):  # Faster than to go over none, at each call of a jitted function.
+            for guest in self._guests:
+                guest._set_step(number)
 
     def _update_stage(self) -> None:
         if self._stage_now() != self._stage:

@@ -146,6 +146,7 @@ class OpTable(PathSites):
             place: Where the module that runs is; None outside of any.
         """
         part = None if internals.is_top_level() else internals.current_trace()
+        layer = LOCAL.arguments[0].layer if LOCAL.arguments else ""
         for traced in reversed(LOCAL.arguments):
             # Each call of a function that runs in place is traced by itself.
             if not traced.in_place or getattr(part, "parent_trace", None) is not traced.around:
@@ -160,5 +161,7 @@ class OpTable(PathSites):
         if place is None:
             scopes = "/".join([name for name in internals.named_scopes() if name != _MARK])
             place = ModulePlace("" if part is None else "traced", scopes)
+        if layer:
+            place = place._replace(path="/".join(filter(None, (layer, place.path))))
         # Where the module is called does not matter, like its caller.
         return self.locate(op_type, sys._getframe(1), place, part)

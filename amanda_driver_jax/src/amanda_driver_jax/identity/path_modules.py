@@ -66,7 +66,8 @@ class PathModels(ABC):
         self.arrays = CurrentArrays(self._variable_of)
         #: Outermost module -> its label, and the paths of the modules inside it by their ids.
         self._models: Known[tuple[str, Mapping[int, str]]] = Known()
-        #: Name of a class -> what its models were made of, in the order of their labels.
+        #: Name of a class, or of a layer -> what those of the name were made of, in the order of
+        #: their labels.
         self._structures: dict[str, list[Any]] = {}
         self._root: Any = None
         #: Label of a model -> the classes of those of its modules that have run, by their paths.
@@ -165,8 +166,39 @@ class PathModels(ABC):
 
     def reads_any(self, frame: FrameType | None, values: Sequence[Any]) -> bool:
         """Return True if values are parameters of the model that runs, or parts of some."""
-        _, parameters, _ = self._model(frame, values)
-        return not self._sources(values).isdisjoint(map(id, parameters.values()))
+        return bool(self._parts(frame, values)[1])
+
+    def layer_of(self, frame: FrameType | None, values: Sequence[Any]) -> str:
+        """Return a label of the parameters among values; empty if none are.
+
+        Args:
+            frame: The frame that has the values.
+            values: The arguments of a function, which may be called for each layer.
+        """
+        root, parts = self._parts(frame, values)
+        if not parts:
+            return ""
+        paths = zip(*(name.split(".") for _, name, _ in parts), strict=False)
+        common = [names[0] for names in paths if len({*names}) == 1]
+        indices = [str(place) for place in parts[0][2] if isinstance(place, int)]
+        name = f"{root}:{'.'.join(common)}" + (f"[{','.join(indices)}]" if indices else "")
+        return self._number(name, parts)
+
+    def _parts(
+        self, frame: FrameType | None, values: Sequence[Any]
+    ) -> tuple[str, list[tuple[int, str, Sequence[int | range]]]]:
+        """Return the label of the model that runs, and of which parameters values are parts.
+
+        A part is the number of the value, the parameter's name and the indices along its axes.
+        """
+        root, parameters, _ = self._model(frame, values)
+        names = {id(value): name for name, value in parameters.items()}
+        shown = [None if value is None else self._origin_of(value) for value in values]
+        return root, [
+            (number, names[id(one.source)], one.places)
+            for number, one in enumerate(shown)
+            if one is not None and id(one.source) in names
+        ]
 
     def _model(
         self, frame: FrameType | None, values: Sequence[Any]
@@ -230,7 +262,10 @@ class PathModels(ABC):
         return None
 
     def _label(self, name: str, parameters: Mapping[str, Any]) -> str:
-        structure = [(path, value.shape) for path, value in parameters.items()]
+        return self._number(name, [(path, value.shape) for path, value in parameters.items()])
+
+    def _number(self, name: str, structure: Any) -> str:
+        """Return a name, with a number if others of the name have another structure."""
         same = self._structures.setdefault(name, [])
         if structure not in same:
             same.append(structure)

@@ -15,6 +15,7 @@ from amanda_core.driver_kit import Patches, local_of
 from amanda_driver_tf.graphs.function_graphs import GRAPHS, drop_unrecorded_gradients
 from amanda_driver_tf.tensorflow_internals.entry_points import (
     CALL_FUNCTION,
+    CALL_IN_GRAPH,
     RECORD_BACKPROP_ONLY,
     RECORD_OPERATION,
     SELECT_FUNCTIONS,
@@ -32,6 +33,7 @@ class _FunctionCalls(Patches):
     def install(self) -> None:
         for entry_point, make in (
             (CALL_FUNCTION, _calling),
+            (CALL_IN_GRAPH, _embedding),
             (SELECT_FUNCTIONS, _differentiating),
             (RECORD_OPERATION, _carrying),
             (RECORD_BACKPROP_ONLY, _carrying),
@@ -65,6 +67,20 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
         return mode.run(call, name, tensor_inputs, num_outputs, saved)
 
     return call_function
+
+
+def _embedding(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call_in_graph(atomic: Any, tensor_inputs: Any, context_call_attrs: Any) -> Any:
+        def call(function: Any, inputs: Any) -> Any:
+            return original(function, inputs, context_call_attrs)
+
+        saved = STATE.passed_results
+        if saved is None or STATE.quiet:
+            return call(atomic, tensor_inputs)
+        return saved.mode.embed(call, atomic, tensor_inputs, saved)
+
+    return call_in_graph
 
 
 def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:

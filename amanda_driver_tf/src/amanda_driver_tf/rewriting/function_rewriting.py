@@ -71,6 +71,8 @@ _STATEFUL = {
 }
 _LOOPS = ("While", "StatelessWhile")
 _NUMBERS = itertools.count(1)
+#: How the names of written functions begin.
+_WRITTEN = "amanda_"
 _PREFIX = re.compile(r"\bamanda_\d+_")
 
 
@@ -123,6 +125,8 @@ class FunctionRewriter:
 
     def rewrite(self, name: str, call: Call) -> RewrittenFunction | None:
         """Rewrite a function and all functions it calls; return None if it cannot be read."""
+        if name.startswith(_WRITTEN):
+            return None  # A graph that pfor has made calls it, with its routines.
         if name in self._stack:
             self._add_gap("recursive functions", f"{name} calls itself")
             return None
@@ -345,7 +349,7 @@ class FunctionRewriter:
         if not (edits.changed or rewritten.arguments or rewritten.results or alone):
             return None
         edits.kept.settle_passed_on(rewritten.results)
-        name = f"amanda_{next(_NUMBERS)}_{rewritten.name}"
+        name = f"{_WRITTEN}{next(_NUMBERS)}_{rewritten.name}"
         self.written.has_hosts = False
         fdef = write_function(
             rewritten.body,

@@ -66,7 +66,7 @@ def needs_xla(node: Node, released: bool) -> bool:
     return (
         _is_channels_first(node.op)
         or _is_unusual_convolution(node.op)
-        or not _has_kernel(node.op_type, _types_of(node.op))
+        or not _has_kernel(node.op.node_def)
     )
 
 
@@ -90,23 +90,31 @@ def _is_unusual_convolution(op: Any) -> bool:
     return channels is None or channels != tensor_shape.dimension_value(filters[-2])
 
 
-def _types_of(op: Any) -> tuple[tuple[str, int], ...]:
-    return tuple((name, value.type) for name, value in op.node_def.attr.items() if value.type)
-
-
 @functools.cache
-def _has_kernel(op_type: str, types: tuple[tuple[str, int], ...]) -> bool:
-    """Return True if any available device has a kernel for an op of these types."""
-    found = kernels.get_registered_kernels_for_op(op_type).kernel
+def _kernels_of(op_type: str) -> Any:
+    return kernels.get_registered_kernels_for_op(op_type).kernel
+
+
+def _has_kernel(definition: Any) -> bool:
+    """Return True if any available device has a kernel for a node."""
+    found = _kernels_of(definition.op)
     devices = {"DEFAULT", *(device.device_type for device in config.list_logical_devices())}
-    given = dict(types)
     return not found or any(
         kernel.device_type in devices
-        and all(
-            given.get(constraint.name) in (None, *constraint.allowed_values.list.type)
-            for constraint in kernel.constraint
-        )
+        and all(_is_met(constraint, definition.attr) for constraint in kernel.constraint)
         for kernel in found
+    )
+
+
+def _is_met(constraint: Any, attributes: Any) -> bool:
+    """Return True if a kernel's constraint allows the attribute of a node: a type, or any other."""
+    if constraint.name not in attributes:
+        return True
+    given = attributes[constraint.name]
+    return all(
+        value in allowed
+        for field, allowed in constraint.allowed_values.list.ListFields()
+        for value in getattr(given.list, field.name) or [getattr(given, field.name)]
     )
 
 

@@ -24,6 +24,7 @@ from amanda_driver_tf.tensorflow_internals.modules import (
 __all__ = [
     "AGGREGATED_GRADIENTS",
     "CALL_FUNCTION",
+    "CALL_IN_GRAPH",
     "DO_CALL",
     "EXECUTE",
     "FAST_PATH",
@@ -89,6 +90,8 @@ NEW_ATOMIC_FUNCTION = EntryPoint(atomic_function, "from_func_graph")
 
 # Functions.
 CALL_FUNCTION = EntryPoint(context.Context, "call_function")
+#: The same where a graph is built.
+CALL_IN_GRAPH = EntryPoint(atomic_function, "make_call_op_in_graph")
 #: Returns the forward and backward function for a call of a ConcreteFunction.
 SELECT_FUNCTIONS = EntryPoint(
     concrete_function.ConcreteFunction, "_select_forward_and_backward_functions"

@@ -17,6 +17,9 @@ __all__ = ["problems"]
 
 # Module -> attributes that are replaced or called; after a colon, their leading arguments.
 _SYMBOLS = {
+    "tensorflow.core.function.polymorphism.function_type": (
+        "from_structured_signature: input_signature output_signature",
+    ),
     "tensorflow.python.client.session": (
         "BaseSession._call_tf_sessionrun: self options feed_dict fetch_list target_list",
         "BaseSession._call_tf_sessionprun: self handle feed_dict fetch_list",
@@ -50,7 +53,9 @@ _SYMBOLS = {
         "stop_recording",
     ),
     "tensorflow.python.eager.polymorphic_function.atomic_function": (
+        "AtomicFunction: name bound_context function_type children",
         "from_func_graph: name graph attrs",
+        "make_call_op_in_graph: atomic tensor_inputs context_call_attrs",
     ),
     "tensorflow.python.eager.polymorphic_function.concrete_function": (
         "ConcreteFunction._select_forward_and_backward_functions: self args",

@@ -1,7 +1,8 @@
-"""The modules of `tensorflow.python` that this driver uses."""
+"""The modules of `tensorflow.python` that this driver uses, and one of `tensorflow.core`."""
 
 from __future__ import annotations
 
+from tensorflow.core.function.polymorphism import function_type
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import session
 from tensorflow.python.distribute import mirrored_run
@@ -61,6 +62,7 @@ __all__ = [
     "forwardprop_util",
     "func_graph",
     "function_def_to_graph",
+    "function_type",
     "gen_array_ops",
     "gen_math_ops",
     "gen_resource_variable_ops",

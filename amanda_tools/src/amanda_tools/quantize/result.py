@@ -28,10 +28,11 @@ class QuantizedWeight:
         shape: Its shape.
         format: The number format.
         scales: The scales, in the order of the weight's axes; those of each execution are the first
-            one's if they change.
+            one's if they change. None are kept of a copy that is quantized in its place, such as
+            one in another dtype.
         scales_shape: Their shape: along each axis of the weight the number of groups that have a
             scale, or 1 where all elements share it.
-        sqnr: Signal-to-quantization-noise ratio in dB; None if nothing is lost.
+        sqnr: Signal-to-quantization-noise ratio in dB; None if nothing is lost or no scale is kept.
         zeros: The numbers of the value 0, in the order of the scales; none if the grid lies around
             0, which is then number 0.
     """

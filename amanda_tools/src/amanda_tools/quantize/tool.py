@@ -411,6 +411,7 @@ class Quantize(WeightTool):
             if one.weight is None and not one.is_bias:
                 for weight in copies.get(one.place, ()):
                     self._coverage.add_reached(weight)
+                    self._weights.note_copied(context, weight)
         return [
             one._replace(copied=one.weight is None and not one.is_bias and one.place in copies)
             for one in found

@@ -69,6 +69,8 @@ class Weights:
         self.grids: WeightState[Any] = WeightState()
         self.zeros: WeightState[Any] = WeightState()
         self.rows: dict[str, QuantizedWeight] = {}
+        #: The same of parameters of which only copies are quantized, by their present values.
+        self._copied: dict[str, QuantizedWeight] = {}
         #: Owner -> the facts of its framework.
         self._facts: dict[str, Facts] = {}
 
@@ -132,6 +134,19 @@ class Weights:
             return False
         return True
 
+    def note_copied(self, context: OpContext, weight: Weight) -> None:
+        """Note that a copy of a weight is quantized, such as one in another dtype.
+
+        Its scales are those of its values in each execution, which nobody keeps.
+        """
+        form = self._options.format_of(True)
+        if form is not None:
+            name = "" if weight.name.startswith("#") else weight.name
+            row = QuantizedWeight(
+                name, context.name, context.source, list(weight.shape), form.name, [], [], None, []
+            )
+            self._copied.setdefault(weight.owner, row)
+
     def baked(self, weight: Weight) -> Callable[[Any], Any] | None:
         """Return the function that quantizes a whole parameter; None if it is not quantized."""
         form, owner = self._options.format_for(weight), weight.owner
@@ -171,7 +186,7 @@ class Weights:
             step = self._steps.get(f"weight/{owner}")
             if step is not None:
                 row.scales = [float(one) for one in step.scale().ravel()]
-        return list(self.rows.values())
+        return list({**self._copied, **self.rows}.values())
 
     def mean_bits(self) -> float | None:
         """Return the mean number of bits of the weights whose formats are chosen one by one."""

@@ -23,6 +23,7 @@ from amanda_driver_tf.execution.functions.saved_results import (
     SavedResults,
 )
 from amanda_driver_tf.execution.functions.twins import UNKNOWN, Gradients, Twin, Twins, remove
+from amanda_driver_tf.execution.functions.vectorised_gradients import embeddable, original_input
 from amanda_driver_tf.graphs.analysis import Analysis
 from amanda_driver_tf.graphs.constants import Constants
 from amanda_driver_tf.graphs.function_graphs import GRAPHS, children_of, name_of
@@ -152,6 +153,34 @@ class FunctionMode(Mode):
             session.end_step()
         return outputs
 
+    def embed(
+        self,
+        call: Callable[..., Any],
+        atomic: Any,
+        inputs: list[Any],
+        saved: SavedResults,
+    ) -> Any:
+        """Let a graph that is being built call a gradient function or its twin.
+
+        Args:
+            call: Adds the call of a function to the graph, given its inputs.
+            atomic: The gradient function.
+            inputs: Its inputs.
+            saved: The saved results of its forward function.
+        """
+        function = atomic.name.decode()
+        if not saved.is_needed() or "__backward_" not in function:
+            return call(atomic, inputs)
+        known = GRAPHS.get(function) in saved.twin.gradients
+        twin = self._twin(function, [*map(original_input, inputs)], saved if known else None)
+        if twin is None:
+            return call(atomic, inputs)
+        count = len(atomic.function_type.flat_outputs)
+        if twin.takes:
+            chosen = saved.twin.gradients[GRAPHS[function]]
+            inputs = [*inputs, *(saved.tensors[index] for index in chosen)]
+        return call(embeddable(twin, inputs), inputs)[:count]
+
     def _raise_own(self, error: BaseException, waits: bool) -> None:
         """Raise the exception behind TensorFlow's error: a routine's own, or a refusal."""
         try:
@@ -206,7 +235,8 @@ class FunctionMode(Mode):
     ) -> Twin | None:
         session = self.session
         silent = not session.enabled
-        key = (session.epoch, silent, saved.twin.number if saved is not None else 0)
+        forward = (saved.twin.number, saved.twin.has_edited()) if saved is not None else ()
+        key = (session.epoch, silent, forward)
         if session.caching or silent:
             known: Twin | None = self._twins.get(function, key)
             if known is not UNKNOWN:
@@ -262,6 +292,8 @@ class FunctionMode(Mode):
         rewriter = FunctionRewriter(self.session, self._analysis, definitions, self.add_gap)
         try:
             forward = None
+            if refused is not None and saved is not None and not saved.twin.has_edited():
+                saved = None  # The values that it would need are the original ones.
             if saved is not None:
                 forward = self._forward(rewriter, saved)
             rewriter.refused = refused

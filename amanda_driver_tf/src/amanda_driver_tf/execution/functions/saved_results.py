@@ -13,6 +13,7 @@ from amanda_driver_tf.execution.functions.twins import Twin
 from amanda_driver_tf.gradients.eager.hosted import is_vectorised
 from amanda_driver_tf.graphs.analysis import Analysis, OpPlans
 from amanda_driver_tf.graphs.function_graphs import GRAPHS
+from amanda_driver_tf.tensorflow_internals.tapes import no_tape
 from amanda_driver_tf.threads import FunctionCalls
 
 __all__ = ["ForwardPlans", "SavedPlans", "SavedResults"]
@@ -102,11 +103,15 @@ class SavedResults:
                 fix="Run the forward pass again",
             )
 
-    def refuse_in_graph(self) -> None:
-        """Refuse to build the gradient into a graph, which cannot receive the saved results."""
+    def is_needed(self) -> bool:
+        """Return True if a gradient function in a graph needs the saved results, or routines."""
         # If every routine returned None, the gradient reads the original values.
         demanded = any(self.twin.gradients.values()) and self.twin.has_edited()
-        if not demanded and not (self.twin.is_aligned and is_vectorised()):
+        return demanded or (self.twin.is_aligned and is_vectorised())
+
+    def refuse_in_graph(self) -> None:
+        """Refuse to build the gradient into a graph, which cannot receive the saved results."""
+        if not self.is_needed() or (is_vectorised() and no_tape()):
             return
         error = UnsupportedError(
             f"Ops of the function {self.function!r} were edited, and its gradient is computed "

@@ -20,7 +20,7 @@ from amanda_driver_tf.tensorflow_internals.modules import ops, record
 from amanda_driver_tf.tensorflow_internals.objects import needs_reader
 from amanda_driver_tf.tensorflow_internals.tapes import call_unrecorded, no_tape
 
-__all__ = ["hosted", "is_vectorised"]
+__all__ = ["hosted", "is_vectorised", "keep_while_built"]
 
 _KEPT = "_amanda_hosted"
 
@@ -36,6 +36,12 @@ def _graphs() -> list[Any]:
         found.append(graph)
         graph = getattr(graph, "outer_graph", None)
     return found
+
+
+def keep_while_built(what: Any) -> None:
+    """Keep what a node needs alive for as long as any graph that may have the node."""
+    for graph in _graphs():
+        setattr(graph, _KEPT, [*getattr(graph, _KEPT, ()), what])
 
 
 def hosted(
@@ -77,8 +83,7 @@ def hosted(
 
     dtypes = [tensor.dtype.as_datatype_enum for tensor in tensors]
     host = register(run, Listener.of(session), dtypes)
-    for graph in _graphs():  # It lives as long as any graph that may have the node.
-        setattr(graph, _KEPT, [*getattr(graph, _KEPT, ()), host])
+    keep_while_built(host)
     made = call_unrecorded(
         lambda: tf.raw_ops.EagerPyFunc(input=tensors, token=host.token, Tout=dtypes)
     )
