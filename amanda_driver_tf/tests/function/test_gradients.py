@@ -13,8 +13,8 @@ from amanda import OpContext
 from amanda_core.testing.kit.tools import Edit, around, at_inputs, at_outputs, before, editing, tool
 
 from ..comparison import close
-from .handwritten_programs import W, X, compare, half, outside, triple
-from .reference_programs import at_gradient, straight
+from .handwritten_programs import W, X, compare, half, triple
+from .reference_programs import at_gradient, outside, straight
 
 # The aligned view.
 

@@ -22,8 +22,8 @@ from amanda_core.testing.kit.tools import (
 )
 
 from ..comparison import close, equal
-from .handwritten_programs import EDITED, IDS, W, X, compare, half, outside
-from .reference_programs import straight
+from .handwritten_programs import EDITED, IDS, W, X, compare, half
+from .reference_programs import outside, straight
 
 # Slices.
 
