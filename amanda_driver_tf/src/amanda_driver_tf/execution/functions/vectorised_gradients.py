@@ -49,7 +49,7 @@ def _function(definition: Any, shapes: Sequence[Any] | None = None) -> Any:
     """
     copy = type(definition)()
     copy.CopyFrom(definition)
-    copy.signature.name = f"{definition.signature.name}_row_{next(_NUMBERS)}"
+    copy.signature.name = f"{definition.signature.name}_{next(_NUMBERS)}"
     children = [_renamed(called) for node in copy.node_def for called in _called(node)]
     arguments = copy.signature.input_arg
     pairs = zip(arguments, shapes or [None] * len(arguments), strict=True)
