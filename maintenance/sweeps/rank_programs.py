@@ -271,6 +271,8 @@ class Program(NamedTuple):
             ranks may have between them, or whether they are the same in all "ranks".
         is_exact: Whether decisions are those of one process, not only the same in all ranks.
         is_compiled: Whether it is compiled, which takes long.
+        differs: Whether one rank runs operators that the others do not. If a tool refuses there,
+            the others wait in a collective of the program until their launcher ends them.
     """
 
     wrap: Callable[[Any], Any]
@@ -279,6 +281,7 @@ class Program(NamedTuple):
     ids: str = "process"
     is_exact: bool = True
     is_compiled: bool = False
+    differs: bool = False
 
     def place(self, rank: int, ranks: int) -> tuple[int, int]:
         """Return which rank this is of those between which something is divided."""
@@ -299,7 +302,10 @@ PROGRAMS: dict[str, Program] = {
     "DDP, no_sync": Program(_ddp(), _with(parts=2), ids="modules", is_exact=False),
     "DDP, join with uneven inputs": Program(_ddp(), _joined, ids="modules", is_exact=False),
     "DDP, only rank 0 evaluates": Program(
-        _ddp(), _with(evaluates=lambda model, rank: None if rank else model.module), ids="modules"
+        _ddp(),
+        _with(evaluates=lambda model, rank: None if rank else model.module),
+        ids="modules",
+        differs=True,
     ),
     "DDP, torch.compile": Program(_compiled(_ddp()), is_compiled=True),
     "ZeRO": Program(_ddp(), _with(optimizer=_zero)),
