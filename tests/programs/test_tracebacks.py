@@ -39,6 +39,20 @@ def frames(text: str) -> list[tuple[str, str]]:
     return re.findall(r'File "(.*)", line \d+, in (\S+)', text)
 
 
+def told(folder: Path, *arguments: str, **variables: str) -> str:
+    """Run the program of a folder, which fails, and return what it prints as an error."""
+    ended = subprocess.run(
+        [sys.executable, *arguments, "fail.py"],
+        cwd=folder,
+        env={"PYTHONPATH": ":".join(sys.path), **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 1
+    return ended.stderr
+
+
 @pytest.mark.parametrize("interceptor", ["native", "function_mode"])
 def test_an_exception_that_leaves_apply_has_the_plain_traceback(
     interceptor: str, tmp_path: Path
@@ -62,21 +76,9 @@ def test_an_exception_that_leaves_apply_has_the_plain_traceback(
         folder = tmp_path / name
         folder.mkdir()
         (folder / "fail.py").write_text(head + program.replace("APPLIED", expression))
-        ended = subprocess.run(
-            [sys.executable, "fail.py"],
-            cwd=folder,
-            env={
-                "PYTHONPATH": ":".join(sys.path),
-                "AMANDA_TORCH_INTERCEPTOR": interceptor,
-                **variables,
-            },
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert ended.returncode == 1
-        assert ended.stderr.splitlines()[-1].startswith("RuntimeError: mat1 and mat2 shapes")
-        found.append([(Path(file).name, where) for file, where in frames(ended.stderr)])
+        error = told(folder, AMANDA_TORCH_INTERCEPTOR=interceptor, **variables)
+        assert error.splitlines()[-1].startswith("RuntimeError: mat1 and mat2 shapes")
+        found.append([(Path(file).name, where) for file, where in frames(error)])
     plain, tools, whole = found
     assert tools == plain
     assert len(whole) > len(plain)
@@ -99,28 +101,17 @@ def test_an_exception_of_a_routine_has_the_frames_of_the_program_and_of_the_tool
         + program.replace("train(nn", "with amanda.apply(tool):\n    train(nn")
     )
     folded, full = (
-        subprocess.run(
-            [sys.executable, "fail.py"],
-            cwd=tmp_path,
-            env={
-                "PYTHONPATH": ":".join(sys.path),
-                "AMANDA_TORCH_INTERCEPTOR": interceptor,
-                **variables,
-            },
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        told(tmp_path, AMANDA_TORCH_INTERCEPTOR=interceptor, **variables)
         for variables in ({}, {"AMANDA_TRACEBACK": "full"})
     )
-    shown = [(Path(file).name, where) for file, where in frames(folded.stderr)]
+    shown = [(Path(file).name, where) for file, where in frames(folded)]
     assert shown == [
         *[("fail.py", "<module>"), ("fail.py", "train"), ("fail.py", "forward")],
         *[("linear.py", "forward"), ("fail.py", "read")],
     ]
-    assert "AttributeError: 'Tensor' object has no attribute 'of_no_tensor'" in folded.stderr
-    assert "In insert_after_op by tool Tool(analyse), routine read" in folded.stderr
-    every = [(Path(file).name, where) for file, where in frames(full.stderr)]
+    assert "AttributeError: 'Tensor' object has no attribute 'of_no_tensor'" in folded
+    assert "In insert_after_op by tool Tool(analyse), routine read" in folded
+    every = [(Path(file).name, where) for file, where in frames(full)]
     assert ("module.py", "_call_impl") in every
     assert len(every) > len(shown)
 
@@ -129,31 +120,21 @@ def test_an_exception_of_a_routine_has_the_frames_of_the_program_and_of_the_tool
 def test_a_traceback_is_the_plain_one_without_wrappers(tmp_path: Path) -> None:
     (tmp_path / "fail.py").write_text(PROGRAM)
     plain, run, full = (
-        subprocess.run(
-            [sys.executable, *arguments, "fail.py"],
-            cwd=tmp_path,
-            env={"PYTHONPATH": ":".join(sys.path), **variables},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        told(tmp_path, *arguments, **variables)
         for arguments, variables in (
             ([], {}),
             (["-m", "amanda", "run", "-t", "flops", "-o", "a"], {}),
             (["-m", "amanda", "run", "-t", "flops", "-o", "b"], {"AMANDA_TRACEBACK": "full"}),
         )
     )
-    assert plain.returncode == run.returncode == full.returncode == 1
-    last = plain.stderr.splitlines()[-1]
+    last = plain.splitlines()[-1]
     assert "mat1 and mat2 shapes cannot be multiplied" in last
-    assert run.stderr.splitlines()[-1] == full.stderr.splitlines()[-1] == last
-    assert "flops: nothing of it ran: " in run.stderr
+    assert run.splitlines()[-1] == full.splitlines()[-1] == last
+    assert "flops: nothing of it ran: " in run
     wrappers = ("/nn/modules/module.py", "/nn/modules/container.py", "/utils/_contextlib.py")
-    assert frames(run.stderr) == [
-        frame for frame in frames(plain.stderr) if not frame[0].endswith(wrappers)
-    ]
-    assert [function for _, function in frames(run.stderr)] == [
+    assert frames(run) == [frame for frame in frames(plain) if not frame[0].endswith(wrappers)]
+    assert [function for _, function in frames(run)] == [
         *("<module>", "train", "forward", "forward")
     ]
-    assert set(frames(plain.stderr)) < set(frames(full.stderr))
-    assert any("amanda_driver_torch" in file for file, _ in frames(full.stderr))
+    assert set(frames(plain)) < set(frames(full))
+    assert any("amanda_driver_torch" in file for file, _ in frames(full))
