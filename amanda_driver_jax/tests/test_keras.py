@@ -82,6 +82,7 @@ def test_a_tool_that_looks_sees_each_layer_in_each_step(eagerly: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:get_weights writes the model without the changes")
 @pytest.mark.parametrize("staged", [True, False], ids=["staged", "host"])
 @MODES
 def test_an_edit_is_that_of_a_model_with_it(eagerly: bool, staged: bool) -> None:

@@ -197,13 +197,18 @@ def test_an_operator_without_inputs_has_routines() -> None:
 def test_a_value_may_get_another_shape() -> None:
     net = network()
     whole = net(images()).asnumpy()
+    first, *others = net
+    part = first(images())[:1]
+    for layer in others:
+        part = layer(part)
 
     def analyse(context: OpContext) -> None:
         if context["type"] == "relu":
             context.insert_after_op(lambda y: y[:1])
 
     with amanda.apply(tool(analyse)):
-        assert np.array_equal(net(images()).asnumpy(), whole[:1])
+        # Not the first row of `whole`: how a product is rounded may depend on how many there are.
+        assert np.array_equal(net(images()).asnumpy(), part.asnumpy())
     assert np.array_equal(net(images()).asnumpy(), whole)
 
 
