@@ -1,4 +1,7 @@
-"""Sessions, values, weights and models of ONNX Runtime, beyond the programs of the kit."""
+"""Sessions, values, weights and models of ONNX Runtime, beyond the programs of the kit.
+
+Long, since it is a list of cases.
+"""
 
 from __future__ import annotations
 

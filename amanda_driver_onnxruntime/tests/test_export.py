@@ -1,4 +1,7 @@
-"""`amanda export` and `amanda.exported`: models of ONNX with the edits of tools."""
+"""`amanda export` and `amanda.exported`: models of ONNX with the edits of tools.
+
+Long, since it is a list of cases.
+"""
 
 from __future__ import annotations
 

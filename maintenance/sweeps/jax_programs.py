@@ -4,6 +4,7 @@ Each program runs under a tool that watches every op, one whose routines return 
 tools that look, and each one that edits. It must live, and compute what it computes alone. The
 programs are small, and one stands for each library or transformation. `python -m
 maintenance.sweeps.jax_programs` runs them in this environment; `--record` keeps the results.
+Long, since it is a list of programs.
 """
 
 # mypy: ignore-errors

@@ -487,7 +487,7 @@ def placed_sum(wrong: bool) -> None:
 
 
 def placed_seeds(wrong: bool) -> None:
-    """What was put together of the parts of a sequence loses other elements in each process."""
+    """Drop different elements of the gathered sequence in each process."""
     model = _rows()
     torch.manual_seed(5 + _rank() * wrong)
     _train(model, model.reduce, loss=lambda y: nn.functional.dropout(y).square().mean())

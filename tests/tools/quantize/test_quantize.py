@@ -1,4 +1,7 @@
-"""`quantize`: grids equal torch's, learned steps have the gradients of their papers."""
+"""`quantize`: grids equal torch's, learned steps have the gradients of their papers.
+
+Long, since it is a list of cases.
+"""
 
 from __future__ import annotations
 

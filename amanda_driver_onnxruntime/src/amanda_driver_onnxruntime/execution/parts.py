@@ -217,7 +217,7 @@ class Parts:
 
     def owned(self, value: Any) -> Any:
         """Return a value for the program, as a value of ONNX Runtime that holds its memory."""
-        if values.is_text(value):  # ONNX Runtime makes no values of texts, but computes them.
+        if values.is_text(value):  # Only a model can make a value of strings.
             return self.made(values.constant(value)).run({}, None)[0]
         return values.owned(value)
 

@@ -1,4 +1,4 @@
-"""What the analysis of traced graphs needs of a session, and what its tools ask of graphs."""
+"""The parts of a session that analyse traced graphs, and the requests of its tools to them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What staged routines compute at a node of a graph, in a form that can be compared.
+"""Traces of staged routines at the nodes of a graph, which can be compared.
 
-Owns when two routines compute the same of other tensors: they call the same functions with the same
-values in the same order, and use the results alike.
+Owns the rule by which two routines do the same with different tensors: they call the same functions
+in the same order, with the same other arguments, and pass the results on in the same way.
 """
 
 from __future__ import annotations
@@ -52,6 +52,6 @@ class StagedTrace:
         if type(value) in _PLAIN:
             return type(value), repr(value)  # So NaN is NaN, and -0.0 not 0.0.
         if callable(value):
-            return value  # Those of C are made anew at each access, and are equal.
+            return value  # Not by id: method wrappers are new objects at each access, but equal.
         self._objects.append(value)
         return id(value)

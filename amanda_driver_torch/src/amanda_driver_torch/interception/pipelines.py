@@ -1,5 +1,5 @@
-"""Stages of pipelines (`torch.distributed.pipelining`): whether tools can instrument them, and for
-which micro-batch they compute now.
+"""Stages of pipelines (`torch.distributed.pipelining`): their check by tools, and the current
+micro-batch.
 """
 
 from __future__ import annotations

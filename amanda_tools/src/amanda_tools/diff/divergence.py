@@ -128,7 +128,7 @@ def _dtype(text: str) -> str:
 
 @dataclass
 class Missing:
-    """What one run has and the other has not.
+    """Operators and values that only one of two runs has.
 
     Attributes:
         process: Which process it is in, such as ``rank1``; None if the run has one only.

@@ -340,9 +340,10 @@ class Store:
     def _restore(self, value: Value) -> None:
         # Not recursive: a chain of operators may be longer than Python's stack.
         stack: list[tuple[Value, list[Value]]] = [(value, [])]
-        # Within a budget, what is not locked may be computed for each of those that read it, which
-        # grows exponentially in recurrent networks. If the budget may be exceeded, it is kept.
-        readers = Counter[Value]() if self.strict else _readers(value)
+        # A value that is evicted meanwhile is computed again for each reader, which grows
+        # exponentially in recurrent networks. Where the budget is exceeded anyway, values are kept.
+        is_exceeded = not self.strict and self.budget is not None and self.floor > self.budget
+        readers = _readers(value) if is_exceeded else Counter[Value]()
         for one in readers:
             one.locks += 1
         try:
@@ -410,7 +411,7 @@ class Store:
 
 
 def _readers(value: Value) -> Counter[Value]:
-    """Return how many of those that are computed to restore a value read each other one."""
+    """Return the values that are read to restore a value, and how many computations read each."""
     found, left, seen = Counter[Value](), [value], {value}
     while left:
         for source in dict.fromkeys(left.pop().sources):
