@@ -85,13 +85,18 @@ def refuse_misspelt(
     Raises:
         ActionError: `given` has such a name, for example ``input``, and `func` does not take it.
     """
-    names = [name for name in given if name in POSITION_NAMES]
+    code = getattr(getattr(func, "__func__", func), "__code__", None)
+    # Most routines name them; a signature takes longer than all else at a request.
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else ()
+    names = [name for name in given if name in POSITION_NAMES and name not in parameters]
+    if not names:
+        return
     try:
-        parameters = inspect.signature(cast("Any", func)).parameters
+        taken = inspect.signature(cast("Any", func)).parameters
     except (TypeError, ValueError):  # It is written in C.
         return
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    wrong = [] if takes_all else [name for name in names if name not in parameters]
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    wrong = [] if takes_all else [name for name in names if name not in taken]
     if wrong:
         raise ActionError(
             f"{kind.value} passes {wrong[0]}= on to the routine, which has no such parameter",

@@ -5,6 +5,7 @@ Owns the arithmetic of offsets, shapes and strides. It does not read or keep ten
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable
 from typing import NamedTuple
@@ -67,13 +68,22 @@ def place_in(parameter: Memory, value: Memory) -> Place | None:
     """
     if parameter.key != value.key or 0 in parameter.shape or 0 in value.shape:
         return None
+    start = value.offset - parameter.offset
+    return _place_from(
+        start, parameter._replace(key=None, offset=0), value._replace(key=None, offset=0)
+    )
+
+
+# The layers of a model have the same shapes.
+@functools.lru_cache(maxsize=1024)
+def _place_from(start: int, parameter: Memory, value: Memory) -> Place | None:
+    """Return the part of a parameter that a value shows which begins `start` elements after it."""
     if parameter.itemsize != value.itemsize:
         return Place((), False, (None,) * len(value.shape))
     moving = _moving(value)
     outermost = sorted(
         _moving(parameter), key=lambda axis: (-parameter.strides[axis], -parameter.shape[axis])
     )
-    start = value.offset - parameter.offset
     length = sum((value.shape[axis] - 1) * value.strides[axis] for axis in moving)
     first = _indices(start, parameter, outermost)
     last = _indices(start + length, parameter, outermost)
