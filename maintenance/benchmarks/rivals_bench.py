@@ -140,7 +140,7 @@ def macs(count: float) -> str:
 
 @contextmanager
 def flop_counter(program: Program) -> Iterator[Session]:
-    """PyTorch's own counter."""
+    """Count with PyTorch's own counter."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
@@ -153,7 +153,7 @@ def flop_counter(program: Program) -> Iterator[Session]:
 
 
 def fvcore(program: Program) -> Callable[[], str]:
-    """Meta's counter, by a trace of TorchScript."""
+    """Return the way of fvcore, which counts in a trace of TorchScript."""
     from fvcore.nn import FlopCountAnalysis
 
     def count() -> str:
@@ -165,7 +165,7 @@ def fvcore(program: Program) -> Callable[[], str]:
 
 
 def calflops(program: Program) -> Callable[[], str]:
-    """A counter by replaced functions of torch."""
+    """Return the way of calflops, which replaces functions of torch while it counts."""
     from calflops import calculate_flops
 
     def count() -> str:
@@ -196,7 +196,7 @@ def of_capture(tool: Capture) -> str:
 
 @contextmanager
 def saving_hooks(program: Program) -> Iterator[Session]:
-    """Forward hooks that copy."""
+    """Keep copies by forward hooks."""
     kept: dict[str, torch.Tensor] = {}
     with contextlib.ExitStack() as stack:
         for name, module in products(program.model).items():
@@ -209,7 +209,7 @@ def saving_hooks(program: Program) -> Iterator[Session]:
 
 
 def nnsight_saving(program: Program) -> Callable[[], str]:
-    """Outputs saved within a trace."""
+    """Return the way of nnsight, which saves outputs within a trace."""
     import nnsight
 
     wrapped: Any = nnsight.NNsight(program.model)
@@ -226,7 +226,7 @@ def nnsight_saving(program: Program) -> Callable[[], str]:
 
 
 def torchlens_saving(program: Program) -> Callable[[], str]:
-    """A trace that saves the outputs of these functions alone."""
+    """Return the way of TorchLens, which saves the outputs of these functions alone."""
     import torchlens
 
     kinds = {type(module).__name__.lower() for module in products(program.model).values()}
@@ -245,20 +245,20 @@ def torchlens_saving(program: Program) -> Callable[[], str]:
 
 @contextmanager
 def anomalies(program: Program) -> Iterator[Session]:
-    """PyTorch's own search, which looks at gradients alone and ends with an error."""
+    """Search with PyTorch's own mode, which looks at gradients alone and ends with an error."""
     with torch.autograd.detect_anomaly(check_nan=True):
         yield Session(program, lambda: "no error")
 
 
 @contextmanager
 def finite_hooks(program: Program) -> Iterator[Session]:
-    """Hooks of all modules, at outputs and at their gradients."""
+    """Search with hooks of all modules, at outputs and at their gradients."""
     found: list[str] = []
 
     def look(name: str, values: object) -> None:
-        for value in values if isinstance(values, tuple) else (values,):
-            if isinstance(value, torch.Tensor) and not bool(value.isfinite().all()):
-                found.append(name)
+        several = values if isinstance(values, tuple) else (values,)
+        tensors = [value for value in several if isinstance(value, torch.Tensor)]
+        found.extend(name for tensor in tensors if not bool(tensor.isfinite().all()))
 
     with contextlib.ExitStack() as stack:
         for name, module in program.model.named_modules():
@@ -301,7 +301,7 @@ def zeros(weights: list[torch.Tensor]) -> str:
 
 @contextmanager
 def torch_prune(program: Program) -> Iterator[Session]:
-    """PyTorch's own masks: parameters that are computed before each forward."""
+    """Prune with PyTorch's own masks, which are multiplied before each forward."""
     from torch.nn.utils import prune
 
     layers = list(products(program.model).values())
@@ -323,7 +323,7 @@ def of_prune(tool: Prune) -> str:
 
 @contextmanager
 def torch_quantization(program: Program) -> Iterator[Session]:
-    """Eager quantization-aware training of torch.ao, with its default configuration."""
+    """Train with torch.ao's eager quantization, in its default configuration."""
     import copy
 
     from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
@@ -340,7 +340,7 @@ def torch_quantization(program: Program) -> Iterator[Session]:
 
 @contextmanager
 def torchao_quantization(program: Program) -> Iterator[Session]:
-    """Quantization-aware training of torchao: int8 weights by channel, activations by token."""
+    """Train with torchao's quantization: int8 weights by channel, activations by token."""
     import copy
 
     from torchao.quantization import quantize_
@@ -409,7 +409,7 @@ TASKS = {
         True,
         {
             "amanda `memory`": of_tool(Memory, lambda tool: f"{len(tool.result().ops)} operators"),
-            "torch.profiler": profiler(memory=True),
+            "torch.profiler, with memory": profiler(memory=True),
         },
     ),
     "prune": Task(
@@ -482,26 +482,29 @@ def measure(subject: str, task: Task, name: str) -> dict[str, Any]:
     }
 
 
-def report(figures: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """Return the page, given task -> subject and way -> figures."""
+def report(figures: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> str:
+    """Return the page, given task -> way -> subject -> figures."""
     facts = {**machine(), **versions()}
     facts |= {name: importlib.metadata.version(name) for name in PEERS}
     parts = [
         INTRODUCTION.format(once=ONCE, warm=WARM + 1),
         table(["machine and versions", ""], [[k, str(v)] for k, v in facts.items()]),
     ]
-    for title, rows in figures.items():
-        parts.append(f"## {title}")
-        cells = [
-            [name, *(row[key] if isinstance(row[key], str) else f"{row[key]:.2f}" for key in KEYS)]
-            for name, row in rows.items()
-        ]
-        parts.append(table(["", *KEYS.values()], cells))
+    for key, ways in figures.items():
+        columns, rows = [""], []
+        for subject in next(iter(ways.values())):
+            columns += [f"{subject}, warm", "one-shot", "found"]
+        for name, found in ways.items():
+            cells = [name]
+            for row in found.values():
+                cells += [_ratio(row["warm"]), _ratio(row["once"]), row["found"]]
+            rows.append(cells)
+        parts += [f"## {TASKS[key].title}", table(columns, rows)]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
-#: Figure -> its column.
-KEYS = {"warm": "warm", "once": "one-shot", "found": "found"}
+def _ratio(value: float | None) -> str:
+    return "—" if value is None else f"{value:.2f}"
 
 
 def main() -> None:
@@ -518,20 +521,19 @@ def main() -> None:
         subject, key, name = options.one
         print(json.dumps(measure(subject, TASKS[key], name)))
         return
-    figures: dict[str, dict[str, dict[str, Any]]] = {}
+    figures: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
     for key in options.task or TASKS:
-        task = TASKS[key]
-        for subject in SUBJECTS[: 1 if options.quick else 2]:
-            for name in task.ways:
+        for name in TASKS[key].ways:
+            for subject in SUBJECTS[: 1 if options.quick else 2]:
                 command = [sys.executable, "-m", __spec__.name, "--one", subject.name, key, name]
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode:  # The page says so.
                     why = done.stderr.strip().rpartition("\n")[2]
-                    row: dict[str, Any] = {"warm": "—", "once": "—", "found": why[:120]}
+                    row = {"warm": None, "once": None, "found": why[:120].replace("|", "/")}
                 else:
                     row = json.loads(done.stdout.strip().rpartition("\n")[2])
-                figures.setdefault(f"{task.title}: {subject.name}", {})[name] = row
-                print(key, subject.name, name, row, file=sys.stderr, flush=True)
+                figures.setdefault(key, {}).setdefault(name, {})[subject.name] = row
+                print(key, name, subject.name, row, file=sys.stderr, flush=True)
     options.output.write_text(report(figures))
 
 

@@ -13,6 +13,7 @@ from maintenance.benchmarks import (
     instructions_bench,
     operator_kinds,
     operators_bench,
+    rivals_bench,
     tools_bench,
 )
 from maintenance.benchmarks.bench_models import SUBJECTS, small_program
@@ -29,6 +30,26 @@ def test_every_shipped_tool_is_measured_warm_and_one_shot() -> None:
     step = small_program(training=True)
     for once in (False, True):
         assert tools_bench.measure("small", sorted(shipped), 1, step, once).keys() == shipped
+
+
+@pytest.mark.parametrize(
+    ("task", "ways"),
+    [
+        ("outputs", ["amanda `capture`", "forward hooks"]),
+        ("finite", ["amanda `nonfinite`", "hooks of modules"]),
+        ("prune", ["amanda `prune`", "torch.nn.utils.prune"]),
+    ],
+)
+def test_other_ways_find_the_same(
+    task: str, ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = SUBJECTS[0]
+    for name in ("ONCE", "WARM", "STEPS"):
+        monkeypatch.setattr(rivals_bench, name, 1)
+    found = [
+        rivals_bench.measure(subject.name, rivals_bench.TASKS[task], way)["found"] for way in ways
+    ]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
