@@ -55,6 +55,20 @@ def test_frames_between_those_of_the_program_are_left_out() -> None:
         assert len(names(error)) == 5
 
 
+def test_a_frame_of_no_line_is_kept() -> None:
+    """An asynchronous exception may arrive at an instruction that belongs to no line."""
+    code = compile("try:\n    pass\nfinally:\n    1 / 0", "program", "exec")
+    error = caught(lambda: exec(code.replace(co_linetable=b""), {"__name__": "__main__"}))
+
+    def last() -> Any:
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        return frame.f_code.co_filename, line
+
+    assert last() == ("program", None)
+    with Folding(error, MODULES).applied():
+        assert last() == ("program", None)
+
+
 @pytest.mark.parametrize(
     ("body", "shown"),
     [

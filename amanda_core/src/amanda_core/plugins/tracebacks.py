@@ -87,7 +87,9 @@ class Folding:
         self.left_out += len(frames) - len(kept)
         found = None
         for frame in reversed(kept):
-            found = TracebackType(found, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+            # An asynchronous exception may arrive at an instruction of no line, which -1 stands for.
+            line = -1 if frame.tb_lineno is None else frame.tb_lineno
+            found = TracebackType(found, frame.tb_frame, frame.tb_lasti, line)
         return found
 
     def _is_folded(self, trace: TracebackType) -> bool:
