@@ -1,7 +1,6 @@
 """Measure what each shipped tool costs in training: narrow BERT, ResNet-50, Keras' `fit`.
 
 Writes docs/benchmarks/tools.md from docs/benchmarks/tools.json, to which each run adds its subject.
-`--record before` measures another version of Amanda, if one is imported.
 """
 
 from __future__ import annotations
@@ -79,8 +78,9 @@ TOOLS: dict[str, Callable[[], amanda.Tool]] = {
 #: Steps under a tool before the timed ones: analysis, settling, and the steps in which `latency`
 #: measures the program without itself.
 WARM = 9
-#: The record of tools that are used for one step.
+#: The records: of tools that stay applied, and of tools that are used for one step.
 ONE_SHOT = "one-shot"
+RECORDS = ("warm", ONE_SHOT)
 
 INTRODUCTION = """\
 # What each shipped tool costs
@@ -94,9 +94,7 @@ writes the page.
   its figure is what it costs in the others.
 - `effective_path` follows the neurons that decide, which is far more work than the network: it
   leaves out runs so that it costs at most 8 times a run on average.
-- *before* is the version before plans of all kinds of operators ran in C. Times on a shared machine
-  vary by a tenth or more, and the load is in the table below. Where *before* and *now* are close,
-  compare them by what the tool adds, the ratio less one.
+- Times on a shared machine vary by a tenth or more, and the load is in the table below.
 - *one-shot* is a new tool, one step under it, and its result, in ratio to the plain step.
 - Where the rest goes: `prune` takes about 210 calls of Python for each weight and step, in its
   routines, which look the mask and the parameter up, and in the checks of each edited weight and
@@ -228,16 +226,15 @@ def profile(subject: str, name: str, rows: int) -> None:
 def report(figures: dict[str, dict[str, dict[str, float]]]) -> str:
     """Return the page."""
     facts = {**machine(), **versions()}
-    before, now, once = (figures.get(name, {}) for name in ("before", "now", ONE_SHOT))
+    measured = [figures.get(name, {}) for name in RECORDS]
     columns, rows = ["tool"], []
-    for subject in now:
-        columns += [f"{subject}, before", "now", "one-shot"]
+    for subject in measured[0]:
+        columns += [f"{subject}, warm", "one-shot"]
     for name in TOOLS:
         cells = [name]
-        for subject in now:
-            for side in (before, now, once):
-                ratio = side.get(subject, {}).get(name)
-                cells.append("—" if ratio is None else f"{ratio:.2f}")
+        for subject in measured[0]:
+            ratios = [side.get(subject, {}).get(name) for side in measured]
+            cells += ["—" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
         rows.append(cells)
     parts = [
         INTRODUCTION.format(warm=WARM + 1),
@@ -253,7 +250,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer steps")
     parser.add_argument("--subject", choices=SUBJECTS, action="append")
     parser.add_argument("--only", nargs="+", choices=TOOLS, default=list(TOOLS))
-    parser.add_argument("--record", default="now", help="the version that is measured")
     parser.add_argument("--profile", type=int, help="only print this many rows of a profile")
     options = parser.parse_args()
     for subject in options.subject or SUBJECTS:
@@ -264,7 +260,7 @@ def main() -> None:
         step, _ = SUBJECTS[subject](subject)
         rounds = 3 if options.quick else 7
         figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-        for record in (options.record, ONE_SHOT) if options.record == "now" else (options.record,):
+        for record in RECORDS:
             found = measure(subject, options.only, rounds, step, once=record == ONE_SHOT)
             figures.setdefault(record, {}).setdefault(subject, {}).update(found)
         FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
