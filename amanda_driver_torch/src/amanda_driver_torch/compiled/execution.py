@@ -22,7 +22,7 @@ from amanda_driver_torch.compiled.functions import pass_straight, replaced_backw
 from amanda_driver_torch.compiled.host import Host, Like, like_of
 from amanda_driver_torch.compiled.staged_trace import StagedTrace
 from amanda_driver_torch.gradients.edits import check_gradient, check_tensor, check_written
-from amanda_driver_torch.gradients.nodes import Slot, differentiable, placed
+from amanda_driver_torch.gradients.nodes import Slot, differentiable, placed, taken
 from amanda_driver_torch.gradients.operator_call import made_by
 from amanda_driver_torch.operators.signature import BoundCall, bind, outputs_of, restructure
 from amanda_driver_torch.threads.modes import call_routine
@@ -269,7 +269,7 @@ class _Execution:
         slots, empty = list(sources), _empty(values)
 
         def changed(gradients: list[Any]) -> list[Any]:
-            return _at(slots, change(placed(empty, slots, gradients)))
+            return taken(change(placed(empty, slots, gradients)), slots)
 
         return placed(values, slots, tapped(changed, list(sources.values())))
 
@@ -322,14 +322,14 @@ class _Execution:
             last = slots[-1][0]
             are_alone = all(index is None for _, index in slots)
             if len(found) > last and not (are_alone and len(found) == len(slots)):
-                found = _at(slots, found)
+                found = taken(found, slots)
             elif len(found) != len(slots):
                 raise RoutineResultError(
                     f"A replacement of a backward op returned {len(found)} gradients",
                     where=step.where,
                     fix="Return one gradient for each input up to the last differentiable one",
                 )
-            return _at(slots, self.fold_gradients(plan.leaving, placed(empty, slots, found)))
+            return taken(self.fold_gradients(plan.leaving, placed(empty, slots, found)), slots)
 
         return list(replaced_backward(compute, backward, list(sources.values())))
 
@@ -337,12 +337,6 @@ class _Execution:
 def _empty(values: Sequence[Any]) -> list[Any]:
     """Return a place for the gradient of each value."""
     return [[None] * len(v) if isinstance(v, (list, tuple)) else None for v in values]
-
-
-def _at(slots: Sequence[Slot], values: Sequence[Any]) -> list[Any]:
-    """Return the values at some places."""
-    found = ((values[position], index) for position, index in slots)
-    return [value if index is None or value is None else value[index] for value, index in found]
 
 
 def _selected(step: Step, values: Sequence[Any]) -> list[Any]:

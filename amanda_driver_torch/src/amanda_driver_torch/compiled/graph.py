@@ -77,17 +77,13 @@ _CLOSED = (
 _VIEWS_PASSED_ON = "views that compiled callables pass on at graph breaks"
 
 
-def _no_row(woven: Sequence[Woven]) -> None:
-    """Return that a graph takes no row."""
-
-
 def weave(
     gm: fx.GraphModule,
     tools: GraphTools,
     places: Places,
     leaves: Leaves,
-    is_broken: bool = False,
-    take_row: Callable[[Sequence[Woven]], Row | None] | None = _no_row,
+    is_broken: bool,
+    take_row: Callable[[Sequence[Woven]], Row | None] | None,
 ) -> tuple[fx.GraphModule, list[Woven]]:
     """Analyse the operators of a graph, and write the steps of their plans into it.
 

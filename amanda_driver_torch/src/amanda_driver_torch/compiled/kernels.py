@@ -66,11 +66,11 @@ def compile_with_kernels(
         shown = _Graph(host, nodes, operators, (*key, number(key)), name)
         try:
             for half in sorted(halves, key=lambda one: one.is_backward):
-                half.find_calls()
+                why_not = half.find_calls()
                 shown.show(half)
-                if half.why_not:
-                    gaps[f"kernels of {name}"] = half.why_not
-                    host.session.note_inside(name, f"kernels: {half.why_not}")
+                if why_not:
+                    gaps[f"kernels of {name}"] = why_not
+                    host.session.note_inside(name, f"kernels: {why_not}")
         except (CannotWeave, AnalysisFailed):
             raise
         except Exception as error:
@@ -184,12 +184,13 @@ class _Recorder:
     """Marks and routines at the places of one half; the times of marks come at its end.
 
     Attributes:
+        host: Has the session.
         calls: For each place the function to call, or None where only the clock is read.
         notes: Functions that get the times of one run.
     """
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self.host = host
         self.calls: list[Callable[[], object] | None] = []
         #: Marks -> their numbers, by place.
         self._marks: dict[Marks, dict[int, int]] = {}
@@ -215,7 +216,7 @@ class _Recorder:
 
         def note(times: tuple[int, ...]) -> None:
             recorder = held()
-            if recorder is not None and recorder.runs():
+            if recorder is not None and recorder.host.runs():
                 for one in recorder.notes:
                     one(times)
 
@@ -238,20 +239,12 @@ class _Recorder:
         def call() -> int:
             ended = time.perf_counter_ns()
             recorder = held()
-            if recorder is not None and recorder.runs():
+            if recorder is not None and recorder.host.runs():
                 for step in steps:
                     call_routine(step, [])
             return ended if ends else time.perf_counter_ns()
 
         return call
-
-    def runs(self) -> bool:
-        """Return True if routines run, which those of a backward pass after `apply` do not."""
-        session = self._host.session
-        if session.closed:
-            session.warn_once("backward runs after `apply` has ended, so routines do not run")
-            return False
-        return session.enabled
 
 
 def _picking(

@@ -17,9 +17,10 @@ from torch import nn
 from amanda_core.driver_kit import OpContext, Ref, Scopes, Session, WeakGroup
 from amanda_core.interface import Site, UnsupportedError
 from amanda_driver_torch.execution.written_values import write_argument
+from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.gradients.records import BackwardProgram, NodeRecord, OpRecord
 from amanda_driver_torch.groups import WRAPPERS, processes
-from amanda_driver_torch.placements import distributed, local
+from amanda_driver_torch.placements import distributed
 from amanda_driver_torch.threads.modes import call_routine, call_without_modes, changes_of
 from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD, STATE, call_quietly
 from amanda_driver_torch.torch_internals.distributed import (
@@ -292,14 +293,14 @@ class _Gradient:
     def __init__(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         self._held = None if gradient is None else weakref.ref(gradient)
-        self._written = None if gradient is None else version_of(_part(gradient))
+        self._written = None if gradient is None else version_of(FACTS.local(gradient))
 
     def has_changed(self, parameter: torch.Tensor) -> bool:
         gradient = parameter.grad
         if gradient is None:
             return False
         held = None if self._held is None else self._held()
-        return held is not gradient or self._written != version_of(_part(gradient))
+        return held is not gradient or self._written != version_of(FACTS.local(gradient))
 
 
 class _Reduction(NodeRecord):
@@ -322,7 +323,8 @@ class _Reduction(NodeRecord):
     def run(self, session: Session, gradient: Any) -> None:
         """Analyse it, and run its routines; an edit is written into the gradient."""
         context = self.open_context(session)
-        if _is_distributed(gradient):
+        kind: type = type(gradient)
+        if distributed(kind):
             mesh = gradient.device_mesh
             context["mesh"] = tuple(mesh.shape)  # `mesh.mesh` computes it.
             context["placements"] = tuple(str(one) for one in gradient.placements)
@@ -340,19 +342,8 @@ class _Reduction(NodeRecord):
                 for step in plan.steps:
                     acts = True
                     for _, new in changes_of(step, [gradient], ()):
-                        write_argument(_part(gradient), _part(new), step)
+                        write_argument(FACTS.local(gradient), FACTS.local(new), step)
             if not acts and session.caching:
                 self.settled = session.epoch
         finally:
             context.release()
-
-
-def _part(gradient: Any) -> torch.Tensor:
-    """Return the part of a gradient that this process holds."""
-    part: torch.Tensor = local(gradient) if _is_distributed(gradient) else gradient
-    return part
-
-
-def _is_distributed(gradient: torch.Tensor) -> bool:
-    """Return True for a distributed tensor."""
-    return distributed(type(gradient))
