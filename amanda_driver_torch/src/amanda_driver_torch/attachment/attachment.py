@@ -64,8 +64,7 @@ class TorchAttachment(OperatorCalls):
     def __init__(self, session: Session) -> None:
         self._connect(session)
         self.backward = Backward(session, Leaves(self.scopes, self._labels), NAMESPACE)
-        self._execution = self._new_execution()
-        self.reductions = Reductions(session, self.scopes, self.backward, NAMESPACE)
+        self._begin_to_execute()
         self._sites = self._new_sites(STATE, NAMESPACE, OpRecord, self._drop)
         self._interceptor = self._choose()
         self.watch = self.backward.watch = self._interceptor.watch
@@ -86,8 +85,7 @@ class TorchAttachment(OperatorCalls):
         """Serve another session of the same tools with what is known of operators."""
         self._connect(session)
         self.backward.resume(session)
-        self._execution = self._new_execution()
-        self.reductions = Reductions(session, self.scopes, self.backward, NAMESPACE)
+        self._begin_to_execute()
         interceptor: Any = self._interceptor
         interceptor.resume(self._execution)
         self.watch = self.backward.watch = interceptor.watch
@@ -108,9 +106,10 @@ class TorchAttachment(OperatorCalls):
         self._new = None
         self._attached = False
 
-    def _new_execution(self) -> Execution:
+    def _begin_to_execute(self) -> None:
         constant = _constant_in(self.scopes)
-        return Execution(self.session, self.backward, constant, self._hides)
+        self._execution = Execution(self.session, self.backward, constant, self._hides)
+        self.reductions = Reductions(self.session, self.scopes, self.backward, NAMESPACE)
 
     def _new_sites(
         self, state: Any, namespace: str, new: Callable[[Site, str], R], drop: Callable[[R], None]

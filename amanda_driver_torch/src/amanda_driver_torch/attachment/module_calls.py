@@ -65,10 +65,7 @@ class ModuleCalls:
             error: The error.
             where: The type of the operator, or what else of the program the driver was at.
         """
-        failures = self.session.failures
-        if not failures.is_drivers(error):
-            raise error
-        failures.note(error, NAMESPACE, where)
+        self.session.failures.report(error, NAMESPACE, where)
 
     def attempt(self, where: str, otherwise: T, work: Callable[..., T], *arguments: object) -> T:
         """Do work of the driver that runs nothing of the program.

@@ -165,10 +165,7 @@ class Execution:
                 if hook_nodes(backward, call, outputs, is_unlike=True):
                     record.idle_nodes = made_nodes
         except Exception as error:
-            failures, site = self.session.failures, record.site
-            if not failures.is_drivers(error):
-                raise
-            failures.note(error, site.namespace, site.name)
+            self.session.failures.report(error, record.site.namespace, record.site.name)
         return result
 
     def edit(self, step: Step, values: list[Any], result: Any, aliases: bool) -> None:
