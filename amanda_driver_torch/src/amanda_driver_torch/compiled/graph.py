@@ -44,7 +44,7 @@ from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.identity.frames import is_own, is_torchs
 from amanda_driver_torch.interception.tracing import IN_TRANSFORMS
 from amanda_driver_torch.operators.module_values import INPUT, OUTPUT
-from amanda_driver_torch.operators.operator import Operator
+from amanda_driver_torch.operators.operator import Args, Kwargs, Operator
 from amanda_driver_torch.operators.signature import BoundCall, bind, outputs_of
 from amanda_driver_torch.threads.modes import call_routine
 from amanda_driver_torch.threads.state import STATE
@@ -409,9 +409,7 @@ class _Analysing(OperatorMode):
         self.plans: list[OpPlan | None] = []
         self.names: list[str] = []
 
-    def operate(
-        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def operate(self, operator: Operator, func: Any, args: Args, kwargs: Kwargs) -> Any:
         returned = func(*args, **kwargs)
         wrapper = _wrapper(sys._getframe(1))
         found = self._weaving._operator(

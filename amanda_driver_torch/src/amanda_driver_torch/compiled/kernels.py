@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -39,7 +40,7 @@ def compile_with_kernels(
     inputs: Sequence[Any],
     nodes: dict[str, list[OpContext]],
     name: str,
-    number: Callable[[Any], int],
+    made: Counter[Any],
     gaps: dict[str, str],
 ) -> Callable[..., Any]:
     """Compile a graph by Inductor, and let tools analyse its call and its kernels.
@@ -51,7 +52,7 @@ def compile_with_kernels(
         inputs: Its inputs.
         nodes: Name of a node -> contexts of its operators.
         name: Name of the compiled code.
-        number: Returns how many graphs with a key were compiled before.
+        made: What identifies a graph -> how many were compiled.
         gaps: For the coverage: what is not seen, and why.
 
     Raises:
@@ -63,7 +64,8 @@ def compile_with_kernels(
     if operators:
         first = operators[0]
         key = COMPILED_CALL, name, first.get_op_id()
-        shown = _Graph(host, nodes, operators, (*key, number(key)), name)
+        shown = _Graph(host, nodes, operators, (*key, made[key]), name)
+        made[key] += 1
         try:
             for half in sorted(halves, key=lambda one: one.is_backward):
                 why_not = half.find_calls()

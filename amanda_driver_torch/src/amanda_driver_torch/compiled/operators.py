@@ -21,7 +21,7 @@ from amanda_driver_torch.interception.transparent_wrappers import (
     call_transparently,
     run_transparently,
 )
-from amanda_driver_torch.operators.operator import Operator
+from amanda_driver_torch.operators.operator import Args, Kwargs, Operator
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.internals import TensorBase
 
@@ -33,18 +33,12 @@ class OperatorMode(TorchFunctionMode):
 
     _operators: dict[Any, Operator | None] = {}  # noqa: RUF012
 
-    def operate(
-        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def operate(self, operator: Operator, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """Run one operator."""
         raise NotImplementedError
 
     def __torch_function__(
-        self,
-        func: Any,
-        types_: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types_: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if type(func) is types.FunctionType:
@@ -106,9 +100,7 @@ class Woven:
         # Compiled code may outlive the tools.
         held = weakref.ref(self)
 
-        def woven(
-            args: tuple[Any, ...], kwargs: dict[str, Any], lifted: list[Any], row: Any = None
-        ) -> Any:
+        def woven(args: Args, kwargs: Kwargs, lifted: list[Any], row: Any = None) -> Any:
             this = held()
             assert this is not None
             given = {id(tensor): value for tensor, value in zip(this.lifted, lifted, strict=True)}
@@ -145,9 +137,7 @@ class _Planned(OperatorMode):
         super().__init__()
         self._plans, self._lifted, self._row = iter(plans), lifted, row
 
-    def operate(
-        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def operate(self, operator: Operator, func: Any, args: Args, kwargs: Kwargs) -> Any:
         name, plan = next(self._plans, ("", None))
         if name != operator.op_type:
             raise RuntimeError(f"{operator.op_type} runs, which was not analysed there")
