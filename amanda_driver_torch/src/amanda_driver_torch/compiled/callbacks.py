@@ -27,7 +27,7 @@ from amanda_driver_torch.compiled.call_sites import (
     watch_tracing,
 )
 from amanda_driver_torch.compiled.choice import AnalysisFailed, CannotWeave
-from amanda_driver_torch.compiled.graph import weave
+from amanda_driver_torch.compiled.graph import Weaving
 from amanda_driver_torch.compiled.graph_tools import GraphTools
 from amanda_driver_torch.compiled.graph_weights import Leaves
 from amanda_driver_torch.compiled.host import Host, Row
@@ -146,7 +146,7 @@ class CompiledCode:
         is_broken: bool,
         take_row: Callable[[Sequence[Woven]], Row | None] | None,
     ) -> tuple[fx.GraphModule, Sequence[Woven]]:
-        """Weave the applied tools into a graph, as `graph.weave` does."""
+        """Weave the applied tools into a graph, as `graph.Weaving` does."""
         assert self._enter is not None
         # A program that is exported has no calls that a tool could count.
         counts = self.session.needs_calls and not self.tools.exports
@@ -157,7 +157,7 @@ class CompiledCode:
         outer = sites.walk(frame, FRAMES)
         outer = outer[1:] if outer and outer[0][0].kind == FRAMEWORK else outer
         places = Places(sites, STATE.activations, self._enter, outer, sites.source(frame))
-        return weave(gm, self.tools, places, leaves, is_broken, take_row)
+        return Weaving(gm, self.tools, places, leaves, is_broken, take_row).weave()
 
     def compile(
         self, backend: _Backend, graph: fx.GraphModule, inputs: Sequence[Any]

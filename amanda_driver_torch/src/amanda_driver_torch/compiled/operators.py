@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from amanda_driver_torch.compiled.execution import Lifted, OpPlan, run_operator
+from amanda_driver_torch.compiled.execution import Lifted, OperatorRun, OpPlan
 from amanda_driver_torch.compiled.staged_trace import StagedTrace
 from amanda_driver_torch.interception.transparent_wrappers import (
     call_transparently,
@@ -121,7 +121,7 @@ class Woven:
         if self.is_operator:
             (plan,) = self.plans
             assert plan is not None
-            return run_operator(plan, self.target, tuple(args), dict(kwargs), lifted, row)
+            return OperatorRun(plan, self.target, tuple(args), dict(kwargs), lifted, row).run()
         mode = _Planned(zip(self.names, self.plans, strict=True), lifted, row)
         with mode:
             return self.target(*args, **kwargs)
@@ -143,4 +143,4 @@ class _Planned(OperatorMode):
             raise RuntimeError(f"{operator.op_type} runs, which was not analysed there")
         if plan is None:
             return func(*args, **kwargs)
-        return run_operator(plan, func, args, kwargs, self._lifted, self._row)
+        return OperatorRun(plan, func, args, kwargs, self._lifted, self._row).run()
