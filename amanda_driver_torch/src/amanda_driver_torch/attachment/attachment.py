@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from amanda_core.driver_kit import NATIVE, Scopes, Session, Sites, forget_all_edited
+from amanda_core.driver_kit import (
+    NATIVE,
+    Labels,
+    Parameters,
+    Scopes,
+    Session,
+    Sites,
+    forget_all_edited,
+)
 from amanda_core.interface import CoverageGap, Site
 from amanda_driver_torch.attachment.module_calls import NAMESPACE
 from amanda_driver_torch.attachment.operator_calls import OperatorCalls
@@ -24,7 +32,7 @@ from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.gradients.backward import Backward
 from amanda_driver_torch.gradients.records import OpRecord
 from amanda_driver_torch.identity.leaves import Leaves
-from amanda_driver_torch.identity.rules import RULES, new_labels, new_parameters, new_scopes
+from amanda_driver_torch.identity.rules import LAYOUTS, RULES, new_scopes
 from amanda_driver_torch.interception import device_graphs
 from amanda_driver_torch.interception.forward_calls import ForwardCalls
 from amanda_driver_torch.interception.function_mode import FunctionModeInterceptor
@@ -94,9 +102,9 @@ class TorchAttachment(OperatorCalls):
     def _connect(self, session: Session) -> None:
         self.session = session
         self.scopes = session.shared("pytorch.scopes", new_scopes)
-        self._labels = session.shared("pytorch.labels", new_labels)
+        self._labels = session.shared("pytorch.labels", Labels)
         self._parameters = session.shared(
-            "pytorch.parameters", lambda: new_parameters(self.scopes, self._labels)
+            "pytorch.parameters", lambda: Parameters(self.scopes, self._labels, LAYOUTS)
         )
         self._parameters.sessions += session.host is None
         self.forward_calls = ForwardCalls(session, PATCHES.add)

@@ -6,6 +6,7 @@ of the program around. `execution` runs one operator.
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,8 +32,6 @@ __all__ = ["OperatorMode", "Woven"]
 class OperatorMode(TorchFunctionMode):
     """Passes the operators that a node of a graph runs to `operate`, in order."""
 
-    _operators: dict[Any, Operator | None] = {}  # noqa: RUF012
-
     def operate(self, operator: Operator, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """Run one operator."""
         raise NotImplementedError
@@ -52,14 +51,11 @@ class OperatorMode(TorchFunctionMode):
             return func(*args, **kwargs)
         return self.operate(operator, func, args, kwargs)
 
-    @classmethod
-    def operator(cls, func: Any) -> Operator | None:
+    @staticmethod
+    @functools.cache
+    def operator(func: Any) -> Operator | None:
         """Return the operator that a function is; None if it is none."""
-        try:
-            return cls._operators[func]
-        except KeyError:
-            found = cls._operators[func] = Operator.of(func)
-            return found
+        return Operator.of(func)
 
 
 @dataclass(eq=False)

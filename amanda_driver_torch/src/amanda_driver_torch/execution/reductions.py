@@ -19,7 +19,7 @@ from amanda_core.interface import Site, UnsupportedError
 from amanda_driver_torch.execution.written_values import write_argument
 from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.gradients.records import BackwardProgram, NodeRecord, OpRecord
-from amanda_driver_torch.groups import WRAPPERS, processes
+from amanda_driver_torch.groups import WRAPPERS, processes, wrappers
 from amanda_driver_torch.placements import distributed
 from amanda_driver_torch.threads.modes import call_routine, call_without_modes, changes_of
 from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD, STATE, call_quietly
@@ -55,9 +55,8 @@ def expected(reducer: Any) -> nn.Module | None:
     Args:
         reducer: Its attribute of this name.
     """
-    for known in list(WRAPPERS.values()):
-        module = known()
-        if module is not None and vars(module).get("reducer") is reducer:
+    for module in wrappers():
+        if vars(module).get("reducer") is reducer:
             _EXPECTED.add(module)
             return module
     return None
@@ -75,8 +74,7 @@ def clear_hooks(parameters: Iterable[torch.Tensor] | None = None) -> None:
     if native is None or dispatch_modes() or functorch_active():
         return  # The nodes are found by an operator, which the program's modes must not see.
     if parameters is None:
-        every = (module for known in list(WRAPPERS.values()) if (module := known()) is not None)
-        reducing = (module for module in every if "reducer" in vars(module))
+        reducing = (module for module in wrappers() if "reducer" in vars(module))
         parameters = [one for module in reducing for one, _ in reducible(module)]
     leaves = (one for one in parameters if one.requires_grad and one.is_leaf)
     nodes = [call_without_modes(call_quietly, accumulation_of, leaf) for leaf in leaves]
@@ -162,8 +160,9 @@ class Reductions:
         """
         if not (self._session.caching and self._session.enabled):
             return False
-        every = [one for known in list(WRAPPERS.values()) if (one := known()) is not None]
-        every += [part for root in self._scopes.roots() for part in self._sharded_of(root)]
+        every = wrappers() + [
+            part for root in self._scopes.roots() for part in self._sharded_of(root)
+        ]
         are_settled = all(self._settled.get(one) == self._session.epoch for one in every)
         return are_settled and sum(hasattr(one, "reducer") for one in every) <= 1
 
@@ -232,9 +231,8 @@ class Reductions:
 
     def _modules(self) -> Iterator[nn.Module]:
         """Yield the modules that may reduce gradients in this backward pass."""
-        for known in list(WRAPPERS.values()):
-            module = known()
-            if module is not None and (not hasattr(module, "reducer") or module in _EXPECTED):
+        for module in wrappers():
+            if not hasattr(module, "reducer") or module in _EXPECTED:
                 yield module
         for root in self._scopes.roots():
             yield from self._sharded_of(root)

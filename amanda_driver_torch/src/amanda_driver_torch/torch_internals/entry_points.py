@@ -107,20 +107,14 @@ class Compiled(NamedTuple):
         wrapper: Name of the code that calls a compiled callable.
     """
 
-    module: str
-    callback: str
-    frame_count: str
-    region: str
-    wrapper: str
+    module: str = "torch._dynamo.eval_frame"
+    callback: str = "_callback_from_stance"
+    frame_count: str = "set_fullgraph_compiled_frame_count"
+    region: str = "set_eval_frame_isolate_recompiles_id"
+    wrapper: str = "compile_wrapper"
 
 
-COMPILED_FRAMES = Compiled(
-    "torch._dynamo.eval_frame",
-    "_callback_from_stance",
-    "set_fullgraph_compiled_frame_count",
-    "set_eval_frame_isolate_recompiles_id",
-    "compile_wrapper",
-)
+COMPILED_FRAMES = Compiled()
 #: Where Dynamo keeps the `nn.Module.__call__` that it does not trace, but only the `forward` of.
 TRACED_MODULES = ("torch._dynamo.variables.nn_module", "unpatched_nn_module_call")
 
