@@ -111,11 +111,6 @@ class _TorchArithmetic(Arithmetic):
         widths = [width for length in reversed(after) for width in (0, length)]
         return torch.nn.functional.pad(x, widths)
 
-    def any(self, x: Any, axis: Sequence[int]) -> Any:
-        for one in axis:  # Before 2.2, `any` takes a single axis.
-            x = x.any(one)
-        return x
-
     def count_nonzero(self, x: Any, axis: Sequence[int] | None = None) -> Any:
         if axis is None:
             return x.count_nonzero()  # For masks this is several times faster than a sum.
