@@ -49,7 +49,7 @@ def made_once(wrap: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def replacing(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function make the replacement of an original, which calls it.
+    """Turn a function that calls an original into one that returns the original's replacement.
 
     Args:
         call: Is given the original and the arguments of its call.

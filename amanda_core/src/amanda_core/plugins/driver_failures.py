@@ -124,7 +124,7 @@ class DriverFailures:
         )
 
     def report(self, error: Exception, namespace: str, where: str) -> None:
-        """Raise an error that left a driver's code; list it if it is the driver's and may be."""
+        """Raise an error that left a driver's code, or list it if it is the driver's own."""
         if not self.is_drivers(error):
             raise error
         self.note(error, namespace, where)
