@@ -233,9 +233,9 @@ class _Callback:
                     return found
             # Dynamo runs some operators itself, such as `weight.real`.
             is_shared = owner.tools.shares(self.backend.users) and is_region(frame)
-            made = self._compile, frame, cache_entry, frame_state, scope_number(), is_shared
-            compile_apart = dynamo.compile_apart, *made
-            result: dynamo.ConvertFrameReturn = call_recording(call_quietly, *compile_apart)
+            given = frame, cache_entry, frame_state, scope_number(), is_shared
+            compiling = dynamo.compile_apart, self._compile, *given
+            result: dynamo.ConvertFrameReturn = call_recording(call_quietly, *compiling)
             new = self.backend.new
             if new is not None and result.guarded_code is not None:
                 new.end(code, result)
