@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amanda_core.driver_kit import Patch, Patches, made_once
+from amanda_core.driver_kit import Patch, Patches, made_once, replacing
 
 
 class Base:
@@ -59,6 +59,21 @@ def test_a_replacement_is_made_once_for_each_original() -> None:
     for number in range(300):
         wrap([number])
     assert wrap(first) is wrap(first)
+
+
+def test_a_function_that_replaces_gets_the_original() -> None:
+    @replacing
+    def doubled(original: Callable[..., int], number: int, *, twice: bool = False) -> int:
+        return original(number) * (4 if twice else 2)
+
+    def increased(number: int) -> int:
+        """Add one."""
+        return number + 1
+
+    assert doubled(increased) is doubled(increased)
+    assert doubled(increased)(3) == 8
+    assert doubled(increased)(3, twice=True) == 16
+    assert doubled(increased).__doc__ == "Add one."
 
 
 def test_replacements_end_with_their_last_user() -> None:

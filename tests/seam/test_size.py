@@ -16,7 +16,8 @@ from every_tool import EDITING, TOOLS
 from torch import nn
 
 import amanda
-from amanda_driver_torch.identity.rules import new_labels, new_parameters, new_scopes
+from amanda_core.driver_kit import Labels, Parameters
+from amanda_driver_torch.identity.rules import LAYOUTS, new_scopes
 from amanda_tools.prune import Prune
 from amanda_tools.quantize import Quantize
 
@@ -148,7 +149,7 @@ def test_costs_are_linear(tool: str, make: Callable[[int], Program]) -> None:
 
 def test_a_parameter_outside_of_models_is_found_at_once_among_many() -> None:
     def cost(size: int) -> int:
-        labels, tensors = new_labels(), [torch.ones(1) for _ in range(size)]
+        labels, tensors = Labels(), [torch.ones(1) for _ in range(size)]
         tokens = [labels.look_up(tensor)[0] for tensor in tensors]
         assert labels.tensor(tokens[-1]) is tensors[-1]
         return lines_of(lambda: labels.tensor(tokens[-1]))
@@ -159,8 +160,8 @@ def test_a_parameter_outside_of_models_is_found_at_once_among_many() -> None:
 def test_a_parameter_is_found_at_once_among_many_models() -> None:
     def cost(size: int) -> int:
         layers = [nn.Linear(2, 2) for _ in range(size)]
-        scopes, labels = new_scopes(), new_labels()
-        parameters = new_parameters(scopes, labels)
+        scopes, labels = new_scopes(), Labels()
+        parameters = Parameters(scopes, labels, LAYOUTS)
         for layer in layers:
             parameters.find(layer.weight, scopes.enter(layer, None, False).root)
         found = parameters.find(layers[-1].weight, "")

@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 from jax import export, stages
 from jax.extend.core import Primitive
 
-from amanda_core.driver_kit import Known, ModelWriters, Patches, is_started_by_python, join
+from amanda_core.driver_kit import (
+    Known,
+    ModelWriters,
+    Patches,
+    is_started_by_python,
+    join,
+    replacing,
+)
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.identity.call_sites import calls_users_code, is_library_code
 from amanda_driver_jax.jax_internals import JittedCall
@@ -180,25 +187,19 @@ def _batch(function: Any, axis: Any, axes: Any, results: Any, sum_match: bool = 
 _KEYS: Known[Hashable] = Known()
 
 
-def _noting_key(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if current_hold() is not None:
-            _KEYS.set(self, LOCAL.key)
-
-    return init
+@replacing
+def _noting_key(original: Callable[..., None], stage: Any, *args: Any, **kwargs: Any) -> None:
+    original(stage, *args, **kwargs)
+    if current_hold() is not None:
+        _KEYS.set(stage, LOCAL.key)
 
 
-def _passing_key_on(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = original(self, *args, **kwargs)
-        if (key := _KEYS.get(self)) is not None:
-            _KEYS.set(found, key)
-        return found
-
-    return run
+@replacing
+def _passing_key_on(original: Callable[..., Any], stage: Any, *args: Any, **kwargs: Any) -> Any:
+    found = original(stage, *args, **kwargs)
+    if (key := _KEYS.get(stage)) is not None:
+        _KEYS.set(found, key)
+    return found
 
 
 def _noted_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,15 +218,12 @@ def _noted_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _noted_export(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        hold = current_hold()
-        if hold is not None:
-            hold.session.note_inside(f"jax.export's {self.fun_name!r}", "an exported program")
-        return original(self, *args, **kwargs)
-
-    return call
+@replacing
+def _noted_export(original: Callable[..., Any], exported: Any, *args: Any, **kwargs: Any) -> Any:
+    hold = current_hold()
+    if hold is not None:
+        hold.session.note_inside(f"jax.export's {exported.fun_name!r}", "an exported program")
+    return original(exported, *args, **kwargs)
 
 
 #: What results say of an executable, and why it is not seen.

@@ -50,16 +50,12 @@ STEPPED: WeakGroup[torch.optim.Optimizer] = WeakGroup()
 _CUDA_BLOCK = 512
 #: dtypes that NumPy does not have -> integers of the same size.
 _BITS = {
-    getattr(torch, name): integers
-    for name, integers in {
-        "bfloat16": torch.uint16,
-        "float8_e4m3fn": torch.uint8,
-        "float8_e4m3fnuz": torch.uint8,
-        "float8_e5m2": torch.uint8,
-        "float8_e5m2fnuz": torch.uint8,
-        "float8_e8m0fnu": torch.uint8,
-    }.items()
-    if hasattr(torch, name)
+    torch.bfloat16: torch.uint16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
+    torch.float8_e8m0fnu: torch.uint8,
 }
 
 
@@ -114,11 +110,6 @@ class _TorchArithmetic(Arithmetic):
     def pad(self, x: Any, after: Sequence[int]) -> Any:
         widths = [width for length in reversed(after) for width in (0, length)]
         return torch.nn.functional.pad(x, widths)
-
-    def any(self, x: Any, axis: Sequence[int]) -> Any:
-        for one in axis:  # Before 2.2, `any` takes a single axis.
-            x = x.any(one)
-        return x
 
     def count_nonzero(self, x: Any, axis: Sequence[int] | None = None) -> Any:
         if axis is None:

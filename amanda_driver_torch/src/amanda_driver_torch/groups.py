@@ -26,7 +26,7 @@ from amanda_driver_torch.torch_internals.distributed import (
 )
 from amanda_driver_torch.torch_internals.modules import inner_of, modules_in, parameters_of
 
-__all__ = ["WRAPPERS", "group_of", "master_of", "processes", "rank", "shares_layers"]
+__all__ = ["WRAPPERS", "group_of", "master_of", "processes", "rank", "shares_layers", "wrappers"]
 
 #: The modules that only wrap others and were called under tools, by id, until they are freed. No
 #: frame of Python may run to add one: inside a compiled callable Dynamo would trace it.
@@ -35,6 +35,11 @@ WRAPPERS: dict[int, weakref.ref[nn.Module]] = {}
 _PATIENCE = timedelta(minutes=5)
 #: Name of a group -> how often its processes have met.
 _MEETINGS: Counter[str] = Counter()
+
+
+def wrappers() -> list[nn.Module]:
+    """Return the modules that only wrap others and were called under tools."""
+    return [module for known in list(WRAPPERS.values()) if (module := known()) is not None]
 
 
 def processes() -> int:
@@ -131,8 +136,7 @@ def _groups_of(model: nn.Module) -> list[Any] | None:
 def _wrappers_and_parts(model: nn.Module) -> list[nn.Module]:
     """Return the modules around a model that only wrap it, and those in it."""
     parts = [part for _, part in modules_in(model)]
-    wrappers = [one for one in (known() for known in list(WRAPPERS.values())) if one is not None]
-    return [*(one for one in wrappers if any(part is inner_of(one) for part in parts)), *parts]
+    return [*(one for one in wrappers() if any(part is inner_of(one) for part in parts)), *parts]
 
 
 def shares_layers(model: Any) -> bool:

@@ -183,16 +183,8 @@ _NOT_NAMES = frozenset(
     {"accumulate_grad", "assign", "assign_slice", "attention", "bitcast", "cast", "constant"}
     | {"depth_to_space", "eigh", "equal", "fake_quantize", "fft", "floor_div", "grouped_matmul"}
     | _COLLECTIVES.keys()
-    | {
-        "identity",
-        "mod",
-        "quantize",
-        "reduce_grad",
-        "rnn",
-        "solve",
-        "space_to_depth",
-        "weight_norm",
-    }
+    | {"identity", "mod", "quantize", "reduce_grad", "rnn", "solve", "space_to_depth"}
+    | {"weight_norm"}
 )
 
 

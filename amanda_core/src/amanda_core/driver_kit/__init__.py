@@ -86,7 +86,7 @@ NAMES = {
     "driver_kit.model_files": ("ModelFile",),
     "driver_kit.model_writers": ("ModelWriters",),
     "driver_kit.module_values": ("arrays_in", "replace_first"),
-    "driver_kit.patching": ("Patch", "Patches", "Routes", "made_once"),
+    "driver_kit.patching": ("Patch", "Patches", "Routes", "made_once", "replacing"),
     "driver_kit.recording": ("Keeper", "Recorder"),
     "driver_kit.repeating": ("Repeater",),
     "driver_kit.self_test_tools": (

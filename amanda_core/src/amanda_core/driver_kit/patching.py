@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-__all__ = ["Patch", "Patches", "Routes", "made_once"]
+__all__ = ["Patch", "Patches", "Routes", "made_once", "replacing"]
 
 #: Number of replacements that one function keeps.
 _KEPT = 256
@@ -46,6 +46,27 @@ def made_once(wrap: Callable[..., Any]) -> Callable[..., Any]:
         return made[key][1]
 
     return once
+
+
+def replacing(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn a function that calls an original into one that returns the original's replacement.
+
+    Args:
+        call: Is given the original and the arguments of its call.
+
+    Returns:
+        A function that returns what replaces an original; it is made once.
+    """
+
+    @made_once
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return call(original, *args, **kwargs)
+
+        return replacement
+
+    return wrap
 
 
 class Patch:

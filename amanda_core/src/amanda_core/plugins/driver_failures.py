@@ -123,6 +123,12 @@ class DriverFailures:
             and (original is None or error is not original.error)
         )
 
+    def report(self, error: Exception, namespace: str, where: str) -> None:
+        """Raise an error that left a driver's code, or list it if it is the driver's own."""
+        if not self.is_drivers(error):
+            raise error
+        self.note(error, namespace, where)
+
     def recover(
         self,
         error: Exception,

@@ -9,12 +9,10 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
-from multiprocessing import get_context
 from operator import itemgetter
 from typing import Any
 
@@ -235,6 +233,10 @@ def merge(processes: Sequence[str], load: Load) -> dict[str, Any]:
         return _merged(processes, load).result()
     size = -(-len(processes) // workers)
     chunks = [processes[i : i + size] for i in range(0, len(processes), size)]
+    # Late, since every command imports this module, and these import many others.
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     with ProcessPoolExecutor(len(chunks), get_context("spawn")) as pool:
         first, *others = pool.map(partial(_merged, load=load), chunks)
     for one in others:

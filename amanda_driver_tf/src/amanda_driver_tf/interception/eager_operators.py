@@ -216,10 +216,7 @@ def _disagree(place: Place, op_type: OpType, args: Sequence[Any]) -> bool:
 
 def _report_failure(place: Place, error: Exception, op_type: OpType) -> None:
     """Raise an error of the driver at an op, or list it so that the op can run plainly."""
-    failures = place.session.failures
-    if not failures.is_drivers(error):
-        raise error
-    failures.note(error, "tensorflow", op_type.name)
+    place.session.failures.report(error, "tensorflow", op_type.name)
 
 
 def _may_wait(op_type: OpType, found: Record, args: Sequence[Any], epoch: int) -> bool:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from amanda_core.driver_kit import NATIVE, Scopes, Session, Sites, forget_all_edited
+from amanda_core.driver_kit import (
+    NATIVE,
+    Labels,
+    Parameters,
+    Scopes,
+    Session,
+    Sites,
+    forget_all_edited,
+)
 from amanda_core.interface import CoverageGap, Site
 from amanda_driver_torch.attachment.module_calls import NAMESPACE
 from amanda_driver_torch.attachment.operator_calls import OperatorCalls
@@ -24,7 +32,7 @@ from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.gradients.backward import Backward
 from amanda_driver_torch.gradients.records import OpRecord
 from amanda_driver_torch.identity.leaves import Leaves
-from amanda_driver_torch.identity.rules import RULES, new_labels, new_parameters, new_scopes
+from amanda_driver_torch.identity.rules import LAYOUTS, RULES, new_scopes
 from amanda_driver_torch.interception import device_graphs
 from amanda_driver_torch.interception.forward_calls import ForwardCalls
 from amanda_driver_torch.interception.function_mode import FunctionModeInterceptor
@@ -64,8 +72,7 @@ class TorchAttachment(OperatorCalls):
     def __init__(self, session: Session) -> None:
         self._connect(session)
         self.backward = Backward(session, Leaves(self.scopes, self._labels), NAMESPACE)
-        self._execution = self._new_execution()
-        self.reductions = Reductions(session, self.scopes, self.backward, NAMESPACE)
+        self._begin_to_execute()
         self._sites = self._new_sites(STATE, NAMESPACE, OpRecord, self._drop)
         self._interceptor = self._choose()
         self.watch = self.backward.watch = self._interceptor.watch
@@ -86,8 +93,7 @@ class TorchAttachment(OperatorCalls):
         """Serve another session of the same tools with what is known of operators."""
         self._connect(session)
         self.backward.resume(session)
-        self._execution = self._new_execution()
-        self.reductions = Reductions(session, self.scopes, self.backward, NAMESPACE)
+        self._begin_to_execute()
         interceptor: Any = self._interceptor
         interceptor.resume(self._execution)
         self.watch = self.backward.watch = interceptor.watch
@@ -96,9 +102,9 @@ class TorchAttachment(OperatorCalls):
     def _connect(self, session: Session) -> None:
         self.session = session
         self.scopes = session.shared("pytorch.scopes", new_scopes)
-        self._labels = session.shared("pytorch.labels", new_labels)
+        self._labels = session.shared("pytorch.labels", Labels)
         self._parameters = session.shared(
-            "pytorch.parameters", lambda: new_parameters(self.scopes, self._labels)
+            "pytorch.parameters", lambda: Parameters(self.scopes, self._labels, LAYOUTS)
         )
         self._parameters.sessions += session.host is None
         self.forward_calls = ForwardCalls(session, PATCHES.add)
@@ -108,9 +114,10 @@ class TorchAttachment(OperatorCalls):
         self._new = None
         self._attached = False
 
-    def _new_execution(self) -> Execution:
+    def _begin_to_execute(self) -> None:
         constant = _constant_in(self.scopes)
-        return Execution(self.session, self.backward, constant, self._hides)
+        self._execution = Execution(self.session, self.backward, constant, self._hides)
+        self.reductions = Reductions(self.session, self.scopes, self.backward, NAMESPACE)
 
     def _new_sites(
         self, state: Any, namespace: str, new: Callable[[Site, str], R], drop: Callable[[R], None]

@@ -23,7 +23,7 @@ from amanda_driver_torch.interception.checkpoint import is_foreign_rerun
 from amanda_driver_torch.interception.forward_calls import ForwardCalls, running_forwards
 from amanda_driver_torch.interception.interceptor import Interceptor
 from amanda_driver_torch.operators.module_values import INPUT, OUTPUT, replace_first
-from amanda_driver_torch.operators.operator import Operator
+from amanda_driver_torch.operators.operator import Args, Kwargs, Operator, Original
 from amanda_driver_torch.threads.modes import call_without_modes
 from amanda_driver_torch.threads.state import STATE, Watcher, call_quietly
 from amanda_driver_torch.torch_internals.internals import RELEASE
@@ -65,10 +65,7 @@ class ModuleCalls:
             error: The error.
             where: The type of the operator, or what else of the program the driver was at.
         """
-        failures = self.session.failures
-        if not failures.is_drivers(error):
-            raise error
-        failures.note(error, NAMESPACE, where)
+        self.session.failures.report(error, NAMESPACE, where)
 
     def attempt(self, where: str, otherwise: T, work: Callable[..., T], *arguments: object) -> T:
         """Do work of the driver that runs nothing of the program.
@@ -85,13 +82,7 @@ class ModuleCalls:
             self.report_failure(error, where)
             return otherwise
 
-    def call_module(
-        self,
-        module: nn.Module,
-        original: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def call_module(self, module: nn.Module, original: Original, args: Args, kwargs: Kwargs) -> Any:
         """Call a module inside its scope.
 
         An outermost module that wraps another has the scope of the other one, which code of a
@@ -157,9 +148,9 @@ class ModuleCalls:
     def _call_shown(
         self,
         module: nn.Module,
-        original: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        original: Original,
+        args: Args,
+        kwargs: Kwargs,
         path: str,
         is_shown: bool = True,
     ) -> Any:
@@ -169,11 +160,7 @@ class ModuleCalls:
         return self._shown(OUTPUT, path, original(module, *args, **kwargs))
 
     def call_forward(
-        self,
-        module: nn.Module,
-        original: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, module: nn.Module, original: Original, args: Args, kwargs: Kwargs
     ) -> Any:
         """Run the `forward` of a module, which the program calls instead of the module."""
         if wraps(module):

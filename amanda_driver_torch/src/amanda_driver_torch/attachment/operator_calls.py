@@ -23,7 +23,7 @@ from amanda_driver_torch.identity.frames import unit_around
 from amanda_driver_torch.interception.buckets import BUCKETS
 from amanda_driver_torch.interception.patches import PATCHES
 from amanda_driver_torch.interception.tracing import reason_to_ignore
-from amanda_driver_torch.operators.operator import Operator
+from amanda_driver_torch.operators.operator import Args, Kwargs, Operator, Original
 from amanda_driver_torch.threads.modes import call_without_modes, in_users_modes
 from amanda_driver_torch.threads.state import STATE, call_opaquely
 from amanda_driver_torch.torch_internals.internals import TENSOR_METHODS, is_machinery, unwrapped
@@ -68,12 +68,7 @@ class OperatorCalls(ModuleCalls):
         return self._execution(record, operator, call, args, kwargs)
 
     def execute_known(
-        self,
-        record: OpRecord,
-        operator: Operator,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, record: OpRecord, operator: Operator, call: Original, args: Args, kwargs: Kwargs
     ) -> Any:
         """Execute one call of an operator whose record the native interceptor has found."""
         # What was resolved for this call was not to be ignored.
@@ -92,8 +87,8 @@ class OperatorCalls(ModuleCalls):
         zone: str,
         caller: Any,
         checked: bool,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         occurrence: int,
         weights: Operands | None,
     ) -> Any:
@@ -151,12 +146,7 @@ class OperatorCalls(ModuleCalls):
         return record.caller == TENSOR_METHODS
 
     def execute_python(
-        self,
-        raw: Any,
-        name: str,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, raw: Any, name: str, call: Original, args: Args, kwargs: Kwargs
     ) -> Any:
         """Execute one call of an operator written in Python or as a script."""
         operator = self.attempt(name, None, Operator, raw, raw, name)
@@ -167,12 +157,7 @@ class OperatorCalls(ModuleCalls):
         return call_opaquely(call_without_modes, *run)
 
     def execute_collective(
-        self,
-        collective: Collective,
-        call: Callable[..., Any],
-        group: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, collective: Collective, call: Original, group: Any, args: Args, kwargs: Kwargs
     ) -> Any:
         """Execute one call of a method of a process group that communicates."""
         session, op_type, tensors = self.session, collective.op_type, tuple(tensors_in(args))
@@ -193,12 +178,7 @@ class OperatorCalls(ModuleCalls):
             self.attempt("reductions", None, BUCKETS.begin, module, self, PATCHES.afterwards)
 
     def execute_bucket(
-        self,
-        collective: Collective,
-        call: Callable[..., Any],
-        group: Any,
-        args: tuple[Any, ...],
-        bucket: Bucket,
+        self, collective: Collective, call: Original, group: Any, args: Args, bucket: Bucket
     ) -> Any:
         """Execute one reduction of gradients in the backward pass of a module."""
         session, op_type = self.session, collective.op_type

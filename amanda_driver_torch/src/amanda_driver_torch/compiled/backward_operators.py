@@ -10,6 +10,7 @@ engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,9 +99,19 @@ class BackwardOperators:
             self._refuse(made, ", ".join(sorted(name for _, name, _ in nodes)))
         for key, node in nodes.items():
             if not self._are_known or any(self.plans.get(key, {}).values()):
-                hooks = _Hooks(self, key, fold)
-                node.register_prehook(hooks.before)
-                node.register_hook(hooks.after)
+                node.register_prehook(partial(self._before, key, fold))
+                node.register_hook(partial(self._after, key, fold))
+
+    def _before(self, key: Key, fold: Fold, gradients: Sequence[Any]) -> Sequence[Any] | None:
+        plan = self._plan(key, IPoint.BEFORE_BACKWARD, grad_outputs=list(gradients))
+        return tuple(fold(plan, list(gradients))) if plan else None
+
+    def _after(
+        self, key: Key, fold: Fold, results: Sequence[Any], gradients: Sequence[Any]
+    ) -> Sequence[Any] | None:
+        given = {"grad_outputs": list(gradients), "grad_inputs": list(results)}
+        plan = self._plan(key, IPoint.AFTER_BACKWARD, **given)
+        return tuple(fold(plan, list(results))) if plan else None
 
     def _refuse(self, made: Sequence[torch.Tensor], names: str) -> None:
         name = self._forward.name
@@ -109,7 +120,7 @@ class BackwardOperators:
         # The program runs already: a backend without AOTAutograd traces nothing.
         self._host.session.note_inside(name, f"it is differentiated by {names}")
 
-    def plan(self, key: Key, point: IPoint, **values: list[Any]) -> Plan:
+    def _plan(self, key: Key, point: IPoint, **values: list[Any]) -> Plan:
         """Return the plan of a backward operator at a point; analyse it first if that is due."""
         found = self.plans[key]
         if not self._are_known and point not in found:
@@ -134,23 +145,6 @@ def _makes_alias(forward: OpContext) -> bool:
         return False
     first, *_ = forward.get_inputs()
     return isinstance(first, torch.Tensor) and not first.is_contiguous()
-
-
-class _Hooks:
-    """The hooks of one node."""
-
-    def __init__(self, owner: BackwardOperators, key: Key, fold: Fold) -> None:
-        self._owner, self._key, self._fold = owner, key, fold
-
-    def before(self, gradients: Sequence[Any]) -> Sequence[Any] | None:
-        given = list(gradients)
-        plan = self._owner.plan(self._key, IPoint.BEFORE_BACKWARD, grad_outputs=given)
-        return tuple(self._fold(plan, list(gradients))) if plan else None
-
-    def after(self, results: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any] | None:
-        given = {"grad_outputs": list(gradients), "grad_inputs": list(results)}
-        plan = self._owner.plan(self._key, IPoint.AFTER_BACKWARD, **given)
-        return tuple(self._fold(plan, list(results))) if plan else None
 
 
 def watching_leaves(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
@@ -26,7 +27,7 @@ from amanda_driver_torch.compiled.call_sites import (
     watch_tracing,
 )
 from amanda_driver_torch.compiled.choice import AnalysisFailed, CannotWeave
-from amanda_driver_torch.compiled.graph import weave
+from amanda_driver_torch.compiled.graph import Weaving
 from amanda_driver_torch.compiled.graph_tools import GraphTools
 from amanda_driver_torch.compiled.graph_weights import Leaves
 from amanda_driver_torch.compiled.host import Host, Row
@@ -36,28 +37,7 @@ from amanda_driver_torch.compiled.refusals import not_exported
 from amanda_driver_torch.compiled.shared_code import SharedCode, copied, is_region, scope_number
 from amanda_driver_torch.identity.frames import BOUNDARY, FORWARDS, is_own
 from amanda_driver_torch.threads.state import STATE, call_quietly
-from amanda_driver_torch.torch_internals.dynamo import (
-    ConvertFrameReturn,
-    backend_itself,
-    begins_at_break,
-    beneath_stance,
-    compile_apart,
-    failing,
-    for_routines_on_host,
-    hits_limit,
-    hits_total_limit,
-    is_dynamos,
-    is_never_compiled,
-    new_recompile_region,
-    quiet_code,
-    set_frame_count,
-    set_recompile_region,
-    skipped,
-    uncached,
-    users_backend,
-    with_backend,
-    without_saved_tensors_hooks,
-)
+from amanda_driver_torch.torch_internals import dynamo
 from amanda_driver_torch.torch_internals.dynamo_guards import bound_code, guard_scope, guard_served
 from amanda_driver_torch.torch_internals.entry_points import count_frame
 
@@ -136,8 +116,8 @@ class CompiledCode:
         Returns:
             None if the callable must run eagerly.
         """
-        original = beneath_stance(chosen)
-        backend = users_backend(original)
+        original = dynamo.beneath_stance(chosen)
+        backend = dynamo.users_backend(original)
         if backend is None:
             return None
         known = self._callbacks.setdefault(original, {})
@@ -145,15 +125,15 @@ class CompiledCode:
         if epoch not in known:
             known[epoch] = _Callback(self, original, self._backend(backend, epoch))
         found = known[epoch]
-        if set_recompile_region is not None:
-            set_recompile_region(found.backend.region)
-        return found if chosen is original else failing(chosen, found, found.backend)
+        if dynamo.set_recompile_region is not None:
+            dynamo.set_recompile_region(found.backend.region)
+        return found if chosen is original else dynamo.failing(chosen, found, found.backend)
 
     def _backend(self, users: Callable[..., Any], epoch: int) -> _Backend:
         """Return the backend for an epoch; the same one for equal backends, which share code."""
-        itself = backend_itself(users)
+        itself = dynamo.backend_itself(users)
         for known in self._backends:
-            if known.epoch == epoch and backend_itself(known.users) == itself:
+            if known.epoch == epoch and dynamo.backend_itself(known.users) == itself:
                 return known
         found = _Backend(weakref.ref(self), users, epoch)
         self._backends.add(found)
@@ -166,7 +146,7 @@ class CompiledCode:
         is_broken: bool,
         take_row: Callable[[Sequence[Woven]], Row | None] | None,
     ) -> tuple[fx.GraphModule, Sequence[Woven]]:
-        """Weave the applied tools into a graph, as `graph.weave` does."""
+        """Weave the applied tools into a graph, as `graph.Weaving` does."""
         assert self._enter is not None
         # A program that is exported has no calls that a tool could count.
         counts = self.session.needs_calls and not self.tools.exports
@@ -177,7 +157,7 @@ class CompiledCode:
         outer = sites.walk(frame, FRAMES)
         outer = outer[1:] if outer and outer[0][0].kind == FRAMEWORK else outer
         places = Places(sites, STATE.activations, self._enter, outer, sites.source(frame))
-        return weave(gm, self.tools, places, leaves, is_broken, take_row)
+        return Weaving(gm, self.tools, places, leaves, is_broken, take_row).weave()
 
     def compile(
         self, backend: _Backend, graph: fx.GraphModule, inputs: Sequence[Any]
@@ -187,13 +167,7 @@ class CompiledCode:
         if not tools.kernels:
             compiled: Callable[..., Any] = backend.users(graph, inputs)
             return compiled
-        name, made = getattr(backend.code, "co_qualname", backend.code.co_name), backend.made
-
-        def number(key: Any) -> int:
-            made[key] = made.get(key, -1) + 1
-            return made[key]
-
-        more = tools.nodes, name, number, self.gaps
+        more = tools.nodes, backend.code.co_qualname, backend.made, self.gaps
         return compile_with_kernels(self.host, backend.users, graph, inputs, *more)
 
     def note_eager(self, code: CodeType, reason: str) -> None:
@@ -204,7 +178,7 @@ class CompiledCode:
         """
         if self.tools.exports:
             raise not_exported(reason) from None
-        name = getattr(code, "co_qualname", code.co_name)
+        name = code.co_qualname
         self.gaps.setdefault(f"compiled callable {name}", f"it runs eagerly: {reason}")
         self.session.warn_once(
             f"The compiled callable {name} runs eagerly while tools are applied: {reason}."
@@ -215,7 +189,7 @@ def _outside() -> Any:
     """Return the innermost frame outside of Dynamo."""
     frame = sys._getframe(1)
     while frame.f_back is not None and id(frame.f_code) not in BOUNDARY:
-        if not (is_own(frame.f_code) or is_dynamos(frame.f_globals)):
+        if not (is_own(frame.f_code) or dynamo.is_dynamos(frame.f_globals)):
             break
         frame = frame.f_back
     return frame
@@ -231,20 +205,20 @@ class _Callback:
     def __init__(self, owner: CompiledCode, original: Any, backend: _Backend) -> None:
         self.backend = backend
         self._owner = weakref.ref(owner)
-        self._skipped: dict[int, tuple[CodeType, ConvertFrameReturn]] = {}
-        self._compile = with_backend(original, backend, self)
+        self._skipped: dict[int, tuple[CodeType, dynamo.ConvertFrameReturn]] = {}
+        self._compile = dynamo.with_backend(original, backend, self)
 
-    def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
+    def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> dynamo.ConvertFrameReturn:
         code, owner, attachment = frame.f_code, self._owner(), STATE.attachment
         if is_own(code) and id(code) not in FORWARDS:
-            return skipped(below=id(code) not in BOUNDARY)
+            return dynamo.skipped(below=id(code) not in BOUNDARY)
         if (
             owner is None
             or attachment is None
             or not attachment.watching()
             or attachment.session.epoch != self.backend.epoch
         ):
-            return skipped(below=True)
+            return dynamo.skipped(below=True)
         if id(code) in self.backend.eager:
             return self._run_eagerly(code)
         if id(code) in self._skipped:
@@ -255,19 +229,20 @@ class _Callback:
         try:
             for shared in owner.shared.get((self.backend.region, id(code)), ()):
                 if adopted := call_quietly(self.backend.adopt, owner, shared, frame):
-                    found: ConvertFrameReturn = adopted
+                    found: dynamo.ConvertFrameReturn = adopted
                     return found
             # Dynamo runs some operators itself, such as `weight.real`.
             is_shared = owner.tools.shares(self.backend.users) and is_region(frame)
-            made = self._compile, frame, cache_entry, frame_state, scope_number(), is_shared
-            result: ConvertFrameReturn = call_recording(call_quietly, compile_apart, *made)
+            given = frame, cache_entry, frame_state, scope_number(), is_shared
+            compiling = dynamo.compile_apart, self._compile, *given
+            result: dynamo.ConvertFrameReturn = call_recording(call_quietly, *compiling)
             new = self.backend.new
             if new is not None and result.guarded_code is not None:
                 new.end(code, result)
                 owner.shared.setdefault((self.backend.region, id(code)), []).append(new)
         except BaseException as error:
             failure: Exception | None = self.backend.failure
-            if hits_total_limit(error):
+            if dynamo.hits_total_limit(error):
                 failure = CannotWeave(_LIMIT)
             if isinstance(failure, AnalysisFailed):
                 raise failure.error from None
@@ -280,21 +255,21 @@ class _Callback:
         finally:
             self.backend.failure, self.backend.new = before, None
         if result.guarded_code is None:
-            if hits_limit(result):
+            if dynamo.hits_limit(result):
                 owner.note_eager(code, _LIMIT)
                 STATE.not_compiled[id(code)] = code
             # Without tools the code may well be compiled. If not, as torch's own around the calls
             # of graphs, Dynamo need not ask again at each call.
-            if not is_never_compiled(code):
+            if not dynamo.is_never_compiled(code):
                 result.apply_to_code = False
                 self._skipped[id(code)] = code, result
         return result
 
-    def _run_eagerly(self, code: CodeType) -> ConvertFrameReturn:
+    def _run_eagerly(self, code: CodeType) -> dynamo.ConvertFrameReturn:
         STATE.not_compiled[id(code)] = code
         # A callable with `fullgraph=True` must have compiled at least one frame.
-        count_frame(set_frame_count)
-        return skipped(below=True)
+        count_frame(dynamo.set_frame_count)
+        return dynamo.skipped(below=True)
 
 
 class _Backend:
@@ -308,7 +283,7 @@ class _Backend:
         failure: Why the last graph could not be woven.
         code: That of the frame that is compiled.
         new: The code that is compiled, if several places may share it.
-        made: What identifies graphs whose kernels are shown -> how many before the last.
+        made: What identifies graphs whose kernels are shown -> how many there were.
     """
 
     code: CodeType
@@ -317,12 +292,12 @@ class _Backend:
         self, owner: weakref.ref[CompiledCode], users: Callable[..., Any], epoch: int
     ) -> None:
         self._owner, self.users, self.epoch = owner, users, epoch
-        self.region = new_recompile_region()
+        self.region = dynamo.new_recompile_region()
         self.eager: dict[int, CodeType] = {}
         self._leaves: dict[int, tuple[CodeType, Leaves]] = {}
         self.failure: Exception | None = None
         self.new: SharedCode | None = None
-        self.made: dict[Any, int] = {}
+        self.made: Counter[Any] = Counter()
         self.__name__ = getattr(users, "__name__", type(users).__name__)
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -333,7 +308,7 @@ class _Backend:
         try:
             STATE.quiet = quiet + 1
             # The program's hooks, such as those of checkpointing, are for its own operators.
-            with without_saved_tensors_hooks():
+            with dynamo.without_saved_tensors_hooks():
                 leaves, bound = self._leaves_of_code(), bound_code()
                 known = len(leaves.found)
                 kept = None if bound.is_closed else copied(gm)
@@ -354,25 +329,25 @@ class _Backend:
                     return None
 
                 tools.choose(self.users, inputs)
-                graph, woven = owner.weave(gm, leaves, begins_at_break(self.code), take_row)
+                graph, woven = owner.weave(gm, leaves, dynamo.begins_at_break(self.code), take_row)
             for one in (gm, graph):
                 forget_calls(one)
             with contextlib.ExitStack() as stack:
                 if woven:
-                    stack.enter_context(uncached())
+                    stack.enter_context(dynamo.uncached())
                 on_host = any(node.on_host for node in woven)
-                if on_host and stack.enter_context(for_routines_on_host(self.users)):
+                if on_host and stack.enter_context(dynamo.for_routines_on_host(self.users)):
                     owner.gaps["CUDA graphs of compiled callables"] = _NOT_RECORDED
                 shared = self.new
                 if shared is not None and woven:
                     given = [*inputs, *shared.first.given]
-                    compiled = quiet_code(owner.compile(self, graph, given))
-                    compiled = quiet_code(shared.in_row(compiled))
+                    compiled = dynamo.quiet_code(owner.compile(self, graph, given))
+                    compiled = dynamo.quiet_code(shared.in_row(compiled))
                 else:
-                    compiled = quiet_code(owner.compile(self, graph, inputs))
+                    compiled = dynamo.quiet_code(owner.compile(self, graph, inputs))
                 if tools.accumulates(inputs):
                     place = (lambda: 0) if shared is None else shared.place
-                    compiled = quiet_code(watching_leaves(compiled, place))
+                    compiled = dynamo.quiet_code(watching_leaves(compiled, place))
                 return compiled
         except (CannotWeave, AnalysisFailed) as error:
             self.failure = error
@@ -393,8 +368,8 @@ class _Backend:
         """Return what lets Dynamo run shared code for a frame; None if its plans differ."""
 
         def analyse(graph: fx.GraphModule) -> Sequence[Woven]:
-            with without_saved_tensors_hooks():
-                leaves, is_broken = self._leaves_of_code(), begins_at_break(self.code)
+            with dynamo.without_saved_tensors_hooks():
+                leaves, is_broken = self._leaves_of_code(), dynamo.begins_at_break(self.code)
                 owner.tools.choose(self.users, ())
                 return owner.weave(graph, leaves, is_broken, None)[1]
 

@@ -22,14 +22,15 @@ from amanda_driver_torch.compiled.functions import pass_straight, replaced_backw
 from amanda_driver_torch.compiled.host import Host, Like, like_of
 from amanda_driver_torch.compiled.staged_trace import StagedTrace
 from amanda_driver_torch.gradients.edits import check_gradient, check_tensor, check_written
-from amanda_driver_torch.gradients.nodes import Slot, differentiable, placed
+from amanda_driver_torch.gradients.nodes import Slot, differentiable, placed, taken
 from amanda_driver_torch.gradients.operator_call import made_by
+from amanda_driver_torch.operators.operator import Args, Kwargs
 from amanda_driver_torch.operators.signature import BoundCall, bind, outputs_of, restructure
 from amanda_driver_torch.threads.modes import call_routine
 from amanda_driver_torch.torch_internals.dynamo import tree_map
 from amanda_driver_torch.torch_internals.internals import next_sequence
 
-__all__ = ["Lifted", "OpPlan", "run_operator"]
+__all__ = ["Lifted", "OpPlan", "OperatorRun"]
 
 
 class Lifted(TorchFunctionMode):
@@ -63,11 +64,7 @@ class Lifted(TorchFunctionMode):
             self._trace.note(*values)
 
     def __torch_function__(
-        self,
-        func: Any,
-        types_: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types_: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         self._note(func, args, kwargs)
         args, kwargs = self.lifted((args, kwargs or {}))
@@ -143,15 +140,8 @@ class OpPlan:
         return self.arriving, self.leaving, *(self.backward or ())
 
 
-def run_operator(
-    plan: OpPlan,
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    lifted: Lifted | None,
-    row: torch.Tensor | None = None,
-) -> Any:
-    """Run one operator with the steps of its plans, and return its outputs.
+class OperatorRun:
+    """One operator with the steps of its plans.
 
     Args:
         plan: Its plans.
@@ -161,20 +151,19 @@ def run_operator(
         lifted: Replaces the tensors that staged routines captured by values of the graph.
         row: Number of the row whose routines on the host run, in code that several places share.
     """
-    return _Execution(plan, func, bind(func, args, kwargs), lifted, row).run()
 
-
-class _Execution:
     def __init__(
         self,
         plan: OpPlan,
         func: Any,
-        bound: BoundCall,
+        args: Args,
+        kwargs: Kwargs,
         lifted: Lifted | None,
         row: torch.Tensor | None,
     ) -> None:
         self.plan, self.func, self.lifted = plan, func, lifted
         self.host = plan.host if row is None else plan.host.in_row(row)
+        bound = bind(func, args, kwargs)
         self.bound: BoundCall | None = bound
         self.in_place = bound.signature.in_place
         self.template: Any = None
@@ -182,6 +171,7 @@ class _Execution:
         self.written: torch.Tensor | None = None
 
     def run(self) -> Any:
+        """Run it, and return its outputs."""
         plan = self.plan
         assert self.bound is not None
         values = list(self.bound.values)
@@ -228,6 +218,7 @@ class _Execution:
         return outputs_of(self.template)
 
     def staged(self, function: Any, values: Any, *, autodiff: bool) -> Any:
+        """Run a staged routine."""
         if self.lifted is None:
             return call_routine(function, values, autodiff)
         return self.lifted.run(function, values, autodiff)
@@ -269,7 +260,7 @@ class _Execution:
         slots, empty = list(sources), _empty(values)
 
         def changed(gradients: list[Any]) -> list[Any]:
-            return _at(slots, change(placed(empty, slots, gradients)))
+            return taken(change(placed(empty, slots, gradients)), slots)
 
         return placed(values, slots, tapped(changed, list(sources.values())))
 
@@ -304,6 +295,7 @@ class _Execution:
         return gradients
 
     def with_replaced_backward(self, step: Step, values: list[Any]) -> list[Any]:
+        """Run the operator, differentiated by a replacement; return the outputs."""
         sources = self.sources(values)
         slots, empty = list(sources), _empty(values)
         likes = list(map(like_of, sources.values()))
@@ -322,14 +314,14 @@ class _Execution:
             last = slots[-1][0]
             are_alone = all(index is None for _, index in slots)
             if len(found) > last and not (are_alone and len(found) == len(slots)):
-                found = _at(slots, found)
+                found = taken(found, slots)
             elif len(found) != len(slots):
                 raise RoutineResultError(
                     f"A replacement of a backward op returned {len(found)} gradients",
                     where=step.where,
                     fix="Return one gradient for each input up to the last differentiable one",
                 )
-            return _at(slots, self.fold_gradients(plan.leaving, placed(empty, slots, found)))
+            return taken(self.fold_gradients(plan.leaving, placed(empty, slots, found)), slots)
 
         return list(replaced_backward(compute, backward, list(sources.values())))
 
@@ -337,12 +329,6 @@ class _Execution:
 def _empty(values: Sequence[Any]) -> list[Any]:
     """Return a place for the gradient of each value."""
     return [[None] * len(v) if isinstance(v, (list, tuple)) else None for v in values]
-
-
-def _at(slots: Sequence[Slot], values: Sequence[Any]) -> list[Any]:
-    """Return the values at some places."""
-    found = ((values[position], index) for position, index in slots)
-    return [value if index is None or value is None else value[index] for value, index in found]
 
 
 def _selected(step: Step, values: Sequence[Any]) -> list[Any]:

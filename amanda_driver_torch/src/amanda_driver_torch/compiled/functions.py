@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
+from amanda_driver_torch.gradients.driver_nodes import AmandaTap
 from amanda_driver_torch.torch_internals.internals import is_view
 
 __all__ = ["pass_straight", "recorded", "replaced_backward", "tapped"]
@@ -45,23 +46,9 @@ def pass_straight(old: torch.Tensor, new: torch.Tensor, is_alone: bool) -> torch
     return found
 
 
-class _Tap(Function):
-    """The same values, whose gradients a function gets and may change."""
-
-    @staticmethod
-    def forward(ctx: Any, change: Gradients, *tensors: Any) -> Any:
-        ctx.change = change
-        ctx.set_materialize_grads(False)
-        return tuple(tensor.detach() for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return (None, *ctx.change(list(gradients)))
-
-
 def tapped(change: Gradients, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return the same values; `change` gets their gradients, and returns them changed."""
-    found: Sequence[torch.Tensor] = _Tap.apply(change, *tensors)
+    found: Sequence[torch.Tensor] = AmandaTap.apply(change, *tensors)
     return found
 
 

@@ -44,7 +44,7 @@ from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.identity.frames import is_own, is_torchs
 from amanda_driver_torch.interception.tracing import IN_TRANSFORMS
 from amanda_driver_torch.operators.module_values import INPUT, OUTPUT
-from amanda_driver_torch.operators.operator import Operator
+from amanda_driver_torch.operators.operator import Args, Kwargs, Operator
 from amanda_driver_torch.operators.signature import BoundCall, bind, outputs_of
 from amanda_driver_torch.threads.modes import call_routine
 from amanda_driver_torch.threads.state import STATE
@@ -63,7 +63,7 @@ from amanda_driver_torch.torch_internals.dynamo import (
     unset_fake_temporarily,
 )
 
-__all__ = ["weave"]
+__all__ = ["Weaving"]
 
 
 #: What stands for the inputs and outputs of modules, in a graph that is exported.
@@ -77,19 +77,8 @@ _CLOSED = (
 _VIEWS_PASSED_ON = "views that compiled callables pass on at graph breaks"
 
 
-def _no_row(woven: Sequence[Woven]) -> None:
-    """Return that a graph takes no row."""
-
-
-def weave(
-    gm: fx.GraphModule,
-    tools: GraphTools,
-    places: Places,
-    leaves: Leaves,
-    is_broken: bool = False,
-    take_row: Callable[[Sequence[Woven]], Row | None] | None = _no_row,
-) -> tuple[fx.GraphModule, list[Woven]]:
-    """Analyse the operators of a graph, and write the steps of their plans into it.
+class Weaving:
+    """The analysis of the operators of a graph, and the steps of their plans, written into it.
 
     Args:
         gm: The graph.
@@ -99,30 +88,8 @@ def weave(
         is_broken: Whether it is one of several graphs of a callable.
         take_row: Returns a row, for a graph that takes it, given what is written.
             None if nothing is written.
-
-    Returns:
-        The graph, which is a copy if it takes a row, and what was written, or would be.
-
-    Raises:
-        CannotWeave: A tool asks for something that a compiled graph cannot have.
-        AnalysisFailed: The analysis of a tool failed.
     """
-    weaving = _Weaving(gm, tools, places, leaves, is_broken, take_row)
-    tools.nodes.clear()
-    try:
-        found = weaving.weave()
-    except Exception:
-        # Its operators run eagerly, as the same ones.
-        for context in weaving.opened:
-            if not tools.woven.get(context):
-                tools.session.forget(context)
-        raise
-    for context in weaving.opened:
-        tools.woven.set(context, True)
-    return weaving.graph.module, found
 
-
-class _Weaving:
     def __init__(
         self,
         gm: fx.GraphModule,
@@ -146,7 +113,31 @@ class _Weaving:
         self.woven: list[tuple[fx.Node, Woven]] = []
         self.aliases = Aliases()
 
-    def weave(self) -> list[Woven]:
+    def weave(self) -> tuple[fx.GraphModule, list[Woven]]:
+        """Analyse the operators, and write the steps.
+
+        Returns:
+            The graph, which is a copy if it takes a row, and what was written, or would be.
+
+        Raises:
+            CannotWeave: A tool asks for something that a compiled graph cannot have.
+            AnalysisFailed: The analysis of a tool failed.
+        """
+        tools = self.tools
+        tools.nodes.clear()
+        try:
+            found = self._weave()
+        except Exception:
+            # Its operators run eagerly, as the same ones.
+            for context in self.opened:
+                if not tools.woven.get(context):
+                    tools.session.forget(context)
+            raise
+        for context in self.opened:
+            tools.woven.set(context, True)
+        return self.graph.module, found
+
+    def _weave(self) -> list[Woven]:
         grad = torch.is_grad_enabled()
         try:
             with on_fake_tensors(self.graph.fake_mode):
@@ -407,15 +398,13 @@ def _edits_only(plan: Plan) -> Plan:
 class _Analysing(OperatorMode):
     """Analyses the operators that a node runs."""
 
-    def __init__(self, weaving: _Weaving, called: Called) -> None:
+    def __init__(self, weaving: Weaving, called: Called) -> None:
         super().__init__()
         self._weaving, self._called = weaving, called
         self.plans: list[OpPlan | None] = []
         self.names: list[str] = []
 
-    def operate(
-        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def operate(self, operator: Operator, func: Any, args: Args, kwargs: Kwargs) -> Any:
         returned = func(*args, **kwargs)
         wrapper = _wrapper(sys._getframe(1))
         found = self._weaving._operator(
@@ -428,7 +417,7 @@ class _Analysing(OperatorMode):
 
 def _wrapper(frame: FrameType | None) -> Any:
     """Return the innermost frame of torch below the driver's own: code, globals, position."""
-    while frame is not None and frame.f_code is not _Weaving._analyse_node.__code__:
+    while frame is not None and frame.f_code is not Weaving._analyse_node.__code__:
         if not is_own(frame.f_code):
             names = frame.f_globals
             return (frame.f_code, names, frame.f_lasti) if is_torchs(names) else None

@@ -235,12 +235,16 @@ class Host:
         _CALLS[number] = call
         return number
 
-    def _run(self, step: Step, selection: Selection, given: Any, autodiff: bool = False) -> Any:
+    def runs(self) -> bool:
+        """Return True if routines run, which those of a backward pass after `apply` do not."""
         session = self.session
         if session.closed:
             session.warn_once("backward runs after `apply` has ended, so routines do not run")
-            return None
-        if not session.enabled:
+            return False
+        return session.enabled
+
+    def _run(self, step: Step, selection: Selection, given: Any, autodiff: bool = False) -> Any:
+        if not self.runs():
             return None
         if self._row is not None:
             tensors, numbers = given

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -39,7 +40,7 @@ def compile_with_kernels(
     inputs: Sequence[Any],
     nodes: dict[str, list[OpContext]],
     name: str,
-    number: Callable[[Any], int],
+    made: Counter[Any],
     gaps: dict[str, str],
 ) -> Callable[..., Any]:
     """Compile a graph by Inductor, and let tools analyse its call and its kernels.
@@ -51,7 +52,7 @@ def compile_with_kernels(
         inputs: Its inputs.
         nodes: Name of a node -> contexts of its operators.
         name: Name of the compiled code.
-        number: Returns how many graphs with a key were compiled before.
+        made: What identifies a graph -> how many were compiled.
         gaps: For the coverage: what is not seen, and why.
 
     Raises:
@@ -63,14 +64,15 @@ def compile_with_kernels(
     if operators:
         first = operators[0]
         key = COMPILED_CALL, name, first.get_op_id()
-        shown = _Graph(host, nodes, operators, (*key, number(key)), name)
+        shown = _Graph(host, nodes, operators, (*key, made[key]), name)
+        made[key] += 1
         try:
             for half in sorted(halves, key=lambda one: one.is_backward):
-                half.find_calls()
+                why_not = half.find_calls()
                 shown.show(half)
-                if half.why_not:
-                    gaps[f"kernels of {name}"] = half.why_not
-                    host.session.note_inside(name, f"kernels: {half.why_not}")
+                if why_not:
+                    gaps[f"kernels of {name}"] = why_not
+                    host.session.note_inside(name, f"kernels: {why_not}")
         except (CannotWeave, AnalysisFailed):
             raise
         except Exception as error:
@@ -184,12 +186,13 @@ class _Recorder:
     """Marks and routines at the places of one half; the times of marks come at its end.
 
     Attributes:
+        host: Has the session.
         calls: For each place the function to call, or None where only the clock is read.
         notes: Functions that get the times of one run.
     """
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self.host = host
         self.calls: list[Callable[[], object] | None] = []
         #: Marks -> their numbers, by place.
         self._marks: dict[Marks, dict[int, int]] = {}
@@ -215,7 +218,7 @@ class _Recorder:
 
         def note(times: tuple[int, ...]) -> None:
             recorder = held()
-            if recorder is not None and recorder.runs():
+            if recorder is not None and recorder.host.runs():
                 for one in recorder.notes:
                     one(times)
 
@@ -238,20 +241,12 @@ class _Recorder:
         def call() -> int:
             ended = time.perf_counter_ns()
             recorder = held()
-            if recorder is not None and recorder.runs():
+            if recorder is not None and recorder.host.runs():
                 for step in steps:
                     call_routine(step, [])
             return ended if ends else time.perf_counter_ns()
 
         return call
-
-    def runs(self) -> bool:
-        """Return True if routines run, which those of a backward pass after `apply` do not."""
-        session = self._host.session
-        if session.closed:
-            session.warn_once("backward runs after `apply` has ended, so routines do not run")
-            return False
-        return session.enabled
 
 
 def _picking(

@@ -6,6 +6,7 @@ of the program around. `execution` runs one operator.
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,13 +16,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from amanda_driver_torch.compiled.execution import Lifted, OpPlan, run_operator
+from amanda_driver_torch.compiled.execution import Lifted, OperatorRun, OpPlan
 from amanda_driver_torch.compiled.staged_trace import StagedTrace
 from amanda_driver_torch.interception.transparent_wrappers import (
     call_transparently,
     run_transparently,
 )
-from amanda_driver_torch.operators.operator import Operator
+from amanda_driver_torch.operators.operator import Args, Kwargs, Operator
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.internals import TensorBase
 
@@ -31,20 +32,12 @@ __all__ = ["OperatorMode", "Woven"]
 class OperatorMode(TorchFunctionMode):
     """Passes the operators that a node of a graph runs to `operate`, in order."""
 
-    _operators: dict[Any, Operator | None] = {}  # noqa: RUF012
-
-    def operate(
-        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def operate(self, operator: Operator, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """Run one operator."""
         raise NotImplementedError
 
     def __torch_function__(
-        self,
-        func: Any,
-        types_: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types_: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if type(func) is types.FunctionType:
@@ -58,14 +51,11 @@ class OperatorMode(TorchFunctionMode):
             return func(*args, **kwargs)
         return self.operate(operator, func, args, kwargs)
 
-    @classmethod
-    def operator(cls, func: Any) -> Operator | None:
+    @staticmethod
+    @functools.cache
+    def operator(func: Any) -> Operator | None:
         """Return the operator that a function is; None if it is none."""
-        try:
-            return cls._operators[func]
-        except KeyError:
-            found = cls._operators[func] = Operator.of(func)
-            return found
+        return Operator.of(func)
 
 
 @dataclass(eq=False)
@@ -106,9 +96,7 @@ class Woven:
         # Compiled code may outlive the tools.
         held = weakref.ref(self)
 
-        def woven(
-            args: tuple[Any, ...], kwargs: dict[str, Any], lifted: list[Any], row: Any = None
-        ) -> Any:
+        def woven(args: Args, kwargs: Kwargs, lifted: list[Any], row: Any = None) -> Any:
             this = held()
             assert this is not None
             given = {id(tensor): value for tensor, value in zip(this.lifted, lifted, strict=True)}
@@ -129,7 +117,7 @@ class Woven:
         if self.is_operator:
             (plan,) = self.plans
             assert plan is not None
-            return run_operator(plan, self.target, tuple(args), dict(kwargs), lifted, row)
+            return OperatorRun(plan, self.target, tuple(args), dict(kwargs), lifted, row).run()
         mode = _Planned(zip(self.names, self.plans, strict=True), lifted, row)
         with mode:
             return self.target(*args, **kwargs)
@@ -145,12 +133,10 @@ class _Planned(OperatorMode):
         super().__init__()
         self._plans, self._lifted, self._row = iter(plans), lifted, row
 
-    def operate(
-        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def operate(self, operator: Operator, func: Any, args: Args, kwargs: Kwargs) -> Any:
         name, plan = next(self._plans, ("", None))
         if name != operator.op_type:
             raise RuntimeError(f"{operator.op_type} runs, which was not analysed there")
         if plan is None:
             return func(*args, **kwargs)
-        return run_operator(plan, func, args, kwargs, self._lifted, self._row)
+        return OperatorRun(plan, func, args, kwargs, self._lifted, self._row).run()

@@ -21,7 +21,7 @@ from amanda_core.driver_kit import Plan, Step
 from amanda_driver_torch.compiled.call_sites import places_of, without_modules
 from amanda_driver_torch.compiled.host import Row, Steps
 from amanda_driver_torch.compiled.operators import Woven
-from amanda_driver_torch.compiled.traced_graph import example
+from amanda_driver_torch.compiled.traced_graph import SYMBOLIC, example, is_static
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.dynamo import HigherOrderOperator, tree_leaves
 from amanda_driver_torch.torch_internals.dynamo_guards import ServedFrame
@@ -165,17 +165,12 @@ def copied(gm: fx.GraphModule) -> fx.GraphModule | None:
     for node in gm.graph.nodes:
         if isinstance(node.target, HigherOrderOperator) or node.op == "call_module":
             return None
-        if any(map(_is_unknown, tree_leaves(example(node)))):
+        value = example(node)
+        if not is_static(value) or any(isinstance(one, SYMBOLIC) for one in tree_leaves(value)):
             return None
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     return fx.GraphModule(gm, graph) if without_modules(graph) else None
-
-
-def _is_unknown(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not all(type(size) is int for size in value.shape)
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _plans(woven: Sequence[Woven]) -> Iterator[Plan]:

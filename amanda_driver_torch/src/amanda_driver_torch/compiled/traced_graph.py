@@ -25,7 +25,10 @@ from amanda_driver_torch.torch_internals.dynamo import (
 )
 from amanda_driver_torch.torch_internals.internals import is_view
 
-__all__ = ["TracedGraph", "example", "is_real", "is_static", "touches_tensors"]
+__all__ = ["SYMBOLIC", "TracedGraph", "example", "is_real", "is_static", "touches_tensors"]
+
+#: Types of numbers that are not known before a graph runs.
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class TracedGraph:
@@ -196,8 +199,8 @@ def is_static(value: Any) -> bool:
 def is_real(values: Any) -> bool:
     """Return True if there are tensors, and all values are known before a graph runs."""
     found = tree_leaves(values)
-    unknown = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-    return touches_tensors(found) and not any(isinstance(value, unknown) for value in found)
+    unknown = any(isinstance(value, (FakeTensor, *SYMBOLIC)) for value in found)
+    return touches_tensors(found) and not unknown
 
 
 def touches_tensors(*values: Any) -> bool:

@@ -159,10 +159,8 @@ class CollectiveCall:
             finally:
                 self.context.release()
         except Exception as error:
-            failures, site = self.session.failures, self.record.site
-            if not failures.is_drivers(error):
-                raise
-            failures.note(error, site.namespace, site.name)
+            site = self.record.site
+            self.session.failures.report(error, site.namespace, site.name)
 
     def _open(self) -> OpContext:
         collective, site = self.collective, self.record.site

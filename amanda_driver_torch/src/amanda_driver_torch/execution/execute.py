@@ -29,7 +29,7 @@ from amanda_driver_torch.gradients.output_taps import tap_outputs
 from amanda_driver_torch.gradients.records import OpRecord
 from amanda_driver_torch.gradients.replaced_backward import run_with_replaced_backward
 from amanda_driver_torch.gradients.taps import Taps
-from amanda_driver_torch.operators.operator import Operator
+from amanda_driver_torch.operators.operator import Args, Kwargs, Operator, Original
 from amanda_driver_torch.operators.signature import outputs_of, restructure
 from amanda_driver_torch.threads.modes import call_routine, changes_of
 from amanda_driver_torch.threads.state import (
@@ -73,12 +73,7 @@ class Execution:
         self.edits = 0
 
     def __call__(
-        self,
-        record: OpRecord,
-        operator: Operator,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, record: OpRecord, operator: Operator, call: Original, args: Args, kwargs: Kwargs
     ) -> Any:
         """Execute one call of `operator`, which may be idle, and return its result.
 
@@ -104,9 +99,9 @@ class Execution:
         self,
         record: OpRecord,
         operator: Operator,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: Original,
+        args: Args,
+        kwargs: Kwargs,
         edited: list[Any] | None,
         before: tuple[Any, ...],
         after: tuple[Any, ...],
@@ -141,8 +136,8 @@ class Execution:
         self,
         record: OpRecord,
         operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         result: Any,
         start: int,
     ) -> Any:
@@ -165,10 +160,7 @@ class Execution:
                 if hook_nodes(backward, call, outputs, is_unlike=True):
                     record.idle_nodes = made_nodes
         except Exception as error:
-            failures, site = self.session.failures, record.site
-            if not failures.is_drivers(error):
-                raise
-            failures.note(error, site.namespace, site.name)
+            self.session.failures.report(error, record.site.namespace, record.site.name)
         return result
 
     def edit(self, step: Step, values: list[Any], result: Any, aliases: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from amanda_driver_torch.execution.node_plans import are_plain
-from amanda_driver_torch.gradients.nodes import Slot, tensors_in
+from amanda_driver_torch.gradients.nodes import Slot, by_slot, tensors_in
 from amanda_driver_torch.gradients.operator_call import OperatorCall
 from amanda_driver_torch.gradients.output_taps import reusable_output_hooks
 from amanda_driver_torch.gradients.taps import NodeGradients, Taps
@@ -102,13 +102,8 @@ def _tensors(operands: Sequence[Any]) -> Iterator[tuple[int, int, torch.Tensor]]
     """Yield the tensors among arguments, with the argument's number and the one in a list, or
     -1.
     """
-    for argument, value in enumerate(operands):
-        if isinstance(value, torch.Tensor):
-            yield argument, -1, value
-        elif isinstance(value, (list, tuple)):
-            for item, one in enumerate(value):
-                if isinstance(one, torch.Tensor):
-                    yield argument, item, one
+    for (argument, item), value in by_slot(operands):
+        yield argument, -1 if item is None else item, value
 
 
 def _places(

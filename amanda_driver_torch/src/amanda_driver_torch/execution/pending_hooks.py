@@ -141,10 +141,8 @@ def _expansion(backward: Backward, records: dict[Any, NodeRecord], forward: OpCo
         try:
             return backward.hook_pending(token, start, number, node)
         except Exception as error:
-            failures, site = backward.session.failures, backward.pending[token][1].site
-            if not failures.is_drivers(error):
-                raise
-            failures.note(error, site.namespace, site.name)
+            site = backward.pending[token][1].site
+            backward.session.failures.report(error, site.namespace, site.name)
             return unchanged
 
     return expand

@@ -17,9 +17,10 @@ from torch import nn
 from amanda_core.driver_kit import OpContext, Ref, Scopes, Session, WeakGroup
 from amanda_core.interface import Site, UnsupportedError
 from amanda_driver_torch.execution.written_values import write_argument
+from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.gradients.records import BackwardProgram, NodeRecord, OpRecord
-from amanda_driver_torch.groups import WRAPPERS, processes
-from amanda_driver_torch.placements import distributed, local
+from amanda_driver_torch.groups import WRAPPERS, processes, wrappers
+from amanda_driver_torch.placements import distributed
 from amanda_driver_torch.threads.modes import call_routine, call_without_modes, changes_of
 from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD, STATE, call_quietly
 from amanda_driver_torch.torch_internals.distributed import (
@@ -54,9 +55,8 @@ def expected(reducer: Any) -> nn.Module | None:
     Args:
         reducer: Its attribute of this name.
     """
-    for known in list(WRAPPERS.values()):
-        module = known()
-        if module is not None and vars(module).get("reducer") is reducer:
+    for module in wrappers():
+        if vars(module).get("reducer") is reducer:
             _EXPECTED.add(module)
             return module
     return None
@@ -74,8 +74,7 @@ def clear_hooks(parameters: Iterable[torch.Tensor] | None = None) -> None:
     if native is None or dispatch_modes() or functorch_active():
         return  # The nodes are found by an operator, which the program's modes must not see.
     if parameters is None:
-        every = (module for known in list(WRAPPERS.values()) if (module := known()) is not None)
-        reducing = (module for module in every if "reducer" in vars(module))
+        reducing = (module for module in wrappers() if "reducer" in vars(module))
         parameters = [one for module in reducing for one, _ in reducible(module)]
     leaves = (one for one in parameters if one.requires_grad and one.is_leaf)
     nodes = [call_without_modes(call_quietly, accumulation_of, leaf) for leaf in leaves]
@@ -161,8 +160,9 @@ class Reductions:
         """
         if not (self._session.caching and self._session.enabled):
             return False
-        every = [one for known in list(WRAPPERS.values()) if (one := known()) is not None]
-        every += [part for root in self._scopes.roots() for part in self._sharded_of(root)]
+        every = wrappers() + [
+            part for root in self._scopes.roots() for part in self._sharded_of(root)
+        ]
         are_settled = all(self._settled.get(one) == self._session.epoch for one in every)
         return are_settled and sum(hasattr(one, "reducer") for one in every) <= 1
 
@@ -231,9 +231,8 @@ class Reductions:
 
     def _modules(self) -> Iterator[nn.Module]:
         """Yield the modules that may reduce gradients in this backward pass."""
-        for known in list(WRAPPERS.values()):
-            module = known()
-            if module is not None and (not hasattr(module, "reducer") or module in _EXPECTED):
+        for module in wrappers():
+            if not hasattr(module, "reducer") or module in _EXPECTED:
                 yield module
         for root in self._scopes.roots():
             yield from self._sharded_of(root)
@@ -292,14 +291,14 @@ class _Gradient:
     def __init__(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         self._held = None if gradient is None else weakref.ref(gradient)
-        self._written = None if gradient is None else version_of(_part(gradient))
+        self._written = None if gradient is None else version_of(FACTS.local(gradient))
 
     def has_changed(self, parameter: torch.Tensor) -> bool:
         gradient = parameter.grad
         if gradient is None:
             return False
         held = None if self._held is None else self._held()
-        return held is not gradient or self._written != version_of(_part(gradient))
+        return held is not gradient or self._written != version_of(FACTS.local(gradient))
 
 
 class _Reduction(NodeRecord):
@@ -322,7 +321,8 @@ class _Reduction(NodeRecord):
     def run(self, session: Session, gradient: Any) -> None:
         """Analyse it, and run its routines; an edit is written into the gradient."""
         context = self.open_context(session)
-        if _is_distributed(gradient):
+        kind: type = type(gradient)
+        if distributed(kind):
             mesh = gradient.device_mesh
             context["mesh"] = tuple(mesh.shape)  # `mesh.mesh` computes it.
             context["placements"] = tuple(str(one) for one in gradient.placements)
@@ -340,19 +340,8 @@ class _Reduction(NodeRecord):
                 for step in plan.steps:
                     acts = True
                     for _, new in changes_of(step, [gradient], ()):
-                        write_argument(_part(gradient), _part(new), step)
+                        write_argument(FACTS.local(gradient), FACTS.local(new), step)
             if not acts and session.caching:
                 self.settled = session.epoch
         finally:
             context.release()
-
-
-def _part(gradient: Any) -> torch.Tensor:
-    """Return the part of a gradient that this process holds."""
-    part: torch.Tensor = local(gradient) if _is_distributed(gradient) else gradient
-    return part
-
-
-def _is_distributed(gradient: torch.Tensor) -> bool:
-    """Return True for a distributed tensor."""
-    return distributed(type(gradient))

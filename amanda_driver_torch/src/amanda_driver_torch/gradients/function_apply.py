@@ -16,6 +16,7 @@ import torch
 from torch.autograd import Function
 
 from amanda_core.driver_kit import Patches
+from amanda_driver_torch.operators.operator import Args, Kwargs
 from amanda_driver_torch.threads.state import STATE, call_quietly
 from amanda_driver_torch.torch_internals.entry_points import PARTS_OF_OTHERS
 from amanda_driver_torch.torch_internals.extension import hastened, native
@@ -67,9 +68,7 @@ def replace(patches: Patches) -> None:
     patches.replace(Function, "apply", classmethod(_apply))
 
 
-def apply_function(
-    cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any] | None
-) -> Any:
+def apply_function(cls: type[Function], args: Args, kwargs: Kwargs | None) -> Any:
     """Run `cls.apply`, as an operator if it is one."""
     original, kwargs = _original, kwargs or {}
     assert original is not None

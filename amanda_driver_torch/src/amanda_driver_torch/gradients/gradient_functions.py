@@ -14,7 +14,7 @@ from amanda_core.driver_kit import Plan, Step
 from amanda_driver_torch.gradients.backward import Backward
 from amanda_driver_torch.gradients.edits import edited_gradient
 from amanda_driver_torch.gradients.node_hooks import Token
-from amanda_driver_torch.gradients.nodes import Slot
+from amanda_driver_torch.gradients.nodes import Slot, taken
 from amanda_driver_torch.threads.modes import changes_of
 
 __all__ = ["GradientFunction", "concerns", "gradient_function", "requested_together"]
@@ -61,10 +61,7 @@ def gradient_function(
         for i, step in enumerate(steps):
             if backward.still_applied(step):
                 _run_step(step, positions, done[i : i + 1])
-        return [
-            positions[position] if index is None else positions[position][index]
-            for position, index in slots
-        ]
+        return taken(positions, slots)
 
     return function
 

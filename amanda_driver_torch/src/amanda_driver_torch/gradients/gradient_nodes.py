@@ -256,16 +256,12 @@ def _results(
     taken: Counter[Edge] = Counter()
     for slot, edge in edges.items():
         found = leading.get(edge, [])
-        is_ordered = len(found) == times[edge] and _are_of_one(found)
+        is_ordered = len(found) == times[edge] and len({node for node, _ in found}) <= 1
         if is_ordered:
             # The same tensor at several positions: results are in the order of the arguments.
             found = [found[taken[edge]]]
             taken[edge] += 1
         yield slot, found, is_ordered or times[edge] == 1
-
-
-def _are_of_one(results: Sequence[tuple[Any, int]]) -> bool:
-    return all(node is results[0][0] for node, _ in results)
 
 
 def _leading(nodes: Sequence[Any]) -> _Leading:

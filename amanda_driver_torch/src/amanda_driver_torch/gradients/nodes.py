@@ -226,16 +226,26 @@ def routes(
 
 def differentiable(values: Sequence[Any]) -> dict[Slot, torch.Tensor]:
     """Return the differentiable tensors among values, and in lists of them, by slot."""
-    found: dict[Slot, torch.Tensor] = {}
+    return {slot: tensor for slot, tensor in by_slot(values) if is_differentiable(tensor)}
+
+
+def by_slot(values: Sequence[Any]) -> Iterator[tuple[Slot, torch.Tensor]]:
+    """Yield the tensors among values, and in lists of them, with their slots."""
     for position, value in enumerate(values):
         if isinstance(value, torch.Tensor):
-            if is_differentiable(value):
-                found[position, None] = value
+            yield (position, None), value
         elif isinstance(value, (list, tuple)):
             for index, item in enumerate(value):
-                if isinstance(item, torch.Tensor) and is_differentiable(item):
-                    found[position, index] = item
-    return found
+                if isinstance(item, torch.Tensor):
+                    yield (position, index), item
+
+
+def taken(values: Sequence[Any], slots: Sequence[Slot]) -> list[Any]:
+    """Return the values at `slots`; None for those in a list that is None."""
+    return [
+        values[position] if index is None or values[position] is None else values[position][index]
+        for position, index in slots
+    ]
 
 
 def placed(values: Sequence[Any], slots: Sequence[Slot], tensors: Sequence[Any]) -> list[Any]:

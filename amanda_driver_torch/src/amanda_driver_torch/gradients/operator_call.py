@@ -10,7 +10,7 @@ import torch
 from amanda_core.driver_kit import OpContext, OriginalCall, Plan, Session
 from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.gradients.records import OpRecord
-from amanda_driver_torch.operators.operator import Operator
+from amanda_driver_torch.operators.operator import Args, Kwargs, Operator, Original
 from amanda_driver_torch.operators.signature import BoundCall, bind, outputs_of
 from amanda_driver_torch.torch_internals.tensor_attributes import base_of, requires_grad
 
@@ -68,9 +68,9 @@ class OperatorCall:
         execution: Any,
         record: OpRecord,
         operator: Operator,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: Original,
+        args: Args,
+        kwargs: Kwargs,
     ) -> None:
         self.execution, self.record, self.operator = execution, record, operator
         self.args, self.kwargs = args, kwargs

@@ -135,11 +135,10 @@ def _output_groups(
         # An output that is an input has no node of this op, and so no gradient.
         if call.bound.signature.in_place or id(tensor) not in inputs
     }
-    groups = [
+    return [
         (group, {slot: tensor for slot, tensor in slots.items() if slot[0] in group})
         for group in requested_together(plan, slots)
     ]
-    return [(group, chosen) for group, chosen in groups if chosen]
 
 
 def region_of(call: OperatorCall) -> ViewRegion | None:

@@ -85,6 +85,8 @@ class OpRecord:
 class NodeRecord:
     """One backward op of one forward op (or of a leaf), and the actions around it."""
 
+    #: Makes the raw operator that contexts show.
+    op: type[BackwardOp] = BackwardOp
     __slots__ = (
         "__weakref__",
         "_acting",
@@ -140,7 +142,7 @@ class NodeRecord:
 
     def open_context(self, session: Session) -> OpContext:
         """Open its context for this execution."""
-        op = BackwardOp(self.site.op_type)
+        op = self.op(self.site.op_type)
         self.context = session.open(self.site, op, forward=self.forward, backward=True)
         return self.context
 
@@ -198,11 +200,7 @@ class PartRecord(NodeRecord):
     """The accumulation into one of the parameters that are parts of a leaf."""
 
     __slots__ = ()
-
-    def open_context(self, session: Session) -> OpContext:
-        """Open its context for this execution."""
-        self.context = session.open(self.site, PartOp(self.site.op_type), backward=True)
-        return self.context
+    op = PartOp
 
 
 class FlatRecord(NodeRecord):

@@ -17,7 +17,7 @@ from amanda_core.interface import RoutineResultError, UnsupportedError
 from amanda_driver_torch.gradients.backward import Backward
 from amanda_driver_torch.gradients.driver_nodes import run_replaced
 from amanda_driver_torch.gradients.edits import check_gradient_shape, refuse_nested
-from amanda_driver_torch.gradients.nodes import differentiable, placed
+from amanda_driver_torch.gradients.nodes import differentiable, placed, taken
 from amanda_driver_torch.gradients.operator_call import OperatorCall
 from amanda_driver_torch.operators.signature import outputs_of, restructure
 from amanda_driver_torch.threads.modes import call_routine
@@ -91,12 +91,7 @@ def run_with_replaced_backward(
                     where=where,
                     fix="Return a list with a gradient for each tensor, or None",
                 )
-        grads = [
-            given[position]
-            if index is None
-            else (None if given[position] is None else given[position][index])
-            for position, index in chosen
-        ]
+        grads = taken(given, chosen)
         for grad, shape in zip(grads, shapes, strict=True):
             check_gradient_shape(grad, shape, step)
         return grads

@@ -47,6 +47,7 @@ from amanda_driver_torch.gradients.nodes import (
     new_nodes,
     placed,
     routes,
+    taken,
 )
 from amanda_driver_torch.gradients.operator_call import OperatorCall
 from amanda_driver_torch.gradients.output_taps import region_of
@@ -165,8 +166,6 @@ class Taps:
         self._front = plan, token
         for group in requested_together(plan, slots):
             chosen = [slot for slot in slots if slot[0] in group]
-            if not chosen:
-                continue
             self._groups.append(group)
             function = gradient_function(self._backward, token, group, chosen, values)
             identities = tap([slots[slot] for slot in chosen], function)
@@ -261,8 +260,7 @@ class Taps:
         for group, chosen, gradient_node in group_nodes(nodes, edges, groups, base):
             function = gradient_function(self._backward, token, group, chosen, self._call.values)
             if casts:
-                values = self._call.values
-                given = [values[p] if item is None else values[p][item] for p, item in chosen]
+                given = taken(self._call.values, chosen)
                 function = in_dtypes(function, [tensor.dtype for tensor in given])
             if gradient_node is None and not plan.edits:
                 self._observe_parts(function, group, chosen, edges, nodes)

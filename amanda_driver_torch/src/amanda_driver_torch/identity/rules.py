@@ -19,9 +19,7 @@ from amanda_core.driver_kit import (
     QUIET,
     STOP,
     USER,
-    Labels,
     Layouts,
-    Parameters,
     Rules,
     Scopes,
     methods_around,
@@ -49,7 +47,7 @@ from amanda_driver_torch.torch_internals.tensor_attributes import (
     storage_of,
 )
 
-__all__ = ["RULES", "new_labels", "new_parameters", "new_scopes"]
+__all__ = ["LAYOUTS", "RULES", "new_scopes"]
 
 
 def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
@@ -96,16 +94,6 @@ def _holder_of(module: nn.Module) -> nn.Module | None:
     return found
 
 
-def new_labels() -> Labels:
-    """Return a new table of labels for tensors."""
-    return Labels()
-
-
-def new_parameters(scopes: Scopes, labels: Labels) -> Parameters:
-    """Return a new table of the parameters that tensors show parts of."""
-    return Parameters(scopes, labels, _LAYOUTS)
-
-
 def _is_parameter(tensor: torch.Tensor) -> bool:
     # For a plain tensor, as the class of `nn.Parameter` does, which takes four times as long.
     if type(tensor) is torch.Tensor:
@@ -129,7 +117,8 @@ def _shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None if shape is None or None in shape else tuple(map(int, tensor.shape))
 
 
-_LAYOUTS = Layouts(
+#: How tensors show parts of parameters.
+LAYOUTS = Layouts(
     layout_of,
     _shape_of,
     storage_of,

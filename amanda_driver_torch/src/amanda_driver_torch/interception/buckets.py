@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda_core.driver_kit import made_once
+from amanda_core.driver_kit import replacing
 from amanda_driver_torch.execution.collectives import Collective, is_pending
 from amanda_driver_torch.execution.reductions import Bucket
 from amanda_driver_torch.identity.frames import BOUNDARY
@@ -239,13 +239,8 @@ def _collective() -> Collective:
     return Collective(torch.distributed.ProcessGroup.allreduce, COMMUNICATORS["allreduce"])
 
 
-@made_once
-def delaying(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the method of a reducer that reduces all buckets and waits for them."""
-
-    @functools.wraps(original)
-    def call(reducer: Any) -> Any:
-        BUCKETS.delay(reducer)
-        return original(reducer)
-
-    return call
+@replacing
+def delaying(original: Callable[..., Any], reducer: Any) -> Any:
+    """Run the method of a reducer that reduces all buckets and waits for them."""
+    BUCKETS.delay(reducer)
+    return original(reducer)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from amanda_core.driver_kit import replacing
 from amanda_core.interface import UnsupportedError
 from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.threads.state import STATE, call_quietly
@@ -98,19 +99,17 @@ class Rerun:
 BOUNDARY[id(Rerun.__call__.__code__)] = Rerun.__call__.__code__
 
 
-def watch_first_run(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the generator of the variant in which the caller itself makes the first run."""
-
-    @functools.wraps(generator)
-    def run(function: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        rerun = Rerun(function, first=False)
-        rerun.begin()
-        try:
-            yield from generator(rerun, *args, **kwargs)
-        finally:
-            rerun.end()
-
-    return run
+@replacing
+def watch_first_run(
+    generator: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+) -> Iterator[Any]:
+    """Run the generator of the variant in which the caller itself makes the first run."""
+    rerun = Rerun(function, first=False)
+    rerun.begin()
+    try:
+        yield from generator(rerun, *args, **kwargs)
+    finally:
+        rerun.end()
 
 
 def is_foreign_rerun() -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import forget_all_edited, made_once, part
+from amanda_core.driver_kit import forget_all_edited, made_once, part, replacing
 from amanda_driver_torch.execution.collectives import Collective, finish, is_pending
 from amanda_driver_torch.interception.buckets import BUCKETS, delaying
 from amanda_driver_torch.threads.state import STATE
@@ -77,52 +77,32 @@ def _starting(original: Callable[..., Any], communicator: Communicator) -> Calla
     return call
 
 
-@made_once
-def _preparing(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(reducer: Any, *args: Any, **kwargs: Any) -> Any:
-        if (attachment := STATE.attachment) is not None:
-            attachment.expect_reduction(reducer)
-        return original(reducer, *args, **kwargs)
-
-    return call
+@replacing
+def _preparing(original: Callable[..., Any], reducer: Any, *args: Any, **kwargs: Any) -> Any:
+    if (attachment := STATE.attachment) is not None:
+        attachment.expect_reduction(reducer)
+    return original(reducer, *args, **kwargs)
 
 
-@made_once
-def _parting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(group: Any = None) -> Any:
-        if group in (None, torch.distributed.group.WORLD):
-            part()
-        return original(group)
-
-    return call
+@replacing
+def _parting(original: Callable[..., Any], group: Any = None) -> Any:
+    if group in (None, torch.distributed.group.WORLD):
+        part()
+    return original(group)
 
 
-@made_once
-def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(work: Any, *args: Any, **kwargs: Any) -> Any:
-        begin = perf_counter()
-        try:
-            result = original(work, *args, **kwargs)
-        finally:
-            forget_all_edited()
-        finish(work, perf_counter() - begin)
-        return result
-
-    return call
+@replacing
+def _waiting(original: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
+    begin = perf_counter()
+    result = forgetting(original)(work, *args, **kwargs)
+    finish(work, perf_counter() - begin)
+    return result
 
 
-@made_once
-def forgetting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that writes tensors and leaves their versions as they are."""
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        finally:
-            forget_all_edited()
-
-    return call
+@replacing
+def forgetting(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a function that writes tensors and leaves their versions as they are."""
+    try:
+        return original(*args, **kwargs)
+    finally:
+        forget_all_edited()

@@ -6,13 +6,12 @@ they would run would be replayed after `apply` has ended. Tools do not see it, a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import made_once
+from amanda_core.driver_kit import replacing
 from amanda_core.interface import CoverageGap
 from amanda_driver_torch.threads.state import STATE
 
@@ -47,45 +46,29 @@ def end_all() -> None:
     STATE.recordings = 0
 
 
-@made_once
-def _beginning(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def begin(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        _tell()
-        STATE.recordings += 1
-        STATE.quiet += 1
-        return result
-
-    return begin
+@replacing
+def _beginning(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs)
+    _tell()
+    STATE.recordings += 1
+    STATE.quiet += 1
+    return result
 
 
-@made_once
-def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def end(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        finally:
-            if STATE.recordings:
-                _end()
-
-    return end
-
-
-def _end() -> None:
-    STATE.recordings -= 1
-    STATE.quiet -= 1
-
-
-@made_once
-def _replaying(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def replay(*args: Any, **kwargs: Any) -> Any:
-        _tell()
+@replacing
+def _ending(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
         return original(*args, **kwargs)
+    finally:
+        if STATE.recordings:
+            STATE.recordings -= 1
+            STATE.quiet -= 1
 
-    return replay
+
+@replacing
+def _replaying(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _tell()
+    return original(*args, **kwargs)
 
 
 def _tell() -> None:

@@ -122,7 +122,7 @@ class ForwardCalls:
             return
         functions = [one for one in list(frame.f_globals.values()) if type(one) is FunctionType]
         codes = [frame.f_code, *filter(None, map(_code_of, functions))]
-        if any(map(_is_calling, codes)):
+        if any(map(_calls_in, codes)):
             self._watch(_written(nn.Module))
 
     def foresee(self, root: nn.Module) -> None:
@@ -157,21 +157,19 @@ def _calls_forward(kind: type) -> bool:
 _CALLING: dict[int, tuple[CodeType, bool]] = {}
 
 
-def _is_calling(code: CodeType) -> bool:
-    """Return `_calls_in`, which programs that apply tools in each iteration need each time."""
+def _calls_in(code: CodeType) -> bool:
+    """Return True if code, or that of a function in it, calls a `forward`.
+
+    Programs that apply tools in each iteration ask each time.
+    """
     known = _CALLING.get(id(code))
     if known is None:
+        inside = (_calls_in(inner) for inner in code.co_consts if type(inner) is CodeType)
+        calls = (_FORWARD in code.co_names and _loads(code)) or any(inside)
         if len(_CALLING) > _CODES:
             _CALLING.clear()
-        known = _CALLING[id(code)] = code, _calls_in(code)
+        known = _CALLING[id(code)] = code, calls
     return known[1]
-
-
-def _calls_in(code: CodeType) -> bool:
-    """Return True if code, or that of a function in it, calls a `forward`."""
-    if _FORWARD in code.co_names and _loads(code):
-        return True
-    return any(_calls_in(inner) for inner in code.co_consts if type(inner) is CodeType)
 
 
 def _package(frame: FrameType) -> str:
@@ -187,7 +185,6 @@ def _written(base: type) -> Iterator[type]:
         yield from _written(kind)
 
 
-@functools.lru_cache(4096)
 def _loads(code: CodeType) -> bool:
     bases = calls = 0
     for instruction in dis.get_instructions(code):

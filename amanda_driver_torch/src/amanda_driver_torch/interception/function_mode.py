@@ -24,7 +24,7 @@ from amanda_driver_torch.interception.transparent_wrappers import (
     run_transparently,
 )
 from amanda_driver_torch.operators.bindings import is_operator_name
-from amanda_driver_torch.operators.operator import Operator
+from amanda_driver_torch.operators.operator import Args, Kwargs, Operator
 from amanda_driver_torch.threads.modes import call_without_modes, in_users_modes
 from amanda_driver_torch.threads.state import STATE, Watcher
 from amanda_driver_torch.torch_internals.extension import native
@@ -140,11 +140,7 @@ class _Mode(TorchFunctionMode):
             del self._above[-1]
 
     def __torch_function__(
-        self,
-        func: Any,
-        types_: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types_: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if type(func) is types.FunctionType:
@@ -166,9 +162,7 @@ class _Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         return self._execute(operator, func, args, kwargs)
 
-    def _execute(
-        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _execute(self, operator: Operator, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if not function_mode_count():
             return self._attachment.execute(operator, func, args, kwargs)
         # Modes entered before ours must see the operator, but not the driver's own work.

@@ -89,7 +89,7 @@ def _in_checkpoint() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _in_traced_modules() -> Iterator[tuple[Any, str, Any]]:
-    module, name = sys.modules[TRACED_MODULES.module], TRACED_MODULES.names[0]
+    module, name = sys.modules[TRACED_MODULES[0]], TRACED_MODULES[1]
     call: Any = nn.Module.__call__
     original = call
     if id(getattr(call, "__code__", None)) in BOUNDARY:  # It is the replacement.
@@ -136,7 +136,7 @@ class _Patches(Patches):
         self._late: dict[str, Callable[[], Iterator[tuple[Any, str, Any]]]] = {
             "torch.utils.checkpoint": _in_checkpoint,
             COMPILED_FRAMES.module: self._in_dynamo,
-            TRACED_MODULES.module: _in_traced_modules,
+            TRACED_MODULES[0]: _in_traced_modules,
             DYNAMO_EXPORT[0]: _in_export,
             STAGES[0]: pipelines.found,
         }

@@ -4,12 +4,11 @@ micro-batch.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from amanda_core.driver_kit import made_once
+from amanda_core.driver_kit import replacing
 from amanda_core.interface import AmandaError
 from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.threads.state import STATE
@@ -34,43 +33,35 @@ def found() -> Iterator[tuple[Any, str, Any]]:
                 break
 
 
-@made_once
-def _beginning(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(stage: Any) -> Any:
-        attachment = STATE.attachment
-        if attachment is not None and attachment.watching():
-            for tool in attachment.session.tools:
-                tool.check_stage(stage.submod, FACTS)
-        return original(stage)
-
-    return call
+@replacing
+def _beginning(original: Callable[..., Any], stage: Any) -> Any:
+    attachment = STATE.attachment
+    if attachment is not None and attachment.watching():
+        for tool in attachment.session.tools:
+            tool.check_stage(stage.submod, FACTS)
+    return original(stage)
 
 
-@made_once
-def _computing(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(stage: Any, *args: Any, **kwargs: Any) -> Any:
-        attachment = STATE.attachment
-        number = next((one for one in (*args, *kwargs.values()) if type(one) is int), None)
-        if attachment is None or number is None:
-            return original(stage, *args, **kwargs)
-        keys = {"stage": stage.stage_index, "micro_batch": number}
-        before, STATE.chunk = STATE.chunk, keys
-        # Routines of operators that were analysed before are called without the driver.
+@replacing
+def _computing(original: Callable[..., Any], stage: Any, *args: Any, **kwargs: Any) -> Any:
+    attachment = STATE.attachment
+    number = next((one for one in (*args, *kwargs.values()) if type(one) is int), None)
+    if attachment is None or number is None:
+        return original(stage, *args, **kwargs)
+    keys = {"stage": stage.stage_index, "micro_batch": number}
+    before, STATE.chunk = STATE.chunk, keys
+    # Routines of operators that were analysed before are called without the driver.
+    for context in attachment.session.contexts():
+        context.update(keys)
+    try:
+        return original(stage, *args, **kwargs)
+    except RuntimeError as error:
+        # A stage reports its inputs in place of what a tool refuses.
+        if isinstance(error.__cause__, AmandaError):
+            raise error.__cause__ from None
+        raise
+    finally:
+        STATE.chunk = before
         for context in attachment.session.contexts():
-            context.update(keys)
-        try:
-            return original(stage, *args, **kwargs)
-        except RuntimeError as error:
-            # A stage reports its inputs in place of what a tool refuses.
-            if isinstance(error.__cause__, AmandaError):
-                raise error.__cause__ from None
-            raise
-        finally:
-            STATE.chunk = before
-            for context in attachment.session.contexts():
-                for key in keys:
-                    context.pop(key, None)
-
-    return call
+            for key in keys:
+                context.pop(key, None)

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from amanda_core.driver_kit import Patches
 from amanda_driver_torch.interception.patches import PATCHES
+from amanda_driver_torch.operators.operator import Args, Kwargs
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.internals import (
     function_mode_at,
@@ -31,9 +32,7 @@ __all__ = ["call_transparently", "has_override", "make_transparent", "run_transp
 R = TypeVar("R")
 
 
-def run_transparently(
-    mode: TorchFunctionMode, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def run_transparently(mode: TorchFunctionMode, wrapper: Any, args: Args, kwargs: Kwargs) -> Any:
     """Run a wrapper of torch, whose namespace is transparent, so that a mode sees the operators
     inside it.
     """

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from amanda_driver_torch.operators.bindings import is_operator, operator_of, schemas_of, type_name
 
-__all__ = ["Operator"]
+__all__ = ["Args", "Kwargs", "Operator", "Original"]
+
+#: What a call is made of: the function that it runs without tools, and its arguments.
+Original: TypeAlias = Callable[..., Any]
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
 
 
 class Operator:

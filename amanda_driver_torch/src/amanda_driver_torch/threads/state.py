@@ -48,42 +48,19 @@ class Watcher(Protocol):
     def watching(self) -> bool:
         """Return True if operators that this thread calls now are instrumented."""
 
-    def execute(
-        self, operator: Operator, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
-    ) -> Any:
-        """Execute one call of an operator."""
+    def execute(self, operator: Operator, *call: Any) -> Any:
+        """Execute one call of an operator: the function, its arguments, and those by keyword."""
 
-    def execute_python(
-        self,
-        raw: Any,
-        name: str,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def execute_python(self, raw: Any, name: str, *call: Any) -> Any:
         """Execute one call of an operator written in Python or as a script."""
 
-    def execute_collective(
-        self,
-        collective: Any,
-        call: Callable[..., Any],
-        group: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def execute_collective(self, collective: Any, *call: Any) -> Any:
         """Execute one call of a method of a process group that communicates."""
 
     def expect_reduction(self, reducer: Any) -> None:
         """Note that a `DistributedDataParallel` module will reduce its gradients."""
 
-    def execute_bucket(
-        self,
-        collective: Any,
-        call: Callable[..., Any],
-        group: Any,
-        args: tuple[Any, ...],
-        bucket: Any,
-    ) -> Any:
+    def execute_bucket(self, collective: Any, *call: Any) -> Any:
         """Execute one reduction of gradients in the backward pass of a module."""
 
     def report_failure(self, error: Exception, where: str) -> None:
@@ -98,14 +75,10 @@ class Watcher(Protocol):
     def compiled_callback(self, original: Any) -> Any:
         """Return what Dynamo must call for a compiled callable; None to run it eagerly."""
 
-    def call_module(
-        self, module: Any, original: Callable[..., Any], args: Any, kwargs: dict[str, Any]
-    ) -> Any:
+    def call_module(self, module: Any, *call: Any) -> Any:
         """Call a module inside its scope."""
 
-    def call_forward(
-        self, module: Any, original: Callable[..., Any], args: Any, kwargs: dict[str, Any]
-    ) -> Any:
+    def call_forward(self, module: Any, *call: Any) -> Any:
         """Run the `forward` of a module, which the program calls instead of the module."""
 
     def enter_zone(self, zone: str) -> Callable[[], None]:

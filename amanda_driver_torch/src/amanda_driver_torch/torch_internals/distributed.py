@@ -1,4 +1,7 @@
-"""How torch's wrappers for several processes tell which processes they are, and what they hold."""
+"""How torch's wrappers for several processes tell which processes they are, and what they hold.
+
+All names without an underscore are offered.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,6 @@ import torch
 
 from amanda_core.driver_kit import local_of
 from amanda_driver_torch.torch_internals.modules import flat_parameter_of, names_in, wraps
-
-__all__ = [
-    "BROADCAST",
-    "COMMUNICATING",
-    "COMMUNICATORS",
-    "DELAYED",
-    "STAGES",
-    "Communicator",
-    "Unit",
-    "call_at_end",
-    "class_of",
-    "flattened",
-    "groups_of",
-    "hooks_of",
-    "is_low_precision",
-    "kernel_of_reductions",
-    "lets_join",
-    "process_group",
-    "ranks_of",
-    "reduces_now",
-    "reducible",
-    "sharded_groups",
-    "sharded_of",
-    "unit_of",
-    "written",
-]
 
 #: What the dotted names of functions begin with that move parameters between processes.
 COMMUNICATING = (

@@ -128,7 +128,8 @@ def guard_scope(number: int) -> None:
 
 
 def _in_scope(number: int, builder: Any, guard: Any) -> None:
-    _guard_by(native.in_scope(number), f"___amanda_scope() == {number}", builder)
+    root = builder.guard_manager.root
+    _guard_by(native.in_scope(number), f"___amanda_scope() == {number}", root)
 
 
 def guard_served(serves: Callable[[Any], bool]) -> None:
@@ -139,14 +140,13 @@ def guard_served(serves: Callable[[Any], bool]) -> None:
 
 
 def _is_served(serves: Callable[[Any], bool], builder: Any, guard: Any) -> None:
-    _guard_by(serves, "___amanda_serves(L)", builder)
+    _guard_by(serves, "___amanda_serves(L)", builder.guard_manager.root)
 
 
-def _guard_by(function: Callable[[Any], bool], text: str, builder: Any) -> None:
-    add = builder.guard_manager.root.add_lambda_guard
+def _guard_by(function: Callable[[Any], bool], text: str, root: Any) -> None:
     # From PyTorch 2.11 on it takes the user's stack, too.
-    stack = (None,) if "arg2" in add.__doc__ else ()
-    add(function, [text], *stack)
+    stack = (None,) if "arg2" in root.add_lambda_guard.__doc__ else ()
+    root.add_lambda_guard(function, [text], *stack)
 
 
 class ServedFrame:
@@ -219,17 +219,12 @@ class ServedFrame:
         code: Any = result.guarded_code
         # Guards that never hold: for the next call those of the code itself are found.
         once = dataclasses.replace(code, guard_manager=DeletedGuardManagerWrapper("served once"))
-        once.guard_manager.root.add_lambda_guard(*_never(once.guard_manager.root))
+        _guard_by(lambda variables: False, "served once", once.guard_manager.root)
         once.guard_manager.id_matched_objs["___amanda"] = lambda: _ALIVE
         return dataclasses.replace(result, guarded_code=once)
 
 
 _ALIVE = object()
-
-
-def _never(root: Any) -> tuple[Any, ...]:
-    stack = (None,) if "arg2" in root.add_lambda_guard.__doc__ else ()
-    return (lambda variables: False, ["served once"], *stack)
 
 
 @dataclasses.dataclass(frozen=True)

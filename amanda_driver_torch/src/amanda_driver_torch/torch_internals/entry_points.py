@@ -17,19 +17,6 @@ from torch.autograd.variable import Variable
 
 from amanda_core.driver_kit import local_of
 
-
-class Named(NamedTuple):
-    """Attributes of a module that may not be imported yet.
-
-    Attributes:
-        module: The module's name.
-        names: The attributes.
-    """
-
-    module: str
-    names: tuple[str, ...]
-
-
 #: Argument of the functions that script a class: how many frames away its names are looked up.
 FRAMES_UP = "_frames_up"
 #: The function that adds a hook to those of a node: its owner and attribute name.
@@ -120,22 +107,16 @@ class Compiled(NamedTuple):
         wrapper: Name of the code that calls a compiled callable.
     """
 
-    module: str
-    callback: str
-    frame_count: str
-    region: str
-    wrapper: str
+    module: str = "torch._dynamo.eval_frame"
+    callback: str = "_callback_from_stance"
+    frame_count: str = "set_fullgraph_compiled_frame_count"
+    region: str = "set_eval_frame_isolate_recompiles_id"
+    wrapper: str = "compile_wrapper"
 
 
-COMPILED_FRAMES = Compiled(
-    "torch._dynamo.eval_frame",
-    "_callback_from_stance",
-    "set_fullgraph_compiled_frame_count",
-    "set_eval_frame_isolate_recompiles_id",
-    "compile_wrapper",
-)
+COMPILED_FRAMES = Compiled()
 #: Where Dynamo keeps the `nn.Module.__call__` that it does not trace, but only the `forward` of.
-TRACED_MODULES = Named("torch._dynamo.variables.nn_module", ("unpatched_nn_module_call",))
+TRACED_MODULES = ("torch._dynamo.variables.nn_module", "unpatched_nn_module_call")
 
 #: Dynamo's own export, which traces a frame as a compiled callable does.
 DYNAMO_EXPORT = ("torch._dynamo", "export")

@@ -48,7 +48,6 @@ class Half:
     Attributes:
         is_backward: True for the backward program.
         calls: The calls of kernels, in the order of the code.
-        why_not: Why these are not known; an empty string if they are.
     """
 
     def __init__(
@@ -58,13 +57,11 @@ class Half:
         self.calls: list[KernelCall] = []
         self._places: list[ast.stmt] = []
         self._function: ast.FunctionDef | None = None
-        self.why_not = ""
 
-    def find_calls(self) -> None:
-        """Find the calls of kernels in the generated code."""
-        self.why_not = self._find_calls()
-
-    def _find_calls(self) -> str:
+    def find_calls(self) -> str:
+        """Find the calls of kernels in the generated code; return why these are not known, or an
+        empty string.
+        """
         runner = getattr(self._output, "current_callable", None)
         source = getattr(self._output, "source_code", None)
         if not (isinstance(runner, types.MethodType) and isinstance(source, str)):
