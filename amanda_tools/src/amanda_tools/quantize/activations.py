@@ -5,7 +5,7 @@ Owns the calibration. Grids of present values belong to `present`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,7 +32,6 @@ __all__ = ["Activation", "Activations"]
 
 #: No activation is as large. What a program adds that is lower hides elements from a softmax.
 _HIDDEN = -1e30
-ALONE = Group()
 
 
 @dataclass
@@ -49,7 +48,9 @@ class Activation:
         mean: Running mean of the largest magnitudes; None if there is none.
         made: The arguments of `fake_quantize`, made from the grid when first needed.
         copied: Whether it is a copy of a weight.
-        group: The processes whose values decide.
+        groups: The processes whose values decide: those that have parts of a value, then those that
+            have other data.
+        hides: Whether it has values that hide elements from a softmax.
         ops: Ids of the operators of this name and role that ran.
         exported: Ids of those in a program that is exported.
     """
@@ -63,7 +64,8 @@ class Activation:
     mean: float | None = None
     made: dict[str, Any] | None = None
     copied: bool = False
-    group: Group = ALONE
+    groups: Sequence[Group] = ()
+    hides: bool = False
     ops: set[int] = field(default_factory=set)
     exported: set[int] = field(default_factory=set)
 
@@ -85,7 +87,7 @@ class Activations:
 
     Attributes:
         frozen: Whether the calibration has ended.
-        groups: Label of a model -> the processes that train it together.
+        groups: Label of a model -> groups of processes: see `Activation`.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Activations:
         self._known: dict[str, Activation] = {}
         #: Names of additions that hide elements.
         self._masks: set[str] = set()
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, Sequence[Group]] = {}
         self.frozen = False
 
     def get(self, context: OpContext, operand: Operand, exported: bool = False) -> Activation:
@@ -120,7 +122,7 @@ class Activations:
         if one is None:
             one = self._known[key] = Activation(context.name, operand.role, context.source)
         one.source, one.copied = context.source, operand.copied
-        one.group = self.groups.get(context.weights.root, ALONE)
+        one.groups = self.groups.get(context.weights.root, ())
         (one.exported if exported else one.ops).add(context.get_op_id())
         # They share a range. A running mean depends on their order besides.
         allowed = len(one.ops) if one.mean is None else 1
@@ -292,12 +294,19 @@ class Activations:
             self._notes[f"{one.op} is not quantized: {error}"] = None
             return
         values = numbers(tensor.array, tensor.dtype)
-        if adds and values.size and values.min() < _HIDDEN:
-            self._masks.add(one.op)
-            self._notes[f"{one.op} adds a mask and is not quantized"] = None
-        elif one.histogram.add(values, self._options.observer != "minmax") and run != one.run:
+        one.hides |= bool(adds and values.size and values.min() < _HIDDEN)
+        if one.hides and not one.groups:
+            self._note_mask(one)
+            return
+        told = one.histogram.add(values, self._options.observer != "minmax")
+        # What one process has may tell nothing, and all of them decide in the same run.
+        if (told or one.groups) and run != one.run:
             one.histogram.seen += 1
             one.run = run
+
+    def _note_mask(self, one: Activation) -> None:
+        self._masks.add(one.op)
+        self._notes[f"{one.op} adds a mask and is not quantized"] = None
 
     def _learn(
         self, value: Any, facts: Facts, operand: Operand, one: Activation, form: Format
@@ -323,14 +332,20 @@ class Activations:
 
     def _decided(self, one: Activation) -> bool:
         """Return True if the range is final, which other processes have a part in."""
-        return self._ready(one) and (one.grid is not None or one.group.size == 1)
+        return self._ready(one) and (one.grid is not None or not one.groups)
 
     def _decide(self, one: Activation) -> None:
-        """Make the grid of the values that all processes have seen."""
-        if one.group.size > 1:
-            counting = self._options.observer != "minmax"
-            one.histogram.share(one.group, f"range of {one.key}", counting)
-        one.grid = self._grid_of(one)
+        """Make the grid of the values that all processes have seen, if these tell a range."""
+        counting = self._options.observer != "minmax"
+        for group in one.groups:
+            what = f"range of {one.key}"
+            one.hides = one.histogram.share(group, what, counting, one.hides)
+        if one.hides:
+            self._note_mask(one)
+        elif one.groups and not one.histogram.tells:
+            one.histogram.seen = 0
+        else:
+            one.grid = self._grid_of(one)
 
     def _grid_of(self, one: Activation) -> Grid:
         form, options = self._options.format_of(one.copied), self._options

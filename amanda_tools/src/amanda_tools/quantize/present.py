@@ -83,6 +83,10 @@ def insert_present(
     plans = [*factors, *(p for p in plans if p.operand.is_bias and len(factors) == 2)]
     if not plans:
         return
+    if any(facts.placement(value_at(context, plan.operand)) is not None for plan in plans):
+        # They compare their parts in each execution: one that is alone must not wait for ever.
+        model = context.weights.model(context.weights.root)
+        facts.holders(model).exchange(f"present ranges of {context.name}")
     positions = sorted({plan.operand.position for plan in plans})
     given: dict[str, Any] = {"plans": plans, "facts": facts, "positions": positions}
     if options.ema:

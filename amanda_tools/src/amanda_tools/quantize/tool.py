@@ -8,6 +8,7 @@ are, and `learned` has those that are trained.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,6 @@ from amanda_core import OpContext
 from amanda_core.engine.activation import disabled
 from amanda_core.errors import ToolError, UnsupportedError
 from amanda_core.interface.facts import Facts, NotReadableError
-from amanda_core.interface.groups import Group
 from amanda_core.weights.reads import Weight
 from amanda_tools.kit.operators.clock import Clock
 from amanda_tools.kit.output.rendering import format_count
@@ -37,9 +37,9 @@ from amanda_tools.quantize.observers import Observer
 from amanda_tools.quantize.operands import (
     PRODUCTS,
     Operand,
-    is_quantizable,
     operands_of,
     value_at,
+    why_not,
     why_unreached,
 )
 from amanda_tools.quantize.options import Method, checked
@@ -347,10 +347,10 @@ class Quantize(WeightTool):
             self._meet_processes(context, facts)
         taken = {one.position for one in operands}
         for position, one in enumerate(context.get_inputs() or ()):
-            left = context["type"] in PRODUCTS and position not in taken and is_real(facts, one)
-            if left and not is_quantizable(facts, one):
-                how = f"{facts.layout(one)}, not dense"
-                self._notes[f"{context.name} has operands that are {how}: they stay"] = None
+            left = context["type"] in PRODUCTS and position not in taken
+            for value in (one if isinstance(one, (list, tuple)) else [one]) if left else ():
+                if is_real(facts, value) and (how := why_not(facts, value)):
+                    self._notes[f"{context.name} has operands that are {how}: they stay"] = None
         if self.method == "dynamic":
             self._insert_present(context, facts, operands)
             return
@@ -403,7 +403,7 @@ class Quantize(WeightTool):
 
     def _operands(self, context: OpContext, facts: Facts) -> list[Operand]:
         """Return the operands of an op that are quantized, with copies of weights marked."""
-        found = operands_of(context, facts, parts=True)
+        found = operands_of(context, facts)
         if not found or context["type"] == "add":
             return found
         copies = self._copies.reads(context)
@@ -440,12 +440,13 @@ class Quantize(WeightTool):
         root = context.weights.root
         if self._options.activations is None or root in self._activations.groups:
             return
-        alone = self.method == "dynamic"
-        try:
-            group = Group() if alone else facts.group(context.weights.model(root))
-        except UnsupportedError:
-            alone, group = True, Group()
-        self._activations.groups[root] = group
+        model, alone, groups = context.weights.model(root), True, []
+        if self.method != "dynamic":
+            groups.append(facts.holders(model))
+            with suppress(UnsupportedError):
+                groups.append(facts.group(model))
+                alone = False
+        self._activations.groups[root] = [one for one in groups if one.size > 1]
         if alone:
             self._notes[
                 f"ranges of activations are of the data of this process, one of {facts.processes()}"

@@ -123,10 +123,6 @@ class Weights:
         if form is None:
             self._coverage.add_unreached(weight, "weights are not to be quantized")
             return False
-        if self._options.method == "dynamic" and _in_parts(facts, weight):
-            why = "processes hold parts of it, and its scale is that of all: use the method static"
-            self._coverage.add_unreached(weight, why)
-            return False
         try:
             self._make(context, facts, operand, weight, form)
         except NotReadableError as error:
