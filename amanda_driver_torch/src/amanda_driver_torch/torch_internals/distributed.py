@@ -34,6 +34,7 @@ __all__ = [
     "reducible",
     "sharded_groups",
     "sharded_of",
+    "shards_in",
     "unit_of",
     "written",
 ]
@@ -223,6 +224,16 @@ def flattened(leaf: torch.Tensor) -> Iterator[tuple[str, torch.nn.Module, int, t
             (name, module, _), shape = next(places)
             yield name, module, start, tuple(shape)
         start += length
+
+
+def shards_in(leaf: torch.Tensor) -> Iterator[tuple[str, torch.nn.Module, int, int]]:
+    """Yield the parameters that one of FSDP1 consists of while it is divided: the name and module of
+    each of which this process has a part, and the place and the length of the part.
+    """
+    parts = getattr(leaf, "_shard_param_infos", ())
+    for (name, module, _), part in zip(names_in(leaf) or (), parts, strict=bool(parts)):
+        if part.in_shard:
+            yield name, module, part.offset_in_shard, part.numel_in_shard
 
 
 def groups_of(module: torch.nn.Module) -> list[Any]:

@@ -206,6 +206,15 @@ class Activations:
             if one.grid is None and one.histogram.seen and one.op not in self._masks:
                 self._decide(one)
 
+    def end_step(self, step: int) -> None:
+        """Decide with the other processes, all of which come to the end of a step.
+
+        The next run may be an evaluation, which only one of them has.
+        """
+        for one in self._known.values():
+            if one.groups and one.grid is None and not self.frozen and self._ready(one):
+                self._decide(one)
+
     def clear(self) -> None:
         """Forget all ranges."""
         self._known.clear()

@@ -165,6 +165,7 @@ class Quantize(WeightTool):
             self.states["zero"] = self._weights.zeros
         self.depends_on(self._copies, Watch(self.grids))
         self.add_inst_for_op(self.analyse)
+        self.add_inst_for_step(end=self._activations.end_step)
 
     # The base's questions.
 
