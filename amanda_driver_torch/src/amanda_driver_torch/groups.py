@@ -161,20 +161,17 @@ def holders_of(model: Any) -> Group:
 
     They are those along the dimensions of the meshes of its weights.
     """
-    if processes() == 1 or model is None:
+    divided = [] if processes() == 1 or model is None else [*_distributed_in(model)]
+    if not divided or any(is_simulated(local(one)) for one in divided):
         return Group()
     parts = _wrappers_and_parts(model)
     training = [{*ranks_of(group)} for part in parts for group in groups_of(part)]
+    meshes = [one.device_mesh for one in divided if one.device_mesh.get_coordinate() is not None]
     found: dict[tuple[int, ...], Any] = {}
-    for one in _distributed_in(model):
-        mesh = one.device_mesh
-        if is_simulated(local(one)) or mesh.get_coordinate() is None:
-            continue
-        for dimension in range(mesh.ndim):
-            group = mesh.get_group(dimension)
-            ranks = ranks_of(group)
-            if len(ranks) > 1 and not any(known.issuperset(ranks) for known in training):
-                found[ranks] = group
+    for group in (mesh.get_group(dimension) for mesh in meshes for dimension in range(mesh.ndim)):
+        ranks = ranks_of(group)
+        if len(ranks) > 1 and not any(known.issuperset(ranks) for known in training):
+            found[ranks] = group
     return _Processes([*found.values()]) if found else Group()
 
 

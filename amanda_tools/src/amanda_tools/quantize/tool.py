@@ -16,6 +16,7 @@ from amanda_core import OpContext
 from amanda_core.engine.activation import disabled
 from amanda_core.errors import ToolError, UnsupportedError
 from amanda_core.interface.facts import Facts, NotReadableError
+from amanda_core.interface.groups import Group
 from amanda_core.weights.reads import Weight
 from amanda_tools.kit.operators.clock import Clock
 from amanda_tools.kit.output.rendering import format_count
@@ -441,14 +442,12 @@ class Quantize(WeightTool):
         root = context.weights.root
         if self._options.activations is None or root in self._activations.groups:
             return
-        model, alone, groups = context.weights.model(root), True, []
-        if self.method != "dynamic":
-            groups.append(facts.holders(model))
-            with suppress(UnsupportedError):
-                groups.append(facts.group(model))
-                alone = False
+        model, group = context.weights.model(root), None
+        with suppress(UnsupportedError):
+            group = facts.group(model)
+        groups = facts.holders(model), group or Group()
         self._activations.groups[root] = [one for one in groups if one.size > 1]
-        if alone:
+        if group is None or (self.method == "dynamic" and group.size > 1):
             self._notes[
                 f"ranges of activations are of the data of this process, one of {facts.processes()}"
             ] = None
