@@ -50,6 +50,7 @@ DECIDING: dict[str, Callable[[], Any]] = {
     "quantize, minmax": lambda: Quantize(calibration=1),
     "quantize, mse": lambda: Quantize(calibration=1, observer="mse"),
     "quantize, percentile": lambda: Quantize(calibration=1, observer="percentile", percentile=99),
+    "quantize, dynamic": lambda: Quantize("dynamic"),
 }
 
 

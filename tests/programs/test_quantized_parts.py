@@ -22,7 +22,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import (
     DTensor,
     Partial,
-    Replicate,
     Shard,
     distribute_module,
     distribute_tensor,
@@ -80,8 +79,12 @@ class Attention(nn.Module):
 class Scores(nn.Module):
     """A sum in which some processes hide elements, and others do not."""
 
-    def forward(self, scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return (scores + mask).softmax(-1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (self.layer(x) + mask).softmax(-1)
 
 
 def inputs() -> list[torch.Tensor]:
@@ -120,7 +123,7 @@ def parallel(mesh: Any) -> Any:
     return parallelize_module(Attention(), mesh, {**columns, "out": RowwiseParallel()})
 
 
-def attention(mesh: Any, make: Callable[[], amanda.Tool]) -> dict[str, Any]:
+def attention(mesh: Any, make: Callable[[], Any]) -> dict[str, Any]:
     tool, model = make(), parallel(mesh)
     with Counting() as counting:
         rows = [*called(model, tool, lambda: counting.found)]
@@ -129,7 +132,7 @@ def attention(mesh: Any, make: Callable[[], amanda.Tool]) -> dict[str, Any]:
         "outputs": [output for output, _ in rows],
         "collectives": [now - last for last, now in zip([0, *counts], counts, strict=False)],
         "scales": scales(tool) if isinstance(tool, Quantize) else {},
-        "notes": list(tool.result().notes),  # type: ignore[attr-defined]
+        "notes": list(tool.result().notes),
     }
 
 
@@ -177,13 +180,7 @@ def partial(mesh: Any, make: Callable[[], Quantize]) -> dict[str, Any]:
 
 
 def masks(rank: int) -> list[str]:
-    scores = nn.Sequential(nn.Linear(4, 4))
-    model = nn.parallel.DistributedDataParallel(scores)
-    model.module.add_module("scores", Scores())
-    tool = Quantize()
-    model.module.forward = lambda x, mask: model.module.scores(  # type: ignore[method-assign]
-        model.module[0](x), mask
-    )
+    model, tool = nn.parallel.DistributedDataParallel(Scores()), Quantize()
     with amanda.apply(tool):
         for _ in range(CALLS):
             hidden = torch.zeros(4, 4)

@@ -102,8 +102,8 @@ def _meet(group: Any, text: str) -> list[str]:
         raise UnsupportedError(
             f"Processes {', '.join(away)} of {len(keys)} did not come to decide with this one",
             where=text,
-            fix="Let all of them run the same operators and steps under the same tools, and put what "
-            "only some of them run, such as an evaluation, under amanda.disabled()",
+            fix="Let all of them run the same operators and steps under the same tools, and put "
+            "what only some of them run, such as an evaluation, under amanda.disabled()",
         ) from error
     return [store.get(key).decode() for key in keys]
 

@@ -269,15 +269,18 @@ class Reductions:
         self, module: nn.Module, parameter: torch.Tensor, same: Sequence[torch.Tensor]
     ) -> Iterator[tuple[tuple[str, str], Any]]:
         """Yield the root and the name of each parameter that one holds, with its gradient."""
-        for name, owner, start, length in shards_in(parameter):
-            if (scope := self._scopes.known(owner)) is not None:
+        parts = [*shards_in(parameter)]
+        for name, owner, start, length in parts:
+            if length and (scope := self._scopes.known(owner)) is not None:
                 path = f"{scope.path}.{name}" if scope.path else name
                 part = call_quietly(torch.Tensor.narrow, parameter.grad, 0, start, length)
                 yield (scope.root, path), part
-        if (scope := self._scopes.known(inner_of(module))) is not None:
+        if not parts and (scope := self._scopes.known(inner_of(module))) is not None:
             names = (self._scopes.weight_name(scope, one) for one in (parameter, *same))
             if (found := next((one for one in names if one is not None), None)) is not None:
                 yield (scope.root, found), parameter.grad
+            else:
+                self._session.note_call(REDUCE_GRAD, "a parameter without a name")
 
     def _run_named(
         self, key: tuple[str, str], parameter: torch.Tensor, gradient: Any, keys: dict[str, Any]

@@ -227,13 +227,12 @@ def flattened(leaf: torch.Tensor) -> Iterator[tuple[str, torch.nn.Module, int, t
 
 
 def shards_in(leaf: torch.Tensor) -> Iterator[tuple[str, torch.nn.Module, int, int]]:
-    """Yield the parameters that one of FSDP1 consists of while it is divided: the name and module of
-    each of which this process has a part, and the place and the length of the part.
+    """Yield the parameters that one of FSDP1 consists of: the name and module of each, and where the
+    part of it begins that this process has, and how long it is.
     """
     parts = getattr(leaf, "_shard_param_infos", ())
     for (name, module, _), part in zip(names_in(leaf) or (), parts, strict=bool(parts)):
-        if part.in_shard:
-            yield name, module, part.offset_in_shard, part.numel_in_shard
+        yield name, module, part.offset_in_shard or 0, part.numel_in_shard or 0
 
 
 def groups_of(module: torch.nn.Module) -> list[Any]:

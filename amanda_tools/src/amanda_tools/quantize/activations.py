@@ -87,7 +87,8 @@ class Activations:
 
     Attributes:
         frozen: Whether the calibration has ended.
-        groups: Label of a model -> groups of processes: see `Activation`.
+        groups: Label of a model -> the processes that hold parts of its values, and those that
+            train it with data of their own.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Activations:
         self._known: dict[str, Activation] = {}
         #: Names of additions that hide elements.
         self._masks: set[str] = set()
-        self.groups: dict[str, Sequence[Group]] = {}
+        self.groups: dict[str, tuple[Group, Group]] = {}
         self.frozen = False
 
     def get(self, context: OpContext, operand: Operand, exported: bool = False) -> Activation:
@@ -122,7 +123,8 @@ class Activations:
         if one is None:
             one = self._known[key] = Activation(context.name, operand.role, context.source)
         one.source, one.copied = context.source, operand.copied
-        one.groups = self.groups.get(context.weights.root, ())
+        groups = self.groups.get(context.weights.root, ())
+        one.groups = [group for group in groups if group.size > 1]
         (one.exported if exported else one.ops).add(context.get_op_id())
         # They share a range. A running mean depends on their order besides.
         allowed = len(one.ops) if one.mean is None else 1

@@ -86,7 +86,7 @@ def is_quantizable(facts: Facts, value: Any) -> bool:
 
 
 def why_not(facts: Facts, value: Any) -> str:
-    """Return why the numbers of a tensor cannot be quantized, in a few words; else an empty text."""
+    """Return in a few words why a tensor cannot be quantized; an empty text if it can."""
     layout = facts.layout(value)
     if layout in _ELSEWHERE:
         return f"{layout}, not dense"

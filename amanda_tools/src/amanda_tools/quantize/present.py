@@ -88,7 +88,7 @@ def insert_present(
         return
     positions = sorted({plan.operand.position for plan in plans})
     given: dict[str, Any] = {"plans": plans, "facts": facts, "positions": positions}
-    group = facts.holders(context.weights.model(context.weights.root))
+    group, _ = activations.groups.get(context.weights.root, (ALONE, ALONE))
     if group.size > 1:
         # They combine their ranges in each execution: one that is alone must not wait for ever.
         group.exchange(f"present ranges of {context.name}")

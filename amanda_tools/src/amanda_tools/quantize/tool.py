@@ -349,7 +349,7 @@ class Quantize(WeightTool):
             self._meet_processes(context, facts)
         taken = {one.position for one in operands}
         for position, one in enumerate(context.get_inputs() or ()):
-            left = context["type"] in PRODUCTS and position not in taken
+            left = context["type"] in PRODUCTS | {"add"} and position not in taken
             for value in (one if isinstance(one, (list, tuple)) else [one]) if left else ():
                 if is_real(facts, value) and (how := why_not(facts, value)):
                     self._notes[f"{context.name} has operands that are {how}: they stay"] = None
@@ -440,14 +440,14 @@ class Quantize(WeightTool):
         """Find out which processes decide with this one, or note that none does."""
         self._check_processes(facts, context.where)
         root = context.weights.root
-        if self._options.activations is None or root in self._activations.groups:
+        if root in self._activations.groups:
             return
         model, group = context.weights.model(root), None
         with suppress(UnsupportedError):
             group = facts.group(model)
-        groups = facts.holders(model), group or Group()
-        self._activations.groups[root] = [one for one in groups if one.size > 1]
-        if group is None or (self.method == "dynamic" and group.size > 1):
+        self._activations.groups[root] = facts.holders(model), group or Group()
+        alone = group is None or (self.method == "dynamic" and group.size > 1)
+        if alone and self._options.activations is not None:
             self._notes[
                 f"ranges of activations are of the data of this process, one of {facts.processes()}"
             ] = None
