@@ -227,8 +227,8 @@ def flattened(leaf: torch.Tensor) -> Iterator[tuple[str, torch.nn.Module, int, t
 
 
 def shards_in(leaf: torch.Tensor) -> Iterator[tuple[str, torch.nn.Module, int, int]]:
-    """Yield the parameters that one of FSDP1 consists of while it is divided: name and module of each,
-    and the place and the length of this process's part.
+    """Yield the parameters that one of FSDP1 consists of while it is divided: name and module of
+    each, and the place and the length of this process's part.
     """
     parts = getattr(leaf, "_shard_param_infos", ())
     for (name, module, _), part in zip(names_in(leaf) or (), parts, strict=bool(parts)):
