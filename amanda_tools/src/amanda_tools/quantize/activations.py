@@ -50,7 +50,6 @@ class Activation:
         copied: Whether it is a copy of a weight.
         groups: The processes whose values decide: those that have parts of a value, then those that
             have other data.
-        hides: Whether it has values that hide elements from a softmax.
         ops: Ids of the operators of this name and role that ran.
         exported: Ids of those in a program that is exported.
     """
@@ -65,7 +64,6 @@ class Activation:
     made: dict[str, Any] | None = None
     copied: bool = False
     groups: Sequence[Group] = ()
-    hides: bool = False
     ops: set[int] = field(default_factory=set)
     exported: set[int] = field(default_factory=set)
 
@@ -102,8 +100,9 @@ class Activations:
         self._options, self._steps, self._rounds = options, steps, rounds
         self._clock, self._notes = clock, notes
         self._known: dict[str, Activation] = {}
-        #: Names of additions that hide elements.
+        #: Names of additions that hide elements, and of those that do so in this process.
         self._masks: set[str] = set()
+        self._hiding: set[str] = set()
         self.groups: dict[str, tuple[Group, Group]] = {}
         self.frozen = False
 
@@ -305,10 +304,11 @@ class Activations:
             self._notes[f"{one.op} is not quantized: {error}"] = None
             return
         values = numbers(tensor.array, tensor.dtype)
-        one.hides |= bool(adds and values.size and values.min() < _HIDDEN)
-        if one.hides and not one.groups:
-            self._note_mask(one)
-            return
+        if adds and values.size and values.min() < _HIDDEN:
+            self._hiding.add(one.op)
+            if not one.groups:
+                self._note_mask(one)
+                return
         told = one.histogram.add(values, self._options.observer != "minmax")
         # What one process has may tell nothing, and all of them decide in the same run.
         if (told or one.groups) and run != one.run:
@@ -347,11 +347,10 @@ class Activations:
 
     def _decide(self, one: Activation) -> None:
         """Make the grid of the values that all processes have seen, if these tell a range."""
-        counting = self._options.observer != "minmax"
+        counting, hides = self._options.observer != "minmax", one.op in self._hiding
         for group in one.groups:
-            what = f"range of {one.key}"
-            one.hides = one.histogram.share(group, what, counting, one.hides)
-        if one.hides:
+            hides = one.histogram.share(group, f"range of {one.key}", counting, hides)
+        if hides:
             self._note_mask(one)
         elif one.groups and not one.histogram.tells:
             one.histogram.seen = 0
