@@ -84,7 +84,8 @@ class Scores(nn.Module):
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return (self.layer(x) + mask).softmax(-1)
+        shares: torch.Tensor = (self.layer(x) + mask).softmax(-1)
+        return shares
 
 
 def inputs() -> list[torch.Tensor]:
