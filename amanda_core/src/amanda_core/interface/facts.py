@@ -337,7 +337,7 @@ class Facts:
         return Group()
 
     def holders(self, model: Any) -> Group:
-        """Return the processes among which weights of a model are divided; by default this alone.
+        """Return the processes among which weights of a model are divided, or this one alone.
 
         Each of them has the same data, and may hold a part of a value that operators compute.
         Processes of `group` are not among them, although these may hold parts of weights, too.
