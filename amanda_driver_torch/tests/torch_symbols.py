@@ -526,7 +526,7 @@ OF_DISTRIBUTED = (
     *("_join_config", "_unsharded_param", "_mp_shard", "_flat_param", "_param_infos"),
     *("FlatParamHandle", "_fully_sharded_module", "FSDPParamGroup", "_training_state"),
     *("_param_group_index", "_sync_gradients", "_handle", "_params", "_module_parameters"),
-    *("_shapes", "_numels_with_padding", "_is_padding_mask", "_comm_hooks"),
+    *("_shapes", "_numels_with_padding", "_is_padding_mask", "_comm_hooks", "_shard_param_infos"),
 )
 #: The operator by which programs wait for functional collectives, too, and the method by which
 #: modules for several processes are called at the end of a backward pass.

@@ -61,6 +61,7 @@ def steps(
     ranks: int,
     optimizer: Callable[[Any], Any] = _sgd,
     parts: int = 1,
+    idle: int | None = None,
     evaluates: Callable[[Any, int], Any] = lambda model, rank: model,
 ) -> list[Any]:
     """Train, and return the loss of each step and of an evaluation after it.
@@ -71,6 +72,7 @@ def steps(
         ranks: Between how many a batch is divided.
         optimizer: Makes the optimizer.
         parts: In how many micro-batches each rank computes, of which only the last one reduces.
+        idle: The rank that has a backward pass in the last one alone.
         evaluates: Returns what a rank evaluates; None if it does not.
     """
     updates, found = optimizer(model), []
@@ -81,7 +83,8 @@ def steps(
                 # FSDP1 indexes as well, so that names of `__getitem__` would differ in each rank.
                 rows, wanted = (x, y) if parts == 1 else (x[part::parts], y[part::parts])
                 loss = (model(rows) - wanted).square().mean() / parts
-                loss.backward()
+                if last or rank != idle:
+                    loss.backward()
             found.append(loss.item())
         updates.step()
         updates.zero_grad()
@@ -300,6 +303,9 @@ PROGRAMS: dict[str, Program] = {
     "DDP, unused parameters": Program(_unused),
     "DDP, checkpointing": Program(_checkpointed(_ddp())),
     "DDP, no_sync": Program(_ddp(), _with(parts=2), ids="modules", is_exact=False),
+    "DDP, a rank without a backward pass": Program(
+        _ddp(), _with(parts=2, idle=1), ids="modules", is_exact=False
+    ),
     "DDP, join with uneven inputs": Program(_ddp(), _joined, ids="modules", is_exact=False),
     "DDP, only rank 0 evaluates": Program(
         _ddp(),

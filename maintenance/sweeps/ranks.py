@@ -50,6 +50,7 @@ DECIDING: dict[str, Callable[[], Any]] = {
     "quantize, minmax": lambda: Quantize(calibration=1),
     "quantize, mse": lambda: Quantize(calibration=1, observer="mse"),
     "quantize, percentile": lambda: Quantize(calibration=1, observer="percentile", percentile=99),
+    "quantize, dynamic": lambda: Quantize("dynamic"),
 }
 
 
@@ -177,7 +178,11 @@ def _found(tool: Any, losses: list[Any], error: str) -> dict[str, Any]:
         "noted": [
             note for note in getattr(result, "notes", ()) if "of this process, one of" in note
         ],
-        "stay": [note for note in getattr(result, "notes", ()) if note.endswith(": they stay")],
+        "stay": [
+            note
+            for note in getattr(result, "notes", ())
+            if note.endswith((": they stay", ": processes hold parts of it", "different values"))
+        ],
     }
 
 
@@ -307,16 +312,21 @@ def _decisions(program: Program, each: list[Any], alone: Any) -> Iterator[str]:
         if program.batch != "stage" and rank["decided"].keys() != each[0]["decided"].keys():
             yield "ranks decide for different weights"
     left_out = any(rank["left out"] != alone["left out"] for rank in each)
-    for name, value in whole.items():
-        wanted = alone["decided"].get(name)
-        if wanted is None:
-            yield f"{name} is of no weight"
-        # Where weights are left out, what comes after them computes with others.
-        elif not left_out and _is_exact(program, name) and not _close(value, wanted):
-            yield f"{name} differs from one process"
     stay = {note.partition(" ")[0] for rank in each for note in rank["stay"]}
-    missing = [one for one in alone["decided"] if one not in whole]
-    missing = [one for one in missing if one.rpartition("/")[0] not in stay]
+    expected = {
+        name: value
+        for name, value in alone["decided"].items()
+        if name.rpartition("/")[0] not in stay
+    }
+    for name, value in whole.items():
+        if name not in alone["decided"]:
+            yield f"{name} is of no weight"
+            continue
+        wanted = expected.get(name, value)
+        # Where weights are left out, what comes after them computes with others.
+        if not left_out and _is_exact(program, name) and not _close(value, wanted):
+            yield f"{name} differs from one process"
+    missing = expected.keys() - whole.keys()
     if not left_out and missing:
         yield f"{len(missing)} not decided, without a reason"
 

@@ -301,7 +301,6 @@ def run(rank: int, folder: Path) -> None:
             "halved": (halved, [row for row in edits.rows if row["type"] == "reduce_grad"]),
             "idle": idle,
             "rows": tool.rows,
-            "not seen": list(tool.not_seen()),
         }
     both = Seen()
     with amanda.apply(both):
@@ -372,7 +371,7 @@ def test_each_rank_gets_its_own_gradient_before_the_reduction(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [name for name in MODELS if name != "flat"])
+@pytest.mark.parametrize("model", MODELS)
 def test_gradients_after_the_reduction_are_those_of_all_ranks(
     found: list[dict[str, Any]], model: str
 ) -> None:
@@ -425,19 +424,8 @@ def test_looking_changes_nothing_and_edits_reach_the_optimizer(
         about = of_rank[model]
         assert about["seen"] == about["idle"] == about["plain"]
         gradients, rows = about["halved"]
-        if model == "flat":
-            assert rows == []
-            continue
         noted = sorted(0.5 * value for row in rows for value in row["value"])
         assert sorted(value for one in gradients for value in one) == noted
-
-
-@pytest.mark.slow
-def test_flat_parameters_are_listed(found: list[dict[str, Any]]) -> None:
-    for of_rank in found:
-        for model in MODELS:
-            listed = any("use_orig_params" in one for one in of_rank[model]["not seen"])
-            assert listed == (model == "flat")
 
 
 @pytest.mark.slow

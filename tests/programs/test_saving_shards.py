@@ -43,7 +43,7 @@ TOOLS: dict[str, Callable[[int], BakingTool]] = {
 OPERAND: Any = {"ops": ["linear"], "value": "inputs", "operand": 1}
 WEIGHTS: Any = {"ops": ["linear"], "site": "weight"}
 #: What is refused where processes compute with parts of weights, and what is said.
-REFUSED = {"dynamic": "no weights that the tool has changed", "projected": "that other processes"}
+REFUSED = {"projected": "that other processes"}
 FILES = ("weights", "state", "integers/model")
 
 

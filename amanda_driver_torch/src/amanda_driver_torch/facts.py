@@ -24,8 +24,22 @@ from amanda_core.interface import (
     Storage,
 )
 from amanda_driver_torch.contractions import contraction
-from amanda_driver_torch.groups import group_of, master_of, processes, rank, shares_layers
-from amanda_driver_torch.placements import distributed, is_simulated, like, local, placement_of
+from amanda_driver_torch.groups import (
+    group_of,
+    holders_of,
+    master_of,
+    processes,
+    rank,
+    shares_layers,
+)
+from amanda_driver_torch.placements import (
+    distributed,
+    is_simulated,
+    largest,
+    like,
+    local,
+    placement_of,
+)
 from amanda_driver_torch.repeating import REPEATER
 from amanda_driver_torch.torch_internals.extension import native
 from amanda_driver_torch.torch_internals.internals import (
@@ -99,6 +113,9 @@ class _TorchArithmetic(Arithmetic):
         return x.sum() if axis is None else x.sum(axis, keepdim=keepdims)
 
     def largest(self, x: Any, axis: Sequence[int] | None) -> Any:
+        if _is_distributed(x):
+            axes = range(x.dim()) if axis is None else [one % x.dim() for one in axis]
+            return largest(x, self.largest(local(x), axis), axes)
         magnitudes = x.detach().abs().nan_to_num(0.0, 0.0, 0.0)
         if not x.numel():
             return magnitudes.sum(axis or (), keepdim=True)
@@ -167,6 +184,9 @@ class _TorchFacts(Facts):
 
     def processes(self) -> int:
         return processes()
+
+    def holders(self, model: Any) -> Group:
+        return holders_of(model)
 
     def shares_layers(self, model: Any) -> bool:
         return shares_layers(model)

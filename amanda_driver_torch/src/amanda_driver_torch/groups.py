@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from math import prod
 from typing import Any
@@ -16,17 +17,27 @@ import torch
 from torch import nn
 
 from amanda_core.interface import Group, How, NotReadableError, UnsupportedError
-from amanda_driver_torch.placements import distributed
+from amanda_driver_torch.placements import distributed, is_simulated, local
 from amanda_driver_torch.torch_internals.distributed import (
     groups_of,
     is_low_precision,
     lets_join,
+    ranks_of,
     sharded_groups,
     sharded_of,
 )
 from amanda_driver_torch.torch_internals.modules import inner_of, modules_in, parameters_of
 
-__all__ = ["WRAPPERS", "group_of", "master_of", "processes", "rank", "shares_layers", "wrappers"]
+__all__ = [
+    "WRAPPERS",
+    "group_of",
+    "holders_of",
+    "master_of",
+    "processes",
+    "rank",
+    "shares_layers",
+    "wrappers",
+]
 
 #: The modules that only wrap others and were called under tools, by id, until they are freed. No
 #: frame of Python may run to add one: inside a compiled callable Dynamo would trace it.
@@ -97,7 +108,8 @@ def _meet(group: Any, text: str) -> list[str]:
         raise UnsupportedError(
             f"Processes {', '.join(away)} of {len(keys)} did not come to decide with this one",
             where=text,
-            fix="Let all of them run the same operators and steps under the same tools",
+            fix="Let all of them run the same operators and steps under the same tools, and put "
+            "what only some of them run, such as an evaluation, under amanda.disabled()",
         ) from error
     return [store.get(key).decode() for key in keys]
 
@@ -149,14 +161,36 @@ def shares_layers(model: Any) -> bool:
     return prod(int(group.size()) for group in groups) < count
 
 
+def holders_of(model: Any) -> Group:
+    """Return the processes among which weights of a model are divided, without those of `group_of`.
+
+    They are those along the dimensions of the meshes of its weights.
+    """
+    divided = [] if processes() == 1 or model is None else [*_distributed_in(model)]
+    if not divided or any(is_simulated(local(one)) for one in divided):
+        return Group()
+    parts = _wrappers_and_parts(model)
+    training = [{*ranks_of(group)} for part in parts for group in groups_of(part)]
+    meshes = [one.device_mesh for one in divided if one.device_mesh.get_coordinate() is not None]
+    found: dict[tuple[int, ...], Any] = {}
+    for group in (mesh.get_group(dimension) for mesh in meshes for dimension in range(mesh.ndim)):
+        ranks = ranks_of(group)
+        if len(ranks) > 1 and not any(known.issuperset(ranks) for known in training):
+            found[ranks] = group
+    return _Processes([*found.values()]) if found else Group()
+
+
 def _divides_weights(model: nn.Module) -> bool:
     """Return True if all processes have parts of the same weights."""
-    return any(
-        one.device_mesh.size() == processes()  # type: ignore[attr-defined]
-        for _, part in modules_in(model)
-        for one in parameters_of(part).values()
-        if one is not None and distributed(type(one))
-    )
+    return any(one.device_mesh.size() == processes() for one in _distributed_in(model))
+
+
+def _distributed_in(model: nn.Module) -> Iterator[Any]:
+    """Yield the parameters of a model that are distributed."""
+    for _, part in modules_in(model):
+        for one in parameters_of(part).values():
+            if one is not None and distributed(type(one)):
+                yield one
 
 
 def master_of(parameter: Any, model: Any) -> Any:

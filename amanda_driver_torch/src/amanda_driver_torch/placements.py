@@ -7,6 +7,7 @@ almost every operator on the tensor itself may: a clone of a partial sum adds it
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from amanda_core.interface import NotReadableError, Placement
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["distributed", "is_simulated", "like", "local", "placement_of"]
+__all__ = ["distributed", "is_simulated", "largest", "like", "local", "placement_of"]
 
 
 @cache
@@ -73,6 +74,31 @@ def placement_of(tensor: DTensor) -> Placement:
         tuple(slice(*ends) for ends in parts) if is_block and place is not None else None,
         "+".join(partial),
         tuple(int(rank) for rank in mesh.mesh.flatten().tolist()),
+    )
+
+
+def largest(tensor: DTensor, part: torch.Tensor, axes: Sequence[int]) -> DTensor:
+    """Return the largest elements of a tensor along some axes, in all processes that need them.
+
+    It communicates over the dimensions of the mesh along which one of these axes is divided.
+
+    Args:
+        tensor: The tensor.
+        part: The largest elements of this process's part, in which these axes have length 1.
+        axes: The axes, counted from 0.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    shape = torch.Size(1 if axis in axes else n for axis, n in enumerate(tensor.shape))
+    placements = [
+        Partial("max") if getattr(one, "dim", None) in axes else one for one in tensor.placements
+    ]
+    stride = torch.empty(shape, device="meta").stride()
+    whole = DTensor.from_local(
+        part, tensor.device_mesh, placements, run_check=False, shape=shape, stride=stride
+    )
+    return whole.redistribute(
+        placements=[Replicate() if one.is_partial() else one for one in placements]
     )
 
 

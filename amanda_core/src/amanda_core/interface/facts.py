@@ -178,7 +178,8 @@ class Arithmetic:
         """Return the largest finite magnitude over some axes, or over all of them.
 
         These axes stay, with length 1. The result is 0 if there is no finite element, and has no
-        gradient.
+        gradient. Of a value that processes hold in parts it is that of the whole, so that they
+        communicate if they have different indices of these axes.
         """
         finite = self.call("where", self.call("isfinite", x), abs(x), self.zeros_like(x))
         return self.call("max", finite, axis=axis, keepdims=True, initial=0)
@@ -332,6 +333,17 @@ class Facts:
 
         Raises:
             UnsupportedError: There are several processes, and it is not known which of them do.
+        """
+        return Group()
+
+    def holders(self, model: Any) -> Group:
+        """Return the processes among which weights of a model are divided, or this one alone.
+
+        Each of them has the same data, and may hold a part of a value that operators compute.
+        Processes of `group` are not among them, although these may hold parts of weights, too.
+
+        Args:
+            model: The outermost module, or None for operators outside of modules.
         """
         return Group()
 

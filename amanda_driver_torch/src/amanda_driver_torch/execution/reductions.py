@@ -29,6 +29,7 @@ from amanda_driver_torch.torch_internals.distributed import (
     reduces_now,
     reducible,
     sharded_groups,
+    shards_in,
 )
 from amanda_driver_torch.torch_internals.extension import native
 from amanda_driver_torch.torch_internals.internals import (
@@ -254,16 +255,37 @@ class Reductions:
         groups: Sequence[Any],
         number: int,
     ) -> bool:
-        """Run the op of one gradient; return False if it needs none in this epoch."""
-        scope = self._scopes.known(inner_of(module))
-        if scope is None:
-            return False
-        names = (self._scopes.weight_name(scope, one) for one in (parameter, *same))
-        name = next((one for one in names if one is not None), None)
-        if name is None:
-            self._session.note_call(REDUCE_GRAD, "FSDP1 without use_orig_params")
-            return False
-        key = scope.root, name
+        """Run the ops of one gradient; return False if it needs none in this epoch."""
+        ranks = tuple(dict.fromkeys(rank for group in groups for rank in ranks_of(group)))
+        keys = {"group": ranks, "micro_batch": number, **(STATE.chunk or {})}
+        needs = [
+            self._run_named(key, parameter, gradient, keys)
+            for key, gradient in self._named(module, parameter, same)
+        ]
+        return any(needs)
+
+    def _named(
+        self, module: nn.Module, parameter: torch.Tensor, same: Sequence[torch.Tensor]
+    ) -> Iterator[tuple[tuple[str, str], Any]]:
+        """Yield the root and the name of each parameter that one holds, with its gradient."""
+        parts = [*shards_in(parameter)]
+        for name, owner, start, length in parts:
+            if length and (scope := self._scopes.known(owner)) is not None:
+                path = f"{scope.path}.{name}" if scope.path else name
+                part = call_quietly(torch.Tensor.narrow, parameter.grad, 0, start, length)
+                yield (scope.root, path), part
+        if not parts and (scope := self._scopes.known(inner_of(module))) is not None:
+            names = (self._scopes.weight_name(scope, one) for one in (parameter, *same))
+            if (found := next((one for one in names if one is not None), None)) is not None:
+                yield (scope.root, found), parameter.grad
+            else:
+                self._session.note_call(REDUCE_GRAD, "a parameter without a name")
+
+    def _run_named(
+        self, key: tuple[str, str], parameter: torch.Tensor, gradient: Any, keys: dict[str, Any]
+    ) -> bool:
+        """Run the op of the gradient of a parameter of this root and name, as `_run` does."""
+        name = key[1]
         held = self._records.get(key)
         if held is None or held[0]() is not parameter:
             if held is not None and held[1].context is not None:
@@ -279,9 +301,8 @@ class Reductions:
         record = held[1]
         if record.idle(self._session):
             return False
-        ranks = tuple(dict.fromkeys(rank for group in groups for rank in ranks_of(group)))
-        record.keys = {"group": ranks, "micro_batch": number, **(STATE.chunk or {})}
-        record.run(self._session, parameter.grad)
+        record.keys = keys
+        record.run(self._session, gradient)
         return not record.idle(self._session)
 
 

@@ -202,6 +202,15 @@ def flattened(leaf: torch.Tensor) -> Iterator[tuple[str, torch.nn.Module, int, t
         start += length
 
 
+def shards_in(leaf: torch.Tensor) -> Iterator[tuple[str, torch.nn.Module, int, int]]:
+    """Yield the parameters that one of FSDP1 consists of while it is divided: name and module of
+    each, and the place and the length of this process's part.
+    """
+    parts = getattr(leaf, "_shard_param_infos", ())
+    for (name, module, _), part in zip(names_in(leaf) or (), parts, strict=bool(parts)):
+        yield name, module, part.offset_in_shard or 0, part.numel_in_shard or 0
+
+
 def groups_of(module: torch.nn.Module) -> list[Any]:
     """Return the process groups over which a module's gradients are reduced, one after another."""
     if wraps(module) and (group := getattr(module, "process_group", None)) is not None:

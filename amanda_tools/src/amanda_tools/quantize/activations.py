@@ -5,7 +5,7 @@ Owns the calibration. Grids of present values belong to `present`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,7 +32,6 @@ __all__ = ["Activation", "Activations"]
 
 #: No activation is as large. What a program adds that is lower hides elements from a softmax.
 _HIDDEN = -1e30
-ALONE = Group()
 
 
 @dataclass
@@ -49,7 +48,8 @@ class Activation:
         mean: Running mean of the largest magnitudes; None if there is none.
         made: The arguments of `fake_quantize`, made from the grid when first needed.
         copied: Whether it is a copy of a weight.
-        group: The processes whose values decide.
+        groups: The processes whose values decide: those that have parts of a value, then those that
+            have other data.
         ops: Ids of the operators of this name and role that ran.
         exported: Ids of those in a program that is exported.
     """
@@ -63,7 +63,7 @@ class Activation:
     mean: float | None = None
     made: dict[str, Any] | None = None
     copied: bool = False
-    group: Group = ALONE
+    groups: Sequence[Group] = ()
     ops: set[int] = field(default_factory=set)
     exported: set[int] = field(default_factory=set)
 
@@ -85,7 +85,8 @@ class Activations:
 
     Attributes:
         frozen: Whether the calibration has ended.
-        groups: Label of a model -> the processes that train it together.
+        groups: Label of a model -> the processes that hold parts of its values, and those that
+            train it with data of their own.
     """
 
     def __init__(
@@ -99,9 +100,10 @@ class Activations:
         self._options, self._steps, self._rounds = options, steps, rounds
         self._clock, self._notes = clock, notes
         self._known: dict[str, Activation] = {}
-        #: Names of additions that hide elements.
+        #: Names of additions that hide elements, and of those that do so in this process.
         self._masks: set[str] = set()
-        self.groups: dict[str, Group] = {}
+        self._hiding: set[str] = set()
+        self.groups: dict[str, tuple[Group, Group]] = {}
         self.frozen = False
 
     def get(self, context: OpContext, operand: Operand, exported: bool = False) -> Activation:
@@ -120,7 +122,8 @@ class Activations:
         if one is None:
             one = self._known[key] = Activation(context.name, operand.role, context.source)
         one.source, one.copied = context.source, operand.copied
-        one.group = self.groups.get(context.weights.root, ALONE)
+        groups = self.groups.get(context.weights.root, ())
+        one.groups = [group for group in groups if group.size > 1]
         (one.exported if exported else one.ops).add(context.get_op_id())
         # They share a range. A running mean depends on their order besides.
         allowed = len(one.ops) if one.mean is None else 1
@@ -202,6 +205,15 @@ class Activations:
         self.frozen = True
         for one in self._known.values():
             if one.grid is None and one.histogram.seen and one.op not in self._masks:
+                self._decide(one)
+
+    def end_step(self, step: int) -> None:
+        """Decide with the other processes, all of which come to the end of a step.
+
+        The next run may be an evaluation, which only one of them has.
+        """
+        for one in self._known.values():
+            if one.groups and one.grid is None and not self.frozen and self._ready(one):
                 self._decide(one)
 
     def clear(self) -> None:
@@ -293,11 +305,19 @@ class Activations:
             return
         values = numbers(tensor.array, tensor.dtype)
         if adds and values.size and values.min() < _HIDDEN:
-            self._masks.add(one.op)
-            self._notes[f"{one.op} adds a mask and is not quantized"] = None
-        elif one.histogram.add(values, self._options.observer != "minmax") and run != one.run:
+            self._hiding.add(one.op)
+            if not one.groups:
+                self._note_mask(one)
+                return
+        told = one.histogram.add(values, self._options.observer != "minmax")
+        # What one process has may tell nothing, and all of them decide in the same run.
+        if (told or one.groups) and run != one.run:
             one.histogram.seen += 1
             one.run = run
+
+    def _note_mask(self, one: Activation) -> None:
+        self._masks.add(one.op)
+        self._notes[f"{one.op} adds a mask and is not quantized"] = None
 
     def _learn(
         self, value: Any, facts: Facts, operand: Operand, one: Activation, form: Format
@@ -323,14 +343,19 @@ class Activations:
 
     def _decided(self, one: Activation) -> bool:
         """Return True if the range is final, which other processes have a part in."""
-        return self._ready(one) and (one.grid is not None or one.group.size == 1)
+        return self._ready(one) and (one.grid is not None or not one.groups)
 
     def _decide(self, one: Activation) -> None:
-        """Make the grid of the values that all processes have seen."""
-        if one.group.size > 1:
-            counting = self._options.observer != "minmax"
-            one.histogram.share(one.group, f"range of {one.key}", counting)
-        one.grid = self._grid_of(one)
+        """Make the grid of the values that all processes have seen, if these tell a range."""
+        counting, hides = self._options.observer != "minmax", one.op in self._hiding
+        for group in one.groups:
+            hides = one.histogram.share(group, f"range of {one.key}", counting, hides)
+        if hides:
+            self._note_mask(one)
+        elif one.groups and not one.histogram.tells:
+            one.histogram.seen = 0
+        else:
+            one.grid = self._grid_of(one)
 
     def _grid_of(self, one: Activation) -> Grid:
         form, options = self._options.format_of(one.copied), self._options

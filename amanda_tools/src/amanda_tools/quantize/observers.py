@@ -135,25 +135,35 @@ class Histogram:
             self._count(values)
         return bool(values.any())
 
-    def share(self, group: Group, what: str, counting: bool) -> None:
+    @property
+    def tells(self) -> bool:
+        """True if there were finite values, and not all of them are zeros."""
+        return self.low <= self.high and (self.low, self.high) != (0.0, 0.0)
+
+    def share(self, group: Group, what: str, counting: bool, flag: bool = False) -> bool:
         """Add the values that the other processes of a group have seen.
 
         Args:
             group: The processes.
             what: Whose values they are.
             counting: Whether the distribution is needed as well.
+            flag: What another process may know of the values besides.
+
+        Returns:
+            Whether `flag` is true in one of them.
 
         Raises:
             UnsupportedError: A process has not come here.
         """
         import numpy
 
-        ends = numpy.array([-self.low, self.high, self._limit])
+        ends = numpy.array([-self.low, self.high, self._limit, flag])
         ends = group.agree(f"{what}, seen {self.seen} times", {"ends": ends}, "max")["ends"]
         self.low, self.high = -float(ends[0]), float(ends[1])
-        if counting:
+        if counting and self.tells:
             self._widen(float(ends[2]))
             self._histogram = group.agree(what, {"counts": self._histogram}, "sum")["counts"]
+        return bool(ends[3])
 
     def grid(self, form: Format, observer: str, percentile: float, around_zero: bool) -> Grid:
         """Return the grid of the values so far.

@@ -24,6 +24,7 @@ __all__ = [
     "shared",
     "shared_axes",
     "value_at",
+    "why_not",
     "why_unreached",
     "with_item",
 ]
@@ -46,8 +47,6 @@ _FACTORS = frozenset({"input", "weight", "left", "right", "query", "key", "value
 _BIASES = frozenset({"bias", "addend"})
 #: Layouts of tensors that have only a part of their elements here, or none.
 _ELSEWHERE = frozenset({"sparse", "nested", "quantized", "without data", "without a storage"})
-#: A value of which several processes hold parts. As an activation it has other values in each.
-_IN_PARTS = frozenset({"distributed"})
 
 
 class Operand(NamedTuple):
@@ -76,22 +75,28 @@ class Operand(NamedTuple):
 
 
 def is_quantizable(facts: Facts, value: Any) -> bool:
-    """Return True for a tensor of real floating-point numbers that has them all in memory, or a
-    list that contains one.
+    """Return True for a tensor of real floating-point numbers that has them in memory, or a list
+    that contains one.
+
+    Processes may hold parts of it.
     """
     if isinstance(value, (list, tuple)):
         return any(is_quantizable(facts, item) for item in value)
-    return is_real(facts, value) and facts.layout(value) not in (*_ELSEWHERE, *_IN_PARTS)
+    return is_real(facts, value) and not why_not(facts, value)
 
 
-def operands_of(context: OpContext, facts: Facts, parts: bool = False) -> list[Operand]:
-    """Return the operands of an op that are quantized; none if it is not such an operator.
+def why_not(facts: Facts, value: Any) -> str:
+    """Return in a few words why a tensor cannot be quantized; an empty text if it can."""
+    layout = facts.layout(value)
+    if layout in _ELSEWHERE:
+        return f"{layout}, not dense"
+    placement = facts.placement(value)
+    # The sum of quantized terms is not a quantized sum.
+    return "not reduced over processes yet" if placement is not None and placement.partial else ""
 
-    Args:
-        context: The operator's context.
-        facts: The driver's facts about tensors.
-        parts: Whether weights of which processes hold parts are among them.
-    """
+
+def operands_of(context: OpContext, facts: Facts) -> list[Operand]:
+    """Return the operands of an op that are quantized; none if it is not such an operator."""
     kind, inputs = context["type"], context.get_inputs()
     if inputs is None or (kind not in PRODUCTS and kind != "add"):
         return []
@@ -117,8 +122,7 @@ def operands_of(context: OpContext, facts: Facts, parts: bool = False) -> list[O
             continue
         for item, one in items:
             weight = reads.get(position if item is None else (position, item))
-            in_parts = parts and weight is not None and facts.layout(one) in _IN_PARTS
-            if is_quantizable(facts, one) or (in_parts and is_real(facts, one)):
+            if is_quantizable(facts, one):
                 name = role or str(position if item is None else item)
                 found.append(Operand(position, item, name, weight))
     if kind == "add" and not _is_residual(found, inputs, facts):
@@ -165,7 +169,7 @@ def why_unreached(context: OpContext, facts: Facts, operands: Sequence[Operand],
     if context["type"] in PRODUCTS and facts.is_tensor(inputs[at]):
         how += f" as {facts.dtype(inputs[at])}"
         layout = facts.layout(inputs[at])
-        how += f", {layout}" if layout in _ELSEWHERE | _IN_PARTS else ""
+        how += f", {layout}" if layout in _ELSEWHERE else ""
     return how
 
 

@@ -14,8 +14,10 @@ from typing import Any
 from amanda_core import OpContext
 from amanda_core.engine.action import staged
 from amanda_core.interface.facts import Facts
+from amanda_core.interface.groups import Group
 from amanda_tools.kit.tensors.arithmetic import arithmetic_of, widened
 from amanda_tools.kit.tensors.types import is_real
+from amanda_tools.kit.tensors.values import host
 from amanda_tools.quantize.activations import Activation, Activations
 from amanda_tools.quantize.fake import quantize_now
 from amanda_tools.quantize.formats import EPSILON, Format
@@ -25,6 +27,7 @@ from amanda_tools.quantize.weights import Weights
 
 __all__ = ["insert_present"]
 
+ALONE = Group()
 #: The format of a bias.
 INT32 = Format("int32", 32, float(2**31 - 1))
 
@@ -85,16 +88,35 @@ def insert_present(
         return
     positions = sorted({plan.operand.position for plan in plans})
     given: dict[str, Any] = {"plans": plans, "facts": facts, "positions": positions}
+    group, _ = activations.groups.get(context.weights.root, (ALONE, ALONE))
+    if group.size > 1:
+        # They combine their ranges in each execution: one that is alone must not wait for ever.
+        group.exchange(f"present ranges of {context.name}")
+        given["group"] = group
     if options.ema:
         given["mean"] = partial(activations.running, facts=facts)
-    routine = at_once if options.ema and not exported else at_present
+    routine = at_once if (options.ema and not exported) or group.size > 1 else at_present
     context.insert_before_op(routine, inputs=positions, **given)
 
 
 def at_once(
-    *values: Any, plans: list[Plan], facts: Facts, positions: list[int], mean: Any = None
+    *values: Any,
+    plans: list[Plan],
+    facts: Facts,
+    positions: list[int],
+    mean: Any = None,
+    group: Group = ALONE,
 ) -> Any:
-    """Quantize operands by their present ranges, and a bias by the product of both scales."""
+    """Quantize operands by their present ranges, and a bias by the product of both scales.
+
+    Args:
+        values: The operands.
+        plans: How they are quantized.
+        facts: The driver's facts about tensors.
+        positions: Their positions.
+        mean: Takes an activation and its largest magnitude, and returns the running mean.
+        group: The processes that may have parts of an activation.
+    """
     found = list(values)
     scales: list[Any] = []
     for plan in plans:
@@ -105,8 +127,14 @@ def at_once(
         arithmetic, scale = arithmetic_of(facts, value), None
         if plan.operand.is_bias:
             scale = arithmetic.reshape(scales[0], (-1,)) * arithmetic.reshape(scales[1], (-1,))
-        elif mean is not None and plan.one is not None:
-            largest = mean(plan.one, arithmetic.largest(widened(facts, value), plan.axes))
+        elif plan.one is not None and (mean is not None or group.size > 1):
+            largest = arithmetic.largest(widened(facts, value), plan.axes)
+            if group.size > 1 and plan.axes is None and facts.placement(value) is None:
+                # It may be a part of one value, and if not, they have the same.
+                array = group.reduce(host(facts, largest).array, "max")
+                largest = facts.tensor(array, largest)
+            if mean is not None:
+                largest = mean(plan.one, largest)
             scale = arithmetic.clip(largest / plan.form.highest, EPSILON)
         new, scale = quantize_now(value, facts=facts, axes=plan.axes, form=plan.form, scale=scale)
         scales.append(scale)

@@ -8,6 +8,7 @@ are, and `learned` has those that are trained.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,9 +38,9 @@ from amanda_tools.quantize.observers import Observer
 from amanda_tools.quantize.operands import (
     PRODUCTS,
     Operand,
-    is_quantizable,
     operands_of,
     value_at,
+    why_not,
     why_unreached,
 )
 from amanda_tools.quantize.options import Method, checked
@@ -165,6 +166,7 @@ class Quantize(WeightTool):
             self.states["zero"] = self._weights.zeros
         self.depends_on(self._copies, Watch(self.grids))
         self.add_inst_for_op(self.analyse)
+        self.add_inst_for_step(end=self._activations.end_step)
 
     # The base's questions.
 
@@ -347,10 +349,10 @@ class Quantize(WeightTool):
             self._meet_processes(context, facts)
         taken = {one.position for one in operands}
         for position, one in enumerate(context.get_inputs() or ()):
-            left = context["type"] in PRODUCTS and position not in taken and is_real(facts, one)
-            if left and not is_quantizable(facts, one):
-                how = f"{facts.layout(one)}, not dense"
-                self._notes[f"{context.name} has operands that are {how}: they stay"] = None
+            left = context["type"] in PRODUCTS | {"add"} and position not in taken
+            for value in (one if isinstance(one, (list, tuple)) else [one]) if left else ():
+                if is_real(facts, value) and (how := why_not(facts, value)):
+                    self._notes[f"{context.name} has operands that are {how}: they stay"] = None
         if self.method == "dynamic":
             self._insert_present(context, facts, operands)
             return
@@ -403,7 +405,7 @@ class Quantize(WeightTool):
 
     def _operands(self, context: OpContext, facts: Facts) -> list[Operand]:
         """Return the operands of an op that are quantized, with copies of weights marked."""
-        found = operands_of(context, facts, parts=True)
+        found = operands_of(context, facts)
         if not found or context["type"] == "add":
             return found
         copies = self._copies.reads(context)
@@ -438,15 +440,14 @@ class Quantize(WeightTool):
         """Find out which processes decide with this one, or note that none does."""
         self._check_processes(facts, context.where)
         root = context.weights.root
-        if self._options.activations is None or root in self._activations.groups:
+        if root in self._activations.groups:
             return
-        alone = self.method == "dynamic"
-        try:
-            group = Group() if alone else facts.group(context.weights.model(root))
-        except UnsupportedError:
-            alone, group = True, Group()
-        self._activations.groups[root] = group
-        if alone:
+        model, group = context.weights.model(root), None
+        with suppress(UnsupportedError):
+            group = facts.group(model)
+        self._activations.groups[root] = facts.holders(model), group or Group()
+        alone = group is None or (self.method == "dynamic" and group.size > 1)
+        if alone and self._options.activations is not None:
             self._notes[
                 f"ranges of activations are of the data of this process, one of {facts.processes()}"
             ] = None

@@ -123,10 +123,6 @@ class Weights:
         if form is None:
             self._coverage.add_unreached(weight, "weights are not to be quantized")
             return False
-        if self._options.method == "dynamic" and _in_parts(facts, weight):
-            why = "processes hold parts of it, and its scale is that of all: use the method static"
-            self._coverage.add_unreached(weight, why)
-            return False
         try:
             self._make(context, facts, operand, weight, form)
         except NotReadableError as error:
@@ -256,16 +252,17 @@ class Weights:
         def make(parameter: Any) -> Any:
             loaded = [self._claimed(name, weight) for name in ("scale", "zero")]
             with self._clock:
-                master = whole = facts.whole(parameter)
+                if parameter is weight.parameter:
+                    # Its optimizer may update one with more digits.
+                    whole = facts.master(parameter, context.weights.model(weight.root))
+                else:
+                    whole = facts.whole(parameter)
                 # The handle of a variable has no values; the operator reads all of it.
                 if not facts.is_tensor(whole) or facts.shape(whole) != tuple(weight.shape):
-                    master = whole = facts.whole(value_at(context, operand))
-                elif parameter is weight.parameter:
-                    # Its optimizer may update one with more digits.
-                    master = facts.master(parameter, context.weights.model(weight.root))
+                    whole = facts.whole(value_at(context, operand))
                 if whole is None or facts.shape(whole) != tuple(weight.shape):
                     raise NotReadableError(f"read by {context.op_type} in another shape")
-                tensor = host(facts, master)
+                tensor = host(facts, whole)
                 values = numbers(tensor.array, tensor.dtype)
                 axes = self._axes(context, operand, weight)
                 options = self._options

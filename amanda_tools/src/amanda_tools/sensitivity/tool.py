@@ -119,6 +119,10 @@ class Sensitivity(Tool):
         """Measure the noise of the op's operands, if it is an operator that would be changed."""
         facts = facts_of(context)
         chosen = self._change.operands(context, facts)
+        inputs: Any = context.get_inputs()
+        if any(facts.placement(inputs[one.position]) is not None for one, _ in chosen):
+            self._notes[f"{context.name} is not measured: processes hold parts of it"] = None
+            return
         if not chosen:
             return
         key = program_key_of(context)
