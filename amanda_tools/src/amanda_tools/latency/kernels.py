@@ -61,7 +61,7 @@ class Kernels:
                     self._has_device = bool(device_activities())
                 if not self._has_device:
                     return None
-                activities = [profiler.ProfilerActivity.CPU, *device_activities()]
+                activities = {profiler.ProfilerActivity.CPU, *device_activities()}
                 profile = profiler.profile(activities=activities)
                 with warnings.catch_warnings():
                     # Some releases warn of schedules, though there is none.
