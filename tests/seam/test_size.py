@@ -237,9 +237,7 @@ def test_the_lowest_number_is_given_again_when_its_module_has_died() -> None:
 @pytest.mark.parametrize("large", [1_000, 10_000])
 @pytest.mark.parametrize("make", PROGRAMS)
 @pytest.mark.parametrize("tool", ALL)
-def test_costs_are_linear_at_sizes(
-    tool: str, make: Callable[[int], Program], large: int
-) -> None:
+def test_costs_are_linear_at_sizes(tool: str, make: Callable[[int], Program], large: int) -> None:
     if why := WITH_ALL.get(tool.partition(" ")[0]):
         pytest.skip(f"its cost grows with the program, since {why}")
     check(make, ALL[tool], large // 10, large)
