@@ -310,7 +310,7 @@ def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:
             return value
         if is_weight(value):
             return value
-        # The walk over all modules is not for each result of an operator in training.
+        # Not for each result of an operator in training: all modules are walked through.
         can_be = not requires_grad(value)
         is_buffer = can_be and any(has_buffer(root, value) for root in scopes.roots())
         return value if is_buffer else None

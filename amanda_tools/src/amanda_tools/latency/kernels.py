@@ -45,7 +45,7 @@ class Kernels:
 
     def __init__(self) -> None:
         self._profile: Any = None
-        self._has_device: bool | None = None
+        self._devices: set[Any] | None = None
         self._stop: Callable[[], object] = lambda: None
         self.foreign = False
 
@@ -57,11 +57,11 @@ class Kernels:
         if self._profile is None and not self.foreign:
             self.foreign = ranges._is_profiler_enabled
             if not self.foreign:
-                if self._has_device is None:
-                    self._has_device = bool(device_activities())
-                if not self._has_device:
+                if self._devices is None:
+                    self._devices = device_activities()
+                if not self._devices:
                     return None
-                activities = {profiler.ProfilerActivity.CPU, *device_activities()}
+                activities = {profiler.ProfilerActivity.CPU, *self._devices}
                 profile = profiler.profile(activities=activities)
                 with warnings.catch_warnings():
                     # Some releases warn of schedules, though there is none.
