@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10_000, help="how long the long runs are")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--device", default="cpu", help="where PyTorch's parts make their tensors")
+    parser.add_argument("--interceptor", help="PyTorch's: native or function_mode; default: both")
     parser.add_argument("--verbose", action="store_true", help="name each case before it runs")
     options = parser.parse_args()
     if options.shipped and options.part not in SHIPPED_ALONE:
@@ -39,6 +41,8 @@ def main() -> int:
 
         return write(options.output)
     device.name = options.device
+    if options.interceptor:
+        os.environ["AMANDA_SWEEP_INTERCEPTORS"] = options.interceptor
     part = PARTS[options.part](options)
     if options.device != "cpu":
         part.name = f"{part.name}, {options.device}"

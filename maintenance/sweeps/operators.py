@@ -30,7 +30,9 @@ from .results import Failure, Part, versions
 from .shipped import WAYS, applied, differing
 
 VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
-INTERCEPTORS = ("native", "function_mode")
+#: Those that are tested. The variable also selects them in the processes that a sweep starts.
+TESTED = "AMANDA_SWEEP_INTERCEPTORS"
+INTERCEPTORS = tuple(os.environ.get(TESTED, "native,function_mode").split(","))
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool)
 #: Pattern of the error with which the driver refuses a point of an op.
 REFUSED = (

@@ -50,6 +50,21 @@ def modules_of_a_model(size: int) -> Program:
     return lambda: model(x).sum().backward()
 
 
+def modules_in_a_list(size: int) -> Program:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [[nn.Linear(2, 2) for _ in range(size)]]  # Not registered.
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers[0]:
+                x = layer(x)
+            return x
+
+    model, x = Stack(), torch.ones(1, 2)
+    return lambda: model(x).sum().backward()
+
+
 def models(size: int) -> Program:
     layers = [nn.Linear(2, 2) for _ in range(size)]
     optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1)
@@ -89,6 +104,7 @@ PROGRAMS = [
     tensors_of_a_foreach_step,
     operands,
     modules_of_a_model,
+    modules_in_a_list,
     models,
     operators,
 ]
@@ -102,13 +118,23 @@ ALL: dict[str, Make] = {
 #: Tool -> why what it does at an operator grows with the program.
 WITH_ALL = {
     "rematerialize": "what is evicted is chosen among all values that are held",
-    "effective_path": "buffers are looked for in all modules",
 }
-#: Run with the fast tests, at small sizes.
+#: Run with the fast tests: the tool, the program and two sizes.
 SAMPLE = [
-    *((name, make) for name in ("raw", "flops") for make in PROGRAMS),
-    ("prune", modules_of_a_model),
-    ("quantize", modules_of_a_model),
+    *((name, make, 20, 100) for name in ("raw", "flops") for make in PROGRAMS),
+    ("prune", modules_of_a_model, 20, 100),
+    ("quantize", modules_of_a_model, 20, 100),
+    ("capture", modules_of_a_model, 20, 100),
+    ("effective_path", modules_of_a_model, 20, 100),
+    ("raw", operators, 100, 1_000),
+    *((name, operands, 100, 1_000) for name in ("raw", "flops", "graph")),
+    *((name, tensors_of_a_foreach_step, 100, 1_000) for name in ("raw", "flops", "latency")),
+]
+#: Those of which 100,000 things take minutes and not hours, each line counted.
+LARGE = [
+    (name, make)
+    for name in ("raw", "flops", "fingerprint", "latency")
+    for make in (operands, tensors_of_a_foreach_step)
 ]
 
 
@@ -142,9 +168,11 @@ def check(make: Callable[[int], Program], tool: Make, small: int, large: int) ->
         assert many < 1.1 * few * large / small
 
 
-@pytest.mark.parametrize(("tool", "make"), SAMPLE)
-def test_costs_are_linear(tool: str, make: Callable[[int], Program]) -> None:
-    check(make, ALL[tool], 20, 100)
+@pytest.mark.parametrize(("tool", "make", "small", "large"), SAMPLE)
+def test_costs_are_linear(
+    tool: str, make: Callable[[int], Program], small: int, large: int
+) -> None:
+    check(make, ALL[tool], small, large)
 
 
 def test_a_parameter_outside_of_models_is_found_at_once_among_many() -> None:
@@ -173,10 +201,50 @@ def test_a_parameter_is_found_at_once_among_many_models() -> None:
     assert cost(100) == cost(1)
 
 
+def test_a_module_is_named_at_once_among_many() -> None:
+    class Listing(nn.Module):
+        pass
+
+    def cost(size: int, *, inside: bool) -> int:
+        scopes, top = new_scopes(), Listing()
+        layers = [nn.Linear(2, 2) for _ in range(size)]
+        around = scopes.enter(top, None, False) if inside else None
+        for layer in layers[:-1]:
+            scopes.enter(layer, around, False)
+        return lines_of(lambda: scopes.enter(layers[-1], around, False))
+
+    for inside in (False, True):
+        cost(2, inside=inside)
+        assert cost(100, inside=inside) == cost(3, inside=inside)
+
+
+def test_the_lowest_number_is_given_again_when_its_module_has_died() -> None:
+    scopes = new_scopes()
+    top = nn.Module()
+    around = scopes.enter(top, None, False)
+    layers = [nn.Linear(2, 2) for _ in range(4)]
+
+    def paths() -> list[str]:
+        return [scopes.enter(layer, around, False).path for layer in layers]
+
+    assert paths() == ["<Linear>", "<Linear>#2", "<Linear>#3", "<Linear>#4"]
+    layers[1:3] = []
+    assert paths() == ["<Linear>", "<Linear>#4"]
+    layers += [nn.Linear(2, 2) for _ in range(3)]
+    assert paths()[2:] == ["<Linear>#2", "<Linear>#3", "<Linear>#5"]
+
+
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("large", [1_000, 10_000])
 @pytest.mark.parametrize("make", PROGRAMS)
 @pytest.mark.parametrize("tool", ALL)
-def test_costs_are_linear_at_sizes(tool: str, make: Callable[[int], Program]) -> None:
+def test_costs_are_linear_at_sizes(tool: str, make: Callable[[int], Program], large: int) -> None:
     if why := WITH_ALL.get(tool.partition(" ")[0]):
         pytest.skip(f"its cost grows with the program, since {why}")
-    check(make, ALL[tool], 100, 1000)
+    check(make, ALL[tool], large // 10, large)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("tool", "make"), LARGE)
+def test_costs_are_linear_at_100_000_things(tool: str, make: Callable[[int], Program]) -> None:
+    check(make, ALL[tool], 10_000, 100_000)

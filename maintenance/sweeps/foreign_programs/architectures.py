@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from maintenance.sweeps.foreign import Note
 
-from .catalog import program
+from .catalog import PASSED, program
 from .libraries import steps
 
 _VISION = "maintenance.sweeps.foreign_programs.vision_kernels"
@@ -290,7 +290,11 @@ def fields(note: Note) -> None:
     steps(note, model, loss, 2)
 
 
-@program("torchsde: gradients of a stochastic equation", needs=("torchsde",))
+@program(
+    "torchsde: gradients of a stochastic equation",
+    needs=("torchsde",),
+    left_alone={"_SdeintAdjointMethod": PASSED},
+)
 def stochastic(note: Note) -> None:
     """Solve with noise that is drawn again backward."""
     import torchsde

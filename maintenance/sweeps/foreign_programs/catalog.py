@@ -19,6 +19,11 @@ PROGRAMS: dict[str, Program] = {}
 
 #: Reason why the values of some ops are not copied in a program.
 WRITTEN = "the program writes through this view, and a copied view is no longer a view of its base"
+#: The same, of functions that are given the parameters of a module whose gradients they compute.
+PASSED = (
+    "it asks for gradients by the parameters that it was given, and a copy is not one that the "
+    "module computes with"
+)
 
 
 def program(

@@ -650,7 +650,11 @@ def test_ranges_in_a_profile_of_the_program() -> None:
     assert "aten::as_strided" in by_op[names["SumBackward0"]]
 
 
-def test_no_profiler_runs_once_the_tool_is_no_longer_applied() -> None:
+def test_no_profiler_runs_once_the_tool_is_no_longer_applied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    activities = {torch.profiler.ProfilerActivity.CPU}
+    monkeypatch.setattr("amanda_tools.latency.kernels.device_activities", lambda: activities)
     tool = Latency(kernels=True)
     with amanda.apply(tool):
         torch.ones(2).relu()
@@ -672,6 +676,8 @@ def test_a_process_ends_well_though_nobody_asked_for_the_result() -> None:
 
 def test_a_profile_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     tool = Latency(kernels=True)
+    activities = {torch.profiler.ProfilerActivity.CPU}
+    monkeypatch.setattr("amanda_tools.latency.kernels.device_activities", lambda: activities)
     monkeypatch.setattr("amanda_tools.latency.kernels.join", partial(join, leaves=True))
     x = torch.ones(8, requires_grad=True)
     with amanda.apply(tool):
@@ -725,6 +731,7 @@ def test_without_a_device_there_are_no_kernels() -> None:
     tool = Latency(kernels=True)
     with amanda.apply(tool):
         torch.ones(2).exp()
+        assert not torch.autograd.profiler._is_profiler_enabled  # A profile grows with the program.
     assert tool.result().kernels == []
     assert tool.result().notes == []
 

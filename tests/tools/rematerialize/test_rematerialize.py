@@ -22,8 +22,9 @@ import amanda
 from amanda_core.interface.facts import Facts
 from amanda_tools.prune import Prune
 from amanda_tools.rematerialize import Rematerialize, RematerializeResult
+from amanda_tools.rematerialize.executions import Value
 from amanda_tools.rematerialize.policy import Entry, Heuristic, choose
-from amanda_tools.rematerialize.store import BudgetError
+from amanda_tools.rematerialize.store import BudgetError, Store
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the profiler's
 
@@ -277,24 +278,54 @@ def test_whatever_is_evicted_gradients_are_the_same(heuristic: Heuristic) -> Non
     assert repeated(tool.result()) > 40
 
 
+def states_that_read_one_another(steps: int, size: int) -> list[torch.Tensor]:
+    leaves = [torch.full((size,), value, requires_grad=True) for value in (0.3, 0.7)]
+    a, b = leaves[0].exp(), leaves[1].exp()
+    for _ in range(steps):
+        a, b = torch.tanh(a * b), torch.sigmoid(a / b)
+    (a + b).sum().backward()  # type: ignore[no-untyped-call]
+    return [one.grad for one in leaves]  # type: ignore[misc]
+
+
 def test_states_that_read_one_another_are_computed_once_for_each_that_is_saved() -> None:
     steps = 10
-
-    def run() -> list[torch.Tensor]:
-        leaves = [torch.full((4,), value, requires_grad=True) for value in (0.3, 0.7)]
-        a, b = leaves[0].exp(), leaves[1].exp()
-        for _ in range(steps):
-            a, b = torch.tanh(a * b), torch.sigmoid(a / b)
-        (a + b).sum().backward()  # type: ignore[no-untyped-call]
-        return [one.grad for one in leaves]  # type: ignore[misc]
-
-    plain = run()
+    plain = states_that_read_one_another(steps, 4)
     tool = Rematerialize(0, strict=False)
     with amanda.apply(tool):
-        found = run()
+        found = states_that_read_one_another(steps, 4)
     assert all(map(torch.equal, found, plain))
     operators = 4 * steps + 2
     assert operators < repeated(tool.result()) <= operators * operators
+
+
+@pytest.mark.parametrize("heuristic", ["neighborhood", "classes", "local"])
+def test_to_restore_a_value_each_is_computed_once_within_a_strict_budget(
+    heuristic: Heuristic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, size = 20, 4096
+    plain = states_that_read_one_another(steps, size)
+    measured = Rematerialize()
+    with amanda.apply(measured):
+        states_that_read_one_another(steps, size)
+    limits = measured.result()
+    computed: list[int] = []
+    restore = Store._restore
+
+    def counting(store: Store, value: Value) -> None:
+        before = repeated(tool.result())
+        restore(store, value)
+        computed.append(repeated(tool.result()) - before)
+
+    monkeypatch.setattr(Store, "_restore", counting)
+    for share in (0.1, 0.2):
+        budget = int(limits.floor + share * (limits.peak - limits.floor))
+        tool = Rematerialize(budget, heuristic)
+        with amanda.apply(tool):
+            found = states_that_read_one_another(steps, size)
+        assert all(map(torch.equal, found, plain))
+        assert tool.result().peak <= budget
+    assert computed
+    assert max(computed) <= 4 * steps + 2
 
 
 def test_what_runs_again_draws_and_casts_as_the_first_time() -> None:

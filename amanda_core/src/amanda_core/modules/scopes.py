@@ -11,7 +11,7 @@ import heapq
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -64,13 +64,36 @@ class Activation:
 class _Module(weakref.ref):  # type: ignore[type-arg]
     """A module under a root: its scope, and the module that holds it by a name (None if none)."""
 
-    __slots__ = ("key", "modules", "name", "owner", "scope")
+    __slots__ = ("key", "name", "owner", "root", "scope")
 
-    modules: dict[Hashable, _Module]
+    root: _Root
     key: Hashable
     scope: Scope
     owner: _Module | None
     name: str
+
+
+class _Numbers:
+    """The numbers of names that are taken."""
+
+    def __init__(self) -> None:
+        #: Name -> a number below which all are taken, so that they are not tried again.
+        self._lowest: dict[str, int] = {}
+
+    def unused(self, name: str, is_taken: Callable[[str], bool]) -> str:
+        """Return the name, with the lowest possible number where it is taken."""
+        number = self._lowest.get(name, 1)
+        while is_taken(found := f"{name}#{number}" if number > 1 else name):
+            number += 1
+        self._lowest[name] = number
+        return found
+
+    def free(self, found: str) -> None:
+        """Note that a name is no longer taken."""
+        name, _, number = found.rpartition("#")
+        for one, lowest in ((found, 1), (name, int(number) if number.isdecimal() else 1)):
+            if self._lowest.get(one, 0) > lowest:
+                self._lowest[one] = lowest
 
 
 class _Root:
@@ -78,10 +101,20 @@ class _Root:
         self.label, self.module = label, weakref.ref(module)
         #: The id of a module, or that of the calling scope and the module's -> the module.
         self.modules: dict[Hashable, _Module] = {}
+        #: Those of them that another one holds.
+        self.held: dict[Hashable, _Module] = {}
+        #: Path -> the one of the others that has it, and the numbers of these paths.
+        self.others: dict[str, _Module] = {}
+        self.numbers = _Numbers()
         #: Path -> the module that was last found there.
         self.found: dict[str, weakref.ref[Any]] = {}
         #: Weight -> its name when weights were last listed.
         self.weights: Known[str] = Known()
+
+    def is_taken(self, path: str) -> bool:
+        """Return True if a module that no other one holds has this path."""
+        known = self.others.get(path)
+        return known is not None and self.modules.get(known.key) is known
 
 
 class Scopes:
@@ -126,9 +159,10 @@ class Scopes:
         self._roots: Known[_Root] = Known(self._root_died)
         self._by_label: dict[str, _Root] = {}
         self._labels: set[str] = set()
+        self._label_numbers = _Numbers()
         self._numbers: dict[tuple[str, str], int] = {}
-        #: The number of a place and a zone -> the scope of the place in that zone.
-        self._zoned: dict[tuple[int, str], Scope] = {}
+        #: The number of a place -> zone -> the scope of the place in that zone.
+        self._zoned: dict[int, dict[str, Scope]] = {}
         self._count = itertools.count(1)
         self.dead: list[tuple[str, str | None]] = []
         self.held_by: dict[str, str] = {}
@@ -170,11 +204,10 @@ class Scopes:
     def zoned(self, scope: Scope, zone: str) -> Scope:
         """Return the scope of the same place in a zone, whose ops have an identity of their own."""
         place = scope if scope.around is None else scope.around
-        key = place.number, zone
-        found = self._zoned.get(key)
+        zones = self._zoned.setdefault(place.number, {})
+        found = zones.get(zone)
         if found is None:
-            found = Scope(next(self._count), place.root, place.path, zone, place)
-            self._zoned[key] = found
+            found = zones[zone] = Scope(next(self._count), place.root, place.path, zone, place)
         return found
 
     def holders(self, module: Any, scope: Scope, parent: Scope | None) -> list[tuple[Any, str]]:
@@ -255,7 +288,9 @@ class Scopes:
 
     def free(self, labels: Iterable[str]) -> None:
         """Make labels available to new roots."""
-        self._labels.difference_update(labels)
+        for label in labels:
+            self._labels.discard(label)
+            self._label_numbers.free(label)
 
     def _root(self, module: Any) -> _Root:
         root = self._roots.get(module)
@@ -266,7 +301,7 @@ class Scopes:
 
     def _new_root(self, module: Any) -> _Root:
         name = self._class_of(module) if self._name_of is None else self._name_of(module)
-        label = _unused(name, self._labels)
+        label = self._label_numbers.unused(name, self._labels.__contains__)
         self._labels.add(label)
         root = self._by_label[label] = _Root(module, label)
         self._roots.set(module, root)
@@ -280,13 +315,15 @@ class Scopes:
         for known in list(root.modules.values()):
             self._path_died(root.label, known.scope.path)
         root.modules.clear()
+        root.held.clear()
+        root.others.clear()
         self.dead.append((root.label, None))
 
     def _path_died(self, label: str, path: str) -> None:
         self.dead.append((label, path))
         number = self._numbers.pop((label, path), None)
-        for key in [key for key in self._zoned if key[0] == number]:
-            del self._zoned[key]
+        if number is not None:
+            self._zoned.pop(number, None)
 
     def _scope(self, root: _Root, module: Any, above: Scope) -> Scope:
         """Return the scope of a module called in the scope `above` under a root."""
@@ -309,8 +346,8 @@ class Scopes:
             path = f"{above.path}." * bool(above.path) + f"<{self._class_of(module)}>"
         else:
             path = f"{above.path}/{self._name_of(module)}" if above.root else root.label
-        taken = {known.scope.path for known in list(root.modules.values())}
-        return self._add(root, key, module, _unused(path, taken), None, "").scope
+        path = root.numbers.unused(path, root.is_taken)
+        return self._add(root, key, module, path, None, "").scope
 
     def _in_place(self, known: _Module, above: Scope) -> bool:
         """Return True if a module is still held where it was found, up to the calling module or the
@@ -341,8 +378,10 @@ class Scopes:
         top = root.module()
         if top is None:
             return
-        for key in [k for k, known in root.modules.copy().items() if known.owner is not None]:
-            root.modules.pop(key, None)
+        before, root.held = root.held, {}
+        for key, known in before.items():
+            if root.modules.get(key) is known:
+                root.modules.pop(key, None)
         waiting, seen = [(top, self._add(root, id(top), top, "", None, ""))], {id(top)}
         while waiting:
             module, owner = waiting.pop()
@@ -367,18 +406,34 @@ class Scopes:
         # By path, so that a module that is made again in each iteration keeps its sites.
         number = self._numbers.setdefault((root.label, path), next(self._count))
         known = _Module(module, self._forget)
-        known.modules, known.key, known.owner, known.name = root.modules, key, owner, name
+        known.root, known.key, known.owner, known.name = root, key, owner, name
         known.scope = Scope(number, root.label, path)
+        if owner is not None:
+            root.held[key] = known
+        else:
+            root.others[path] = known
+        before = root.modules.get(key)
         root.modules[key] = known  # Now other threads may find it.
+        if before is not None:
+            _free(before)
         return known
 
 
 def _forget(held: Callable[[], Scopes | None], dead: _Module) -> None:
-    scopes = held()
-    if dead.modules.get(dead.key) is dead:
-        del dead.modules[dead.key]
+    scopes, modules = held(), dead.root.modules
+    if modules.get(dead.key) is dead:
+        del modules[dead.key]
+        _free(dead)
         if scopes is not None and scopes._name_of is not None:
             scopes._path_died(dead.scope.root, dead.scope.path)
+
+
+def _free(known: _Module) -> None:
+    """Make the path available that a module had which no other one held."""
+    path, root = known.scope.path, known.root
+    if known.owner is None and root.others.get(path) is known:
+        del root.others[path]
+        root.numbers.free(path)
 
 
 class Labels:
@@ -438,9 +493,3 @@ class Labels:
         self._places.pop(token, None)
         heapq.heappush(self._free, number)
         self.dead.append(token)
-
-
-def _unused(name: str, taken: Container[str]) -> str:
-    """Return the name, with a number where it is taken."""
-    numbered = (f"{name}#{number}" if number > 1 else name for number in itertools.count(1))
-    return next(itertools.filterfalse(taken.__contains__, numbered))

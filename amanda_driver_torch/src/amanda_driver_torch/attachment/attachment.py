@@ -45,7 +45,7 @@ from amanda_driver_torch.operators.bindings import unknown_bindings
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.internals import RELEASE, runs_backward
 from amanda_driver_torch.torch_internals.modules import has_buffer
-from amanda_driver_torch.torch_internals.tensor_attributes import is_weight
+from amanda_driver_torch.torch_internals.tensor_attributes import is_weight, requires_grad
 
 if TYPE_CHECKING:
     from amanda_driver_torch.compiled.callbacks import CompiledCode
@@ -315,8 +315,12 @@ def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:
     def constant(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
             return value
-        known = is_weight(value) or any(has_buffer(root, value) for root in scopes.roots())
-        return value if known else None
+        if is_weight(value):
+            return value
+        # Not for each result of an operator in training: all modules are walked through.
+        can_be = not requires_grad(value)
+        is_buffer = can_be and any(has_buffer(root, value) for root in scopes.roots())
+        return value if is_buffer else None
 
     return constant
 

@@ -7,6 +7,7 @@ and writes them. Imports no framework.
 from __future__ import annotations
 
 import threading
+from bisect import insort
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -366,8 +367,8 @@ class Graph:
             if known is edge:
                 edge.back = self._reaches(edge.consumer, edge.producer)
                 self.edges.append(edge)
-                self._into.setdefault(edge.consumer, []).append(edge)
-                self._into[edge.consumer].sort(key=_by_position)
+                # Sorting would take as long for each operand as for all.
+                insort(self._into.setdefault(edge.consumer, []), edge, key=_by_position)
                 self._from.setdefault(edge.producer, []).append(edge)
             return known
 

@@ -39,26 +39,30 @@ class Kernels:
     """A profile with a range around each operator.
 
     If the program runs a profiler of its own, no other is started, and the program's profile
-    contains the ranges.
+    contains the ranges. Without a device there is nothing to find, and no profile: one holds about
+    a kilobyte for each operator of ATen that runs.
     """
 
     def __init__(self) -> None:
         self._profile: Any = None
+        self._devices: set[Any] | None = None
         self._stop: Callable[[], object] = lambda: None
         self.foreign = False
 
     def begin(self, number: int) -> Any:
-        """Start a range; return the handle for `end`."""
+        """Start a range; return the handle for `end`, or None if no profile would contain it."""
         from torch import profiler
         from torch.autograd import profiler as ranges
-
-        # Untyped in torch's stubs.
-        supported: Any = profiler.supported_activities
 
         if self._profile is None and not self.foreign:
             self.foreign = ranges._is_profiler_enabled
             if not self.foreign:
-                profile = profiler.profile(activities=supported())
+                if self._devices is None:
+                    self._devices = device_activities()
+                if not self._devices:
+                    return None
+                activities = {profiler.ProfilerActivity.CPU, *self._devices}
+                profile = profiler.profile(activities=activities)
                 with warnings.catch_warnings():
                     # Some releases warn of schedules, though there is none.
                     warnings.simplefilter("ignore")
@@ -82,6 +86,14 @@ class Kernels:
         events = self._profile.profiler.kineto_results.events()
         self._profile = None
         return join(events)
+
+
+def device_activities() -> set[Any]:
+    """Return what PyTorch's profiler can record besides the CPU."""
+    from torch import profiler
+
+    supported: Any = profiler.supported_activities  # Untyped in torch's stubs.
+    return set(supported()) - {profiler.ProfilerActivity.CPU}
 
 
 def join(events: Iterable[Any], leaves: bool = False) -> list[Kernel]:

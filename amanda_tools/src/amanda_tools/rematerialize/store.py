@@ -80,6 +80,12 @@ class Store:
         self._unread: dict[str, int] = {}
         #: Maximum of the bytes that a repeated operator reads and makes.
         self._largest = 0
+        #: The values that are going to be computed again while one is restored.
+        self._planned: set[Value] = set()
+        #: Those that these are computed from, and how many of these read each.
+        self._readers: Counter[Value] = Counter()
+        #: Those that have been computed again meanwhile.
+        self._computed: set[Value] = set()
 
     # Accounting.
 
@@ -281,7 +287,10 @@ class Store:
     def drop(self, value: Value) -> None:
         """Forget a tensor that lies in a value; the last one frees the value."""
         value.handles -= 1
-        if not value.handles and not value.locks:
+        self._release_unused(value)
+
+    def _release_unused(self, value: Value) -> None:
+        if not value.handles and not value.locks and value not in self._readers:
             self._release(value)
 
     def _release(self, value: Value) -> None:
@@ -308,10 +317,11 @@ class Store:
         fixed = self.used + needed - sum(value.size for value in self._evictable())
         self.floor = max(self.floor, fixed + later)
         while self.budget is not None and self.used + needed > self.budget:
-            candidates = self._evictable()
+            candidates = self._candidates()
             if not candidates and not self.strict:
                 break
             if not candidates:
+                self.floor = max(self.floor, self.used + needed)
                 raise BudgetError(
                     f"{what} needs {needed:,} bytes beside {self.used:,} bytes that cannot be "
                     f"evicted, and the budget is {self.budget:,} bytes",
@@ -324,7 +334,22 @@ class Store:
             op = self._held[value]
             op.evicted += 1
             self._release(value)
+            if value in self._readers:
+                self._plan(value)
         self.peak = max(self.peak, self.used + size)
+
+    def _candidates(self) -> list[Value]:
+        """Return the values to choose from: those that are going to be read again as a last resort.
+
+        A value that was computed again and is still going to be read is kept. Computing it for each
+        of its readers would take a time that grows exponentially in recurrent networks.
+        """
+        evictable = self._evictable()
+        unread = [value for value in evictable if value not in self._readers]
+        # Where the budget is exceeded anyway, there is no need of a last resort.
+        if unread or (not self.strict and self.budget is not None and self.floor > self.budget):
+            return unread
+        return [value for value in evictable if value not in self._computed]
 
     def _evictable(self) -> list[Value]:
         """Return the values whose eviction frees memory, and that can be computed again."""
@@ -340,12 +365,7 @@ class Store:
     def _restore(self, value: Value) -> None:
         # Not recursive: a chain of operators may be longer than Python's stack.
         stack: list[tuple[Value, list[Value]]] = [(value, [])]
-        # A value that is evicted meanwhile is computed again for each reader, which grows
-        # exponentially in recurrent networks. Where the budget is exceeded anyway, values are kept.
-        is_exceeded = not self.strict and self.budget is not None and self.floor > self.budget
-        readers = _readers(value) if is_exceeded else Counter[Value]()
-        for one in readers:
-            one.locks += 1
+        self._plan(value)
         try:
             while stack:
                 wanted, locked = stack[-1]
@@ -360,26 +380,47 @@ class Store:
                         parent.locks += 1
                         locked.append(parent)
                     self._repeat(wanted)
-                    for source in filter(readers.__contains__, dict.fromkeys(wanted.sources)):
-                        readers[source] -= 1
-                        if not readers[source]:
-                            del readers[source]
-                            self._unlock([source])
                 stack.pop()
                 self._unlock(locked)
                 if stack:
                     wanted.locks += 1
                     stack[-1][1].append(wanted)
         finally:
+            kept = list(self._readers)
+            for state in (self._planned, self._readers, self._computed):
+                state.clear()
             for _, locked in stack:
                 self._unlock(locked)
-            self._unlock(list(readers))
+            for one in kept:
+                self._release_unused(one)
+
+    def _plan(self, value: Value) -> None:
+        """Note which values are going to be read, and by how many, to restore this one."""
+        left = [value]
+        while left:
+            if (one := left.pop()) in self._planned:
+                continue
+            self._planned.add(one)
+            for source in one.sources:
+                self._readers[source] += 1
+                if source.alias is None:
+                    left.append(source)
+
+    def _note_computed(self, value: Value) -> None:
+        self._computed.add(value)
+        if value not in self._planned:
+            return
+        self._planned.remove(value)
+        for source in value.sources:
+            self._readers[source] -= 1
+            if not self._readers[source]:
+                del self._readers[source]
+                self._release_unused(source)
 
     def _unlock(self, values: list[Value]) -> None:
         for value in values:
             value.locks -= 1
-            if not value.locks and not value.handles:
-                self._release(value)
+            self._release_unused(value)
 
     def _repeat(self, wanted: Value) -> None:
         execution = wanted.execution
@@ -404,22 +445,12 @@ class Store:
                 fix="Restrict the tool to other operators by where=",
             )
         for source, value in list(execution.values.items()):
-            if value.alias is None and (value.handles or value.locks or value is wanted):
+            is_used = value.handles or value.locks or value is wanted or value in self._readers
+            if value.alias is None and is_used:
                 value.restore()
                 self._hold(value, made[source], op)
+                self._note_computed(value)
         self.see(list(made.values()))
-
-
-def _readers(value: Value) -> Counter[Value]:
-    """Return the values that are read to restore a value, and how many computations read each."""
-    found, left, seen = Counter[Value](), [value], {value}
-    while left:
-        for source in dict.fromkeys(left.pop().sources):
-            found[source] += 1
-            if source.alias is None and source not in seen:
-                seen.add(source)
-                left.append(source)
-    return found
 
 
 def _saves(tensors: Sequence[torch.Tensor]) -> bool:
