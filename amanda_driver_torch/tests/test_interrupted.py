@@ -250,7 +250,7 @@ def test_an_exception_from_another_thread() -> None:
         calls = 0
         fuses: list[weakref.ref[Mode]] = []
 
-        def set_later(frame: Any, event: str, _: Any, at: int = at) -> Any:
+        def set_later(frame: Any, event: str, _: Any, at: int = at, fuses: Any = fuses) -> Any:
             nonlocal calls
             calls += event == "line" and TORCH not in frame.f_code.co_filename
             if calls == at:
