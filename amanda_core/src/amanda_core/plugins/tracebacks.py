@@ -87,7 +87,7 @@ class Folding:
         self.left_out += len(frames) - len(kept)
         found = None
         for frame in reversed(kept):
-            # An asynchronous exception may arrive at an instruction of no line, which -1 stands for.
+            # An asynchronous exception may arrive at an instruction of no line: -1 stands for that.
             line = -1 if frame.tb_lineno is None else frame.tb_lineno
             found = TracebackType(found, frame.tb_frame, frame.tb_lasti, line)
         return found
