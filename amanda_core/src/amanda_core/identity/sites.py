@@ -134,15 +134,24 @@ class Code:
 
     Attributes:
         zoned: Whether it may decide the zone. A driver whose native code reads it sets it.
+        calls: The offsets that `call` has returned.
     """
 
-    __slots__ = ("_known", "_lines", "code", "file", "kind", "label", "number", "opcodes", "zoned")
+    __slots__ = (
+        *("_known", "_lines", "calls", "code", "file", "kind", "label", "number", "opcodes"),
+        "zoned",
+    )
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
-        self.zoned, self._known = True, dict[int, str]()
+        self.zoned, self._known, self.calls = True, dict[int, str](), dict[int, int]()
         self.opcodes, self.file = code.co_code, os.path.basename(code.co_filename)
         self._lines = list(code.co_lines()) if kind == USER else []
+
+    def call(self, offset: int) -> int:
+        """Return the `call_offset` of an ``f_lasti``."""
+        found = self.calls[offset] = call_offset(self.opcodes, offset)
+        return found
 
     def source(self, offset: int) -> str:
         """Return ``file:line`` of an instruction."""
@@ -379,7 +388,7 @@ class Sites(Generic[R]):
             # wrappers may call several operators from one line of the user.
             if kind == USER or (kind != OWN and (is_layered or (kind != QUIET and not found))):
                 offset = frame.f_lasti
-                found.append((code, call_offset(code.opcodes, offset)))
+                found.append((code, code.calls.get(offset) or code.call(offset)))
                 if levels is not None:
                     levels.append((depth, code.code, offset))
                 if kind == USER:
