@@ -226,7 +226,8 @@ class JaxAttachment:
                 return plain_call(call)
         signature, given = call.parsed()
         key = signature, *map(jax.typeof, given)
-        (last, program), programs = op.kept or ((None, None), {})
+        kept: tuple[tuple[Any, Any], dict[Any, Any]] = op.kept or ((None, None), {})
+        (last, program), programs = kept
         if key != last:  # To hash a type takes longer than to see that it is the same.
             program = programs.get(key)
             if program is None:

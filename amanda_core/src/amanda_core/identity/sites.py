@@ -383,7 +383,8 @@ class Sites(Generic[R]):
                 if levels is not None:
                     levels.append((depth, code.code, -1))
                 break
-            self._is_quiet = self._is_quiet or kind == QUIET
+            if kind == QUIET:
+                self._is_quiet = True
             # Of the framework's frames only the innermost one counts, if it is the caller: its
             # wrappers may call several operators from one line of the user.
             if kind == USER or (kind != OWN and (is_layered or (kind != QUIET and not found))):
