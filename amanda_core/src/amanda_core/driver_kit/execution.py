@@ -138,11 +138,11 @@ class ForwardProgram(_Program):
             before = self.analysed(context, IPoint.BEFORE_FORWARD)
             new = given if before is EMPTY else self.execute(before, given)
             outputs = self.compute(context, before.replacement, new)
-            context.execution["outputs"] = self.shown(outputs)
+            context.fill(outputs=self.shown(outputs))
             after = self.analysed(context, IPoint.AFTER_FORWARD)
-            acts = bool(context._plans)
             outputs = self.leaving(outputs)
             outputs = outputs if after is EMPTY else self.execute(after, outputs)
+            acts = bool(before or after or any(backward_plans(context)))
         finally:
             context.release()
         self.record.note(session, epoch, acts)
