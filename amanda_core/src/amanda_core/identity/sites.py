@@ -129,12 +129,21 @@ class Rules:
     is_layered: bool = False
 
 
+class _Calls(dict[int, int]):
+    def __init__(self, opcodes: bytes) -> None:
+        self._opcodes = opcodes
+
+    def __missing__(self, offset: int) -> int:
+        found = self[offset] = call_offset(self._opcodes, offset)
+        return found
+
+
 class Code:
     """A code object in call sites; `number` is unique in this process.
 
     Attributes:
         zoned: Whether it may decide the zone. A driver whose native code reads it sets it.
-        calls: The offsets that `call` has returned.
+        calls: The `call_offset` of each ``f_lasti``.
     """
 
     __slots__ = (
@@ -144,14 +153,10 @@ class Code:
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
-        self.zoned, self._known, self.calls = True, dict[int, str](), dict[int, int]()
+        self.zoned, self._known = True, dict[int, str]()
         self.opcodes, self.file = code.co_code, os.path.basename(code.co_filename)
+        self.calls = _Calls(self.opcodes)
         self._lines = list(code.co_lines()) if kind == USER else []
-
-    def call(self, offset: int) -> int:
-        """Return the `call_offset` of an ``f_lasti``."""
-        found = self.calls[offset] = call_offset(self.opcodes, offset)
-        return found
 
     def source(self, offset: int) -> str:
         """Return ``file:line`` of an instruction."""
@@ -389,7 +394,7 @@ class Sites(Generic[R]):
             # wrappers may call several operators from one line of the user.
             if kind == USER or (kind != OWN and (is_layered or (kind != QUIET and not found))):
                 offset = frame.f_lasti
-                found.append((code, code.calls.get(offset) or code.call(offset)))
+                found.append((code, code.calls[offset]))
                 if levels is not None:
                     levels.append((depth, code.code, offset))
                 if kind == USER:
