@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # To compile takes most of the time, and what is compiled runs once.
-_FLAGS = ("force_host_platform_device_count=4", "backend_optimization_level=0")
-os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in _FLAGS))
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
