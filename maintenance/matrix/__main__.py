@@ -61,7 +61,7 @@ NEEDED = {
         *("transformers", "efficientnet-lite-pytorch", "safetensors", "jsonschema"),
     ),
     "tensorflow-cpu": ("pytest-xdist", "hypothesis", "numpy", "networkx"),
-    "jax": ("pytest-xdist", "flax", "optax", "equinox", "keras", "safetensors"),
+    "jax": ("pytest-xdist", "flax", "optax", "equinox", "keras", "safetensors", "flatbuffers"),
     "onnxruntime": ("pytest-xdist", "hypothesis", "safetensors"),
 }
 #: Release -> what it does not work without, although its metadata do not say so.

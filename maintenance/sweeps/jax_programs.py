@@ -24,7 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+# To compile takes most of the time, and what is compiled runs once.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -43,7 +47,8 @@ INTRODUCTION = """\
 Each program stands for a library or a transformation, and runs as its users write it: plain, under
 a tool that watches, under routines that return None, under all shipped tools that look (`tools`)
 and under each one that edits, with options that keep the values. `equal` means that it ended and
-computed the same each time. The commits are those of the sources that ran.
+computed the same each time. XLA compiles most of them at its lowest level of optimization. The
+commits are those of the sources that ran.
 `python -m maintenance.sweeps.jax_programs --record` writes this page in the environment of each
 release; do not edit it.
 """

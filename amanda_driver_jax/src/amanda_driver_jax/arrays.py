@@ -317,9 +317,9 @@ def note_computed(new: Any, values: Sequence[Any]) -> None:
         key = id(value)
         if isinstance(value, Tracer) or key in _COPIES or key in _SOURCES:
             sources.update((id(array), array) for array in sources_of(value))
-        elif getattr(value, "shape", ()).count(1) != getattr(value, "ndim", 0):  # Faster.
+        elif (shape := getattr(value, "shape", ())) and shape.count(1) != len(shape):  # Faster.
             sources[key] = value
-    if not 0 < len(sources) <= _MOST_SOURCES or any(array is new for array in sources.values()):
+    if not 0 < len(sources) <= _MOST_SOURCES or id(new) in sources:
         return
     getters: list[Callable[[], Any]] = []
     for array in sources.values():

@@ -50,7 +50,7 @@ from amanda_driver_jax.trace_keys import (
 from amanda_driver_jax.vocabulary import DECLARATIONS
 
 #: How many programs of one operator are kept, for arguments of different shapes.
-_ProgramS = 64
+_PROGRAMS = 64
 
 
 class _State:
@@ -225,23 +225,27 @@ class JaxAttachment:
             with PLAIN:
                 return plain_call(call)
         signature, given = call.parsed()
-        key = signature, tuple(map(jax.typeof, given))
-        programs = op.kept = op.kept or {}
-        program = programs.get(key)
-        if program is None:
-            if len(programs) == _ProgramS:
-                programs.clear()
-            with PLAIN:
-                program = programs[key] = infer(*call)[0]
+        key = signature, *map(jax.typeof, given)
+        kept: tuple[tuple[Any, Any], dict[Any, Any]] = op.kept or ((None, None), {})
+        (last, program), programs = kept
+        if key != last:  # To hash a type takes longer than to see that it is the same.
+            program = programs.get(key)
+            if program is None:
+                if len(programs) == _PROGRAMS:
+                    programs.clear()
+                with PLAIN:
+                    program = programs[key] = infer(*call)[0]
+            op.kept = (key, program), programs
 
         def vanilla(*values: Any) -> tuple[Any, ...]:
             same = all(map(operator.is_, values, given))
-            return tuple(jax.tree.leaves(plain_call(call if same else call.replaced(values))))
+            result = plain_call(call if same else call.replaced(values))
+            return tuple(program.out_tree.flatten_up_to(result))
 
         host, params = self._state.host, program.params
         outputs = Execution(self.session, host, jit_p, params, op, True, vanilla).run(given)
         self.finish(outputs)
-        return jax.tree.unflatten(program.out_tree, outputs)
+        return program.out_tree.unflatten(outputs)
 
     # Modules.
 

@@ -85,10 +85,11 @@ class Execution(Hosted, ForwardProgram):
         """Return the outputs of the operator, or of its replacement."""
         given, self._given = self._given, ()  # Nothing is kept alive.
         compute = self._computation(context, replacement, values)
-        with PLAIN:
-            if not self._top:
-                values = list(map(internals.with_own_array, values))
+        if self._top:  # `run` is inside of PLAIN.
             outputs = list(compute(*values))
+        else:
+            with PLAIN:
+                outputs = list(compute(*map(internals.with_own_array, values)))
         kind = context["type"]
         if kind in ("cast", "identity") and values:
             note_copy(outputs[0], values[0])
@@ -114,9 +115,10 @@ class Execution(Hosted, ForwardProgram):
             # Once, and always: JAX finds the tree of a custom_jvp's results by it.
             shapes = list(jax.eval_shape(self._vanilla, *values))
             compute = self._replacement(replacement, shapes)
-        # At the top nothing is differentiated.
+        if self._top:  # Nothing is differentiated.
+            return compute
         plans = backward_plans(context)
-        if self._top or not (self.session.wants_backward or any(plans)):
+        if not (self.session.wants_backward or any(plans)):
             return compute
         if not any(map(arrays.is_differentiable, values)):
             return compute

@@ -26,7 +26,7 @@ from amanda_core.driver_kit import (
     replacing,
 )
 from amanda_driver_jax import jax_internals as internals
-from amanda_driver_jax.identity.call_sites import calls_users_code, is_library_code
+from amanda_driver_jax.identity.call_sites import is_library_code
 from amanda_driver_jax.jax_internals import JittedCall
 from amanda_driver_jax.stacked_layers import run_layers, run_members
 from amanda_driver_jax.trace_keys import (
@@ -301,8 +301,7 @@ def _is_library(function: Any) -> bool:
     """Return True for an operator of JAX: `jax.jit(jax.vmap(jax.grad(f)))` is the user's."""
     while function is not None:
         # What JAX has jitted and the user transforms or jits again has no code.
-        code = getattr(function, "__code__", None)
-        if not is_library_code(code) or calls_users_code(code):
+        if not is_library_code(getattr(function, "__code__", None)):
             return False
         function = getattr(function, "__wrapped__", None)
     return True

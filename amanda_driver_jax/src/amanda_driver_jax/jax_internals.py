@@ -229,7 +229,8 @@ def callable_again(
 
 def named_scopes() -> list[str]:
     """Return the named scopes around the running line, without the transformations there."""
-    return [part.name for part in current_name_stack().stack if isinstance(part, Scope)]
+    parts = current_name_stack().stack
+    return [part.name for part in parts if isinstance(part, Scope)] if parts else []
 
 
 def function_source(params: dict[str, Any]) -> str:

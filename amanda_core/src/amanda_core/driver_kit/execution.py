@@ -13,7 +13,7 @@ from typing import Any
 
 from amanda_core.engine.action import IPoint
 from amanda_core.engine.context import OpContext
-from amanda_core.engine.plan import Plan, Step
+from amanda_core.engine.plan import EMPTY, Plan, Step
 from amanda_core.engine.session import Session
 from amanda_core.interface.driver import Site
 
@@ -136,12 +136,12 @@ class ForwardProgram(_Program):
         context = session.open(self.record.site, self.raw, inputs=self.shown(given), **opened)
         try:
             before = self.analysed(context, IPoint.BEFORE_FORWARD)
-            new = self.execute(before, given) if before else given
+            new = given if before is EMPTY else self.execute(before, given)
             outputs = self.compute(context, before.replacement, new)
             context.fill(outputs=self.shown(outputs))
             after = self.analysed(context, IPoint.AFTER_FORWARD)
             outputs = self.leaving(outputs)
-            outputs = self.execute(after, outputs) if after else outputs
+            outputs = outputs if after is EMPTY else self.execute(after, outputs)
             acts = bool(before or after or any(backward_plans(context)))
         finally:
             context.release()

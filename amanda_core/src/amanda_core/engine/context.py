@@ -445,11 +445,15 @@ class OpContext(dict[str, Any]):
         recomputed: bool = _UNSET,
     ) -> None:
         """Set the facts and values of the current execution."""
-        self.execution["open"] = True
-        given = zip(_VALUES, (inputs, outputs, grad_outputs, grad_inputs), strict=True)
-        self.execution.update([pair for pair in given if pair[1] is not _UNSET])
-        known = zip(FACTS, (op, attrs, input_names, constant, recomputed), strict=True)
-        self._known.update([pair for pair in known if pair[1] is not _UNSET])
+        execution, known = self.execution, self._known
+        execution["open"] = True
+        # Neither `strict` nor `update`: each execution of an op comes by here.
+        for what, values in zip(_VALUES, (inputs, outputs, grad_outputs, grad_inputs)):  # noqa: B905
+            if values is not _UNSET:
+                execution[what] = values
+        for what, fact in zip(FACTS, (op, attrs, input_names, constant, recomputed)):  # noqa: B905
+            if fact is not _UNSET:
+                known[what] = fact
 
     def release(self) -> None:
         """Release the tensors at the end of an execution; keys and facts stay.

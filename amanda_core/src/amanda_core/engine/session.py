@@ -391,7 +391,10 @@ class Session:
 
     def analyse(self, context: OpContext, i_point: IPoint) -> None:
         """Run the analysis that is due for `context` at `i_point`."""
-        if self._analysing[i_point] and self._due(context, i_point):
+        if not self._analysing[i_point]:
+            return
+        is_done = context._analysed.get(i_point) == self.epoch  # As in `_due`, with one call less.
+        if not (is_done and self.control.switches[CACHING]) and self._due(context, i_point):
             with self.turn or _AT_ONCE:
                 self._hook.amanda_trigger_callback(context=context, i_point=i_point)
 

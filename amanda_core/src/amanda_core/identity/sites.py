@@ -129,19 +129,33 @@ class Rules:
     is_layered: bool = False
 
 
+class _Calls(dict[int, int]):
+    def __init__(self, opcodes: bytes) -> None:
+        self._opcodes = opcodes
+
+    def __missing__(self, offset: int) -> int:
+        found = self[offset] = call_offset(self._opcodes, offset)
+        return found
+
+
 class Code:
     """A code object in call sites; `number` is unique in this process.
 
     Attributes:
         zoned: Whether it may decide the zone. A driver whose native code reads it sets it.
+        calls: The `call_offset` of each ``f_lasti``.
     """
 
-    __slots__ = ("_known", "_lines", "code", "file", "kind", "label", "number", "opcodes", "zoned")
+    __slots__ = (
+        *("_known", "_lines", "calls", "code", "file", "kind", "label", "number", "opcodes"),
+        "zoned",
+    )
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
         self.zoned, self._known = True, dict[int, str]()
         self.opcodes, self.file = code.co_code, os.path.basename(code.co_filename)
+        self.calls = _Calls(self.opcodes)
         self._lines = list(code.co_lines()) if kind == USER else []
 
     def source(self, offset: int) -> str:
@@ -374,12 +388,13 @@ class Sites(Generic[R]):
                 if levels is not None:
                     levels.append((depth, code.code, -1))
                 break
-            self._is_quiet = self._is_quiet or kind == QUIET
+            if kind == QUIET:
+                self._is_quiet = True
             # Of the framework's frames only the innermost one counts, if it is the caller: its
             # wrappers may call several operators from one line of the user.
             if kind == USER or (kind != OWN and (is_layered or (kind != QUIET and not found))):
                 offset = frame.f_lasti
-                found.append((code, call_offset(code.opcodes, offset)))
+                found.append((code, code.calls[offset]))
                 if levels is not None:
                     levels.append((depth, code.code, offset))
                 if kind == USER:

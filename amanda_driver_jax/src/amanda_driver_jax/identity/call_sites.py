@@ -7,7 +7,6 @@ arrays are replaced in each training step and do not distinguish ops.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -32,6 +31,8 @@ _OURS = (
     os.path.dirname(sys.modules["amanda_core"].__file__ or "") + os.sep,
     contextlib.__file__,
 )
+#: Its functions do not name what they call.
+_MAPPING = os.path.join("jax", "_src", "pmap.py")
 _NAMES = DECLARATIONS.names
 #: The named scope of what was traced with tools. A program that evaluates its jaxpr is done.
 _MARK = "amanda:op"
@@ -40,16 +41,16 @@ _MARK = "amanda:op"
 #: call, calls the function that is transformed, evaluates a jaxpr, lies between any operator and
 #: its caller, or is an operator; the user's.
 _OWN, _INSIDE, _API, _FORWARDING, _EVALUATION, _PLUMBING, _LIBRARY, _USERS = range(8)
+#: Where no module runs, and no named scope is.
+_EAGER = ModulePlace("", "")
+#: By the id of a code object, which is kept: whose its frames are. To hash it takes a microsecond.
+_SIDES: dict[int, tuple[int, CodeType]] = {}
 
 
 def is_library_code(code: CodeType | None) -> bool:
-    """Return True if a function is a part of JAX."""
-    return code is not None and code.co_filename.startswith(_JAX)
-
-
-def calls_users_code(code: CodeType | None) -> bool:
-    """Return True for JAX's code around what `jax.pmap` maps, which does not name that."""
-    return code is not None and code.co_filename.replace(os.sep, "/").endswith("jax/_src/pmap.py")
+    """Return True if a function is a part of JAX, and not around what `jax.pmap` maps."""
+    file = "" if code is None else code.co_filename
+    return file.startswith(_JAX) and not file.endswith(_MAPPING)
 
 
 def is_library_source(source: str) -> bool:
@@ -62,8 +63,12 @@ def is_users_code(code: CodeType) -> bool:
     return _side_of(code) == _USERS
 
 
-@functools.cache
 def _side_of(code: CodeType) -> int:
+    side, _ = _SIDES.get(id(code)) or _SIDES.setdefault(id(code), (_find_side(code), code))
+    return side
+
+
+def _find_side(code: CodeType) -> int:
     file, name = code.co_filename, code.co_name
     if not file.startswith(_JAX):
         return _OWN if file.startswith(_OURS) else _USERS
@@ -83,7 +88,8 @@ def is_user_call(frame: FrameType | None) -> bool:
     """Return True if an operator was called by a program, and not by JAX's own transformations."""
     forwarded = False  # By a transformation, to the function that it transforms.
     while frame is not None:
-        side = _side_of(frame.f_code)
+        known = _SIDES.get(id(frame.f_code))  # As in `_side_of`, with one call less.
+        side = _side_of(frame.f_code) if known is None else known[0]
         if side == _USERS:
             return True
         forwarded |= side == _FORWARDING
@@ -159,8 +165,10 @@ class OpTable(PathSites):
         if part is None and loop and (place is None or not place.call or loop.has(place.call)):
             part = loop
         if place is None:
-            scopes = "/".join([name for name in internals.named_scopes() if name != _MARK])
-            place = ModulePlace("" if part is None else "traced", scopes)
+            named = internals.named_scopes()
+            scopes = "/".join([name for name in named if name != _MARK]) if named else ""
+            root = "" if part is None else "traced"
+            place = ModulePlace(root, scopes) if root or scopes else _EAGER
         if layer:
             place = place._replace(path="/".join(filter(None, (layer, place.path))))
         # Where the module is called does not matter, like its caller.
