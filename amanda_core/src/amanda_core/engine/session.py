@@ -393,7 +393,7 @@ class Session:
         """Run the analysis that is due for `context` at `i_point`."""
         if not self._analysing[i_point]:
             return
-        is_done = context._analysed.get(i_point) == self.epoch  # As in `_due`, with one call less.
+        is_done = context._analysed.get(i_point) == self.epoch
         if not (is_done and self.control.switches[CACHING]) and self._due(context, i_point):
             with self.turn or _AT_ONCE:
                 self._hook.amanda_trigger_callback(context=context, i_point=i_point)
@@ -459,8 +459,6 @@ class Session:
     def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
         caching = self.control.switches[CACHING]
         due: list[Tool] = []
-        if caching and context._analysed.get(i_point) == self.epoch:
-            return due
         logs, key = self._store.logs, context._key
         for tool in self._analysing[i_point]:
             is_new = not caching or i_point not in logs.get(tool._amanda, _NOTHING).get(key, ())

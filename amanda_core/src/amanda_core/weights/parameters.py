@@ -188,7 +188,8 @@ class Parameters:
                 # Another tensor may lie here now.
                 self.forget(root)
                 return self._held(value, root, key, False) if again else None
-            memory, whole = layouts.memory(value), layouts.memory(held)
+            memory = layouts.memory(value)
+            whole = memory if held is value else layouts.memory(held)
             if (shape := layouts.shape(held)) is None:
                 continue
             place = _whole(shape) if held is value else None
