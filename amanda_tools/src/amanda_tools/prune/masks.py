@@ -54,8 +54,15 @@ def numpy_mask(weight: Any, axes: list[int], count: int, batch: int = 0) -> Any:
     ordered = array.transpose(axes)
     magnitudes = np.abs(ordered).reshape(*ordered.shape[:batch], -1)
     mask = np.ones(magnitudes.shape, array.dtype)
-    smallest = np.argsort(magnitudes, axis=-1, kind="stable")[..., :count]
-    np.put_along_axis(mask, smallest, 0, axis=-1)
+    # A sort of all of them takes ten times as long as finding the largest that is pruned.
+    last = np.partition(magnitudes, count - 1, axis=-1)[..., count - 1, None] if count else 0
+    if np.isnan(last).any():
+        smallest = np.argsort(magnitudes, axis=-1, kind="stable")[..., :count]
+        np.put_along_axis(mask, smallest, 0, axis=-1)
+    else:
+        less, equal = magnitudes < last, magnitudes == last
+        left = count - np.count_nonzero(less, axis=-1, keepdims=True)
+        mask[less | (equal & (np.cumsum(equal, axis=-1) <= left))] = 0
     return mask.reshape(ordered.shape).transpose(np.argsort(axes))
 
 
@@ -73,9 +80,18 @@ def torch_mask(weight: Any, axes: list[int], count: int, batch: int = 0) -> Any:
     with torch.no_grad():
         ordered = weight.detach().permute(axes)
         magnitudes = ordered.abs().flatten(batch)
-        smallest = magnitudes.argsort(stable=True, dim=-1)[..., :count]
-        # Not by an index: a distributed tensor cannot be indexed by another kind of tensor.
-        mask = torch.ones_like(magnitudes, dtype=weight.dtype).scatter(-1, smallest, 0)
+        mask = torch.ones_like(magnitudes, dtype=weight.dtype)
+        # As in `numpy_mask`.
+        is_plain = count and type(magnitudes) is torch.Tensor
+        last = magnitudes.kthvalue(count, dim=-1, keepdim=True).values if is_plain else None
+        if last is None or last.isnan().any():
+            smallest = magnitudes.argsort(stable=True, dim=-1)[..., :count]
+            # Not by an index: a distributed tensor cannot be indexed by another kind of tensor.
+            mask = mask.scatter(-1, smallest, 0)
+        else:
+            less, equal = magnitudes < last, magnitudes == last
+            left = count - less.sum(-1, keepdim=True)
+            mask.masked_fill_(less | (equal & (equal.cumsum(-1) <= left)), 0)
         back = sorted(range(len(axes)), key=axes.__getitem__)
         mask = mask.reshape(ordered.shape).permute(back)
         return torch.empty_like(weight.detach()).copy_(mask)
