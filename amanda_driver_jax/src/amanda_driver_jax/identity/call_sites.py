@@ -32,7 +32,7 @@ _OURS = (
     contextlib.__file__,
 )
 #: Its functions do not name what they call.
-_MAPPING = os.path.join("jax", "_src", "pmap.py")
+_MAPPING = "jax/_src/pmap.py".replace("/", os.sep)
 _NAMES = DECLARATIONS.names
 #: The named scope of what was traced with tools. A program that evaluates its jaxpr is done.
 _MARK = "amanda:op"
