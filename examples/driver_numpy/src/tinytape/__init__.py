@@ -100,8 +100,9 @@ _local = _Local()
 @contextmanager
 def no_grad() -> Iterator[None]:
     """Disable recording on the tape."""
-    before, _local.recording = _local.recording, False
-    try:
+    before = _local.recording
+    try:  # Ctrl-C may arrive at any line.
+        _local.recording = False
         yield
     finally:
         _local.recording = before
