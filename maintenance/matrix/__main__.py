@@ -28,7 +28,11 @@ PAGE = ROOT / "docs" / "support.md"
 #: Framework -> its releases, oldest first.
 RELEASES = {
     "torch": ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"),
-    "tensorflow-cpu": ("2.16.2", "2.17.1", "2.18.1", "2.19.1", "2.20.0", "2.21.0", "2.22.0rc0"),
+    "tensorflow-cpu": (
+        *("2.16.2", "2.17.1", "2.18.1", "2.19.1", "2.20.0", "2.21.0"),
+        # A candidate, with which Python 3.14 is tried.
+        "2.22.0rc0",
+    ),
     "jax": ("0.10.2", "0.11.2", "0.12.0.1"),
     "onnxruntime": ("1.28.0", "1.29.0", "1.30.0", "1.31.1", "1.32.0"),
 }
@@ -283,10 +287,10 @@ def page() -> str:
     lines += [
         "## Python",
         "",
-        "The releases that were run with each Python. No other pair was tried. Before its candidate",
-        "2.22.0rc0, TensorFlow has no build for Python 3.14, and JAX 0.10 is the newest for",
-        "Python 3.11. MXNet 1.9 and MindSpore 2.10 have no rows: `nox -s mxnet mindspore` tests",
-        "them with the Python that runs nox.",
+        "The releases that were run with each Python. No other pair was tried. TensorFlow before",
+        "2.22.0rc0 has no build for Python 3.14, and JAX 0.10 is the newest for Python 3.11. MXNet",
+        "1.9 and MindSpore 2.10 have no rows: `nox -s mxnet mindspore` tests them with the Python",
+        "that runs nox.",
         "",
         f"| Python | {' | '.join(TITLES.values())} |",
         "|---" * (len(TITLES) + 1) + "|",
