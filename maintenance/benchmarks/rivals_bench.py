@@ -58,9 +58,9 @@ work on the same model, in ratio to the plain model. `nox -s bench` writes this 
 - Times are processor times on one thread, in a process of its own for each way, in which plain
   steps take turns with it.
 - Settings are those that each library's documentation shows for the task.
-- A tool that stays applied costs less than libraries that count or trace in Python, and more than a
-  few hooks of one's own or a profiler in C++. One step alone pays for the analysis of each operator,
-  about a quarter of a millisecond: there the others are cheaper.
+- A tool that stays applied costs less than libraries that count or trace in Python, and more than
+  a few hooks of one's own or a profiler in C++. One step alone pays for the analysis of each
+  operator, about a quarter of a millisecond: there the others are cheaper.
 """
 
 
