@@ -38,6 +38,7 @@ class TapeAttachment:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.ops = session.persistent("tinytape.ops", OpTable)
+        session.at_close(self.detach)  # First, so that it is detached whatever interrupts it.
         _INTERCEPTION.attach(self)
 
     def detach(self) -> None:
