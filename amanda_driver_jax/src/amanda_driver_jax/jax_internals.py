@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
@@ -34,7 +35,6 @@ from jax._src.lib.mlir import ir
 from jax._src.source_info_util import Scope, current_name_stack
 from jax.extend.core import Primitive
 
-from amanda_core import driver_kit
 from amanda_core.driver_kit import local_of
 from amanda_core.interface import UnsupportedError
 
@@ -54,7 +54,9 @@ SCAN: Any = (jax.lax.scan.__closure__ or ())[_FUNCTION]
 # What JAX keeps of a program names the lines that called its operators, and not this package's or
 # those of the replacements that the core makes for it.
 source_info_util.register_exclusion(os.path.dirname(__file__))
-source_info_util.register_exclusion(os.path.dirname(driver_kit.__file__))
+source_info_util.register_exclusion(
+    os.path.dirname(sys.modules["amanda_core.driver_kit"].__file__ or "")
+)
 
 #: How many frames lie at most between an export and the trace of its function.
 _EXPORT_DEPTH = 8
