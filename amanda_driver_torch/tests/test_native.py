@@ -344,6 +344,7 @@ def test_processes_enter_the_engine_from_python_for_backward_ops_only(
     monkeypatch.setattr(reductions, "processes", lambda: 2)
     # A wrapper that another test has left alive might reduce gradients in a later pass.
     monkeypatch.setattr(reductions, "WRAPPERS", {})
+    monkeypatch.setattr(reductions, "wrappers", list)
     entered: list[int] = []
     begin = reductions.Reductions.begin
 
