@@ -15,7 +15,7 @@ PROGRAMS = [
     "compiled_bench",
     "operators_bench",
     "tools_bench",
-    "rivals_bench",
+    "peers_bench",
     "tensorflow_bench",
     "profilers_bench",
 ]

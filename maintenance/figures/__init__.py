@@ -54,7 +54,7 @@ MEASURED = {
     "instructions": Measured("docs/benchmarks/instructions.md", "nox -s bench", TORCH),
     "operators": Measured("docs/benchmarks/operators.md", "nox -s bench", TORCH),
     "tools": Measured("docs/benchmarks/tools.md", "nox -s bench", ALL),
-    "rivals": Measured("docs/benchmarks/rivals.md", "nox -s bench", ALL),
+    "peers": Measured("docs/benchmarks/peers.md", "nox -s bench", ALL),
     "compiled": Measured("docs/benchmarks/compiled.md", "nox -s bench", TORCH),
     "start": Measured("docs/benchmarks/start.md", "nox -s bench", ("amanda_core/src",)),
     "tensorflow": Measured(

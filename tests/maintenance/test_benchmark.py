@@ -13,7 +13,8 @@ from maintenance.benchmarks import (
     instructions_bench,
     operator_kinds,
     operators_bench,
-    rivals_bench,
+    peers_bench,
+    peers_ways,
     tools_bench,
 )
 from maintenance.benchmarks.bench_models import SUBJECTS, small_program
@@ -45,9 +46,9 @@ def test_other_ways_find_the_same(
 ) -> None:
     subject = SUBJECTS[0]
     for name in ("ONCE", "WARM", "STEPS"):
-        monkeypatch.setattr(rivals_bench, name, 1)
+        monkeypatch.setattr(peers_bench, name, 1)
     found = [
-        rivals_bench.measure(subject.name, rivals_bench.TASKS[task], way)["found"] for way in ways
+        peers_bench.measure(subject.name, peers_ways.TASKS[task], way)["found"] for way in ways
     ]
     assert found[0] == found[1]
 

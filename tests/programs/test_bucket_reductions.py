@@ -190,13 +190,6 @@ def _names(tool: Any) -> list[str]:
     return sorted({one.name for one in every if one.name.startswith("reduction")})
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    from ranks import found_by_ranks  # Not at import: the processes do not find it.
-
-    return found_by_ranks(__file__, PROCESSES, tmp_path_factory.mktemp("ranks"))
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_tools_in_all_processes_or_in_one_change_and_send_nothing(
     found: list[dict[str, Any]], model: str

@@ -203,13 +203,6 @@ def run(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    from ranks import found_by_ranks  # Not at import: the processes do not find it.
-
-    return found_by_ranks(__file__, PROCESSES, tmp_path_factory.mktemp("ranks"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_tools_in_all_processes_or_in_one_change_nothing(

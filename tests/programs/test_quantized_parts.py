@@ -228,13 +228,6 @@ def run(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    from ranks import found_by_ranks  # Not at import: the processes do not find it.
-
-    return found_by_ranks(__file__, PROCESSES, tmp_path_factory.mktemp("ranks"))
-
-
 def step_of(*values: torch.Tensor) -> float:
     """Return the step of 255 between the ends of values and 0."""
     low, high = min(float(one.min()) for one in values), max(float(one.max()) for one in values)

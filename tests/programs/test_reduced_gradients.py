@@ -320,13 +320,6 @@ def run(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    from ranks import found_by_ranks  # Not at import: the processes do not find it.
-
-    return found_by_ranks(__file__, PROCESSES, tmp_path_factory.mktemp("ranks"))
-
-
 NAMES = ["0.weight", "0.bias", "2.weight"]
 #: Models of which a rank has the whole gradient of each parameter.
 WHOLE = ("ddp", "views", "small buckets", "large buckets", "unused", "hooked", "compiled")

@@ -89,7 +89,7 @@ class _Numbers:
         return found
 
     def free(self, found: str) -> None:
-        """Note that a name is no longer taken."""
+        """Make a name available again."""
         name, _, number = found.rpartition("#")
         for one, lowest in ((found, 1), (name, int(number) if number.isdecimal() else 1)):
             if self._lowest.get(one, 0) > lowest:

@@ -346,7 +346,7 @@ class Store:
         """
         evictable = self._evictable()
         unread = [value for value in evictable if value not in self._readers]
-        # Where the budget is exceeded anyway, there is no need of a last resort.
+        # If the budget is exceeded anyway, the last resort would only cost time.
         if unread or (not self.strict and self.budget is not None and self.floor > self.budget):
             return unread
         return [value for value in evictable if value not in self._computed]

@@ -37,12 +37,15 @@ class TapeAttachment:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self._is_recording = tinytape.is_recording()
         self.ops = session.persistent("tinytape.ops", OpTable)
         session.at_close(self.detach)  # First, so that it is detached whatever interrupts it.
         _INTERCEPTION.attach(self)
 
     def detach(self) -> None:
         """Restore the functions that were found, once the last session ends."""
+        # An exception may arrive in `no_grad` before that restores it.
+        tinytape.set_recording(self._is_recording)
         _INTERCEPTION.detach(self)
 
     def coverage(self) -> Sequence[CoverageGap]:

@@ -25,12 +25,14 @@ __all__ = [
     "add",
     "backward",
     "exp",
+    "is_recording",
     "matmul",
     "mul",
     "no_grad",
     "parameter",
     "relu",
     "run",
+    "set_recording",
     "sgd",
     "tanh",
     "total",
@@ -97,12 +99,21 @@ class _Local(threading.local):
 _local = _Local()
 
 
+def is_recording() -> bool:
+    """Return True if operators of this thread are recorded on the tape."""
+    return _local.recording
+
+
+def set_recording(recording: bool) -> None:
+    """Record operators of this thread on the tape, or do not."""
+    _local.recording = recording
+
+
 @contextmanager
 def no_grad() -> Iterator[None]:
     """Disable recording on the tape."""
-    before = _local.recording
-    try:  # Ctrl-C may arrive at any line.
-        _local.recording = False
+    before, _local.recording = _local.recording, False
+    try:
         yield
     finally:
         _local.recording = before
