@@ -117,6 +117,78 @@ class Learned(Written):
                 p.sub_(o.rule(p.grad).exp())
 
 
+class Executions(amanda.Tool):
+    """Counts executions of products and additions in steps of optimizers by op."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, int] = {}
+        self.add_inst_for_op(self.count)
+
+    def count(self, context: amanda.OpContext) -> None:
+        if context.zone != "optimizer" or context.op_type not in ("mul", "add_"):
+            return
+        op = context.op_id
+        self.calls[op] = 0
+
+        def add(*values: Any) -> None:
+            self.calls[op] += 1
+
+        context.insert_before_op(add, observe=True)
+
+
+class Multiplying(torch.optim.Optimizer):
+    """Multiplies two tensors, from one line.
+
+    Args:
+        keyword: Whether to pass them by keyword.
+    """
+
+    def __init__(self, keyword: bool) -> None:
+        super().__init__([nn.Parameter(X)], {})
+        self.given, self.keyword = [torch.ones(2, 4), torch.ones(2, 4)], keyword
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for value in self.given:
+            torch.mul(X, other=value) if self.keyword else torch.mul(X, value)
+
+
+def test_ops_of_repeated_steps_differ_by_line_and_parameter() -> None:
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    executions = Executions()
+
+    def look(*given: Any) -> None:
+        torch.mul(X, X)
+
+    with amanda.apply(executions):
+        for number in range(6):
+            first.grad, second.grad = torch.ones(2), torch.ones(2)
+            parameters = [first, second][:: 1 if number % 4 < 2 else -1]
+            optimizer = torch.optim.SGD(parameters, lr=0.5, foreach=False)
+            optimizer.register_step_pre_hook(look)
+            optimizer.step()
+            for _ in range(3):
+                optimizer.step()
+    assert first.tolist() == second.tolist() == [1 - 6 * 4 * 0.5] * 2
+    # Two parameters at two lines, and the product of the hook at its own line.
+    assert sorted(executions.calls.values()) == [6, 6, 18, 18, 24]
+
+
+@pytest.mark.parametrize("keyword", [False, True], ids=["positional", "keyword"])
+def test_a_plain_tensor_that_becomes_a_weight_is_another_op(keyword: bool) -> None:
+    optimizer, executions = Multiplying(keyword), Executions()
+    with amanda.apply(executions):
+        for number in range(12):
+            if number == 4:
+                assert len(executions.calls) == 1
+                optimizer.given[1].requires_grad = True
+            elif number == 8:
+                optimizer.given.reverse()
+            optimizer.step()
+    # Two others in each of four steps, then one in each of eight, and the weight in each of eight.
+    assert sorted(executions.calls.values()) == [8, 16]
+
+
 @pytest.mark.parametrize("kind", [Written, Alone, Captures, Learned])
 def test_everything_that_a_step_calls_is_the_optimizers(kind: Any) -> None:
     net = nn.Linear(4, 4, bias=False)

@@ -133,6 +133,14 @@ static inline PyFrameObject* amanda_frame_object(AmandaFrame* frame) { return fr
 /* Half of `f_lasti`. */
 static inline int amanda_frame_unit(AmandaFrame* frame) { return _PyInterpreterFrame_LASTI(frame); }
 
+/* The frame of a frame object, borrowed from it. */
+static inline AmandaFrame* amanda_frame_of(PyObject* object) {
+    return ((PyFrameObject*)object)->f_frame;
+}
+
+/* What `bound` may be so that it includes a frame; NULL if that has ended. */
+static inline const void* amanda_frame_around(AmandaFrame* frame) { return frame->previous; }
+
 /* The addresses of the instructions that run in the frames up to `bound`, as one number; 0 if
  * there are many, or if they cannot be known. This is finer than a call site, and cheaper, because
  * no code is read. */
@@ -161,6 +169,13 @@ static inline AmandaFrame* amanda_innermost_frame(PyThreadState* thread) {
 }
 
 static inline PyFrameObject* amanda_frame_object(AmandaFrame* frame) { return frame; }
+
+static inline AmandaFrame* amanda_frame_of(PyObject* object) { return (AmandaFrame*)object; }
+
+static inline const void* amanda_frame_around(AmandaFrame* frame) {
+    (void)frame;
+    return NULL;
+}
 
 static inline uint64_t amanda_hash_instructions(PyThreadState* thread, const void* bound) {
     (void)thread, (void)bound;

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
 from weakref import ref
 
@@ -232,9 +232,15 @@ class ModuleCalls:
             outer = self.scopes.enter(module, outer, STATE.backward > 0)
         return outer
 
-    def enter_zone(self, zone: str) -> Callable[[], None]:
-        """Let operators belong to a zone; return a function that ends this."""
-        return enter_zone(zone, self.scopes, STATE.activations, self._interceptor.activation)
+    def enter_zone(self, zone: str, frame: FrameType | None = None) -> Callable[[], None]:
+        """Let operators belong to a zone; return a function that ends this.
+
+        Args:
+            zone: The zone.
+            frame: The frame that enters it and leaves it, if all that runs in between is the zone.
+        """
+        make = partial(self._interceptor.activation, frame=frame)
+        return enter_zone(zone, self.scopes, STATE.activations, make)
 
     def trace_module(
         self, module: nn.Module, parent: Activation | None

@@ -108,7 +108,9 @@ class FunctionModeInterceptor:
         with self._mode:  # Interrupted, it is left when this stops.
             return function(*args)
 
-    def activation(self, scope: Scope, around: Activation | None = None) -> Activation:
+    def activation(
+        self, scope: Scope, around: Activation | None = None, frame: types.FrameType | None = None
+    ) -> Activation:
         """Return an activation for a call of a module, or for a zone in `around`."""
         return Activation(scope)
 

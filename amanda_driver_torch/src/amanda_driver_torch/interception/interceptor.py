@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from torch import nn
@@ -78,8 +79,16 @@ class Interceptor(Protocol):
     def call_inside(self, function: Callable[..., R], *args: Any) -> R:
         """Call `function` and intercept its operators, although an operator is running."""
 
-    def activation(self, scope: Scope, around: Activation | None = None) -> Activation:
-        """Return an activation for a call of a module, or for a zone in `around`."""
+    def activation(
+        self, scope: Scope, around: Activation | None = None, frame: FrameType | None = None
+    ) -> Activation:
+        """Return an activation for a call of a module, or for a zone in `around`.
+
+        Args:
+            scope: The scope of the module, or of the zone.
+            around: In which the zone is entered.
+            frame: The frame that enters the zone and leaves it.
+        """
 
     def locate(self, op_type: str, args: Any, kwargs: dict[str, Any], /) -> OpRecord | None:
         """Return the record of the op that is being called; None to ignore the op."""

@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -163,9 +163,11 @@ class NativeInterceptor:
             STATE.depth = depth
             raise
 
-    def activation(self, scope: Scope, around: Activation | None = None) -> Activation:
+    def activation(
+        self, scope: Scope, around: Activation | None = None, frame: FrameType | None = None
+    ) -> Activation:
         """Return the extension's activation for a call of a module, or for a zone in `around`."""
-        activation: Activation = native.Activation(scope, around)
+        activation: Activation = native.Activation(scope, around, frame)
         return activation
 
     def coverage(self) -> Sequence[CoverageGap]:

@@ -7,7 +7,9 @@ model inside a step, and the end of a step.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
+from itertools import compress
 from typing import Any
 
 import torch
@@ -54,8 +56,9 @@ def _entering(original: Callable[..., Any]) -> Callable[..., Any]:
         entered = original(self)
         try:
             if self.name.startswith(_PREFIXES) and (attachment := STATE.attachment) is not None:
-                zone = next(zone for name, zone in _RANGES.items() if self.name.startswith(name))
-                leave = attachment.attempt(zone, _nothing, attachment.enter_zone, zone)
+                zone = next(compress(_RANGES.values(), map(self.name.startswith, _RANGES)))
+                frame = sys._getframe(1)
+                leave = attachment.attempt(zone, _nothing, attachment.enter_zone, zone, frame)
                 STATE.ranges[id(self)] = leave
             return entered
         except BaseException:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Protocol, TypeVar
 
 from amanda_core.driver_kit import Activation, Session
@@ -81,7 +81,7 @@ class Watcher(Protocol):
     def call_forward(self, module: Any, *call: Any) -> Any:
         """Run the `forward` of a module, which the program calls instead of the module."""
 
-    def enter_zone(self, zone: str) -> Callable[[], None]:
+    def enter_zone(self, zone: str, frame: FrameType | None = None) -> Callable[[], None]:
         """Let operators belong to a zone; return a function that ends this."""
 
     def watch_second_order(self) -> None:

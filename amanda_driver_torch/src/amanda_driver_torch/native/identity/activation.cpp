@@ -15,17 +15,18 @@ Activation* spare[SPARE];
 size_t spares = 0;
 
 PyObject* activation_new(PyTypeObject*, PyObject* args, PyObject* kwargs) {
-    static const char* names[] = {"scope", "around", nullptr};
-    PyObject *scope, *around = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", const_cast<char**>(names), &scope,
-                                     &around)) {
+    static const char* names[] = {"scope", "around", "frame", nullptr};
+    PyObject *scope, *around = Py_None, *frame = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO", const_cast<char**>(names), &scope,
+                                     &around, &frame)) {
         return nullptr;
     }
     // Call sites in a zone end where those of the call around it do.
     const void* bound = is_activation(around)
                             ? reinterpret_cast<Activation*>(around)->progress.bound
                             : nullptr;
-    return reinterpret_cast<PyObject*>(new_activation(scope, nullptr, bound));
+    if (!PyFrame_Check(frame)) frame = nullptr;
+    return reinterpret_cast<PyObject*>(new_activation(scope, nullptr, bound, frame));
 }
 
 HOT void activation_dealloc(PyObject* object) {
@@ -53,6 +54,10 @@ PyObject* activation_copy(PyObject* object, PyObject*) {
     // For another context, in which the frame that bounds this one may be gone.
     copy->progress.bound = nullptr;
     copy->progress.module = nullptr;
+    if (copy->progress.frame) {
+        copy->progress = Progress();
+        return reinterpret_cast<PyObject*>(copy);
+    }
     if (!copy->progress.in_step && copy->progress.expected) {
         auto* passed = new Sequence;
         passed->steps = self->progress.expected->steps;
@@ -87,7 +92,8 @@ PyType_Spec activation_spec = {"amanda_driver_torch._native.Activation", sizeof(
 
 }  // namespace
 
-HOT Activation* new_activation(PyObject* scope, ScopeInfo* info, const void* bound) {
+HOT Activation* new_activation(PyObject* scope, ScopeInfo* info, const void* bound,
+                               PyObject* frame) {
     Activation* self;
     if (spares != 0) {
         self = spare[--spares];
@@ -99,6 +105,7 @@ HOT Activation* new_activation(PyObject* scope, ScopeInfo* info, const void* bou
     self->own_scope = info == nullptr ? Py_NewRef(scope) : nullptr;
     new (&self->progress) Progress;
     self->progress.bound = bound;
+    if (frame != nullptr) self->progress.frame = Owned::share(frame);
     if (info != nullptr) {
         self->progress.info = Shared<ScopeInfo>(info);
         self->progress.begin();

@@ -105,12 +105,11 @@ Identity::Code* Identity::code_of(PyObject* code, PyObject* globals) {
 }
 
 // Like `Sites.walk`.
-bool Identity::hash_site(Thread* thread, const void* bound, bool inside, uint64_t* hash,
+bool Identity::hash_site(AmandaFrame* frame, const void* bound, bool inside, uint64_t* hash,
                          bool* quiet) {
     int limit = inside ? AMANDA_SITE_FRAMES : 1;
     bool found = false;
-    for (AmandaFrame* frame = amanda_innermost_frame(thread->state);
-         frame != nullptr && frame != bound; frame = amanda_frame_back(frame)) {
+    for (; frame != nullptr && frame != bound; frame = amanda_frame_back(frame)) {
         PyObject* object = reinterpret_cast<PyObject*>(amanda_frame_code(frame));
         Code* code = codes_.find(key_of(object));
         if (code == nullptr &&
@@ -236,23 +235,9 @@ bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, P
 bool Identity::hash_operands(const Operands& operands, bool inside, PyObject* regions,
                              uint64_t* hash, PyObject* weights) {
     Py_ssize_t position = 0;
-    auto add = [&](PyObject* value) {
+    return operands.each([&](PyObject* value) {
         return hash_operand(value, position++, inside, regions, hash, weights);
-    };
-    if (operands.first != nullptr && !add(operands.first)) return false;
-    for (Py_ssize_t i = 0; i < operands.count; ++i) {
-        if (!add(operands.items[i])) return false;
-    }
-    for (Py_ssize_t i = 0; operands.names != nullptr && i < operands.named(); ++i) {
-        if (!add(operands.items[operands.count + i])) return false;
-    }
-    if (operands.kwargs != nullptr) {
-        PyObject *name, *value;
-        for (Py_ssize_t i = 0; PyDict_Next(operands.kwargs, &i, &name, &value);) {
-            if (!add(value)) return false;
-        }
-    }
-    return true;
+    });
 }
 
 // Returns true if no operand is or contains a fake tensor, by the types alone.
@@ -270,13 +255,22 @@ bool Identity::are_ordinary(const Operands& operands) const {
     return operands.kwargs == nullptr && (operands.first == nullptr || is_ordinary(operands.first));
 }
 
+bool Identity::may_be_weight(PyObject* value, Py_ssize_t position) const {
+    if (!amanda_distinguishes(-1, position, false)) return false;
+    if (in_function_modes()) return true;
+    Owned found(PyObject_GetAttr(value, requires_grad));
+    if (!found) PyErr_Clear();
+    return found.get() != Py_False;
+}
+
 // Returns whether a value is identified by its type, or is a parameter, which is identified by its
 // address.
-bool Identity::is_plain(PyObject* value) {
+bool Identity::is_plain(PyObject* value, Py_ssize_t position, bool inside) {
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
-    if (type == parameter || type == tensor) return true;
+    if (type == tensor) return inside || !may_be_weight(value, position);
+    if (type == parameter) return true;
     Type* known = types_.find(key_of(type));
-    return known != nullptr && !known->parameter;
+    return known != nullptr && !known->parameter && (inside || !known->marked);
 }
 
 Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& operands,
@@ -293,13 +287,21 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
             if (info == nullptr) return nullptr;
             progress->info = Shared<ScopeInfo>(info);
         }
-        if (!progress->begun) progress->begin();
+        if (!progress->begun) {
+            progress->begin();
+            bool quiet = false;  // Of no interest for the ops that do not look as far.
+            if (progress->frame && !hash_site(amanda_frame_of(progress->frame.get()), nullptr, false,
+                                              &progress->around, &quiet)) {
+                return nullptr;
+            }
+        }
     }
     bool inside = progress != nullptr && progress->info->inside;
     const void* bound = progress != nullptr ? progress->bound : nullptr;
     // Mixed and not only added, because the next number, the offset of the call, is also small.
     uint64_t hash = mix(uint64_t(type.number) + 1, 0);
-    if (!hash_site(thread, bound, inside, &hash, look_away) || *look_away) return nullptr;
+    AmandaFrame* innermost = amanda_innermost_frame(thread->state);
+    if (!hash_site(innermost, bound, inside, &hash, look_away) || *look_away) return nullptr;
     // Outside of any module it may be that of a zone.
     uint64_t place = progress != nullptr ? uint64_t(progress->info->number) : 0;
     uint64_t site = mix(hash, place);
@@ -308,53 +310,48 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
     PyObject* regions = regional.get();
     if (!hash_operands(operands, inside, regions, &hash)) return nullptr;
 
-    if (!inside) {
-        uint64_t key = mix(hash, place);
-        Shared<Entry>* known = entries_.find(key);
-        if (known != nullptr) return known->get();
-        Entry* entry = resolve_new(thread, type, operands, scope, bound, inside, hash, key, 0, site);
-        if (entry == nullptr && regions == nullptr && regional_.find(site) != nullptr) {
-            return locate(thread, type, operands, look_away, step);
-        }
-        *look_away = entry == nullptr && !PyErr_Occurred();
-        return entry;
-    }
-    if (progress->in_step) {
+    bool follows = progress != nullptr && progress->is_followed();
+    if (follows && progress->in_step) {
         Sequence* expected = progress->expected.get();
         if (progress->position < progress->size && progress->steps[progress->position].hash == hash) {
             *step = &progress->steps[progress->position++];
+            Py_ssize_t position = 0;
             // Addresses do not tell which regions a site reads.
-            bool plain = regions == nullptr;
-            for (Py_ssize_t i = -1; plain && i < operands.count + operands.named(); ++i) {
-                PyObject* value = i < 0 ? operands.first : operands.at(i);
-                plain = value == nullptr ? i < 0 : is_plain(value);
-            }
-            (*step)->fingerprint = plain ? amanda::fingerprint(*this, thread, bound, type, operands) : 0;
+            bool plain = regions == nullptr && operands.each([&](PyObject* value) {
+                return is_plain(value, position++, inside);
+            });
+            (*step)->fingerprint =
+                plain ? amanda::fingerprint(*this, thread, *progress, type, operands) : 0;
             return (*step)->entry.get();
         }
         // The path differs from that of the last time. From here on occurrences are counted.
         Shared<Sequence> passed(new Sequence);
         for (size_t i = 0; i < progress->position; ++i) {
             passed->steps.push_back(expected->steps[i]);
-            ++progress->counts.at(expected->steps[i].hash);
+            if (inside) ++progress->counts.at(expected->steps[i].hash);
         }
         progress->expected = passed;
         progress->in_step = false;
     }
-    uint32_t occurrence = std::min(progress->counts.at(hash)++, uint32_t(AMANDA_OCCURRENCES));
-    uint64_t key = mix(mix(hash, place), occurrence + 1);
+    uint64_t key = mix(hash, place);
+    uint32_t occurrence = 0;
+    if (inside) {
+        occurrence = std::min(progress->counts.at(hash)++, uint32_t(AMANDA_OCCURRENCES));
+        key = mix(key, occurrence + 1);
+    }
     Shared<Entry>* known = entries_.find(key);
     Entry* entry = known != nullptr ? known->get()
                                     : resolve_new(thread, type, operands, scope, bound, inside,
                                                   hash, key, occurrence, site);
     if (entry == nullptr) {
-        --progress->counts.at(hash);
+        if (inside) --progress->counts.at(hash);
         if (regions == nullptr && !PyErr_Occurred() && regional_.find(site) != nullptr) {
             return locate(thread, type, operands, look_away, step);
         }
         *look_away = !PyErr_Occurred();
         return nullptr;
     }
+    if (!follows || (!inside && entry == passing_.get())) return entry;
     if (progress->expected && progress->expected->steps.size() < LONGEST) {
         Step passed;
         passed.hash = hash;

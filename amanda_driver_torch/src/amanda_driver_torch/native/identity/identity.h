@@ -138,11 +138,20 @@ struct Progress {
     Table<uint32_t> counts;
     const void* bound = nullptr;  // the frame that called the module, if known
     PyObject* module = nullptr;   // borrowed, and alive as long as its call lasts
+    Owned frame;                  // that entered a zone outside of all modules, if known
+    uint64_t around = 0;          // where that frame was called
 
+    // Returns true if the order of the ops is that of the last time, as a rule.
+    bool is_followed() const { return info->inside || frame; }
+    // Returns where the addresses of instructions begin to be the same for all ops.
+    INLINE const void* end() const {
+        return frame ? amanda_frame_around(amanda_frame_of(frame.get())) : bound;
+    }
     void begin() {
         begun = true;
+        if (info->inside) frame = Owned();
         expected = info->last;
-        if (!expected || !info->inside) return;
+        if (!expected || !is_followed()) return;
         steps = expected->steps.data();
         size = expected->steps.size();
     }
@@ -173,6 +182,20 @@ struct Operands {
     PyObject* at(Py_ssize_t i) const;
     // Returns the keyword arguments as a dict; a new reference.
     PyObject* keywords() const;
+    // Calls a function with each value until it returns false; returns what it returned last.
+    template <class Visit>
+    INLINE bool each(Visit visit) const {
+        if (first != nullptr && !visit(first)) return false;
+        Py_ssize_t last = count + (names != nullptr ? PyTuple_GET_SIZE(names) : 0);
+        for (Py_ssize_t i = 0; i < last; ++i) {
+            if (!visit(items[i])) return false;
+        }
+        PyObject *name, *value;
+        for (Py_ssize_t i = 0; kwargs != nullptr && PyDict_Next(kwargs, &i, &name, &value);) {
+            if (!visit(value)) return false;
+        }
+        return true;
+    }
 };
 
 struct OpType {
@@ -201,6 +224,8 @@ class Identity {
     bool set_aside(PyObject* list);
     // Takes it back. False, perhaps with an exception, if the list is not that of `set_aside`.
     bool take_back(PyObject* list);
+    // Returns false if a plain tensor is no weight at a position outside of all modules.
+    COLD bool may_be_weight(PyObject* value, Py_ssize_t position) const;
 
   private:
     struct Code {
@@ -225,8 +250,8 @@ class Identity {
         uint64_t number = 0;
     };
 
-    bool is_plain(PyObject* value);
-    bool hash_site(Thread*, const void* bound, bool inside, uint64_t* hash, bool* quiet);
+    bool is_plain(PyObject* value, Py_ssize_t position, bool inside);
+    bool hash_site(AmandaFrame*, const void* bound, bool inside, uint64_t* hash, bool* quiet);
     // The last argument, if not null, is a list that gets the weights: position, token, weight.
     bool hash_operands(const Operands&, bool inside, PyObject* regions, uint64_t* hash,
                        PyObject* weights = nullptr);
@@ -266,7 +291,8 @@ inline const Shared<Sequence>& sequence_of(PyObject* activations) {
 
 int add_identity(PyObject* module);
 int add_activation(PyObject* module);
-Activation* new_activation(PyObject* scope, ScopeInfo* info, const void* bound);
+Activation* new_activation(PyObject* scope, ScopeInfo* info, const void* bound,
+                           PyObject* frame = nullptr);
 bool is_activation(PyObject* object);
 
 }  // namespace amanda
