@@ -20,7 +20,8 @@ from torch import nn
 
 from amanda_core.driver_kit import replacing
 from amanda_driver_torch.execution.collectives import Collective, is_pending
-from amanda_driver_torch.execution.reductions import Bucket
+from amanda_driver_torch.execution.reductions import Bucket, clear_hooks
+from amanda_driver_torch.groups import processes
 from amanda_driver_torch.identity.frames import BOUNDARY
 from amanda_driver_torch.threads.state import STATE, Watcher
 from amanda_driver_torch.torch_internals.distributed import (
@@ -28,6 +29,7 @@ from amanda_driver_torch.torch_internals.distributed import (
     call_at_end,
     hooks_of,
     kernel_of_reductions,
+    reducible,
 )
 
 __all__ = ["BUCKETS", "delaying"]
@@ -156,6 +158,9 @@ class _Buckets:
                 self._library = None
             return
         self._passes[id(module)] = _Pass(module, attachment, idle)
+        if idle == _IDLE and processes() == 1:
+            # Where there are others, this is done when the gradients have been reduced.
+            clear_hooks(parameter for parameter, _ in reducible(module))
         if self._library is None:
             afterwards(self.end)
             self._library = kernel_of_reductions(self._take)
