@@ -84,6 +84,17 @@ const int64_t* sizes_of(void* const& tensor);
 // Returns true if `memory_of` may be called.
 bool can_read_memory();
 
+// Returns true if `storage_of` may be called.
+bool can_read_storages();
+
+// The memory of a tensor's storage.
+struct StorageMemory {
+    const uint8_t* data = nullptr;  // null without elements in main memory
+    int64_t size = 0;
+};
+// Reads a tensor of torch's own class, not of a subclass. Neither copies on write nor throws.
+StorageMemory storage_of(void* const& tensor);
+
 // Where the elements of a tensor are, and what they are.
 struct Memory {
     const uint8_t* data = nullptr;  // null for what is not a dense tensor in main memory
