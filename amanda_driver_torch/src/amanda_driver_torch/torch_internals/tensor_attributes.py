@@ -49,8 +49,7 @@ def _reader(attribute: Any) -> Callable[[torch.Tensor], Any]:
 
 
 _is_leaf, _grad_fn = _reader(TensorBase.is_leaf), _reader(TensorBase.grad_fn)
-_layout, _is_nested = _reader(TensorBase.layout), _reader(TensorBase.is_nested)
-_shape = _reader(TensorBase.shape)
+_is_nested, _shape = _reader(TensorBase.is_nested), _reader(TensorBase.shape)
 
 #: Whether a tensor requires a gradient. A view does if its base does.
 requires_grad: Callable[[torch.Tensor], bool] = _reader(TensorBase.requires_grad)
@@ -147,7 +146,7 @@ def layout_of(tensor: torch.Tensor) -> Memory | None:
 
 def is_strided(tensor: torch.Tensor) -> bool:
     """Return True if size, strides and offset give the place of each element of a tensor."""
-    return type(tensor) in PLAIN and _layout(tensor) is torch.strided and not _is_nested(tensor)
+    return type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def repeats_memory(tensor: torch.Tensor) -> bool:
@@ -162,9 +161,11 @@ def repeats_memory(tensor: torch.Tensor) -> bool:
 
 def is_nested_strided(tensor: torch.Tensor) -> bool:
     """Return True for a nested tensor that is not jagged, which no `autograd.Function` accepts."""
-    return bool(_is_nested(tensor)) and type(tensor) in PLAIN
+    return type(tensor) in PLAIN and tensor.is_nested
 
 
 def shape_of(tensor: torch.Tensor) -> torch.Size:
     """Return the shape; empty for a nested tensor, which has none."""
+    if type(tensor) in PLAIN:
+        return torch.Size() if tensor.is_nested else tensor.shape
     return torch.Size() if _is_nested(tensor) else _shape(tensor)
