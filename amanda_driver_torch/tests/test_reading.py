@@ -25,6 +25,7 @@ from torch.masked import masked_tensor
 import amanda
 from amanda_core.testing.kit.tools import analysed
 from amanda_driver_torch.facts import FACTS
+from amanda_driver_torch.torch_internals.extension import native
 from amanda_driver_torch.torch_internals.tensor_attributes import is_weight
 
 from .interceptors import under_both_interceptors
@@ -431,3 +432,27 @@ def test_memory_that_is_known_is_added_up_like_other_memory() -> None:
     _, found, problem = FACTS.storages([torch.ones(2).to_sparse(), base], {})
     assert [storage.nbytes for storage in found] == [200]
     assert "no storage" in problem
+
+
+def is_read_in_cpp() -> bool:
+    return native is not None and bool(native.knows_storages())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64])
+def test_zeros_are_counted_as_numpy_counts_them(dtype: torch.dtype) -> None:
+    with amanda.apply(amanda.Tool()):  # Which finds torch's symbols.
+        pass
+    x = torch.randn(300, 257).relu().to(dtype)
+    x[0, :3] = torch.tensor([-0.0, 0.09375, 1e-3]).to(dtype)
+    if dtype.is_floating_point:
+        x[1, :3] = torch.tensor([float("nan"), float("-inf"), -0.09375])
+    # One that is as large as the limit is not small.
+    for value in (x, x[::7].t(), x[:0], nn.Parameter(x, requires_grad=False)):
+        array = value.detach().numpy()
+        expected = int((array == 0).sum()), int((abs(array) < 0.09375).sum())
+        counted = dtype in (torch.float32, torch.float64) and is_read_in_cpp()
+        assert FACTS.zeros(value, 0.09375) == (expected if counted else None)
+    assert FACTS.zeros(x.to_sparse(), 0.1) is None
+    freed = torch.ones(3, dtype=dtype)
+    freed.untyped_storage().resize_(0)
+    assert FACTS.zeros(freed, 0.1) is None

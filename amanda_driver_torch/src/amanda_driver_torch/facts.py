@@ -255,6 +255,9 @@ class _TorchFacts(Facts):
         size, new, problem = super().storages(others, known)
         return total + size, new, problem
 
+    def zeros(self, tensor: torch.Tensor, limit: float) -> tuple[int, int] | None:
+        return None if native is None else native.count_zeros(tensor, limit)
+
     def users(self, tensor: torch.Tensor) -> int | None:
         tensor = self.local(tensor)
         try:

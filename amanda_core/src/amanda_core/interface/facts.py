@@ -401,6 +401,13 @@ class Facts:
                 total, new, problem = total + size, new + more, problem or why
         return total, new, problem
 
+    def zeros(self, tensor: Any, limit: float) -> tuple[int, int] | None:
+        """Return how many elements are zero, and how many have a magnitude below a limit.
+
+        None where the driver does not count them at once, without arrays in between.
+        """
+        return None
+
     def users(self, tensor: Any) -> int | None:
         """Return how many objects, such as tensors, keep its memory alive; None if unknown."""
         return None

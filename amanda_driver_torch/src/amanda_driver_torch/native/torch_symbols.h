@@ -109,8 +109,8 @@ struct Memory {
 };
 // Reads a tensor of torch's own class, not of a subclass. Neither copies on write nor throws.
 Memory memory_of(void* const& tensor);
-// The number of float32 in torch.
-constexpr int32_t kFloat = 6;
+// The numbers of float32 and float64 in torch.
+constexpr int32_t kFloat = 6, kDouble = 7;
 
 // Returns true if the next three functions may be called.
 bool can_compute();

@@ -15,6 +15,7 @@
 #include "programs/program.h"
 #include "recording/recorder.h"
 #include "recording/storages.h"
+#include "recording/zeros.h"
 #include "thread.h"
 #include "torch_symbols.h"
 
@@ -45,7 +46,7 @@ int execute(PyObject* module) {
         amanda::add_modules(module) < 0 || amanda::add_class_method(module) < 0 ||
         amanda::add_calls(module) < 0 || amanda::add_compiled(module) < 0 ||
         amanda::add_unwinding(module) < 0 || amanda::add_recorder(module) < 0 ||
-        amanda::add_storages(module) < 0) {
+        amanda::add_storages(module) < 0 || amanda::add_zeros(module) < 0) {
         return -1;
     }
     loaded = true;
