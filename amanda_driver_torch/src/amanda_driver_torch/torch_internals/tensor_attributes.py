@@ -20,6 +20,7 @@ from amanda_driver_torch.torch_internals.internals import (
     TensorBase,
     base_descriptor,
     creation_of_view,
+    read_base,
     storage_address,
 )
 
@@ -79,7 +80,8 @@ def is_weight(tensor: torch.Tensor) -> bool:
 
 def is_differentiable(tensor: torch.Tensor) -> bool:
     """Return True if an operator would give a tensor a gradient, and its node may be read."""
-    return requires_grad(tensor) and not _is_detached_view(tensor)
+    has_gradient = tensor.requires_grad if type(tensor) in PLAIN else requires_grad(tensor)
+    return has_gradient and not _is_detached_view(tensor)
 
 
 def node_of(tensor: torch.Tensor) -> Any:
@@ -87,7 +89,7 @@ def node_of(tensor: torch.Tensor) -> Any:
     if _is_detached_view(tensor):
         return None
     try:
-        return _protect(_grad_fn(tensor))
+        return _protect(tensor.grad_fn if type(tensor) in PLAIN else _grad_fn(tensor))
     except RuntimeError:
         # A view made by `unbind` or a custom function, whose base was written. It has no node any
         # more, and every differentiable operator on it raises, too.
@@ -97,7 +99,7 @@ def node_of(tensor: torch.Tensor) -> Any:
 def _is_detached_view(tensor: torch.Tensor) -> bool:
     # Views that were made while no graph was recorded have no node, even if their base requires a
     # gradient; once the base is written, reading their node raises.
-    base = base_of(tensor)
+    base = read_base(tensor) if type(tensor) in PLAIN else base_of(tensor)
     return base is not None and requires_grad(base) and creation_of_view(tensor) in DETACHED_VIEWS
 
 

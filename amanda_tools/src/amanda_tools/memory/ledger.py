@@ -56,8 +56,8 @@ class Ledger:
         by_owner: Owner -> bytes of its live buffers.
         by_kind: Kind of a buffer, such as weights -> bytes of live buffers.
         dead: Number of each buffer's holder that has died since, and the time.
-        known: ``id()`` of what holds a live buffer -> its key and size. Once `settle` was called for
-            those in `dead`, `meet` has nothing to record of these.
+        known: ``id()`` of what holds a live buffer -> its key and size. Once `settle` was called
+            for those in `dead`, `meet` has nothing to record of these.
         changed: Called at each change with the time, the buffer's owner, and the bytes, which are
             negative for a death.
     """
