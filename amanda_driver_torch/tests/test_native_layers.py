@@ -12,7 +12,7 @@ pytestmark = pytest.mark.one_interceptor
 
 NATIVE = Path(__file__).parents[1] / "src/amanda_driver_torch/native"
 #: Folders from the top down. The last one is the folder of the sources itself.
-FOLDERS = ("interception", "programs", "gradients", "identity", "recording", ".")
+FOLDERS = ("interception", "programs", "recording", "gradients", "identity", ".")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 

@@ -24,6 +24,8 @@ from torch.masked import masked_tensor
 
 import amanda
 from amanda_core.testing.kit.tools import analysed
+from amanda_driver_torch.facts import FACTS
+from amanda_driver_torch.torch_internals.extension import native
 from amanda_driver_torch.torch_internals.tensor_attributes import is_weight
 
 from .interceptors import under_both_interceptors
@@ -407,3 +409,50 @@ def test_buffers_are_constants_whatever_a_class_overrides(
         model(x)
     assert found["batch_norm"] == [False, True, True, True, True]
     assert found["add"][:2] == [False, True]
+
+
+def test_memory_that_is_known_is_added_up_like_other_memory() -> None:
+    with amanda.apply(amanda.Tool()):  # Which finds torch's symbols.
+        pass
+    base, copied = torch.ones(6, 4), torch.ones(5)
+    values = [
+        *(base, base[2:], base.t(), torch.nn.Parameter(base), torch.ones(3, dtype=torch.bfloat16)),
+        *(torch._lazy_clone(copied), torch.ones(2, dtype=torch.complex64).conj(), 1.0, None),
+        *([torch.ones(2), (torch.ones(3),)], torch.empty(0), torch.ones(4, device="meta")),
+    ]
+    total, new, problem = FACTS.storages(values, {})
+    assert (total, len(new), problem) == (4 * 96 + 6 + 20 + 16 + 8 + 12, 9, "")
+    known = {id(storage.holder): storage[:2] for storage in new}
+    assert FACTS.storages(values, known) == (total, [], "")
+    assert torch._C._is_cow_tensor(values[5])  # type: ignore[attr-defined]
+    base.untyped_storage().resize_(200)
+    more, moved, _ = FACTS.storages(values, known)
+    assert more == total + 4 * (200 - 96)
+    assert {storage.nbytes for storage in moved} == {200}
+    _, found, problem = FACTS.storages([torch.ones(2).to_sparse(), base], {})
+    assert [storage.nbytes for storage in found] == [200]
+    assert "no storage" in problem
+
+
+def is_read_in_cpp() -> bool:
+    return native is not None and bool(native.knows_storages())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64])
+def test_zeros_are_counted_as_numpy_counts_them(dtype: torch.dtype) -> None:
+    with amanda.apply(amanda.Tool()):  # Which finds torch's symbols.
+        pass
+    x = torch.randn(300, 257).relu().to(dtype)
+    x[0, :3] = torch.tensor([-0.0, 0.09375, 1e-3]).to(dtype)
+    if dtype.is_floating_point:
+        x[1, :3] = torch.tensor([float("nan"), float("-inf"), -0.09375])
+    # One that is as large as the limit is not small.
+    for value in (x, x[::7].t(), x[:0], nn.Parameter(x, requires_grad=False)):
+        array = value.detach().numpy()
+        expected = int((array == 0).sum()), int((abs(array) < 0.09375).sum())
+        counted = dtype in (torch.float32, torch.float64) and is_read_in_cpp()
+        assert FACTS.zeros(value, 0.09375) == (expected if counted else None)
+    assert FACTS.zeros(x.to_sparse(), 0.1) is None
+    freed = torch.ones(3, dtype=dtype)
+    freed.untyped_storage().resize_(0)
+    assert FACTS.zeros(freed, 0.1) is None

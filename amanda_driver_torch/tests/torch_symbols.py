@@ -427,6 +427,13 @@ SYMBOLS = (
         ),
     ),
     Group(
+        "The memory of storages, without Python objects",
+        "`dlsym` at the first `apply`",
+        Without.SAME,
+        "Tools that follow memory read each tensor in Python.",
+        (*_in("symbol", "aoti_torch_get_storage_offset aoti_torch_get_storage_size"),),
+    ),
+    Group(
         "Changes of the layout of gradients",
         "`dlsym` at the first `apply`",
         Without.SAME,

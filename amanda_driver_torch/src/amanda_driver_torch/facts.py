@@ -6,7 +6,7 @@ Owns the answers. It reads no attribute that torch computes, rebuilds or refuses
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -243,6 +243,20 @@ class _TorchFacts(Facts):
         if device.type == "cuda":
             size = -size // _CUDA_BLOCK * -_CUDA_BLOCK
         return Storage((device, address), size, storage)
+
+    def storages(
+        self, values: Iterable[Any], known: Mapping[int, tuple[Hashable, int]]
+    ) -> tuple[int, list[Storage], str]:
+        if native is None or not native.knows_storages():
+            return super().storages(values, known)
+        total, others = native.known_storages(values, known)
+        if others is None:
+            return total, [], ""
+        size, new, problem = super().storages(others, known)
+        return total + size, new, problem
+
+    def zeros(self, tensor: torch.Tensor, limit: float) -> tuple[int, int] | None:
+        return None if native is None else native.count_zeros(tensor, limit)
 
     def users(self, tensor: torch.Tensor) -> int | None:
         tensor = self.local(tensor)

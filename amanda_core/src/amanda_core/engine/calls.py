@@ -191,11 +191,17 @@ class Calls:
 
     def may_select(self, tool: Tool, context: OpContext) -> bool:
         """Return True unless the operator of `context` is only shown to other tools."""
-        if context.op_type in MODULE_VALUES:
-            return _asked(tool).is_shown(context.op_type, context.module_path)
-        if _is_by_call(tool) and not self._session.can("calls", context.namespace):
+        # Without a property or another function: each new op asks for each tool, twice.
+        op_type, selection = context._site.op_type, tool._amanda.selection
+        if op_type in MODULE_VALUES:
+            return _asked(tool).is_shown(op_type, context.module_path)
+        if (
+            selection is not None
+            and selection.by_call
+            and not self._session.can("calls", context.namespace)
+        ):
             self._session.warn_once(
-                f"{tool._amanda.selection} of tool {tool.tool_name} selects nothing in "
+                f"{selection} of tool {tool.tool_name} selects nothing in "
                 f"{context.namespace}: its driver does not report calls of modules there."
             )
         return True

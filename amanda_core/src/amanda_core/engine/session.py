@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,7 +47,6 @@ T = TypeVar("T")
 # How many combinations of nested tools one store distinguishes before plans are made again.
 _EPOCHS_KEPT = 64
 _NO_DRIVER = (None, None)
-_AT_ONCE = nullcontext()
 _NOTHING: Mapping[Any, Any] = {}
 
 
@@ -395,8 +394,12 @@ class Session:
             return
         is_done = context._analysed.get(i_point) == self.epoch
         if not (is_done and self.control.switches[CACHING]) and self._due(context, i_point):
-            with self.turn or _AT_ONCE:
-                self._hook.amanda_trigger_callback(context=context, i_point=i_point)
+            trigger, turn = self._hook.amanda_trigger_callback, self.turn
+            if turn is None:
+                trigger(context=context, i_point=i_point)
+            else:
+                with turn:
+                    trigger(context=context, i_point=i_point)
 
     def due(self, context: OpContext, *points: IPoint) -> bool:
         """Return True if `analyse` would run the analysis of a tool at one of the points."""
@@ -415,8 +418,8 @@ class Session:
             BaseException: Whatever a routine raised, with a note. The analysis of its tool is not
                 cached.
         """
-        due, driver = self._due(context, i_point), context.namespace.partition("/")[0]
-        if due and self.wants_backward and not self.can("gradients", f"{driver}/"):
+        due, driver = self._due(context, i_point), context._site.namespace.partition("/")[0]
+        if self.wants_backward and due and not self.can("gradients", f"{driver}/"):
             self.warn_once(
                 f"The driver {driver!r} has no gradients: backward analysis routines do not run "
                 "there."

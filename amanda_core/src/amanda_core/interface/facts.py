@@ -371,6 +371,43 @@ class Facts:
         """
         raise NotReadableError("its driver does not report where tensors lie in memory")
 
+    def storages(
+        self, values: Iterable[Any], known: Mapping[int, tuple[Hashable, int]]
+    ) -> tuple[int, list[Storage], str]:
+        """Return the sum of the sizes of `storage` of all tensors among values and in their lists.
+
+        Values that are not tensors are left out. It also returns the memory that is not known, and
+        why that of a tensor was not counted, or an empty string.
+
+        Args:
+            values: The values.
+            known: ``id()`` of the holder of memory in use -> its key and size.
+        """
+        total, new, problem = 0, list[Storage](), ""
+        for value in values:
+            if self.is_tensor(value):
+                try:
+                    storage = self.storage(value)
+                except NotReadableError as error:
+                    problem = str(error)
+                    continue
+                if storage is None:
+                    continue
+                total += storage.nbytes
+                if known.get(id(storage.holder)) != storage[:2]:
+                    new.append(storage)
+            elif isinstance(value, (list, tuple)):
+                size, more, why = self.storages(value, known)
+                total, new, problem = total + size, new + more, problem or why
+        return total, new, problem
+
+    def zeros(self, tensor: Any, limit: float) -> tuple[int, int] | None:
+        """Return how many elements are zero, and how many have a magnitude below a limit.
+
+        None where the driver does not count them at once, without arrays in between.
+        """
+        return None
+
     def users(self, tensor: Any) -> int | None:
         """Return how many objects, such as tensors, keep its memory alive; None if unknown."""
         return None

@@ -169,6 +169,10 @@ class Parameters:
         # While the memory is held, no other tensor gets its address.
         return self.sessions, layouts.memory(parameter), number, layouts.hold(parameter)
 
+    def is_counted(self, tensor: Any) -> bool:
+        """Return True if the framework counts writes to a tensor."""
+        return self._layouts.version(tensor) is not None
+
     def counts_writes(self, value: Any, parameter: Any) -> bool:
         """Return True if a write to this tensor, which shows a parameter, changes the version."""
         return parameter is not None and self._layouts.base(value) is parameter

@@ -104,6 +104,10 @@ class Weight:
         """
         return self._parameters.version(parameter)
 
+    def is_counted(self, edited: Any) -> bool:
+        """Return True if the framework counts writes to what was made of the parameter."""
+        return self._parameters.is_counted(edited)
+
     @property
     def letters(self) -> str:
         """The letter of each axis of the parameter, one of `AXES`, or a dot if it is unknown.

@@ -159,7 +159,7 @@ class WeightState(Generic[T]):
             self._edited.clear()  # They are of an earlier session.
         new = edit(parameter)
         # An inference tensor, whose writes are not counted, must not be kept.
-        if weight.version(new) is not None:
+        if weight.is_counted(new):
             self._edited[owner] = (version, new)
         return new
 

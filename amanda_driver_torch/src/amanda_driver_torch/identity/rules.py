@@ -104,8 +104,9 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
 def _is_flattened(tensor: torch.Tensor) -> bool:
     """Return True for what FSDP1 shows in place of a parameter: a view of a flat one."""
     flat = flat_parameter_of(tensor)
-    infos = () if flat is None else names_in(flat)
-    return any(parameter_of(owner, name) is tensor for name, owner, _ in infos)
+    if flat is None:
+        return False
+    return any(parameter_of(owner, name) is tensor for name, owner, _ in names_in(flat))
 
 
 def _base_of(tensor: torch.Tensor) -> torch.Tensor:

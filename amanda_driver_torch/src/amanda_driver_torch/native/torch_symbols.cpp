@@ -39,6 +39,8 @@ int32_t (*get_contiguous)(void* const*, bool*) = nullptr;
 int32_t (*get_sizes)(void* const*, int64_t**) = nullptr;
 int32_t (*get_strides)(void* const*, int64_t**) = nullptr;
 int32_t (*get_device)(void* const*, int32_t*) = nullptr;
+int32_t (*get_offset)(void* const*, int64_t*) = nullptr;
+int32_t (*get_storage_size)(void* const*, int64_t*) = nullptr;
 void* plain_class = nullptr;  // the virtual functions of c10::TensorImpl
 bool (*storage_there)(const void*) = nullptr;        // c10::TensorImpl::has_storage() const
 bool (*negated)(void* const&) = nullptr;             // at::native::is_neg(const at::Tensor&)
@@ -104,6 +106,8 @@ const Symbol SYMBOLS[] = {
     {"aoti_torch_get_sizes", place_of(get_sizes)},
     {"aoti_torch_get_strides", place_of(get_strides)},
     {"aoti_torch_get_device_type", place_of(get_device)},
+    {"aoti_torch_get_storage_offset", place_of(get_offset)},
+    {"aoti_torch_get_storage_size", place_of(get_storage_size)},
     {"_ZTVN3c1010TensorImplE", &plain_class},
     {"_ZNK3c1010TensorImpl11has_storageEv", place_of(storage_there)},
     {"_ZN2at6native6is_negERKNS_6TensorE", place_of(negated)},
@@ -265,20 +269,50 @@ bool can_read_memory() {
            conjugated != nullptr && without_version != nullptr && version != nullptr;
 }
 
-Memory memory_of(void* const& tensor) {
-    constexpr size_t SIZES[DTYPES] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 0, 0, 0, 2};
-    Memory memory;
+namespace {
+
+constexpr size_t SIZES[DTYPES] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 0, 0, 0, 2};
+
+// Reads the dtype of a tensor in main memory; false for others, and if its data cannot be read.
+bool find_dtype(void* const& tensor, int32_t* dtype) {
     // An object begins with the address of its virtual functions, which follow two words. Those of
     // sparse, nested, quantized and wrapped tensors are other ones.
     if (tensor == nullptr || *static_cast<void* const*>(tensor) !=
                                  static_cast<void*>(static_cast<void**>(plain_class) + 2)) {
-        return memory;
+        return false;
     }
     int32_t device = -1;
+    return storage_there(tensor) && get_device(&tensor, &device) == 0 && device == 0 &&
+           get_dtype(&tensor, dtype) == 0 && *dtype >= 0 && *dtype < DTYPES &&
+           data_of[*dtype] != nullptr;
+}
+
+}  // namespace
+
+bool can_read_storages() {
+    return can_read_memory() && get_offset != nullptr && get_storage_size != nullptr;
+}
+
+StorageMemory storage_of(void* const& tensor) {
+    StorageMemory storage;
+    int32_t dtype = -1;
+    int64_t offset = 0;
+    if (!find_dtype(tensor, &dtype) || get_offset(&tensor, &offset) != 0 ||
+        get_storage_size(&tensor, &storage.size) != 0) {
+        return storage;
+    }
+    try {
+        auto* data = static_cast<const uint8_t*>(data_of[dtype](tensor));
+        if (data != nullptr) storage.data = data - offset * int64_t(SIZES[dtype]);
+    } catch (...) {
+    }
+    return storage;
+}
+
+Memory memory_of(void* const& tensor) {
+    Memory memory;
     int64_t *sizes = nullptr, *strides = nullptr;
-    if (!storage_there(tensor) || get_device(&tensor, &device) != 0 || device != 0 ||
-        get_dtype(&tensor, &memory.dtype) != 0 || memory.dtype < 0 || memory.dtype >= DTYPES ||
-        data_of[memory.dtype] == nullptr || negated(tensor) ||
+    if (!find_dtype(tensor, &memory.dtype) || negated(tensor) ||
         ((memory.dtype == 9 || memory.dtype == 10) && conjugated(tensor)) ||
         get_dimensions(&tensor, &memory.dimensions) != 0 || get_sizes(&tensor, &sizes) != 0 ||
         get_strides(&tensor, &strides) != 0 ||

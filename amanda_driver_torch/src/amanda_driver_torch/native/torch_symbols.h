@@ -84,6 +84,17 @@ const int64_t* sizes_of(void* const& tensor);
 // Returns true if `memory_of` may be called.
 bool can_read_memory();
 
+// Returns true if `storage_of` may be called.
+bool can_read_storages();
+
+// The memory of a tensor's storage.
+struct StorageMemory {
+    const uint8_t* data = nullptr;  // null without elements in main memory
+    int64_t size = 0;
+};
+// Reads a tensor of torch's own class, not of a subclass. Neither copies on write nor throws.
+StorageMemory storage_of(void* const& tensor);
+
 // Where the elements of a tensor are, and what they are.
 struct Memory {
     const uint8_t* data = nullptr;  // null for what is not a dense tensor in main memory
@@ -98,8 +109,8 @@ struct Memory {
 };
 // Reads a tensor of torch's own class, not of a subclass. Neither copies on write nor throws.
 Memory memory_of(void* const& tensor);
-// The number of float32 in torch.
-constexpr int32_t kFloat = 6;
+// The numbers of float32 and float64 in torch.
+constexpr int32_t kFloat = 6, kDouble = 7;
 
 // Returns true if the next three functions may be called.
 bool can_compute();

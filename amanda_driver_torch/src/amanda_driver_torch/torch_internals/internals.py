@@ -230,10 +230,8 @@ current_node: Callable[[], Any] = _C._current_autograd_node
 AccumulateGrad: Any = _C._functions.AccumulateGrad
 
 
-def sequence_number(node: Any) -> int:
-    """Return a node's sequence number."""
-    number: int = node._sequence_nr()
-    return number
+#: Returns a node's sequence number.
+sequence_number: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
 
 
 def set_sequence_number(node: Any, number: int) -> None:

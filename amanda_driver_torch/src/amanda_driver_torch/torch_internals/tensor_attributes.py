@@ -20,6 +20,7 @@ from amanda_driver_torch.torch_internals.internals import (
     TensorBase,
     base_descriptor,
     creation_of_view,
+    read_base,
     storage_address,
 )
 
@@ -49,8 +50,7 @@ def _reader(attribute: Any) -> Callable[[torch.Tensor], Any]:
 
 
 _is_leaf, _grad_fn = _reader(TensorBase.is_leaf), _reader(TensorBase.grad_fn)
-_layout, _is_nested = _reader(TensorBase.layout), _reader(TensorBase.is_nested)
-_shape = _reader(TensorBase.shape)
+_is_nested, _shape = _reader(TensorBase.is_nested), _reader(TensorBase.shape)
 
 #: Whether a tensor requires a gradient. A view does if its base does.
 requires_grad: Callable[[torch.Tensor], bool] = _reader(TensorBase.requires_grad)
@@ -80,7 +80,8 @@ def is_weight(tensor: torch.Tensor) -> bool:
 
 def is_differentiable(tensor: torch.Tensor) -> bool:
     """Return True if an operator would give a tensor a gradient, and its node may be read."""
-    return requires_grad(tensor) and not _is_detached_view(tensor)
+    has_gradient = tensor.requires_grad if type(tensor) in PLAIN else requires_grad(tensor)
+    return has_gradient and not _is_detached_view(tensor)
 
 
 def node_of(tensor: torch.Tensor) -> Any:
@@ -88,7 +89,7 @@ def node_of(tensor: torch.Tensor) -> Any:
     if _is_detached_view(tensor):
         return None
     try:
-        return _protect(_grad_fn(tensor))
+        return _protect(tensor.grad_fn if type(tensor) in PLAIN else _grad_fn(tensor))
     except RuntimeError:
         # A view made by `unbind` or a custom function, whose base was written. It has no node any
         # more, and every differentiable operator on it raises, too.
@@ -98,7 +99,7 @@ def node_of(tensor: torch.Tensor) -> Any:
 def _is_detached_view(tensor: torch.Tensor) -> bool:
     # Views that were made while no graph was recorded have no node, even if their base requires a
     # gradient; once the base is written, reading their node raises.
-    base = base_of(tensor)
+    base = read_base(tensor) if type(tensor) in PLAIN else base_of(tensor)
     return base is not None and requires_grad(base) and creation_of_view(tensor) in DETACHED_VIEWS
 
 
@@ -147,7 +148,7 @@ def layout_of(tensor: torch.Tensor) -> Memory | None:
 
 def is_strided(tensor: torch.Tensor) -> bool:
     """Return True if size, strides and offset give the place of each element of a tensor."""
-    return type(tensor) in PLAIN and _layout(tensor) is torch.strided and not _is_nested(tensor)
+    return type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def repeats_memory(tensor: torch.Tensor) -> bool:
@@ -162,9 +163,11 @@ def repeats_memory(tensor: torch.Tensor) -> bool:
 
 def is_nested_strided(tensor: torch.Tensor) -> bool:
     """Return True for a nested tensor that is not jagged, which no `autograd.Function` accepts."""
-    return bool(_is_nested(tensor)) and type(tensor) in PLAIN
+    return type(tensor) in PLAIN and tensor.is_nested
 
 
 def shape_of(tensor: torch.Tensor) -> torch.Size:
     """Return the shape; empty for a nested tensor, which has none."""
+    if type(tensor) in PLAIN:
+        return torch.Size() if tensor.is_nested else tensor.shape
     return torch.Size() if _is_nested(tensor) else _shape(tensor)

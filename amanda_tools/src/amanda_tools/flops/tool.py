@@ -94,8 +94,8 @@ class Flops(OperatorTool["_Op"]):
         self.depends_on(rules())
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
-        if backward:
-            self.add_inst_for_op(self.analyse_backward, backward=True)
+        #: Whether backward operators are analysed, each of which costs as much as a forward one.
+        self._analyses_backward = False
         self.add_inst_for_call(self._begin_call, self._end_call, needed=False)
         self.add_inst_for_step(end=self._end_step)
 
@@ -103,6 +103,9 @@ class Flops(OperatorTool["_Op"]):
         """Find the formula of an operator and insert routines that record its input sizes."""
         if not self.is_wanted(context):
             return
+        if self.backward and context.get(APART) and not self._analyses_backward:
+            self._analyses_backward = True
+            self.add_inst_for_op(self.analyse_backward, backward=True)
         with self._clock:
             reads = context.weights
             model = self._models.setdefault(reads.root, ModelParameters(reads.root, self._nameless))

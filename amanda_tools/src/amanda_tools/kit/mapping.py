@@ -41,6 +41,8 @@ class MappingTool(Tool):
     def __init__(self, rules: Iterable[Sequence[Any]] = ()) -> None:
         super().__init__()
         self._rules: list[tuple[str, Rule | None, Rule | None]] = []
+        #: Namespace -> the rules before and after in it.
+        self._matching: dict[str, tuple[list[Rule], list[Rule]]] = {}
         for rule in rules:
             self.add_rule(*_checked(rule))
         self.add_context_rule(before=self._before, after=self._after)
@@ -49,18 +51,27 @@ class MappingTool(Tool):
         """Add a rule after the existing ones."""
         namespace, before, after = _checked((namespace, before, after))
         self._rules.append((namespace, before, after))
+        self._matching.clear()
         self.invalidate()
 
     def _before(self, context: OpContext) -> None:
-        for namespace, before, _ in self._rules:
-            if before is not None and matches(namespace, context.namespace):
-                before(context)
+        for rule in self._rules_in(context.namespace)[0]:
+            rule(context)
 
     def _after(self, context: OpContext) -> None:
         # In reverse order, so that the rules nest as the tools do.
-        for namespace, _, after in reversed(self._rules):
-            if after is not None and matches(namespace, context.namespace):
-                after(context)
+        for rule in reversed(self._rules_in(context.namespace)[1]):
+            rule(context)
+
+    def _rules_in(self, namespace: str) -> tuple[list[Rule], list[Rule]]:
+        found = self._matching.get(namespace)
+        if found is None:
+            rules = [rule for rule in self._rules if matches(rule[0], namespace)]
+            found = self._matching[namespace] = (
+                [before for _, before, _ in rules if before is not None],
+                [after for _, _, after in rules if after is not None],
+            )
+        return found
 
 
 def _checked(rule: Sequence[Any]) -> tuple[str, Rule | None, Rule | None]:

@@ -48,21 +48,22 @@ class Stack(Generic[T]):
     """The executions in progress on one thread, each inside the previous one.
 
     Attributes:
+        open: These executions, the innermost last.
         dropped: Those that did not end, inner ones first; an exception ended them.
     """
 
     def __init__(self) -> None:
-        self._open: list[Interval[T]] = []
+        self.open: list[Interval[T]] = []
         self.dropped: list[Interval[T]] = []
 
     def __contains__(self, what: T) -> bool:
         """Return True if an execution of this is in progress."""
-        return any(interval.what is what for interval in self._open)
+        return any(interval.what is what for interval in self.open)
 
     @property
     def innermost(self) -> Interval[T] | None:
         """Return the innermost execution in progress, or None."""
-        return self._open[-1] if self._open else None
+        return self.open[-1] if self.open else None
 
     def enter(self, what: T, start: int, marks: Any = None) -> Interval[T]:
         """Start an execution, and return it.
@@ -72,9 +73,9 @@ class Stack(Generic[T]):
             start: When the execution starts.
             marks: Other measurements that start with it.
         """
-        parent = self._open[-1] if self._open else None
+        parent = self.open[-1] if self.open else None
         interval = Interval(what, start, start, 0, parent, marks)
-        self._open.append(interval)
+        self.open.append(interval)
         return interval
 
     def leave(self, what: T, end: int) -> Interval[T] | None:
@@ -83,12 +84,12 @@ class Stack(Generic[T]):
         Executions that started since and have not ended are dropped; their time counts for this
         one.
         """
-        if not (self._open and self._open[-1].what is what) and what not in self:
+        if not (self.open and self.open[-1].what is what) and what not in self:
             return None
-        interval = self._open.pop()
+        interval = self.open.pop()
         while interval.what is not what:
             self._give_up(interval)
-            interval = self._open.pop()
+            interval = self.open.pop()
         interval.end = end
         if interval.parent is not None:
             interval.parent.inner += end - interval.start
@@ -96,13 +97,13 @@ class Stack(Generic[T]):
 
     def spent(self, time: int) -> None:
         """Subtract time that the tool took from the innermost execution."""
-        if self._open:
-            self._open[-1].inner += time
+        if self.open:
+            self.open[-1].inner += time
 
     def clear(self) -> None:
         """Drop all executions in progress."""
-        while self._open:
-            self._give_up(self._open.pop())
+        while self.open:
+            self._give_up(self.open.pop())
 
     def take_dropped(self) -> list[Interval[T]]:
         """Return `dropped`, and forget these."""
@@ -175,33 +176,34 @@ class Between:
 
     Attributes:
         times: Module path -> nanoseconds, without that of the modules inside.
+        since: When the last execution in progress ended; None if one is running.
     """
 
     def __init__(self) -> None:
         self.times: dict[str, int] = {}
-        self._since: int | None = None
+        self.since: int | None = None
         self._module = ""
 
     def begin(self, time: int, module: str | None) -> None:
         """Record the end of the last execution in progress; None as `module` keeps the previous
         one.
         """
-        self._since = time
+        self.since = time
         if module is not None:
             self._module = module
 
     def end(self, time: int, module: str | None) -> bool:
         """Record the start of an execution; return False if another one is running."""
-        if self._since is None:
+        if self.since is None:
             return False
         place = _around(self._module, self._module if module is None else module)
-        self.times[place] = self.times.get(place, 0) + time - self._since
-        self._since = None
+        self.times[place] = self.times.get(place, 0) + time - self.since
+        self.since = None
         return True
 
     def drop(self) -> None:
         """Do not count the interval that has begun."""
-        self._since = None
+        self.since = None
 
     def forget(self) -> None:
         """Begin new accounts."""

@@ -200,7 +200,8 @@ class Latency(OperatorTool[Op]):
                 self._settle()
             if not self._last:
                 self._step_begin = arrived
-            self._between.end(arrived, op.module)
+            if self._between.since is not None:
+                self._between.end(arrived, op.module)
             marks = _NO_MARKS
             if op.device is not None or self._kernels is not None:
                 marks = self._begin_marks(op, thread.stack.innermost)
@@ -216,25 +217,28 @@ class Latency(OperatorTool[Op]):
         end = self.now()
         with self._lock:
             thread = self._threads.get(threading.get_ident()) or self._new_thread()
-            self._settle()
-            self._between.end(end, op.module)
+            if self._entered is not None or self._has_graphs:
+                self._settle()
+            if self._between.since is not None:
+                self._between.end(end, op.module)
             interval = thread.stack.leave(op, end)
             if interval is None and op.facts.phase == "backward":
                 # A framework's workers may begin it in one thread and end it in another.
                 others = self._threads.values()
                 thread = next((other for other in others if op in other.stack), thread)
                 interval = thread.stack.leave(op, end)
-            if thread.stack.dropped:
+            stack = thread.stack
+            if stack.dropped:
                 self._give_up(thread)
             if interval is not None:
                 if interval.marks is not _NO_MARKS:
                     self._end_marks(interval)
                 self._count(interval, thread)
             done = self.now()
-            thread.stack.spent(done - end)
             self._spent(end, done)
-            # Mostly this thread is the only one.
-            if thread.stack.innermost is None and not self._is_running:
+            if stack.open:
+                stack.spent(done - end)
+            elif not self._graph.running and (len(self._threads) == 1 or not self._is_running):
                 self._between.begin(done, op.module)
 
     def wait(self, op: Op, context: OpContext) -> None:
@@ -528,7 +532,11 @@ class Latency(OperatorTool[Op]):
             step.calls += 1
             if not op.is_graph:
                 step.ops += own
-        self._keep(op, of_thread.name, interval.start, interval.end, number)
+        if len(self._executions) < _PER_EXECUTION * self.limit:
+            track = self._tracks.setdefault(of_thread.name, len(self._tracks))
+            self._executions.extend((op.number, track, interval.start, interval.end, number))
+        else:
+            self._left_out += 1
 
     def _keep(self, op: Op, track: str, start: int, end: int, step: int) -> None:
         if len(self._executions) < _PER_EXECUTION * self.limit:
@@ -587,7 +595,12 @@ class Latency(OperatorTool[Op]):
             self._take_marks()
 
     def _spent(self, start: int, end: int) -> None:
-        self._clock.add(start, end)
+        clock = self._clock
+        if not clock.spent:
+            clock.add(start, end)
+        else:
+            clock.spent += end - start
+            clock.last = end
         self._last = end
         if self._steps:
             self._steps[-1].tool += end - start

@@ -55,6 +55,9 @@ class Ledger:
         peak_owner: Owner of the buffer whose birth caused the peak, or of the workspace in it.
         by_owner: Owner -> bytes of its live buffers.
         by_kind: Kind of a buffer, such as weights -> bytes of live buffers.
+        dead: Number of each buffer's holder that has died since, and the time.
+        known: ``id()`` of what holds a live buffer -> its key and size. Once `settle` was called
+            for those in `dead`, `meet` has nothing to record of these.
         changed: Called at each change with the time, the buffer's owner, and the bytes, which are
             negative for a death.
     """
@@ -65,9 +68,10 @@ class Ledger:
         self.by_owner: Counter[int | None] = Counter()
         self.by_kind: Counter[str] = Counter()
         self.changed = changed
+        self.known: dict[int, tuple[Hashable, int]] = {}
         self._entries: dict[object, _Entry] = {}
         self._holders: dict[int, _Holder] = {}
-        self._dead: deque[tuple[int, int]] = deque()
+        self.dead: deque[tuple[int, int]] = deque()
         #: Bytes of the workspace at the peak.
         self._workspace = 0
         #: What has changed since the peak: owner or kind -> the bytes that were live at the peak.
@@ -82,7 +86,7 @@ class Ledger:
         Returns:
             Number of bytes allocated: the size of a new buffer, or the growth of a known one.
         """
-        if self._dead:
+        if self.dead:
             self.settle()
         key, size, held = buffer
         known = self._holders.get(id(held))
@@ -96,18 +100,23 @@ class Ledger:
         if entry is None:
             entry = self._entries[key] = _Entry(owner, 0, kind)
         elif owner is None and entry.owner is None and kind and not entry.kind:
-            _count(self.by_kind, "", -entry.size, self._kinds_since, at_peak=True)
-            _count(self.by_kind, kind, entry.size, self._kinds_since, at_peak=True)
+            size_so_far = entry.size
+            self._add(entry, -size_so_far, at_peak=True)
             entry.kind = kind
+            self._add(entry, size_so_far, at_peak=True)
         if known is None or known.key != key:
             entry.holders += 1
             self._holders[id(held)] = holder = _Holder(held, _died)
             holder.number, holder.key, holder.entry = id(held), key, entry
-            holder.dead = self._dead
+            holder.dead = self.dead
             if known is not None:
                 # A storage that was resized has a new address.
                 self._release(known, now)
         more = size - entry.size
+        if more and entry.holders > 1:
+            self.known.clear()  # That of another holder has this size now.
+        if entry.kind or entry.owner is not None:
+            self.known[id(held)] = key, size
         if not more:
             return 0
         entry.size = size
@@ -146,8 +155,8 @@ class Ledger:
 
     def settle(self) -> None:
         """Remove the buffers that have died."""
-        while self._dead:
-            holder, when = self._dead.popleft()
+        while self.dead:
+            holder, when = self.dead.popleft()
             self._release(self._holders.pop(holder), when)
 
     @property
@@ -173,33 +182,33 @@ class Ledger:
     def _release(self, holder: _Holder, when: int) -> None:
         entry = holder.entry
         entry.holders -= 1
+        self.known.pop(holder.number, None)
         if not entry.holders:
             del self._entries[holder.key]
             self._add(entry, -entry.size)
             self.changed(when, entry.owner, -entry.size)
 
     def _add(self, entry: _Entry, size: int, at_peak: bool = False) -> None:
-        owner = entry.owner
-        _count(self.by_owner, owner, size, self._owners_since, at_peak)
-        _count(self.by_kind, entry.kind, size, self._kinds_since, at_peak)
+        owner, kind = entry.owner, entry.kind
+        before = self.by_owner.get(owner, 0)
+        self.by_owner[owner] = before + size
+        if owner in self._owners_since:
+            if at_peak:
+                self._owners_since[owner] += size
+        elif not at_peak:
+            self._owners_since[owner] = before
+        before = self.by_kind.get(kind, 0)
+        self.by_kind[kind] = before + size
+        if kind in self._kinds_since:
+            if at_peak:
+                self._kinds_since[kind] += size
+        elif not at_peak:
+            self._kinds_since[kind] = before
         if owner is None:
             self.given += size
             self.given_peak = max(self.given_peak, self.given)
         else:
             self.live += size
-
-
-def _count(
-    sizes: Counter[K], of: K, size: int, since_peak: dict[K, int], at_peak: bool = False
-) -> None:
-    """Add to a size; `at_peak` says whether it was so at the peak, too."""
-    before = sizes.get(of, 0)
-    if of in since_peak:
-        if at_peak:
-            since_peak[of] += size
-    elif not at_peak:
-        since_peak[of] = before
-    sizes[of] = before + size
 
 
 def _nonzero(sizes: dict[K, int]) -> dict[K, int]:

@@ -26,7 +26,7 @@ def saved_tensors(outputs: Any, start: int) -> list[Any]:
     """
     sequence_number, hooks, tensor_type = _autograd()
     made = sequence_number() - start
-    if hooks(True) is not None:
+    if not made or hooks(True) is not None:
         return []
     found: list[Any] = []
     nodes = [_node(tensor) for tensor in _tensors(outputs, tensor_type)]

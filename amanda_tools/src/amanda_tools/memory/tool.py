@@ -13,7 +13,7 @@ from time import perf_counter_ns as now
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.interface.facts import Facts, NotReadableError
+from amanda_core.interface.facts import Facts, Storage
 from amanda_core.runtime.weak import Known
 from amanda_tools.kit.operators.entries import leaf_of
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
@@ -126,14 +126,10 @@ class Memory(OperatorTool["_Op"]):
         """Record the buffers that exist before an operator runs."""
         start = now()
         with self._lock:
-            size = 0
-            if op.weights:
-                data = [v for p, v in enumerate(inputs) if p not in op.weights]
-                size = self._meet(op, data, None)
-                inputs = tuple(v for p, v in enumerate(inputs) if p in op.weights)
-                for value in inputs:
-                    self._leaves.get(value)  # Tools that are applied again know it by this.
-            size += self._meet(op, inputs, None, "weights" if op.weights else "")
+            for position in op.weights:
+                if position < len(inputs):  # Tools that are applied again know it by this.
+                    self._leaves.get(inputs[position])
+            size = self._meet(op, inputs, None)
             if op.is_torch:
                 op.sequence = next_sequence_number()
                 self._begin(op, size)
@@ -144,15 +140,11 @@ class Memory(OperatorTool["_Op"]):
         start = now()
         with self._lock:
             if op.is_eager:
-                most, before = self._end(op), op.facts.allocated
-                self._ledger.settle()
+                most = self._meter.end(op) if op.is_measured else None
                 # Reading a variable returns its buffer without allocating one.
                 owner = None if op.facts.type in _VIEWS_OF_VARIABLES else op
-                self._meet(op, outputs, owner)
-                if op.is_torch:
-                    self._meet(op, saved_tensors(outputs, op.sequence), op)
-                self._add_workspace(op, most, op.facts.allocated - before)
-                self._count(op)
+                saved = saved_tensors(outputs, op.sequence) if op.is_torch else ()
+                self._finish(op, (*outputs, *saved) if saved else outputs, owner, most)
             else:
                 self._count_outputs(op, outputs)
         self._clock.add(start, now())
@@ -171,13 +163,10 @@ class Memory(OperatorTool["_Op"]):
         start = now()
         with self._lock:
             if op.is_eager:
-                most, before = self._end(op), op.facts.allocated
-                self._meet(op, gradients, op)
+                most = self._meter.end(op) if op.is_measured else None
                 leaf = None if op.leaf is None else self._leaves.value(op.leaf)
-                if leaf is not None:
-                    self._meet(op, [leaf.grad], op)
-                self._add_workspace(op, most, op.facts.allocated - before)
-                self._count(op)
+                values = gradients if leaf is None else (*gradients, leaf.grad)
+                self._finish(op, values, op, most)
             else:
                 self._count_outputs(op, gradients)
         self._clock.add(start, now())
@@ -271,12 +260,29 @@ class Memory(OperatorTool["_Op"]):
         known = op.workspaces.get(size)
         op.is_measured = False
         # The program computes other things before it waits for the end of a collective.
-        if not op.waits and (known is None or known[0] < _MEASURED):
+        if (known is None or known[0] < _MEASURED) and not op.waits:
             op.is_measured = self._meter.begin(op, op.facts.phase == "backward")
 
-    def _end(self, op: _Op) -> int | None:
-        """Return the bytes that a measured operator had at most; None for others."""
-        return self._meter.end(op) if op.is_measured else None
+    def _finish(self, op: _Op, values: Sequence[Any], owner: _Op | None, most: int | None) -> None:
+        """Record what an operator returned or saved, and what it had besides.
+
+        Args:
+            op: The operator.
+            values: What it returned or saved.
+            owner: Who allocated that.
+            most: What it had at most, if that was measured.
+        """
+        facts, ledger = op.facts, self._ledger
+        before = facts.allocated
+        self._meet(op, values, owner)
+        times, extra = op.workspaces.get(op.input_size, (0, 0))
+        if most is not None or extra > _NUMBERS:
+            self._add_workspace(op, most, facts.allocated - before)
+        elif not times:
+            facts.not_measured += op.is_measured is False
+        facts.calls += 1
+        if ledger.live > facts.live_after:
+            facts.live_after = ledger.live
 
     def _add_workspace(self, op: _Op, most: int | None, results: int) -> None:
         """Record what an operator had besides its results.
@@ -292,9 +298,6 @@ class Memory(OperatorTool["_Op"]):
                 op.workspaces.clear()
             extra = max(0, most - results)
             op.workspaces[op.input_size] = times + 1, extra
-        elif not times:
-            op.facts.not_measured += op.is_measured is False
-            return
         if extra > _NUMBERS:
             facts, live = op.facts, op.live + results + extra
             workspace = self._ledger.reach(live, op.number, now())
@@ -302,30 +305,31 @@ class Memory(OperatorTool["_Op"]):
             if self._steps and facts.zone != _BUILDING:
                 self._steps[-1].peak = max(self._steps[-1].peak, live)
 
-    def _meet(self, op: _Op, values: Sequence[Any], owner: _Op | None, kind: str = "") -> int:
+    def _meet(self, op: _Op, values: Sequence[Any], owner: _Op | None) -> int:
         """Record buffers, and return the sum of their sizes."""
-        found, number = 0, None
-        if owner is not None:
-            number, kind = owner.number, owner.kind
-        meet, is_tensor, storage_of = self._ledger.meet, op.tensors.is_tensor, op.tensors.storage
-        when = 0
-        try:
-            for value in values:
-                if not is_tensor(value):
-                    if isinstance(value, (list, tuple)):
-                        found += self._meet(op, value, owner, kind)
-                    continue
-                storage = storage_of(value)
-                if storage is None:
-                    continue
-                when = when or now()
-                found += storage.nbytes
-                more = meet(storage, number, when, kind)
-                if more and owner is not None:
-                    self._allocate(owner.facts, more)
-        except NotReadableError as problem:
+        ledger = self._ledger
+        if ledger.dead:
+            ledger.settle()
+        size, new, problem = op.tensors.storages(values, ledger.known)
+        if problem:
             self._notes.setdefault(f"not counted: {problem}")
-        return found
+        if new and owner is None:
+            self._meet_given(op, values, new)
+        elif new and owner is not None:
+            when = now()
+            for storage in new:
+                more = ledger.meet(storage, owner.number, when, owner.kind)
+                if more:
+                    self._allocate(owner.facts, more)
+        return size
+
+    def _meet_given(self, op: _Op, values: Sequence[Any], new: list[Storage]) -> None:
+        """Record buffers that existed before, those of weights by this kind."""
+        weights = [value for position, value in enumerate(values) if position in op.weights]
+        keys = {storage.key for storage in op.tensors.storages(weights, {})[1]}
+        when = now()
+        for storage in sorted(new, key=lambda storage: storage.key in keys):
+            self._ledger.meet(storage, None, when, "weights" if storage.key in keys else "")
 
     def _allocate(self, facts: AllocatingOp, size: int) -> None:
         facts.allocated += size
@@ -337,12 +341,6 @@ class Memory(OperatorTool["_Op"]):
             step.allocated += size
             if live > step.peak:
                 step.peak = live
-
-    def _count(self, op: _Op) -> None:
-        facts, live = op.facts, self._ledger.live
-        facts.calls += 1
-        if live > facts.live_after:
-            facts.live_after = live
 
     def _count_outputs(self, op: _Op, values: Sequence[Any]) -> None:
         op.facts.calls += 1

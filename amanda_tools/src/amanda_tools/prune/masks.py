@@ -109,6 +109,8 @@ def torch_masked(value: Any, mask: Any) -> Any:
     """Return a weight with its pruned elements set to zero, without a gradient. It may be kept."""
     import torch
 
+    if not torch.is_inference_mode_enabled():
+        return torch_multiply(value.detach(), mask)
     # Writes to inference tensors are not counted, so none of them may be kept.
     with torch.inference_mode(False), torch.no_grad():
         return torch_multiply(value, mask)

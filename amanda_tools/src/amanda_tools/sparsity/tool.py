@@ -31,6 +31,7 @@ from amanda_tools.sparsity.zeros import (
     order_of_weight,
     readable,
     to_list,
+    without_zeros,
 )
 
 __all__ = ["Sparsity"]
@@ -202,18 +203,27 @@ class Sparsity(OperatorTool["_Op"]):
 
     def _count(self, op: _Op, which: tuple[str, int], value: Any) -> _Made | None:
         """Count the zeros of a value; return None if it is not measured."""
-        try:
-            found = readable(op.facts, value)
-        except NotReadableError as problem:
-            self._notes.setdefault(f"not measured: {problem}")
-            return None
-        if found is None or 0 in found[0].shape:
-            return None
-        x, arithmetic, at_once = found
-        order = op.order(which, len(x.shape))
-        counts = count(arithmetic, x, order, self.block, self.limit, at_once)
-        version = op.facts.version(value) if which[0] == "output" else None
-        return _Made(version, order, x.shape, counts)
+        facts = op.facts
+        counted = facts.zeros(value, self.limit)
+        if counted is not None and not counted[0] and facts.arithmetic is not None:
+            shape: Any = facts.shape(value)
+            if 0 in shape:
+                return None
+            order = op.order(which, len(shape))
+            counts = without_zeros(facts.arithmetic, shape, order, self.block, counted[1])
+        else:
+            try:
+                found = readable(facts, value)
+            except NotReadableError as problem:
+                self._notes.setdefault(f"not measured: {problem}")
+                return None
+            if found is None or 0 in found[0].shape:
+                return None
+            x, arithmetic, at_once = found
+            shape, order = x.shape, op.order(which, len(x.shape))
+            counts = count(arithmetic, x, order, self.block, self.limit, at_once, counted)
+        version = facts.version(value) if which[0] == "output" else None
+        return _Made(version, order, shape, counts)
 
     def _multiply(
         self, op: _Op, given: dict[int, Counts], sizes: Sequence[Any], outputs: Sequence[Any]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from amanda_core.interface.facts import DENSE, Arithmetic, Facts, NotReadableError
@@ -23,6 +24,7 @@ __all__ = [
     "order_of_weight",
     "readable",
     "to_list",
+    "without_zeros",
 ]
 
 #: Names of the elements of `Counts.numbers`, in order.
@@ -101,6 +103,7 @@ class Order(NamedTuple):
     inner: int | None = None
 
 
+@lru_cache(maxsize=256)
 def order_of_weight(layout: str) -> Order:
     """Return how to read a weight: output channels by input channels and kernel positions.
 
@@ -118,6 +121,7 @@ def order_of_weight(layout: str) -> Order:
     return Order(rows, columns, columns[0], rows, inside[0] if inside else None)
 
 
+@lru_cache(maxsize=256)
 def order_of(rank: int, layout: str | None, first: bool) -> Order | None:
     """Return how to read an activation: samples and positions by channels.
 
@@ -172,6 +176,45 @@ class Counts(NamedTuple):
         return self.elements - self.numbers[0]
 
 
+class _Sizes(NamedTuple):
+    """What the counts of a tensor are if no element is zero, and the shape of its matrix."""
+
+    counts: Counts
+    height: int
+    width: int
+
+
+@lru_cache(maxsize=4096)
+def _sizes(
+    arithmetic: Arithmetic, shape: tuple[int, ...], order: Order | None, block: int
+) -> _Sizes:
+    elements = math.prod(shape)
+    if order is None:
+        return _Sizes(Counts(arithmetic, (0,) * 5, None, None, 0, 0, elements, 0, 0), 0, 0)
+    width = math.prod(shape[axis] for axis in order.columns)
+    height = elements // width
+    channels = math.prod(shape[axis] for axis in order.channels)
+    depth = 0 if order.inner is None else shape[order.inner]
+    blocks = -(-height // block) * -(-width // block)
+    length = shape[order.group]
+    groups = elements // length * -(-length // GROUP)
+    # Of the groups, only those at the end of an axis may have few enough elements.
+    compliant = elements // length if 0 < length % GROUP <= FILLED else 0
+    inner = elements // depth if depth else None
+    counted = 0, 0, 0, 0, compliant
+    sizes = channels, depth, elements, blocks, groups
+    counts = Counts(arithmetic, counted, elements // channels, inner, *sizes)
+    return _Sizes(counts, height, width)
+
+
+def without_zeros(
+    arithmetic: Arithmetic, shape: tuple[int, ...], order: Order | None, block: int, small: int
+) -> Counts:
+    """Return the counts of a tensor in which no element is zero; see `count`."""
+    counts = _sizes(arithmetic, shape, order, block).counts
+    return counts._replace(numbers=(0, small, *counts.numbers[2:])) if small else counts
+
+
 def count(
     arithmetic: Arithmetic,
     x: Any,
@@ -179,6 +222,7 @@ def count(
     block: int,
     limit: float,
     at_once: bool = True,
+    counted: tuple[int, int] | None = None,
 ) -> Counts:
     """Count the zeros of a tensor that is not empty.
 
@@ -189,32 +233,27 @@ def count(
         block: Side of the blocks. Blocks at the edges may be smaller.
         limit: Magnitudes below it are small.
         at_once: Whether numbers may be asked for: they have to be waited for on a device.
+        counted: How many elements are zero and small, if that is known.
     """
     shape = tuple(map(int, x.shape))
-    elements = math.prod(shape)
+    known, height, width = _sizes(arithmetic, shape, order, block)
+    elements = known.elements
     nonzero = arithmetic.astype(x, "bool")
-    filled = int(arithmetic.count_nonzero(nonzero)) if at_once else None
-    small = arithmetic.count_nonzero(abs(x) < limit)
-    if filled is not None:
-        small = int(small)
+    filled: int | None = None
+    small: Any
+    if counted is not None:
+        filled, small = elements - counted[0], counted[1]
+    else:
+        if at_once:
+            filled = int(arithmetic.count_nonzero(nonzero))
+        small = arithmetic.count_nonzero(abs(x) < limit)
+        small = int(small) if at_once else small
     if order is None:
         there = arithmetic.count_nonzero(nonzero) if filled is None else filled
-        counted = elements - there, small, 0, 0, 0
-        return Counts(arithmetic, counted, None, None, 0, 0, elements, 0, 0)
-    width = math.prod(shape[axis] for axis in order.columns)
-    height = elements // width
-    channels = math.prod(shape[axis] for axis in order.channels)
-    depth = 0 if order.inner is None else shape[order.inner]
-    blocks = -(-height // block) * -(-width // block)
-    length = shape[order.group]
-    groups = elements // length * -(-length // GROUP)
-    sizes = channels, depth, elements, blocks, groups
+        return known._replace(numbers=(elements - there, small, 0, 0, 0))
     if filled == elements:
-        # Of the groups, only those at the end of an axis may have few enough elements.
-        compliant = elements // length if 0 < length % GROUP <= FILLED else 0
-        inner = elements // depth if depth else None
-        counted = 0, small, 0, 0, compliant
-        return Counts(arithmetic, counted, elements // channels, inner, *sizes)
+        return known._replace(numbers=(0, small, *known.numbers[2:]))
+    depth = known.depth
     matrix = arithmetic.permute_dims(nonzero, order.rows + order.columns)
     matrix = arithmetic.reshape(matrix, (height, width))
     by_inner = None
@@ -229,12 +268,12 @@ def count(
         elements - (arithmetic.sum(by_channel) if filled is None else filled),
         small,
         arithmetic.count_nonzero(by_channel == 0),
-        blocks - arithmetic.count_nonzero(_blocks(arithmetic, matrix, height, width, block)),
+        known.blocks - arithmetic.count_nonzero(_blocks(arithmetic, matrix, height, width, block)),
         arithmetic.count_nonzero(_groups(arithmetic, nonzero, matrix, shape, order) <= FILLED),
     )
     if filled is not None:
         numbers = tuple(map(int, numbers))
-    return Counts(arithmetic, numbers, by_channel, by_inner, *sizes)
+    return known._replace(numbers=numbers, channels=by_channel, inner=by_inner)
 
 
 def _blocks(arithmetic: Arithmetic, matrix: Any, height: int, width: int, side: int) -> Any:

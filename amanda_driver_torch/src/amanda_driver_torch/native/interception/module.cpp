@@ -14,6 +14,8 @@
 #include "interception/watch_type.h"
 #include "programs/program.h"
 #include "recording/recorder.h"
+#include "recording/storages.h"
+#include "recording/zeros.h"
 #include "thread.h"
 #include "torch_symbols.h"
 
@@ -43,7 +45,8 @@ int execute(PyObject* module) {
         amanda::add_nodes(module) < 0 || amanda::add_program(module) < 0 ||
         amanda::add_modules(module) < 0 || amanda::add_class_method(module) < 0 ||
         amanda::add_calls(module) < 0 || amanda::add_compiled(module) < 0 ||
-        amanda::add_unwinding(module) < 0 || amanda::add_recorder(module) < 0) {
+        amanda::add_unwinding(module) < 0 || amanda::add_recorder(module) < 0 ||
+        amanda::add_storages(module) < 0 || amanda::add_zeros(module) < 0) {
         return -1;
     }
     loaded = true;

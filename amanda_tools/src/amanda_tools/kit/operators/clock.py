@@ -28,8 +28,9 @@ class Clock:
     def __init__(self) -> None:
         #: Time spent inside the context manager.
         self.spent = 0
+        #: When the last interval ended.
+        self.last = 0
         self._first: int | None = None
-        self._last = 0
         self._local = threading.local()
 
     def __enter__(self) -> None:
@@ -39,21 +40,21 @@ class Clock:
         end, start = time.perf_counter_ns(), self._local.start
         if self._first is None:
             self._first = start
-        self._last = end
+        self.last = end
         self.spent += end - start
 
     def add(self, start: int, end: int) -> None:
         """Add an interval that was spent in the tool, in nanoseconds of one clock."""
         if self._first is None:
             self._first = start
-        self._last = end
+        self.last = end
         self.spent += end - start
 
     def joined(self, other: Recorder) -> Clock:
         """Return a clock with the intervals of this one and of a driver's recorder."""
         clock = Clock()
         clock.spent = self.spent + other.spent
-        clock._first, clock._last = self._first, max(self._last, other.last)
+        clock._first, clock.last = self._first, max(self.last, other.last)
         if other.first:
             clock._first = other.first if self._first is None else min(self._first, other.first)
         return clock
@@ -61,4 +62,4 @@ class Clock:
     @property
     def wall(self) -> int:
         """Return the time from the first interval's start to the last one's end."""
-        return 0 if self._first is None else self._last - self._first
+        return 0 if self._first is None else self.last - self._first
