@@ -84,7 +84,7 @@ class Rows:
         self.recorder.takes = True
         for name, value in options.items():
             setattr(self.recorder, name, value)
-        self.before, self.after = self.recorder.notes(7, False, False, False)
+        self.before, self.after = self.recorder.notes(7, 0, False, False, False)
 
     def of(self, *values: object) -> Any:
         import numpy
