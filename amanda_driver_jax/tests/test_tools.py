@@ -23,6 +23,7 @@ import amanda
 from amanda_driver_jax.facts import FACTS
 from amanda_tools.dump import Dump
 from amanda_tools.effective_path import EffectivePath
+from amanda_tools.fingerprint import Fingerprint, load_fingerprint
 from amanda_tools.flops import Flops
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
@@ -277,3 +278,25 @@ def test_scalars_of_numpy_are_no_buffers() -> None:
         found = run()
     assert np.array_equal(found, expected)
     assert tool.result().ops
+
+
+def test_a_compiled_call_has_the_digests_of_the_same_values_without_compilation(
+    tmp_path: Path,
+) -> None:
+    weight = jnp.array([[0.25, 1.0, -1.0], [2.0, 0.5, 0.125]])
+
+    def loss(weight: Any) -> Any:
+        return jnp.square(jnp.array([[1.0, -2.0], [0.5, 3.0]]) @ weight).sum()
+
+    found = []
+    for name, function in (("eager", jax.grad(loss)), ("jit", jax.jit(jax.grad(loss)))):
+        tool = Fingerprint()
+        with amanda.apply(tool):
+            function(weight)
+        tool.result().write(tmp_path / name)
+        run = load_fingerprint(tmp_path / name)
+        kinds = [run.ops[number].type for number in run.rows["op"]]
+        rows = zip(kinds, run.rows["what"].tolist(), run.rows["digest"].tolist(), strict=True)
+        found.append({row for row in rows if row[0].startswith("matmul")})
+    assert len(found[0]) == 5
+    assert found[0] == found[1]

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import xxhash
@@ -20,7 +21,14 @@ import amanda
 from amanda_driver_torch.facts import FACTS
 from amanda_tools.diff import compare_fingerprints
 from amanda_tools.fingerprint import Fingerprint
-from amanda_tools.fingerprint.files import NOBODY, UNWRITTEN, Fingerprinted, row_dtype
+from amanda_tools.fingerprint.files import (
+    INPUT,
+    NOBODY,
+    REUSED,
+    UNWRITTEN,
+    Fingerprinted,
+    row_dtype,
+)
 from amanda_tools.fingerprint.tool import Level
 
 pytestmark = pytest.mark.one_interceptor
@@ -84,7 +92,7 @@ class Rows:
         self.recorder.takes = True
         for name, value in options.items():
             setattr(self.recorder, name, value)
-        self.before, self.after = self.recorder.notes(7, False, False, False)
+        self.before, self.after = self.recorder.notes(7, 0, False, False, False)
 
     def of(self, *values: object) -> Any:
         import numpy
@@ -243,6 +251,40 @@ def test_rows_are_those_that_python_makes(
         else:
             assert one.rows[name].tolist() == other.rows[name].tolist(), name
     assert compare_fingerprints(tmp_path / "one", tmp_path / "other").same
+
+
+@pytest.mark.parametrize("kind", [Fingerprint, InPython])
+def test_large_inputs_are_read_again_where_a_part_of_a_step_begins(
+    kind: type[Fingerprint], tmp_path: Path
+) -> None:
+    """Not after the operator that wrote them, nor by the next ones, but for one of 16."""
+    weight = torch.ones(4, 4096, requires_grad=True)
+    optimizer, small = torch.optim.SGD([weight], 1e-3), torch.ones(4) * 1
+    tool = kind()
+    with amanda.apply(tool):
+        for _ in range(2):
+            scaled = weight * 2
+            for _ in range(16):
+                scaled.relu()
+                small.relu()
+            scaled.sum().backward()
+            optimizer.step()
+    tool.result().write(tmp_path / "run")
+    found = tool.result().open()
+    rows = found.rows[found.rows["what"] == INPUT]
+    is_large = numpy.asarray([sizes.endswith("4096]cpu") for sizes in found.types])[rows["type"]]
+    reused = rows["flags"] & REUSED != 0
+    assert not reused[~is_large].any()
+    names = [found.ops[number].name for number in rows["op"]]
+    relu = numpy.asarray([name == "relu" for name in names]) & is_large
+    assert (relu.sum(), reused[relu].sum()) == (32, 30)
+    # The optimizer reads the gradient again, into which a collective may have written.
+    zones = numpy.asarray([found.ops[number].zone for number in rows["op"]])
+    step = (zones == "optimizer") & is_large
+    assert step.any()
+    assert not reused[step].any()
+    # Of a weight, it is the first use in a step.
+    assert not reused[numpy.asarray([name == "mul" for name in names])].any()
 
 
 @pytest.mark.parametrize("level", ["modules", "steps"])

@@ -55,7 +55,9 @@ class Recorder(Protocol):
     Attributes:
         order: The order of the last rows.
         step: Number of the step.
-        check: Of so many inputs that no counted write has changed, one is read again.
+        check: Of so many inputs that no counted write has changed since they were last read,
+            without an operator of another part of the step in between, one is read again.
+        small: Inputs of fewer bytes are all read again.
         takes: Whether this step is recorded.
         due: Whether states of random generators are recorded next.
         with_norms: Whether norms are recorded.
@@ -68,6 +70,7 @@ class Recorder(Protocol):
     order: int
     step: int
     check: int
+    small: int
     takes: bool
     due: bool
     with_norms: bool
@@ -77,12 +80,13 @@ class Recorder(Protocol):
     last: int
 
     def notes(
-        self, number: int, is_empty: bool, rearranges: bool, overwrites: bool, /
+        self, number: int, part: int, is_empty: bool, rearranges: bool, overwrites: bool, /
     ) -> tuple[Callable[..., None], Callable[..., None]]:
         """Return the routines before and after an operator.
 
         Args:
             number: Number of the operator.
+            part: Number of the part of a step to which it belongs.
             is_empty: Whether it returns memory that nothing has written.
             rearranges: Whether it returns the elements of its inputs.
             overwrites: Whether it writes all of its first input.

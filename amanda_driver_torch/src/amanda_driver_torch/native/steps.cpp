@@ -1,6 +1,9 @@
 // Calls routines.
 #include "steps.h"
 
+#include <algorithm>
+
+#include "recording/recorder.h"
 #include "thread.h"
 #include "torch_symbols.h"
 #include "watch.h"
@@ -71,6 +74,7 @@ bool read_step(PyObject* said, ProgramStep* step) {
         positions(PyObject_GetAttr(action.get(), positions_name));
     step->routine = Owned(PyObject_GetAttr(action.get(), routine_name));
     step->step = Owned::share(said);
+    step->is_note = step->routine && is_note(step->routine.get());
     if (!step->routine || !kwargs || !positions) return false;
     step->all = positions.get() == Py_None;
     if (!PyDict_Check(kwargs.get()) || !(step->all || PyTuple_Check(positions.get()))) {
@@ -118,6 +122,11 @@ bool read_steps(PyObject* given, std::vector<ProgramStep>* steps) {
         steps->push_back(std::move(step));
     }
     return true;
+}
+
+bool are_notes(const std::vector<ProgramStep>& steps) {
+    return std::all_of(steps.begin(), steps.end(),
+                       [](const ProgramStep& step) { return step.is_note; });
 }
 
 int visit_steps(const std::vector<ProgramStep>& steps, visitproc visit, void* arg) {

@@ -23,6 +23,7 @@ struct ProgramStep {
     Owned step;        // `amanda_core.engine.plan.Step`, for messages
     Owned stamp;       // of a memoized routine, a list; else null
     KeptResult kept;
+    bool is_note = false;  // of a recorder, which needs no context
 
     // Returns true if all its positions have values.
     bool reaches(PyObject* list) const;
@@ -35,6 +36,8 @@ constexpr size_t MOST_OPERANDS = 24;
 
 // Reads a sequence of steps of a plan. False with an exception.
 bool read_steps(PyObject* given, std::vector<ProgramStep>* steps);
+// Returns true if all are notes.
+bool are_notes(const std::vector<ProgramStep>& steps);
 int visit_steps(const std::vector<ProgramStep>& steps, visitproc visit, void* arg);
 
 // Calls a routine with its selection of `values`, marked as a routine and without recording

@@ -20,6 +20,8 @@ _WRITES = frozenset({"random", "full", "assign"})
 #: Types whose outputs have elements of their inputs beside others, or that write parts of their
 #: first input: the rest of it is what it was.
 _KEEPS_PARTS = words("assign assign_slice cast diag gather masked_fill pad scatter where")
+#: Types that may write after they have returned.
+_COMMUNICATES = words("all_reduce all_gather reduce_scatter broadcast all_to_all send recv barrier")
 
 
 @dataclass(slots=True)
@@ -42,6 +44,7 @@ class Op:
         number: The number that its rows have.
         facts: The facts of its driver.
         group: The part of the model to which its values count.
+        part: The part of a step in which it runs; operators that communicate have one each.
         digest: A digest of its name and type.
     """
 
@@ -52,6 +55,8 @@ class Op:
         self.facts = facts
         self._in_order = runs_in_order(context.namespace)
         self.group = Group(described.phase, described.module, described.zone)
+        communicates = described.word in _COMMUNICATES
+        self.part = (described.phase, described.zone, number if communicates else -1)
         self.digest = digest_of(repr((described.phase, described.type, described.name)).encode())
         word, backward = described.word, described.phase == "backward"
         self.is_empty = not backward and word == "empty"

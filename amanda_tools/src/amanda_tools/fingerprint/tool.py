@@ -57,6 +57,8 @@ Level = Literal["operators", "modules", "steps"]
 
 #: Further threads share a number.
 _MOST_THREADS = 0xFFFF
+#: Inputs of fewer bytes are read again at each use, which takes no longer than to find them.
+_SMALL = 8192
 #: Dtypes of handles of variables and the like, which have no values of their own.
 _HANDLES = frozenset({"resource", "variant"})
 
@@ -67,7 +69,7 @@ class _Made:
 
     version: int | None
     step: int
-    #: The last step in which its elements were read.
+    #: The stretch of operators in which its elements were read last.
     read: int
     digest: int
     #: Order of the row of the operator that wrote it.
@@ -90,8 +92,10 @@ class Fingerprint(OperatorTool[Op]):
         everything: Record all operators; False leaves out those outside the model, such as those
             of an optimizer.
         backward: Record gradients as well.
-        check: Of so many inputs whose tensor version says that nothing has written them since their
-            last digest was made, one is read again. 1 reads all, since not all writes are counted.
+        check: Of so many inputs of 8 KiB or more whose tensor version says that nothing has written
+            them since their last digest was made, one is read again. 1 reads all, since not all
+            writes are counted. Where another part of a step begins, such as the optimizer, and after
+            each collective, all are read again.
         level: What has a digest. ``modules`` writes two rows for each visit of a module, and
             ``steps`` one for each step, which suffices to find the window that is worth recording
             again with ``operators``.
@@ -119,7 +123,7 @@ class Fingerprint(OperatorTool[Op]):
         folder: Path | None = None,
         everything: bool = True,
         backward: bool = True,
-        check: int = 1,
+        check: int = 16,
         level: Level = "operators",
         ranks: list[int] | None = None,
     ) -> None:
@@ -171,12 +175,17 @@ class Fingerprint(OperatorTool[Op]):
         self._count = 0
         self.check = check
         self._checks = 0
+        #: Numbers of the parts of a step, and the part and step of the present stretch.
+        self._parts: dict[tuple[object, ...], int] = {}
+        self._stretch, self._stretch_of = 0, (-1, -1)
         self._step, self._takes = 0, self.steps is None or 0 in self.steps
         #: Numbers of what is not an operator, by kind and name.
         self._others: dict[tuple[str, str, str], int] = {}
         #: How often what is not an operator has had a row, by its number and the step.
         self._seen: dict[tuple[int, int], int] = {}
         self._states_due = True
+        #: The last state of Python's random generator, and its digest.
+        self._python_state: tuple[object, int] = (None, 0)
         if not self._is_chosen(ranks):
             return
         self.add_inst_for_op(self.analyse)
@@ -263,11 +272,14 @@ class Fingerprint(OperatorTool[Op]):
                 self._keeper, keeper.recorder = keeper, weakref.ref(recorder)
                 recorder.order, recorder.step, recorder.check = self._order, self._step, self.check
                 recorder.takes, recorder.due = self._takes, self._states_due
-                recorder.with_norms = self.norms
+                recorder.with_norms, recorder.small = self.norms, _SMALL
         if self._recorder is None or self._keeper is None or self._keeper.facts is not op.facts:
             return self.enter, self.leave, {"op": op}
         if op.notes is None:
-            op.notes = self._recorder.notes(op.number, op.is_empty, op.rearranges, op.overwrites)
+            part = self._parts.setdefault(op.part, len(self._parts))
+            op.notes = self._recorder.notes(
+                op.number, part, op.is_empty, op.rearranges, op.overwrites
+            )
         return *op.notes, {}
 
     def _op(self, context: OpContext) -> Op:
@@ -413,6 +425,9 @@ class Fingerprint(OperatorTool[Op]):
         if recorded and op.is_loading:
             return
         order = self._next()
+        stretch = self._parts.setdefault(op.part, len(self._parts)), self._step
+        if stretch != self._stretch_of:
+            self._stretch, self._stretch_of = self._stretch + 1, stretch
         if recorded and what == OUTPUT:
             self._visit(op, self._number_of_thread()).add_execution(op.digest, order)
         for number, value in enumerate(values):
@@ -486,7 +501,7 @@ class Fingerprint(OperatorTool[Op]):
                 return  # It stays within the module.
         if dtype in _HANDLES:
             digest, flags = None, flags | HANDLE
-        elif made is not None and self._is_reused(made):
+        elif made is not None and self._is_reused(made, facts.nbytes(tensor)):
             digest, flags = made.digest, flags | REUSED
         else:
             digest = self._digest(tensor, facts)
@@ -506,9 +521,10 @@ class Fingerprint(OperatorTool[Op]):
             flags |= CONSTANT * constant
         if digest is not None and (what == OUTPUT or made is None or digest != made.digest):
             by, unwritten = order if what == OUTPUT else producer, bool(flags & UNWRITTEN)
-            self._known.set(tensor, _Made(version, self._step, self._step, digest, by, unwritten))
+            made = _Made(version, self._step, self._stretch, digest, by, unwritten)
+            self._known.set(tensor, made)
         elif made is not None and digest is not None:
-            made.read = self._step
+            made.read = self._stretch
         number = self._type(tensor, dtype, facts)
         if visit is not None:
             if not flags & HANDLE:
@@ -532,12 +548,12 @@ class Fingerprint(OperatorTool[Op]):
             largest,
         )
 
-    def _is_reused(self, made: _Made) -> bool:
-        """Return True if a tensor that was read in this step need not be read again.
+    def _is_reused(self, made: _Made, size: int | None) -> bool:
+        """Return True if a tensor of `size` bytes that was read before need not be read again.
 
         A write through ``.data``, a NumPy array or a collective is not counted.
         """
-        if made.read != self._step:
+        if made.read != self._stretch or (size is not None and size < _SMALL):
             return False
         self._checks += 1
         return self._checks % self.check != 0
@@ -567,17 +583,20 @@ class Fingerprint(OperatorTool[Op]):
         self._states_due = False
         if self._recorder is not None:
             self._recorder.due = False
-        states = {
-            "python": repr(random.getstate()).encode(),
-            "numpy": _bytes_of(numpy.random.get_state()),
+        state = random.getstate()
+        if state != self._python_state[0]:  # To print it takes long, and few programs change it.
+            self._python_state = state, digest_of(repr(state).encode())
+        digests = {
+            "python": self._python_state[1],
+            "numpy": digest_of(_bytes_of(numpy.random.get_state())),
         }
         for namespace, facts in self._facts.items():
-            for device, state in facts.random_states().items():
-                states[f"{namespace.split('/')[0]} {device}"] = state
+            for device, content in facts.random_states().items():
+                digests[f"{namespace.split('/')[0]} {device}"] = digest_of(content)
         order = self._next()
-        for name, state in states.items():
+        for name, digest in digests.items():
             number = self._named("random state", name)
-            self._aside(STATE, order, number, self._again(number), digest_of(state))
+            self._aside(STATE, order, number, self._again(number), digest)
 
     def _again(self, number: int) -> int:
         """Return how often something that has a row in each step had one in this step before.

@@ -184,7 +184,7 @@ Owned seen_by(const GradientSteps& steps, const Arriving& first, const Arriving*
     }
     if (steps.seen == Seen::GIVEN) return given(steps, first, shapes);
     Owned values = first.list();
-    if (!values) return values;
+    if (!values || !steps.needs_context) return values;
     if (steps.seen == Seen::BEFORE) {
         return open->lend(grad_outputs, values.get()) ? std::move(values) : Owned();
     }
@@ -361,6 +361,7 @@ bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch,
     GradientSteps* made = steps.get();
     made->seen = seen;
     if (!read_steps(given_steps, &made->steps)) return false;
+    made->needs_context = !are_notes(made->steps);
     if (seen == Seen::GIVEN) {
         if (!PyList_Check(where) || !route.read(where)) return false;
         made->count = int(PyLong_AsLong(one));

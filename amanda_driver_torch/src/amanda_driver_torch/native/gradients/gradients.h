@@ -59,6 +59,8 @@ struct GradientSteps {
     // ended, since the node may live on.
     Owned life;
 
+    bool needs_context = true;  // whether any of `steps` may read it
+
     bool is_over() const { return life && PyList_GET_SIZE(life.get()) == 0; }
     void forget();
     // Returns true if any of `ways` needs the shape of its input.

@@ -33,6 +33,7 @@ struct NodePlans {
     std::vector<Leaf>* leaves;
     Shared<Pending>* pending;  // used instead while no node is analysed; or null
     bool outdated;             // whether nodes have been analysed since
+    bool needs_context;        // whether routines may read it
 };
 
 NodePlans* plans_of(PyObject* object) {
@@ -90,6 +91,11 @@ PyObject* plans_new(PyTypeObject* type, PyObject* args, PyObject*) {
             plans->hooks->push_back(std::move(hooking));
         }
     }
+    const auto& hooks = *plans->hooks;
+    plans->needs_context = pending != Py_None ||
+                           std::any_of(hooks.begin(), hooks.end(), [](const Hooking& hooking) {
+                               return hooking.steps->analyses || hooking.steps->needs_context;
+                           });
     return self.release();
 }
 
@@ -289,6 +295,11 @@ int hook_record(const Watch* watch, PyObject* record, PyObject* returned, uint64
 
 bool may_hook(const Watch* watch, PyObject* record) {
     return may_serve(slot(record, hooks_at), watch);
+}
+
+bool may_hook_notes(const Watch* watch, PyObject* record) {
+    PyObject* object = slot(record, hooks_at);
+    return may_serve(object, watch) && !plans_of(object)->needs_context;
 }
 
 bool hooks_later(const Watch* watch, PyObject* record) {

@@ -10,6 +10,8 @@ namespace amanda {
 int hook_record(const Watch* watch, PyObject* record, PyObject* returned, uint64_t start);
 // Returns true if that may be possible.
 bool may_hook(const Watch* watch, PyObject* record);
+// Returns true if so and no routine of these nodes may read the context.
+bool may_hook_notes(const Watch* watch, PyObject* record);
 // Returns true if nodes may be hooked only when the first of them runs.
 bool hooks_later(const Watch* watch, PyObject* record);
 

@@ -1,5 +1,6 @@
 // Runs programs.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "gradients/nodes.h"
@@ -318,8 +319,8 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
 
 namespace {
 
-// Returns the inputs by position, and lends them to the context. Null with an exception.
-Owned open_context(ProgramParts* parts, const Call& call) {
+// Returns the inputs by position. Null with an exception.
+Owned inputs_of(const ProgramParts* parts, const Call& call) {
     const Operands& operands = call.operands();
     size_t shift = operands.first != nullptr, count = size_t(operands.count) + shift;
     Owned inputs(PyList_New(Py_ssize_t(parts->sources.size())));
@@ -356,13 +357,21 @@ Owned open_context(ProgramParts* parts, const Call& call) {
         }
         PyList_SET_ITEM(inputs.get(), Py_ssize_t(j), Py_NewRef(value));
     }
-    if (!lend(parts, inputs_name, inputs.get()) ||
-        (parts->writes && !lend(parts, writes_name, parts->writes.get())) ||
-        (!parts->outs.empty() && !lend_destinations(parts, call)) ||
-        PyDict_SetItem(parts->execution.get(), open_name, Py_True) < 0) {
-        return Owned();
-    }
     return inputs;
+}
+
+// Lends the context what its routines may read. False with an exception.
+bool open_context(ProgramParts* parts, const Call& call, PyObject* inputs) {
+    return lend(parts, inputs_name, inputs) &&
+           (!parts->writes || lend(parts, writes_name, parts->writes.get())) &&
+           (parts->outs.empty() || lend_destinations(parts, call)) &&
+           PyDict_SetItem(parts->execution.get(), open_name, Py_True) == 0;
+}
+
+// Returns true if no routine reads the context, now or in the backward pass.
+bool runs_closed(const ProgramParts* parts, const Watch* watch, PyObject* record, bool gradients) {
+    return !parts->needs_context && (!gradients || !watch->wants_backward || parts->nodes >= 0 ||
+                                     may_hook_notes(watch, record));
 }
 
 }  // namespace
@@ -376,12 +385,25 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         Owned result;
         if (call_with_kept(*parts, watch, call, &result)) return result.release();
     }
-    Release release(parts, watch, gradients);
     // Without routines, nothing reads the context.
-    bool opens = !parts->before.empty() || !parts->after.empty() || parts->assigns ||
+    bool reads = !parts->before.empty() || !parts->after.empty() || parts->assigns ||
                  (gradients && watch->wants_backward);
-    Owned inputs = opens ? open_context(parts, call) : Owned();
-    if (opens && !inputs) return nullptr;
+    bool opens = reads && !runs_closed(parts, watch, record, gradients);
+    std::optional<Release> release;
+    Owned inputs = reads ? inputs_of(parts, call) : Owned();
+    if (reads && !inputs) return nullptr;
+    if (opens) {
+        release.emplace(parts, watch, gradients);
+        if (!open_context(parts, call, inputs.get())) return nullptr;
+    } else if (reads && gradients && parts->remembers) {
+        // An earlier execution has other values.
+        parts->remembers = false;
+        Owned nothing(PyDict_New());
+        if (!nothing || (parts->context && PyObject_SetAttr(parts->context.get(), remembered_name,
+                                                            nothing.get()) < 0)) {
+            return nullptr;
+        }
+    }
     Edits before, after;
     Meetings meetings;
     // Routines at the gradients of inputs run after those at the op's own nodes.
@@ -468,7 +490,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     } else if ((outputs = Owned(PyList_New(1)))) {
         PyList_SET_ITEM(outputs.get(), 0, Py_NewRef(returned.get()));
     }
-    if (!outputs || !lend(parts, outputs_name, outputs.get())) return nullptr;
+    if (!outputs || (opens && !lend(parts, outputs_name, outputs.get()))) return nullptr;
     if (PyList_GET_SIZE(outputs.get()) != parts->outputs) {  // It is analysed for this number, too.
         return go_on_from(before.so_far(all), after.so_far(0), returned.get(), start);
     }

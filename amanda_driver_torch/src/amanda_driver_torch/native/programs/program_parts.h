@@ -66,6 +66,8 @@ struct ProgramParts {
     };
     std::vector<Laid> laid;
     Owned autocast;  // () -> whether autocast is active; None if the nodes do not depend on it
+    bool needs_context = true;   // whether routines may read it
+    bool remembers = true;       // whether the context may remember an earlier execution
     bool with_gradients = true;  // whether it also fits calls with gradients
     // (True) -> the program's hooks on what is saved for backward, where none may be active; or null.
     Owned saved_hooks;

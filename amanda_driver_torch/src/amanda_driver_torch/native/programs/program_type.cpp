@@ -208,6 +208,8 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
         !read_stamps(parts, reinterpret_cast<Watch*>(watch))) {
         return nullptr;
     }
+    parts->needs_context = !are_notes(parts->before) || !are_notes(parts->after) ||
+                           parts->hooks_gradients() || parts->assigns;
     return self.release();
 }
 

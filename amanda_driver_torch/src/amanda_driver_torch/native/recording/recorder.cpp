@@ -49,6 +49,7 @@ constexpr size_t LARGE = 1 << 18;
 // What is known of a tensor that an operator wrote or read.
 struct Made {
     int64_t version = -1;
+    // read: the stretch of operators in which its elements were read last.
     uint32_t step = 0, read = 0, producer = NOBODY;
     uint64_t digest = 0;
     bool unwritten = false;
@@ -65,7 +66,7 @@ struct Execution {
 };
 
 struct Operator {
-    uint32_t number;
+    uint32_t number, part;
     bool is_empty, rearranges, overwrites;
     uint32_t entered = 0;
     std::vector<Execution> running;
@@ -104,7 +105,8 @@ struct Recorder {
     PyObject *pending, *ref_type;
     PyTypeObject *tensor_type, *parameter_type;
     long long order;
-    unsigned int step, check;
+    unsigned int step, check, part, stretch, stretch_step;
+    unsigned long long small;
     char takes, due, with_norms, has_kept;
     unsigned long long spent, first, last;
     uint64_t checks;
@@ -177,6 +179,12 @@ class Call {
         rows_.swap(*recorder_->spare);
         order_ = uint32_t(++recorder_->order);
         step_ = recorder_->step;
+        if (op_.part != recorder_->part || step_ != recorder_->stretch_step) {
+            recorder_->part = op_.part;
+            recorder_->stretch_step = step_;
+            ++recorder_->stretch;
+        }
+        stretch_ = recorder_->stretch;
         if (!find_thread(thread)) return false;
         for (size_t i = 0; i < count; ++i) {
             if (!add(values[i], uint16_t(std::min(i, LAST_POSITION)))) return false;
@@ -259,6 +267,14 @@ class Call {
     }
 
     bool add_tensor(PyObject* tensor, uint16_t position, uint16_t item) {
+        if (tensor == last_ && note_->what == OUTPUT) {
+            // A gradient that goes to several inputs.
+            rows_.push_back(rows_.back());
+            rows_.back().position = position;
+            rows_.back().item = item;
+            return true;
+        }
+        last_ = tensor;
         Memory memory;
         if (is_plain(tensor)) {
             memory = memory_of(*reinterpret_cast<void**>(reinterpret_cast<char*>(tensor) +
@@ -280,7 +296,8 @@ class Call {
         }
         Row own = row(note_->what, position, item);
         bool has_digest = true;
-        if (is_known && made.read == step_ && ++recorder_->checks % recorder_->check != 0) {
+        if (is_known && made.read == stretch_ && !is_small(memory) &&
+            ++recorder_->checks % recorder_->check != 0) {
             own.digest = made.digest;
             flags |= REUSED;
         } else if (!read(tensor, memory, &own.digest, &has_digest)) {
@@ -313,16 +330,21 @@ class Call {
                 made.producer = note_->what == OUTPUT ? order_ : own.producer;
                 made.unwritten = flags & UNWRITTEN;
             }
-            made.read = step_;
+            made.read = stretch_;
             if (is_new ? !keep(tensor, made) : !(flags & REUSED)) {
                 if (is_new) return false;
-                if (Known* known = find(tensor)) known->made.read = step_;
+                if (Known* known = find(tensor)) known->made.read = stretch_;
             }
         }
         own.flags = flags;
         if (!add_kind(tensor, memory, position, &own.type)) return false;
         rows_.push_back(own);
         return true;
+    }
+
+    // Returns true for a tensor that is always read again. Python reads those without memory here.
+    bool is_small(const Memory& memory) const {
+        return memory.data != nullptr && bytes_of(memory) < recorder_->small;
     }
 
     bool ask_version(PyObject* tensor, int64_t* version) {
@@ -467,7 +489,8 @@ class Call {
     Note* note_;
     Operator& op_;
     std::vector<Row> rows_;
-    uint32_t order_ = 0, step_ = 0, number_ = 0;
+    uint32_t order_ = 0, step_ = 0, stretch_ = 0, number_ = 0;
+    PyObject* last_ = nullptr;  // the tensor of the last row
     uint16_t thread_ = 0;
     bool reads_unwritten_ = false;
 };
@@ -513,15 +536,16 @@ PyObject* make_note(Recorder* recorder, const std::shared_ptr<Operator>& op, Wha
     return self;
 }
 
-// (number, is_empty, rearranges, overwrites): the routines before and after an operator.
+// (number, part, is_empty, rearranges, overwrites): the routines before and after an operator.
 PyObject* recorder_notes(PyObject* self, PyObject* args) {
-    unsigned int number;
+    unsigned int number, part;
     int is_empty, rearranges, overwrites;
-    if (!PyArg_ParseTuple(args, "Ippp", &number, &is_empty, &rearranges, &overwrites)) {
+    if (!PyArg_ParseTuple(args, "IIppp", &number, &part, &is_empty, &rearranges, &overwrites)) {
         return nullptr;
     }
     auto op = std::make_shared<Operator>();
     op->number = number;
+    op->part = part;
     op->is_empty = is_empty != 0;
     op->rearranges = rearranges != 0;
     op->overwrites = overwrites != 0;
@@ -537,6 +561,7 @@ PyObject* recorder_next(PyObject* self, PyObject*) {
 // Forgets all tensors, and returns what was known of those that are alive.
 PyObject* recorder_take(PyObject* self, PyObject*) {
     auto* recorder = reinterpret_cast<Recorder*>(self);
+    ++recorder->stretch;
     Table<Known> taken;
     std::swap(taken, *recorder->known);
     Owned list(PyList_New(0));
@@ -595,7 +620,7 @@ PyObject* recorder_new(PyTypeObject* type, PyObject* args, PyObject*) {
     Py_INCREF(self->tensor_type);
     Py_INCREF(self->parameter_type);
     self->order = -1;
-    self->check = 1;
+    self->check = self->stretch = 1;
     self->sweep = 1024;
 #define AMANDA_READ(name) \
     if (!read_function(owner, #name, &self->name)) return nullptr;
@@ -642,6 +667,8 @@ PyMemberDef recorder_members[] = {
     {"order", T_LONGLONG, offsetof(Recorder, order), 0, "Order of the last row."},
     {"step", T_UINT, offsetof(Recorder, step), 0, "Number of the step."},
     {"check", T_UINT, offsetof(Recorder, check), 0, "Of so many inputs, one is read again."},
+    {"small", T_ULONGLONG, offsetof(Recorder, small), 0,
+     "Inputs of fewer bytes are all read again."},
     {"takes", T_BOOL, offsetof(Recorder, takes), 0, "Whether this step is recorded."},
     {"due", T_BOOL, offsetof(Recorder, due), 0, "Whether states are recorded next."},
     {"with_norms", T_BOOL, offsetof(Recorder, with_norms), 0, "Whether norms are recorded."},
@@ -655,7 +682,7 @@ PyMemberDef recorder_members[] = {
 
 PyMethodDef recorder_methods[] = {
     {"notes", recorder_notes, METH_VARARGS,
-     "notes(number, is_empty, rearranges, overwrites, /)\n--\n\n"
+     "notes(number, part, is_empty, rearranges, overwrites, /)\n--\n\n"
      "Return the routines before and after an operator."},
     {"next", recorder_next, METH_NOARGS, "next()\n--\n\nReturn the order of the next rows."},
     {"take", recorder_take, METH_NOARGS,
@@ -701,6 +728,8 @@ PyMethodDef functions[] = {
 };
 
 }  // namespace
+
+bool is_note(PyObject* routine) { return Py_IS_TYPE(routine, note_type); }
 
 int add_recorder(PyObject* module) {
     if (PyModule_AddFunctions(module, functions) < 0) return -1;

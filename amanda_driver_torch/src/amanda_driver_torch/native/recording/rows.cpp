@@ -41,6 +41,21 @@ void copy_axis(uint8_t* to, const uint8_t* from, Axis axis) {
     }
 }
 
+#if defined(__SSE2__)
+// Copies a transposed matrix of 4 x 4 items of 4 bytes, of which rows are so many bytes apart.
+inline void transpose_4(uint8_t* to, int64_t width, const uint8_t* from, int64_t step) {
+    auto load = [](const uint8_t* at) { return _mm_loadu_ps(reinterpret_cast<const float*>(at)); };
+    auto store = [](uint8_t* at, __m128 row) { _mm_storeu_ps(reinterpret_cast<float*>(at), row); };
+    __m128 a = load(from), b = load(from + step), c = load(from + 2 * step),
+           d = load(from + 3 * step);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    store(to, a);
+    store(to + width, b);
+    store(to + 2 * width, c);
+    store(to + 3 * width, d);
+}
+#endif
+
 // Copies a transposed matrix of items of 4 bytes.
 void copy_transposed(uint8_t* to, const uint8_t* from, int64_t rows, Axis columns) {
     constexpr int64_t ITEM = 4, TILE = 16;
@@ -50,16 +65,8 @@ void copy_transposed(uint8_t* to, const uint8_t* from, int64_t rows, Axis column
     for (; row + TILE <= rows; row += TILE) {
         for (int64_t column = 0; column < whole; column += 4) {
             for (int64_t i = row; i < row + TILE; i += 4) {
-                const uint8_t* at = from + column * columns.step + i * ITEM;
-                __m128 parts[4];
-                for (int k = 0; k < 4; ++k) {
-                    parts[k] = _mm_loadu_ps(reinterpret_cast<const float*>(at + k * columns.step));
-                }
-                _MM_TRANSPOSE4_PS(parts[0], parts[1], parts[2], parts[3]);
-                for (int k = 0; k < 4; ++k) {
-                    uint8_t* place = to + (i + k) * width + column * ITEM;
-                    _mm_storeu_ps(reinterpret_cast<float*>(place), parts[k]);
-                }
+                transpose_4(to + i * width + column * ITEM, width,
+                            from + column * columns.step + i * ITEM, columns.step);
             }
         }
         for (int64_t i = row; i < row + TILE; ++i) {

@@ -173,15 +173,20 @@ AMANDA_WIDE __m256i scrambled(__m256i lane, const uint8_t* secret) {
     return _mm256_add_epi64(_mm256_mul_epu32(lane, prime), _mm256_slli_epi64(high, 32));
 }
 
+// Bytes from which data are hardly in the nearest cache.
+constexpr size_t FAR = 1 << 16;
+
 __attribute__((target("avx2"))) void add_all_avx2(Lanes& lanes, const uint8_t* data, size_t size) {
     auto* own = reinterpret_cast<__m256i*>(lanes.lane);
     __m256i low = own[0], high = own[1];
+    // What lies in main memory is read twice as fast if it is asked for early. A prefetch may go
+    // beyond the memory.
+    const size_t ahead = size < FAR ? 512 : 4096;
     for (;; size -= BLOCK) {
         const bool more = size > BLOCK;
         const uint8_t* end = data + (more ? BLOCK : (size - 1) / STRIPE * STRIPE);
         for (const uint8_t* secret = SECRET; data != end; data += STRIPE, secret += 8) {
-            // A prefetch may go beyond the memory.
-            _mm_prefetch(reinterpret_cast<const char*>(data) + 512, _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(data) + ahead, _MM_HINT_T0);
             low = with_half(low, data, secret);
             high = with_half(high, data + 32, secret + 32);
         }
