@@ -50,6 +50,11 @@ def modules_of_a_model(size: int) -> Program:
     return lambda: model(x).sum().backward()
 
 
+def modules_without_gradients(size: int) -> Program:
+    model, x = nn.Sequential(*(nn.Linear(2, 2) for _ in range(size))), torch.ones(1, 2)
+    return torch.no_grad()(lambda: model(x))
+
+
 def modules_in_a_list(size: int) -> Program:
     class Stack(nn.Module):
         def __init__(self) -> None:
@@ -104,6 +109,7 @@ PROGRAMS = [
     tensors_of_a_foreach_step,
     operands,
     modules_of_a_model,
+    modules_without_gradients,
     modules_in_a_list,
     models,
     operators,
@@ -124,8 +130,11 @@ SAMPLE = [
     *((name, make, 20, 100) for name in ("raw", "flops") for make in PROGRAMS),
     ("prune", modules_of_a_model, 20, 100),
     ("quantize", modules_of_a_model, 20, 100),
-    ("capture", modules_of_a_model, 20, 100),
-    ("effective_path", modules_of_a_model, 20, 100),
+    *(
+        (name, make, 20, 100)
+        for name in ("capture", "effective_path")
+        for make in (modules_of_a_model, modules_without_gradients, models)
+    ),
     ("raw", operators, 100, 1_000),
     *((name, operands, 100, 1_000) for name in ("raw", "flops", "graph")),
     *((name, tensors_of_a_foreach_step, 100, 1_000) for name in ("raw", "flops", "latency")),
