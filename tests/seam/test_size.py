@@ -7,7 +7,7 @@ that run, loops included, may grow as the size does.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -44,14 +44,23 @@ def operands(size: int) -> Program:
     return lambda: torch.cat(leaves).sum().backward()  # type: ignore[no-untyped-call]
 
 
+@torch.no_grad()
+def rotations(size: int) -> Iterator[nn.Linear]:
+    """Yield layers through which values neither grow nor vanish: zeros may take longer to count."""
+    for _ in range(size):
+        layer = nn.Linear(2, 2)
+        layer.weight.copy_(torch.tensor([[0.6, 0.8], [-0.8, 0.6]]))
+        yield layer
+
+
 def modules_of_a_model(size: int) -> Program:
-    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(size)))
+    model = nn.Sequential(*rotations(size))
     x = torch.ones(1, 2)
     return lambda: model(x).sum().backward()
 
 
 def modules_without_gradients(size: int) -> Program:
-    model, x = nn.Sequential(*(nn.Linear(2, 2) for _ in range(size))), torch.ones(1, 2)
+    model, x = nn.Sequential(*rotations(size)), torch.ones(1, 2)
     return torch.no_grad()(lambda: model(x))
 
 
@@ -59,7 +68,7 @@ def modules_in_a_list(size: int) -> Program:
     class Stack(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = [[nn.Linear(2, 2) for _ in range(size)]]  # Not registered.
+            self.layers = [[*rotations(size)]]  # Not registered.
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for layer in self.layers[0]:
@@ -71,7 +80,7 @@ def modules_in_a_list(size: int) -> Program:
 
 
 def models(size: int) -> Program:
-    layers = [nn.Linear(2, 2) for _ in range(size)]
+    layers = [*rotations(size)]
     optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1)
     x = torch.ones(1, 2)
 
