@@ -201,31 +201,59 @@ def test_an_exception_at_each_line_around_the_drivers_own_work(around: str) -> N
     assert profiled.count("aten::sigmoid") == lines
 
 
-@pytest.mark.parametrize("undone", range(0, 240, 20))
-def test_ctrl_c_while_the_patches_are_undone(undone: int) -> None:
-    used(expected := Counter())
-    before, left = state(), undone
+@contextlib.contextmanager
+def interrupted(file: str, function: str, after: int) -> Iterator[None]:
+    """Raise KeyboardInterrupt in a function, after a number of its lines."""
+    left = after
 
-    def at_undo(frame: Any, event: str, _: Any) -> Any:
+    def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal left
         code = frame.f_code
-        if code.co_name != "_undo" or "patching" not in code.co_filename:
+        if code.co_name != function or file not in code.co_filename:
             return None
         left -= event == "line"
         if left < 0:
             sys.settrace(None)
             raise KeyboardInterrupt
-        return at_undo
+        return trace
 
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.filterwarnings("error::amanda.AmandaWarning")
+@pytest.mark.parametrize("place", [("backward", "_hook_leaf"), ("node_hooks", "_hook")])
+def test_a_hook_on_a_leaf_that_ctrl_c_leaves_does_nothing_later(place: tuple[str, str]) -> None:
+    weight = torch.ones(4, requires_grad=True)
+
+    def program() -> None:
+        weight.sin().sum().backward()
+
+    # A graph that is kept keeps the node of the leaf, which later graphs share.
+    kept, arrived = weight.view_as(weight), 0
+    for after in range(99):
+        try:
+            with amanda.apply(Counter()), interrupted(*place, after):
+                program()
+        except KeyboardInterrupt:
+            arrived += 1
+        program()
+    assert 5 < arrived < 99
+    assert kept.grad_fn is not None
+
+
+@pytest.mark.parametrize("undone", range(0, 240, 20))
+def test_ctrl_c_while_the_patches_are_undone(undone: int) -> None:
+    used(expected := Counter())
+    before = state()
     applied = amanda.apply(Counter())
     applied.__enter__()
     program()
-    sys.settrace(at_undo)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            applied.__exit__(None, None, None)
-    finally:
-        sys.settrace(None)
+    with pytest.raises(KeyboardInterrupt), interrupted("patching", "_undo", undone):
+        applied.__exit__(None, None, None)
     assert state() == before
     used(later := Counter())
     assert later.seen == expected.seen

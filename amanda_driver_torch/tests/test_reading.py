@@ -390,11 +390,8 @@ class Private(nn.Module):
         return self.parts[0](x) + self.shift
 
 
-@pytest.mark.parametrize("method", ["buffers", "named_buffers", "modules", "named_modules"])
-def test_buffers_are_constants_whatever_a_class_overrides(
-    monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    monkeypatch.setattr(Private, method, lambda *args, **kwargs: 1 / 0)
+def constants() -> tuple[dict[str, list[bool]], amanda.Tool]:
+    """Return a tool, and for each type of op which of the inputs it finds to be constants."""
     found: dict[str, list[bool]] = {}
 
     def analyse(context: amanda.OpContext) -> None:
@@ -404,6 +401,15 @@ def test_buffers_are_constants_whatever_a_class_overrides(
 
     tool = amanda.Tool()
     tool.add_inst_for_op(analyse)
+    return found, tool
+
+
+@pytest.mark.parametrize("method", ["buffers", "named_buffers", "modules", "named_modules"])
+def test_buffers_are_constants_whatever_a_class_overrides(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(Private, method, lambda *args, **kwargs: 1 / 0)
+    found, tool = constants()
     x, model = torch.rand(2, 3), Private()
     with amanda.apply(tool):
         model(x)
@@ -456,3 +462,54 @@ def test_zeros_are_counted_as_numpy_counts_them(dtype: torch.dtype) -> None:
     freed = torch.ones(3, dtype=dtype)
     freed.untyped_storage().resize_(0)
     assert FACTS.zeros(freed, 0.1) is None
+
+
+class Table(nn.Module):
+    """A module that is never called, as one with tables of angles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.ones(3))
+
+
+class Reader(nn.Module):
+    """Reads a buffer of its own, which it replaces, and one of a module that does not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layers = Table(), nn.Sequential(*(nn.Identity() for _ in range(9)))
+        self.register_buffer("state", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a number of each row."""
+        x = torch.mul(x, self.state)
+        self.state = x[0].clone()
+        return torch.sub(x, self.table.rows).div(self.state)
+
+
+@torch.no_grad()
+def test_buffers_of_all_models_are_constants_and_those_that_are_replaced() -> None:
+    found, tool = constants()
+    first, second = Private(), Reader()
+    with amanda.apply(tool):
+        x = first(torch.rand(2, 3))
+        second(x)
+        torch.maximum(x, second.table.rows)  # Outside of modules.
+    assert [found[op][:2] for op in ("mul", "sub", "div", "maximum")] == [[False, True]] * 4
+
+
+#: As many operators as `Reader` has modules.
+UNARY = "abs ceil cos cosh erf exp expm1 floor log log1p neg round sin".split()
+
+
+@torch.no_grad()
+def test_a_new_buffer_of_a_module_that_does_not_run_is_found_after_some_operators() -> None:
+    found, tool = constants()
+    model, x = Reader(), torch.rand(2, 3)
+    with amanda.apply(tool):
+        model(x)
+        model.table.rows = torch.zeros(3)
+        for name in UNARY:
+            getattr(torch, name)(x)
+        torch.maximum(x, model.table.rows)
+    assert found["maximum"][:2] == [False, True]

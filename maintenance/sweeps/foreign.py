@@ -13,6 +13,7 @@ under the shipped tools.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import importlib
 import importlib.util
 import multiprocessing
@@ -39,7 +40,7 @@ from .identity import ROUTINES, Identity
 from .models import LEFT_ALONE
 from .observations import Facts, different, random_states, tensors, value
 from .operators import INTERCEPTORS, VARIABLE, quiet
-from .results import Failure, Part, merged, read, versions
+from .results import Failure, Part, commit, merged, read, versions
 from .shipped import SHIPPED, WAYS, applied, differing, is_refusal, otherwise
 
 #: Time after which a program counts as hanging; none needs a fifth of it.
@@ -388,6 +389,7 @@ def sweep(names: list[str], *, framework: str = "torch", verbose: bool = False) 
             else:
                 whole.cases[name] += 1
                 whole.failures.append(Failure(name, "in a process of its own", [crash]))
+        whole.runs[name] = f"{datetime.date.today()}, `{commit()}`"
     every = [program for program in PROGRAMS.values() if program.framework == framework]
     whole.totals["programs"] = len(every)
     return whole

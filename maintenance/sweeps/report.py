@@ -151,6 +151,9 @@ PARTS["faults, shipped"] = (
     "`dump`, which writes files.",
 )
 
+#: A row of a program, and one of what was refused.
+_RUN = re.compile(r"^\| (.+) \| (\d+) \| (\d{4}-\d\d-\d\d, `\w+`) \|$", re.MULTILINE)
+_REFUSED = re.compile(r"^- (.+) \(([\d,]+) times\)$", re.MULTILINE)
 _SHARD = re.compile(r" --shard (\d+/\d+)")
 
 #: Part -> heading of `Part.refused`, if it does not contain errors.
@@ -179,6 +182,8 @@ def _page(found: dict[str, Part], before: str) -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, (heading, _) in PARTS.items():
         part = found.get(name)
+        if part is not None and part.runs:
+            _add_earlier(part, sections.get(heading, ""))
         if part is None:
             yield rows.get(heading, f"| {heading} | not run | | |")
             continue
@@ -191,6 +196,21 @@ def _page(found: dict[str, Part], before: str) -> Iterator[str]:
             yield from _part(found[name])
         elif heading in sections:
             yield f"## {heading}\n{sections[heading]}"
+
+
+def _add_earlier(part: Part, section: str) -> None:
+    """Add the programs of an earlier page that were not run again."""
+    for name, times, run in _RUN.findall(section):
+        if name not in part.runs:
+            part.runs[name], part.cases[name] = run, int(times)
+            of_program = (f"{name}:", f"{name},")
+            part.refused.update(
+                {
+                    what: int(number.replace(",", ""))
+                    for what, number in _REFUSED.findall(section)
+                    if what.startswith(of_program)
+                }
+            )
 
 
 def _part(part: Part) -> Iterator[str]:
@@ -210,8 +230,11 @@ def _part(part: Part) -> Iterator[str]:
         counts |= {f"classes of {t}": len({*names} & {*compared}) for t, names in MODELS.items()}
     yield from (f"| {name} | {number:,} |" for name, number in sorted(counts.items()))
     yield ""
-    if part.name.startswith("programs"):
-        yield f"Compared: {'; '.join(sorted(compared))}.\n"
+    if part.runs:
+        yield "| program | comparisons | run on, at commit |\n|---|---|---|"
+        for name in sorted(part.runs):
+            yield f"| {name} | {part.cases[name] or 'none, see below'} | {part.runs[name]} |"
+        yield "\nThe other figures are of those that were run last.\n"
     if part.figures:
         yield "### Figures\n"
         yield from (f"- {case}: {figure}" for case, figure in part.figures.items())

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import json
 import platform
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -54,6 +55,8 @@ class Part:
         left_out: Case -> why it could not be compared at all.
         figures: Measurements by case, as text.
         options: Command-line options of the runs.
+        runs: Case -> the day and the commit of its run, for parts whose cases are run again one by
+            one.
         when: Start, in seconds since the epoch.
     """
 
@@ -66,6 +69,7 @@ class Part:
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
     figures: dict[str, str] = dataclasses.field(default_factory=dict)
     options: list[str] = dataclasses.field(default_factory=list)
+    runs: dict[str, str] = dataclasses.field(default_factory=dict)
     when: float = dataclasses.field(default_factory=time.time)
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -108,9 +112,16 @@ def merged(parts: Iterable[Part]) -> dict[str, Part]:
         into.failures += part.failures
         into.left_out |= part.left_out
         into.figures |= part.figures
+        into.runs |= part.runs
         into.options += [option for option in part.options if option not in into.options]
         into.versions |= part.versions
     return whole
+
+
+def commit() -> str:
+    """Return the short name of the commit whose sources run; empty outside of a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
 
 
 def versions() -> dict[str, str]:

@@ -7,7 +7,7 @@ that run, loops included, may grow as the size does.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -44,17 +44,31 @@ def operands(size: int) -> Program:
     return lambda: torch.cat(leaves).sum().backward()  # type: ignore[no-untyped-call]
 
 
+@torch.no_grad()
+def rotations(size: int) -> Iterator[nn.Linear]:
+    """Yield layers through which values neither grow nor vanish: zeros may take longer to count."""
+    for _ in range(size):
+        layer = nn.Linear(2, 2)
+        layer.weight.copy_(torch.tensor([[0.6, 0.8], [-0.8, 0.6]]))
+        yield layer
+
+
 def modules_of_a_model(size: int) -> Program:
-    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(size)))
+    model = nn.Sequential(*rotations(size))
     x = torch.ones(1, 2)
     return lambda: model(x).sum().backward()
+
+
+def modules_without_gradients(size: int) -> Program:
+    model, x = nn.Sequential(*rotations(size)), torch.ones(1, 2)
+    return torch.no_grad()(lambda: model(x))
 
 
 def modules_in_a_list(size: int) -> Program:
     class Stack(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = [[nn.Linear(2, 2) for _ in range(size)]]  # Not registered.
+            self.layers = [[*rotations(size)]]  # Not registered.
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for layer in self.layers[0]:
@@ -66,7 +80,7 @@ def modules_in_a_list(size: int) -> Program:
 
 
 def models(size: int) -> Program:
-    layers = [nn.Linear(2, 2) for _ in range(size)]
+    layers = [*rotations(size)]
     optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1)
     x = torch.ones(1, 2)
 
@@ -104,6 +118,7 @@ PROGRAMS = [
     tensors_of_a_foreach_step,
     operands,
     modules_of_a_model,
+    modules_without_gradients,
     modules_in_a_list,
     models,
     operators,
@@ -124,8 +139,11 @@ SAMPLE = [
     *((name, make, 20, 100) for name in ("raw", "flops") for make in PROGRAMS),
     ("prune", modules_of_a_model, 20, 100),
     ("quantize", modules_of_a_model, 20, 100),
-    ("capture", modules_of_a_model, 20, 100),
-    ("effective_path", modules_of_a_model, 20, 100),
+    *(
+        (name, make, 20, 100)
+        for name in ("capture", "effective_path")
+        for make in (modules_of_a_model, modules_without_gradients, models)
+    ),
     ("raw", operators, 100, 1_000),
     *((name, operands, 100, 1_000) for name in ("raw", "flops", "graph")),
     *((name, tensors_of_a_foreach_step, 100, 1_000) for name in ("raw", "flops", "latency")),

@@ -63,7 +63,11 @@ class TensorFlowAttachment:
         session.shared(
             "tensorflow.parameters",
             lambda: Variables(
-                Labels(), handle_of, lambda: variables_of(scopes.roots()), scopes.classes
+                Labels(),
+                handle_of,
+                lambda: variables_of(scopes.roots()),
+                scopes.classes,
+                lambda path: scopes.class_at(path.partition("/")[0], path),
             ),
         )
         # The recorder stays installed, so the modes' replacements must be put on top of it.

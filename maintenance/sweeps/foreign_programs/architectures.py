@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from maintenance.sweeps.foreign import Note
 
-from .catalog import PASSED, program
+from .catalog import PASSED, SAVES, program
 from .libraries import steps
 
 _VISION = "maintenance.sweeps.foreign_programs.vision_kernels"
@@ -22,7 +22,7 @@ _VISION = "maintenance.sweeps.foreign_programs.vision_kernels"
 @program(
     "timm: a vision transformer, a network with gates, and an average",
     needs=(_VISION, "timm"),
-    notice="(state_dict writes the model without)?",  # The average reads it.
+    notice=SAVES,  # The average reads it.
 )
 def images(note: Note) -> None:
     """Train with timm's loss, clipping, scheduler, and average of weights."""

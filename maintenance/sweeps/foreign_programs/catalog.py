@@ -25,6 +25,9 @@ PASSED = (
     "module computes with"
 )
 
+#: Warning of a program that saves its model under a tool that edits it.
+SAVES = "(state_dict writes the model without)?"
+
 
 def program(
     name: str,

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from maintenance.sweeps.foreign import Note
 
-from .catalog import EPOCH, EPOCH_BACKWARD, net, program, samples, train
+from .catalog import EPOCH, EPOCH_BACKWARD, SAVES, net, program, samples, train
 
 COMPILED = r"compiled|eagerly"
 TRANSFORMS = r"torch\.func"
@@ -105,7 +105,7 @@ def fx(note: Note) -> None:
     note("output", model(features))
 
 
-@program("fake tensors, meta device", {"linear": 2, "relu": 1})
+@program("fake tensors, meta device", {"linear": 2, "relu": 1}, notice=SAVES)
 def fake(note: Note) -> None:
     """Compute shapes without values, then values."""
     from torch._subclasses.fake_tensor import FakeTensorMode

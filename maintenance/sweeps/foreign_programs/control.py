@@ -16,7 +16,9 @@ from maintenance.sweeps.foreign import Note
 from .catalog import program
 
 
-@program("exceptions in the program, generators, threads", {"linear": 3})
+@program(
+    "exceptions in the program, generators, threads", {"linear": 3}, notice="Operators of thread"
+)
 def control(note: Note) -> None:
     """Catch errors, leave generators half-way, and run threads in parallel."""
     import threading

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from maintenance.sweeps.foreign import Note
 
-from .catalog import WRITTEN, net, program, samples, train
+from .catalog import SAVES, WRITTEN, net, program, samples, train
 from .compilers import COMPILED
 
 _DENSE = torch.tensor([[0.0, 2.0, 0.0, 4.0], [1.5, 0.0, -3.0, 0.0]])
@@ -255,7 +255,7 @@ def logging(note: Note) -> None:
     note.events("mode", _operators(logs))
 
 
-@program("swap_tensors, to and to_empty inside")
+@program("swap_tensors, to and to_empty inside", notice=SAVES)
 def swapped(note: Note) -> None:
     """Convert modules by swapping their parameters."""
     torch.__future__.set_swap_module_params_on_conversion(True)

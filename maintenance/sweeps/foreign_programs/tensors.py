@@ -15,7 +15,7 @@ from torch import nn
 
 from maintenance.sweeps.foreign import Note
 
-from .catalog import WRITTEN, net, program
+from .catalog import SAVES, WRITTEN, net, program
 
 
 @program("dtypes: double, half, complex, integers", {"matmul": 4})
@@ -28,7 +28,9 @@ def dtypes(note: Note) -> None:
         note(str(dtype), [result, weight.grad])
 
 
-@program("pickle, deepcopy, save, load", {"linear": 8, "relu": 4, "dropout": 4})
+@program(
+    "pickle, deepcopy, save, load", {"linear": 8, "relu": 4, "dropout": 4}, notice=SAVES
+)
 def copies(note: Note) -> None:
     """Copy a model in all ways, run each copy, and compare the bytes with those without tools."""
     model, features = net(), torch.randn(4, 6)

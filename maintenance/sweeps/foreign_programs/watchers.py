@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 
 from maintenance.sweeps.foreign import Note
 
-from .catalog import EPOCH, EPOCH_BACKWARD, net, program, samples, train
+from .catalog import EPOCH, EPOCH_BACKWARD, SAVES, net, program, samples, train
 
 
-@program("hooks of the user's", EPOCH, EPOCH_BACKWARD)
+@program("hooks of the user's", EPOCH, EPOCH_BACKWARD, notice=SAVES)
 def hooks(note: Note) -> None:
     """Use every kind of hook; each records its arguments, and some change them."""
     model, order = net(), list[str]()

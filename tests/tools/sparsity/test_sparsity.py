@@ -378,6 +378,15 @@ def test_halves_and_doubles() -> None:
         assert [(t.kind, t.zeros) for t in found.tensors] == [("input", 1), ("output", 2)]
 
 
+def test_executions_of_one_operator_in_several_dtypes_are_added() -> None:
+    tool, rows = Sparsity(), [[1.0, 0.0, 0.0], [2.0, 0.0, 3.0]]
+    with amanda.apply(tool):
+        for dtype in (torch.float64, torch.bfloat16, torch.float32, torch.bfloat16):
+            F.relu(torch.tensor(rows, dtype=dtype))
+    output = one(tool.result(), "output", "relu")
+    assert (output.executions, output.zeros, output.dead) == (4, 12, [1])
+
+
 def test_options() -> None:
     wrong: Any = "middle"
     with pytest.raises(ValueError, match="limit must not be negative"):

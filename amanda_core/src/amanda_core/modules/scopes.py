@@ -11,7 +11,7 @@ import heapq
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -107,7 +107,7 @@ class _Root:
         self.others: dict[str, _Module] = {}
         self.numbers = _Numbers()
         #: Path -> the module that was last found there.
-        self.found: dict[str, weakref.ref[Any]] = {}
+        self.found: dict[str, _Module] = {}
         #: Weight -> its name when weights were last listed.
         self.weights: Known[str] = Known()
 
@@ -228,6 +228,15 @@ class Scopes:
                 break
         return found
 
+    def around(self, scope: Scope) -> Iterator[Any]:
+        """Yield the module of a scope, and from it outwards those that hold it."""
+        root = self._by_label.get(scope.root)
+        known: Any = root and (root.found.get(scope.path) or root.others.get(scope.path))
+        while known is not None:
+            if (module := known()) is not None:
+                yield module
+            known = known.owner
+
     def held(self, root: str) -> list[str]:
         """Return the paths of the modules that a root holds, whether or not they were called."""
         found = self._by_label.get(root)
@@ -244,6 +253,17 @@ class Scopes:
         known = [one for root in chosen if root is not None for one in root.modules.copy().values()]
         named = [(one.scope.path, one()) for one in known]
         return {path: self._class_of(one) for path, one in named if one is not None}
+
+    def class_at(self, root: str, path: str) -> str | None:
+        """Return the name of the class of a module that no other one holds, else None.
+
+        There is one more at each call of a module in a plain list. To list `classes` for each of
+        them would take the square of their number.
+        """
+        held = self._by_label.get(root)
+        known = held.others.get(path) if held is not None else None
+        module = known() if known is not None else None
+        return None if module is None else self._class_of(module)
 
     def weight_name(self, scope: Scope, weight: Any) -> str | None:
         """Return the qualified name of a weight in the root that `scope` belongs to, or None."""

@@ -125,6 +125,10 @@ class Parameters:
         """Return the name of the class of each module of a root by its path."""
         return self._scopes.classes(root)
 
+    def class_at(self, root: str, path: str) -> str | None:
+        """Return the name of the class of a module of a root that no other one holds, else None."""
+        return self._scopes.class_at(root, path)
+
     def find(self, value: Any, root: str, operand: bool = True) -> Found | None:
         """Return the parameter that a tensor is or shows a part of; None if there is none.
 

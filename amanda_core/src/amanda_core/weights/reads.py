@@ -167,6 +167,7 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
         root: Name of the model that the op is part of; empty outside of modules.
         classes: Returns the name of the class of each module of that model, by the module's path.
             Empty where the driver does not know the modules.
+        class_at: Returns the name of the class of one module that no other one holds, else None.
         model: Returns the model of such a name; None if it has died or the driver cannot tell.
         written: Positions at which the op writes into a weight.
         uncounted: Owners of the weights that the op writes without changing a version.
@@ -185,10 +186,11 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
         classes: Callable[[], dict[str, str]] = dict,
         model: Callable[[str], Any] = lambda name: None,
         computed: Collection[str] = (),
+        class_at: Callable[[str], str | None] = lambda path: None,
     ) -> None:
         self.computed = computed
         self._weights, self.shapes, self.root = weights, shapes, root
-        self.classes, self.model = classes, model
+        self.classes, self.class_at, self.model = classes, class_at, model
         self.consumed, self.supported = consumed, supported
         self.written = frozenset(place for place in weights if _position(place) in written)
         # Fused optimizers write whole lists, and change no version.
@@ -283,8 +285,17 @@ def _found_in_memory(context: WatchedContext, parameters: Parameters) -> Reads:
         if (part := part_of(value, 0)) is not None
     ]
     written = execution.get("writes") or frozenset()
-    model = parameters.model
-    return Reads(found, shapes, consumed, True, written, destinations, root, classes, model)
+    return Reads(
+        found,
+        shapes,
+        consumed,
+        written=written,
+        destinations=destinations,
+        root=root,
+        classes=classes,
+        model=parameters.model,
+        class_at=functools.partial(parameters.class_at, root),
+    )
 
 
 def _position(place: int | tuple[int, int]) -> int:

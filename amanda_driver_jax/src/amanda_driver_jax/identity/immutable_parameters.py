@@ -79,6 +79,7 @@ class ImmutableParameters:
             consumed,
             root=root,
             classes=lambda: dict(classes),
+            class_at=classes.get,
             computed=computed,
         )
 

@@ -41,6 +41,7 @@ class Variables:
             is; None for others.
         named: Returns the variables of the layers that have been called: names and handles.
         classes: Returns the names of the classes of these layers by their paths.
+        class_at: Returns the name of the class of the layer at a path.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class Variables:
         eager: Callable[[Any], Any],
         named: Callable[[], Iterable[tuple[str, Any]]],
         classes: Callable[[], dict[str, str]] = dict,
+        class_at: Callable[[str], str | None] = lambda path: None,
     ) -> None:
         self._labels, self._eager, self._named = labels, eager, named
-        self._classes = classes
+        self._classes, self._class_at = classes, class_at
         #: Token of a variable -> its name, and the other way round.
         self._names: dict[int, str] = {}
         self._tokens: dict[str, int] = {}
@@ -81,7 +83,8 @@ class Variables:
             else:
                 add(position, position, value)
         consumed = bool(found) and context.op_type not in _READS | _SHAPES
-        return Reads(found, self._all, consumed, classes=self._classes)
+        classes, class_at = self._classes, self._class_at
+        return Reads(found, self._all, consumed, classes=classes, class_at=class_at)
 
     def memory(self, value: Any) -> None:
         """Return None: where a variable lies is not known."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
 
 from amanda_core.driver_kit import (
     NATIVE,
@@ -31,6 +30,7 @@ from amanda_driver_torch.execution.reductions import Reductions, clear_hooks
 from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.gradients.backward import Backward
 from amanda_driver_torch.gradients.records import OpRecord
+from amanda_driver_torch.identity.constants import Constants
 from amanda_driver_torch.identity.leaves import Leaves
 from amanda_driver_torch.identity.rules import LAYOUTS, RULES, new_scopes
 from amanda_driver_torch.interception import device_graphs
@@ -44,8 +44,6 @@ from amanda_driver_torch.interception.patches import PATCHES
 from amanda_driver_torch.operators.bindings import unknown_bindings
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.internals import RELEASE, runs_backward
-from amanda_driver_torch.torch_internals.modules import has_buffer
-from amanda_driver_torch.torch_internals.tensor_attributes import is_weight, requires_grad
 
 if TYPE_CHECKING:
     from amanda_driver_torch.compiled.callbacks import CompiledCode
@@ -115,7 +113,7 @@ class TorchAttachment(OperatorCalls):
         self._attached = False
 
     def _begin_to_execute(self) -> None:
-        constant = _constant_in(self.scopes)
+        constant = Constants(self.scopes)
         self._execution = Execution(self.session, self.backward, constant, self._hides)
         self.reductions = Reductions(self.session, self.scopes, self.backward, NAMESPACE)
 
@@ -305,24 +303,6 @@ def _other_threads(session: Session) -> list[CoverageGap]:
         return []
     what = "threads other than the one that entered `apply`"
     return [CoverageGap(what, 'they run without tools; threads="all" instruments them')]
-
-
-def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:
-    """Return a function that maps parameters, buffers and non-tensors to themselves, other inputs
-    to None.
-    """
-
-    def constant(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
-            return value
-        if is_weight(value):
-            return value
-        # Not for each result of an operator in training: all modules are walked through.
-        can_be = not requires_grad(value)
-        is_buffer = can_be and any(has_buffer(root, value) for root in scopes.roots())
-        return value if is_buffer else None
-
-    return constant
 
 
 def _detach_in_child() -> None:

@@ -17,7 +17,6 @@ import torch
 from amanda_core.driver_kit import OpContext, Ref, Scope, Session
 from amanda_core.interface import Site
 from amanda_driver_torch.gradients.node_hooks import (
-    Lifetime,
     NodeHooks,
     Token,
     put_in_place,
@@ -84,7 +83,7 @@ class Backward(NodeHooks):
 
     def resume(self, session: Session) -> None:
         """Serve another session, after `release`. Hooks of earlier graphs do nothing."""
-        self.session, self.lifetime = session, Lifetime(session)
+        self.serve(session)
         self.second_order = False
         self._second_order.clear()
 

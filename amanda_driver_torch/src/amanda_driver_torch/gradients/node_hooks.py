@@ -23,14 +23,19 @@ _OWN = tuple(f"{_DRIVER}.{part}" for part in ("gradients.", "execution.", "_nati
 
 
 class Lifetime:
-    """Tells whether a session still exists, and outlives it."""
+    """Tells whether a session still exists, and outlives it.
+
+    Args:
+        session: The session.
+        warns: Whether a hook that runs after `apply` warns of it.
+    """
 
     __slots__ = ("_session", "_thread", "_warned")
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, warns: bool = True) -> None:
         self._session = weakref.ref(session)
         # A thread can do nothing about tools that another one has applied.
-        self._warned = session.host is not None
+        self._warned = not warns or session.host is not None
         #: The thread that has, if several share the tools.
         self._thread = None if session.turn is None else threading.get_ident()
 
@@ -74,8 +79,7 @@ class NodeHooks:
     """
 
     def __init__(self, session: Session) -> None:
-        self.session = session
-        self.lifetime = Lifetime(session)
+        self.serve(session)
         #: Execution -> its plan of gradients. Hooks hold the token, but neither the plan nor its
         #: tool, which may hold outputs that lead back to the hooked node.
         self._plans: weakref.WeakKeyDictionary[Token, Plan] = weakref.WeakKeyDictionary()
@@ -83,6 +87,14 @@ class NodeHooks:
         self._records: weakref.WeakKeyDictionary[Token, NodeRecord] = weakref.WeakKeyDictionary()
         #: Epoch -> the tools that were applied in it, if they still exist.
         self._tools: dict[int, tuple[weakref.ref[Tool], ...]] = {}
+
+    def serve(self, session: Session) -> None:
+        """Make hooks of this session from now on."""
+        self.session = session
+        self.lifetime = Lifetime(session)
+        # Hooks on leaves are removed at the end. An exception such as Ctrl-C may leave one, which
+        # stands in graphs that are made without tools.
+        self._of_leaves = Lifetime(session, warns=False)
 
     def keep(self, plan: Plan) -> Token:
         """Keep the plan of an execution until its graph is gone."""
@@ -164,7 +176,8 @@ class NodeHooks:
             token: Represents it in the hooks, with the epoch in which the node was made.
             finished: Called by the posthook if further executions need no hooks.
         """
-        held, lifetime = weakref.ref(self), self.lifetime
+        held = weakref.ref(self)
+        lifetime = self.lifetime if record.forward is not None else self._of_leaves
         token = token or Token(self.epoch())
         self._records[token] = record
 

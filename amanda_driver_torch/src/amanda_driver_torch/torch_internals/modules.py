@@ -38,6 +38,12 @@ def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | Non
     return parameters if type(parameters) is dict else _registry(module, "_parameters")
 
 
+def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """Return a module's own buffers by name; some may be None."""
+    buffers = module.__dict__.get("_buffers")
+    return buffers if type(buffers) is dict else _registry(module, "_buffers")
+
+
 def parameter_of(module: torch.nn.Module, name: str) -> Any:
     """Return a module's own parameter of this name, or None."""
     found = parameters_of(module).get(name)
@@ -124,23 +130,6 @@ def modules_in(
             prefix = f"{name}." if name else ""
             below = reversed(children.items())
             pending += [(prefix + key, child) for key, child in below if child is not None]
-
-
-def has_buffer(module: torch.nn.Module, tensor: torch.Tensor) -> bool:
-    """Return True if a tensor is a buffer of a module or of one under it."""
-    # `buffers` calls methods that a class may override. Analysis asks at each input.
-    pending: list[torch.nn.Module | None] = [module]
-    seen = set()
-    for found in pending:
-        if found is None:
-            continue
-        buffers = found.__dict__.get("_buffers")
-        if buffers and any(tensor is buffer for buffer in buffers.values()):
-            return True
-        if (children := children_of(found)) and id(found) not in seen:
-            seen.add(id(found))
-            pending += children.values()
-    return False
 
 
 def _registry(module: torch.nn.Module, name: str) -> dict[str, Any]:

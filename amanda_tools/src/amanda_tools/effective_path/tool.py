@@ -111,6 +111,9 @@ class EffectivePath(OperatorTool["_Op"]):
         self.how = Extraction(variant, theta, output_of, term_of, zeros, index(start))
         self.edges, self.output, self.until, self.limit = edges, output, until, limit
         self._run = Run()
+        #: The number of an operator, and the thread (0 in a graph) -> its current execution, and the
+        #: input tensors with their versions.
+        self._entered: dict[tuple[int, int], tuple[Execution, list[tuple[Ref, int]]]] = {}
         self._eager: dict[Facts, EagerValues] = {}
         self._symbolic = SymbolicValues(UNKNOWN)
         self._calls = Calls(self._symbol)
@@ -189,7 +192,7 @@ class EffectivePath(OperatorTool["_Op"]):
                 for item in (itertools.chain(*listed) if op.is_eager else ())
                 if (version := op.tensors.version(item)) is not None
             ]
-            op.entered[threading.get_ident() if op.is_eager else 0] = execution, versions
+            self._entered[op.number_here()] = execution, versions
 
     def leave(self, *outputs: Any, op: _Op) -> None:
         """Record the outputs of one execution."""
@@ -197,7 +200,7 @@ class EffectivePath(OperatorTool["_Op"]):
         if self._budget.skips:
             return
         with self._clock, self._lock:
-            entered = op.entered.pop(threading.get_ident() if op.is_eager else 0, None)
+            entered = self._entered.pop(op.number_here(), None)
             if entered is None:
                 return
             execution, versions = entered
@@ -317,9 +320,8 @@ class EffectivePath(OperatorTool["_Op"]):
 
     def _end_run(self) -> None:
         run, self._run = self._run, Run()
-        for op in self._ops.values():
-            if op.is_eager:
-                op.entered.clear()  # Executions left by an exception.
+        # Executions of eager operators that an exception has left.
+        self._entered = {here: one for here, one in self._entered.items() if not here[1]}
         if run.executions:
             with self._clock:
                 self._extract(run)
@@ -384,8 +386,10 @@ class _Op:
         #: In a graph: its number, and the origins of the inputs.
         self.program: int | None = None
         self.inputs: list[list[Port]] = []
-        #: Thread -> its current execution, and the input tensors with their versions.
-        self.entered: dict[int, tuple[Execution, list[tuple[Ref, int]]]] = {}
+
+    def number_here(self) -> tuple[int, int]:
+        """Return its number, and the thread that runs it now; 0 in a graph."""
+        return self.number, threading.get_ident() if self.is_eager else 0
 
     def is_tensor(self, value: Any) -> bool:
         """Return True for a dense or symbolic tensor, which may come from an operator."""

@@ -168,6 +168,8 @@ class Graph:
         self.edges: list[Edge] = []
         self._into: dict[int, list[Edge]] = {}
         self._from: dict[int, list[Edge]] = {}
+        #: Node -> the operators that take its values, along edges that close no cycle.
+        self._next: dict[int, set[int]] = {}
         self._known: dict[tuple[Any, ...], Edge] = {}
         self._backward: dict[int, list[Op]] = {}
         self._ids: dict[tuple[int, bool], Op] = {}
@@ -370,6 +372,8 @@ class Graph:
                 # Sorting would take as long for each operand as for all.
                 insort(self._into.setdefault(edge.consumer, []), edge, key=_by_position)
                 self._from.setdefault(edge.producer, []).append(edge)
+                if not edge.back:
+                    self._next.setdefault(edge.producer, set()).add(edge.consumer)
             return known
 
     def _reaches(self, start: int, end: int) -> bool:
@@ -380,7 +384,7 @@ class Graph:
             at = left.pop()
             if at == end:
                 return True
-            after = {edge.consumer for edge in self._from.get(at, ()) if not edge.back}
+            after = self._next.get(at, frozenset())
             left += after - seen
             seen |= after
         return False

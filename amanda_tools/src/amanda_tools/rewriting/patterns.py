@@ -181,6 +181,19 @@ class _Search:
         return _sources(edges_at(self.graph, self.graph.nodes[index], place))
 
 
+def _near(graph: Graph, pattern: Operator, since: tuple[int, int]) -> list[Op]:
+    """Return the operators that may be the last one of a match with a new node or edge in it."""
+    nodes, edges = since
+    last = {node.index for node in graph.nodes[nodes:]}
+    last.update(edge.consumer for edge in graph.edges[edges:])
+    near = set(last)
+    for _ in pattern.operators():
+        last = {edge.consumer for i in last for edge in graph.edges_from(graph.nodes[i])} - near
+        near |= last
+    found = (graph.nodes[index] for index in sorted(near))
+    return [op for op in found if isinstance(op, Op) and not op.is_backward]
+
+
 def edges_at(graph: Graph, op: Node, place: Place) -> list[Edge]:
     """Return the edges of the values at a place of an operator's inputs."""
     position, item = place if isinstance(place, tuple) else (place, None)
@@ -195,13 +208,19 @@ def _sources(edges: list[Edge]) -> frozenset[tuple[int, int | None]]:
     return frozenset((edge.producer, edge.output) for edge in edges)
 
 
-def find(graph: Graph, pattern: Operator) -> list[Site]:
+def find(graph: Graph, pattern: Operator, since: tuple[int, int] = (0, 0)) -> list[Site]:
     """Return the places in a graph that match a pattern, in order, one for each last operator.
 
     An optional operator that is present becomes part of the match.
+
+    Args:
+        graph: The graph.
+        pattern: The pattern.
+        since: How many nodes and edges it had when the pattern was last searched. Then only the
+            places are returned that may be new.
     """
     found = []
-    for op in graph.ops:
+    for op in _near(graph, pattern, since):
         search = next(itertools.islice(_Search(graph).fit(pattern, op), 1), None)
         if search is not None:
             found.append(Site(search.ops, search.links, search.inputs))

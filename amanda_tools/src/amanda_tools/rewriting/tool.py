@@ -89,6 +89,8 @@ class Rewrite(Tool):
         #: Namespace and op id -> role of the operator in a match.
         self._roles: dict[tuple[str, int], Role] = {}
         self._known: dict[tuple[str, int], None] = {}
+        #: Namespace and rule -> how many nodes and edges there were when it was last searched.
+        self._searched: dict[tuple[str, str], tuple[int, int]] = {}
         #: Operator of a graph -> constant inputs and attributes by name.
         self._constants: dict[tuple[str, int], dict[str, Any]] = {}
         self._met = self._is_tracing = True
@@ -348,7 +350,10 @@ class Rewrite(Tool):
             for rule in self._rules:
                 if not rule.is_for(graph.namespace):
                     continue
-                for site in find(graph, rule.pattern):
+                place = graph.namespace, rule.name
+                since = self._searched.get(place, (0, 0))
+                self._searched[place] = len(graph.nodes), len(graph.edges)
+                for site in find(graph, rule.pattern, since):
                     key = (graph.namespace, rule.name, site.tail.id)
                     if key in self._matches:
                         continue

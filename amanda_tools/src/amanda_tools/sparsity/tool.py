@@ -19,6 +19,7 @@ from amanda_tools.flops.formulas import FREE, MATMUL, Formula, formula_of
 from amanda_tools.kit.operators.entries import OpFacts
 from amanda_tools.kit.operators.tool import OperatorTool, is_eager
 from amanda_tools.kit.operators.weights import WeightKeys
+from amanda_tools.kit.tensors.arithmetic import numpy_arithmetic
 from amanda_tools.kit.tensors.types import is_real, size_of
 from amanda_tools.kit.tensors.values import facts_of
 from amanda_tools.sparsity.result import MeasuredTensor, Product, SparsityResult
@@ -276,7 +277,12 @@ class _Tensor:
         elif counts.width != facts.channels:
             facts.channels, self._channels = 0, None  # They are not the same channels.
         elif counts.width:
-            self._channels = self._channels + counts.channels
+            both = self._channels, counts.channels
+            if len({type(one) for one in both} - {int}) > 1:
+                # Executions may have several dtypes, of which NumPy counts only some.
+                asarray = numpy_arithmetic().module.asarray
+                both = tuple(asarray(to_list(self._tensors, one)) for one in both)
+            self._channels = both[0] + both[1]
 
     def facts(self) -> MeasuredTensor:
         """Return the sums so far."""

@@ -116,6 +116,8 @@ class _Lines:
         code = getattr(program, "__code__", None)
         own = (code.co_filename,) if code is not None else ()
         self._skipped = (*_SKIPPED, *own, *leaving_out)
+        #: Name of a file -> whether its lines do not count.
+        self._skips: dict[str, bool] = {}
 
     def run(self) -> BaseException | None:
         sys.settrace(self)
@@ -130,12 +132,16 @@ class _Lines:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> _Lines | None:
         code = frame.f_code
-        if any(part in code.co_filename for part in self._skipped):
-            return None
+        if event == "call":
+            name = code.co_filename
+            if (skips := self._skips.get(name)) is None:
+                skips = self._skips[name] = any(part in name for part in self._skipped)
+            return None if skips else self
         if event == "line":
             self.count += 1
-            self.first.setdefault((code.co_filename, frame.f_lineno), self.count)
-            if self.count >= self.at > 0 and not _must_end(frame):
+            if not self.at:
+                self.first.setdefault((code.co_filename, frame.f_lineno), self.count)
+            elif self.count >= self.at and not _must_end(frame):
                 sys.settrace(None)
                 self.place = f"{code.co_filename}:{frame.f_lineno} {code.co_name}"
                 self.codes = self._others(frame)

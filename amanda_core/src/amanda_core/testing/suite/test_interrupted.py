@@ -19,7 +19,8 @@ from amanda_core.testing.kit.rig import Built, Rig
 
 #: How many lines the fast test tries with each exception.
 SAMPLE = 2
-#: Into how many parts all lines are divided, since all of them take hours.
+#: How many parts the exhaustive tests have: the lines of files, where each runs first, and then as
+#: many of all lines.
 PARTS = 16
 
 
@@ -79,19 +80,37 @@ def _files_of(rig: Rig) -> tuple[str, ...]:
     return tuple(str(file.parent if file.name == "__init__.py" else file) for file in files)
 
 
-def check(rig: Rig, part: int) -> None:
+def check(rig: Rig, part: int, every: int = PARTS) -> None:
     """Interrupt a program under tools, and check after each time that everything is as before.
 
     Args:
         rig: The rig.
-        part: 0 for where each line of a file runs first, with each exception; 1 to `PARTS` for one
+        part: 0 for where each line of a file runs first, with each exception; 1 to `every` for one
             of as many parts of all lines that run, which share nothing.
+        every: Into how many parts all lines are divided, since all of them take hours. With more
+            than `PARTS`, the parts from 1 to `PARTS` are a sample.
     """
 
     def places(program: Callable[[], object], leaving_out: Sequence[str], turn: int) -> list[int]:
         if part:
-            return list(range(part, count_lines(program, leaving_out) + 1, PARTS))
+            return list(range(part, count_lines(program, leaving_out) + 1, every))
         return distinct_lines(program, leaving_out)
+
+    _check(rig, places)
+
+
+def check_first_lines(rig: Rig, part: int, parts: int) -> None:
+    """Interrupt a program where each line of a file runs first, as part 0 of `check`, in parts.
+
+    Args:
+        rig: The rig.
+        part: Which part, from 0.
+        parts: Into how many parts the lines are divided.
+    """
+
+    def places(program: Callable[[], object], leaving_out: Sequence[str], turn: int) -> list[int]:
+        # Every other round leaves out the framework's lines, and its lines are in the one before.
+        return [] if turn % 2 else distinct_lines(program, leaving_out)[part::parts]
 
     _check(rig, places)
 

@@ -34,7 +34,10 @@ class ModelParameters:
 
     def add(self, reads: Reads, path: str) -> None:
         """Record what an operator in the module at `path` reads, and the model if that is new."""
-        if path not in self.classes or any(w.owner not in self.shapes for w in reads.values()):
+        new = path not in self.classes
+        if self.classes and new and (name := reads.class_at(path)) is not None:
+            self.classes[path], new = name, False
+        if new or any(w.root and w.owner not in self.shapes for w in reads.values()):
             self.classes.update(reads.classes())
             self.classes.setdefault(path, "")
             if self.root:
