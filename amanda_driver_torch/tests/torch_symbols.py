@@ -119,6 +119,18 @@ PYTHON = (
         ),
     ),
     Group(
+        "The levels of the transforms of `torch.func`",
+        "each operator inside one, under a tool with `sees_transforms`",
+        Without.FAILS,
+        "",
+        (
+            *_in("torch._C._functorch", "is_functorch_wrapped_tensor get_unwrapped"),
+            *_in("torch._C._functorch", "is_batchedtensor maybe_get_bdim get_interpreter_stack"),
+            *_in("torch._C._functorch", "peek_interpreter_stack pop_dynamic_layer_stack"),
+            *_in("torch._C._functorch", "push_dynamic_layer_stack"),
+        ),
+    ),
+    Group(
         "Process groups by their names",
         "each use, by functional collectives",
         Without.SAME,

@@ -186,6 +186,8 @@ class Weaving:
             frames = called_of(node).frames
             return bool(self.transforms) or (bool(frames) and is_of_transforms(frames[0].names))
         self.transforms += levels
+        if self.tools.session.sees_transforms:
+            raise CannotWeave("a tool is shown operators inside transforms of torch.func")
         self.tools.session.warn_once(IN_TRANSFORMS)
         self.tools.session.note_inside("compiled callables", "torch.func transforms")
         return True
