@@ -121,8 +121,8 @@ PYTHON = (
     Group(
         "The levels of the transforms of `torch.func`",
         "each operator inside one, under a tool with `sees_transforms`",
-        Without.FAILS,
-        "",
+        Without.SAME,
+        "Inside transforms, an error of the driver names what is missing.",
         (
             *_in("torch._C._functorch", "is_functorch_wrapped_tensor get_unwrapped"),
             *_in("torch._C._functorch", "is_batchedtensor maybe_get_bdim get_interpreter_stack"),

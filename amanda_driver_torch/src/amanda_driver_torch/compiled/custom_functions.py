@@ -55,7 +55,8 @@ class CustomCall(NamedTuple):
             raise CannotWeave(f"the function {name} writes its arguments")
         if any(called_of(one).modules.keys() - called.modules for one in bodies[0].graph.nodes):
             raise CannotWeave(f"the function {name} calls modules")
-        positions, hop, given = [args.index(one) for one in read], node.target, dict(node.kwargs)
+        hop: Any = node.target
+        positions, given = [args.index(one) for one in read], dict(node.kwargs)
         if watches_backward and positions != sorted(positions):
             raise CannotWeave(f"the backward of the function {name} has another order of gradients")
 
