@@ -1,11 +1,14 @@
 """Check on a machine with a CUDA device what other machines cannot, in at most six minutes.
 
 `python -m maintenance.device` runs the parts one after the other, and prints the figures of each as
-it ends. It needs the distributions, pytest and transformers; without a device it says so.
+it ends. A part that would begin too late is named and left out. It needs the distributions, pytest
+and transformers. Without a device it says so; with `--dry` the parts run on the processor for a
+short time, which checks this program alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -16,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.nn import ModuleList
 
 import amanda
 import amanda_driver_torch
@@ -32,8 +36,12 @@ TESTS = (
     "amanda_driver_torch/tests/test_device_graphs.py",
 )
 KIT = "tests/seam/conformance/test_torch.py"
-#: Seconds for each model.
-PATIENCE = 25
+#: Seconds for each model, and in all.
+PATIENCE, LIMIT = 25.0, 360.0
+#: Seconds that are kept for the parts that run tests.
+TESTING = 150.0
+#: Modes of `torch.compile`, after eager execution, and the layers of a transformer that it gets.
+MODES, LAYERS = ("", "default", "reduce-overhead"), 2
 
 
 class Count(amanda.Tool):
@@ -60,30 +68,47 @@ def idle() -> amanda.Tool:
 
 @contextmanager
 def part(title: str) -> Iterator[None]:
-    """Print the title of a part, and how long it took."""
+    """Print the title of a part, and how long it took, or why it did not run to its end."""
     print(f"== {title}", flush=True)
     start = time.perf_counter()
-    yield
+    try:
+        yield
+    except Exception as error:  # The other parts have figures of their own.
+        print(f"   FAILED: {type(error).__name__}: {error}".splitlines()[0][:200])
     print(f"   {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def ratios(subject: Subject, training: bool) -> None:
-    """Print the elapsed times of a model on the device, under tools over plain."""
+def ratios(subject: Subject, training: bool, mode: str, device: str, seconds: float) -> None:
+    """Print the elapsed times of a model on the device, under tools over plain.
+
+    Args:
+        subject: The model.
+        training: Whether a training step is timed, or a forward pass.
+        mode: That of `torch.compile`; empty for eager execution.
+        device: The device.
+        seconds: Time for all ways.
+    """
     program = subject.program(training)
-    program.model.cuda()
-    program.batch = program.batch.cuda()
+    # A compiler takes minutes for all layers.
+    if mode and isinstance(layers := getattr(program.model.encoder, "layer", None), ModuleList):
+        del layers[LAYERS:]
+    program.model.to(device)
+    program.batch = program.batch.to(device)
+    if mode:
+        program.model.compile(mode=mode)
 
     def run() -> None:
         program()
-        torch.cuda.synchronize()
+        if device == "cuda":
+            torch.cuda.synchronize()
 
     tools = {"nothing inserted": idle(), "every operator counted": Count()}
     ways = [Way("plain", run)]
     ways += [Way(name, run, partial(amanda.apply, tool)) for name, tool in tools.items()]
-    timings = interleaved(ways, PATIENCE).timings
-    plain = timings["plain"].wall
+    comparison = interleaved(ways, seconds)
+    timings, plain = comparison.timings, comparison.timings["plain"].wall
     found = "; ".join(f"{name} {timings[name].wall / plain:.3f}" for name in tools)
-    print(f"   {subject.name}: plain {1000 * plain:.3f} ms; {found}", flush=True)
+    print(f"   plain {1000 * plain:.3f} ms; {found}", flush=True)
 
 
 def tests(*arguments: str, **settings: str) -> None:
@@ -103,17 +128,29 @@ def tests(*arguments: str, **settings: str) -> None:
 
 def main() -> None:
     """Run all parts."""
-    if not torch.cuda.is_available():
-        raise SystemExit("There is no CUDA device: nothing was checked")
-    print(torch.cuda.get_device_name(), torch.__version__, amanda_driver_torch.interceptor())
-    for training in (False, True):
-        with part("training step" if training else "forward pass"):
-            for subject in SUBJECTS[:2]:
-                ratios(subject, training)
+    is_dry = not torch.cuda.is_available()
+    if is_dry and "--dry" not in sys.argv[1:]:
+        raise SystemExit("There is no CUDA device: nothing was checked. --dry runs this on a CPU")
+    device, seconds = ("cpu", 1.0) if is_dry else ("cuda", PATIENCE)
+    name = "no device, a processor" if is_dry else torch.cuda.get_device_name()
+    status = str(amanda_driver_torch.interceptor()).splitlines()[0]
+    print(name, torch.__version__, status, flush=True)
+    start, left_out = time.perf_counter(), []
+    subjects = SUBJECTS[:1] if is_dry else SUBJECTS[:2]
+    for mode, training, subject in itertools.product(MODES, (False, True), subjects):
+        how = f"{mode}, of {LAYERS} layers" if mode else "eager"
+        title = f"{subject.name}, {'training' if training else 'forward'}, {how}"
+        if time.perf_counter() - start > LIMIT - TESTING - seconds:
+            left_out.append(title)
+            continue
+        with part(title):
+            ratios(subject, training, mode, device, seconds)
     with part("tests that need a device"):
         tests("-k", "cuda or device", *TESTS)
     with part("conformance kit with tensors on the device"):
-        tests(KIT, "-k", "Native", AMANDA_TEST_DEVICE="cuda")
+        tests(KIT, "-k", "Native", AMANDA_TEST_DEVICE=device)
+    for title in left_out:
+        print(f"== {title}: not run, since there was no time left")
 
 
 if __name__ == "__main__":

@@ -119,6 +119,18 @@ PYTHON = (
         ),
     ),
     Group(
+        "The levels of the transforms of `torch.func`",
+        "each operator inside one, under a tool with `sees_transforms`",
+        Without.SAME,
+        "Inside transforms, an error of the driver names what is missing.",
+        (
+            *_in("torch._C._functorch", "is_functorch_wrapped_tensor get_unwrapped"),
+            *_in("torch._C._functorch", "is_batchedtensor maybe_get_bdim get_interpreter_stack"),
+            *_in("torch._C._functorch", "peek_interpreter_stack pop_dynamic_layer_stack"),
+            *_in("torch._C._functorch", "push_dynamic_layer_stack"),
+        ),
+    ),
+    Group(
         "Process groups by their names",
         "each use, by functional collectives",
         Without.SAME,
@@ -277,6 +289,8 @@ COMPILED = (
             *_in("torch._dynamo.guards", "install_guard DeletedGuardManagerWrapper"),
             *_in("torch._dynamo.source", "GlobalStateSource SyntheticLocalSource"),
             *_in("torch._dynamo.variables.nn_module", "UnspecializedNNModuleVariable"),
+            *_in("torch._dynamo.variables", "AutogradFunctionVariable TensorVariable"),
+            *_in("torch._functorch.autograd_function", "autograd_function_apply"),
             *_in("torch._functorch._aot_autograd.runtime_wrappers", "_disable_saved_tensors_hooks"),
             *_in("torch._higher_order_ops.effects", "_EffectType"),
             *_in("torch._subclasses.fake_tensor", "unset_fake_temporarily"),
@@ -329,6 +343,20 @@ COMPILED = (
         Without.SAME,
         "Operators of such a loss have other names than in eager mode.",
         _in("torch._dynamo.variables", "UserDefinedClassVariable._call_cross_entropy_loss"),
+        compiled=True,
+    ),
+    Group(
+        "How Dynamo traces regions that are compiled once, and calls of an `autograd.Function`",
+        "each compilation",
+        Without.SAME,
+        "Code with them runs eagerly, with the reason.",
+        (
+            *_in("torch._dynamo.variables", "AutogradFunctionVariable.call_apply"),
+            *_in(
+                "torch._dynamo.variables.higher_order_ops",
+                "InvokeSubgraphHigherOrderVariable._call_function",
+            ),
+        ),
         compiled=True,
     ),
     Group(

@@ -68,6 +68,8 @@ _CAPABILITIES = frozenset(
         "threads",
     }
 )
+#: Those that operators inside transforms of functions do not have.
+_OF_GRADIENTS = frozenset({"gradients", "aligned_gradients", "late_gradients", "replace_backward"})
 
 
 @hookimpl
@@ -77,11 +79,12 @@ def amanda_driver_info() -> DriverInfo:
         api=3,
         name="pytorch",
         modules=("torch",),
-        namespaces=("pytorch/*/eager", "pytorch/*/compiled"),
+        namespaces=("pytorch/*/eager", "pytorch/*/compiled", "pytorch/*/transformed"),
         # What a graph cannot have runs eagerly, with all capabilities of that.
         capabilities={
             "eager": _CAPABILITIES | {"eager"},
             "compiled": _CAPABILITIES | {"graph", "staged", "export"},
+            "transformed": _CAPABILITIES - _OF_GRADIENTS | {"eager", "staged"},
         },
         vocabulary={**OP_TYPES, **BACKWARD_TYPES},
         wrappers=WRAPPERS,

@@ -41,6 +41,8 @@ COMPILED_CALL = "compiled_call"
 #: Type of an operator that stands for a kernel inside such a call.
 COMPILED_KERNEL = "compiled_kernel"
 _COMPILED = COMPILED_CALL, COMPILED_KERNEL
+#: The mode of operators inside transforms of functions (`Tool.sees_transforms`).
+_TRANSFORMED = "/transformed"
 
 T = TypeVar("T")
 
@@ -61,6 +63,7 @@ class Session:
         undo: What drivers registered by `at_close`, the first registered first.
         wants_backward: Whether an applied tool analyses backward ops.
         watches_scopes: Whether an applied tool listens for module scopes or is shown values.
+        sees_transforms: Whether an applied tool is shown operators inside transforms of functions.
         watches_calls: Whether an applied tool listens for calls of outermost modules or selects by
             them.
         needs_calls: Whether one of these tools cannot do without any of the calls.
@@ -195,6 +198,7 @@ class Session:
         self.wants_backward = any(p.is_backward for p in POINTS if self._analysing[p])
         self.watches_scopes = any(tool._amanda.scope for tool in self.tools)
         self._watches_steps = any(tool._amanda.step for tool in self.tools)
+        self.sees_transforms = any(tool.sees_transforms for tool in self.tools)
         self._is_phased = any(tool._amanda.selection is not None for tool in self.tools)
         if "calls" in self.__dict__ or any(tool._amanda.watches_modules for tool in self.tools):
             self.calls.refresh()
@@ -213,6 +217,8 @@ class Session:
         if "calls" in self.__dict__ and not self.calls.may_select(tool, context):
             return False
         if context._site.op_type in _COMPILED and not tool.sees_compiled_calls:
+            return False
+        if context._site.namespace.endswith(_TRANSFORMED) and not tool.sees_transforms:
             return False
         selection = tool._amanda.selection
         if selection is None:
@@ -591,7 +597,11 @@ class Session:
         )
 
     def note_call(
-        self, op: str, why: str, weights: Mapping[str, tuple[int, ...]] = _NOTHING
+        self,
+        op: str,
+        why: str,
+        weights: Mapping[str, tuple[int, ...]] = _NOTHING,
+        tools: Iterable[Tool] | None = None,
     ) -> None:
         """Note that an operator of the session's thread was called and not shown to the tools.
 
@@ -599,8 +609,9 @@ class Session:
             op: Its name.
             why: Where or why, as it follows "not seen".
             weights: The parameters that it read, as "root:name", and their shapes.
+            tools: The tools to which it was not shown; None for all.
         """
-        for tool in self.tools:
+        for tool in self.tools if tools is None else tools:
             tool._amanda.unseen.add_call(op, why, weights)
 
     def note_inside(self, op: str, why: str) -> None:

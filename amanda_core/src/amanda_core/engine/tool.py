@@ -119,6 +119,10 @@ class Tool:
     #: the kernels in it as operators ``compiled_kernel`` where a driver knows them. Other tools do
     #: not see these. A call ends when what it returns has been computed.
     sees_compiled_calls: ClassVar[bool] = False
+    #: Whether it is shown operators inside transforms of functions, such as ``vmap`` and ``grad``
+    #: of `torch.func`, where a framework runs them on values of its own. Other tools are told that
+    #: they do not see these.
+    sees_transforms: bool = False
     #: Whether frameworks must run compiled functions operator by operator where they can.
     uncompiled = False
     #: Whether analysis is for `amanda.exported`, where only staged routines may edit.

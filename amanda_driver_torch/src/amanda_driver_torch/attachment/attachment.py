@@ -202,7 +202,11 @@ class TorchAttachment(OperatorCalls):
         """Return what is not instrumented, and why."""
         return [
             *self._interceptor.coverage(),
-            CoverageGap("torch.func transforms", "values are wrapped and have no graph to edit"),
+            CoverageGap(
+                "torch.func transforms",
+                "operators inside are shown to tools with `sees_transforms` alone, without their "
+                "gradients and backward operators",
+            ),
             CoverageGap(
                 "tracing, scripting, export, FakeTensor modes", "they run the model on fake tensors"
             ),

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import OUTSIDE, Operands, Origin, Parameters, Scope
+from amanda_core.driver_kit import OUTSIDE, Operands, Origin, Parameters, Scope, Tool
 from amanda_driver_torch.attachment.module_calls import ModuleCalls
 from amanda_driver_torch.execution.collectives import Collective, CollectiveCall
 from amanda_driver_torch.execution.execute import Execution, Run
 from amanda_driver_torch.execution.reductions import Bucket, Reductions, expected
+from amanda_driver_torch.execution.transformed import TransformedRun
 from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.gradients.records import OpRecord
 from amanda_driver_torch.identity.frames import unit_around
@@ -26,7 +27,12 @@ from amanda_driver_torch.interception.tracing import reason_to_ignore
 from amanda_driver_torch.operators.operator import Args, Kwargs, Operator, Original
 from amanda_driver_torch.threads.modes import call_without_modes, in_users_modes
 from amanda_driver_torch.threads.state import STATE, call_opaquely
-from amanda_driver_torch.torch_internals.internals import TENSOR_METHODS, is_machinery, unwrapped
+from amanda_driver_torch.torch_internals.internals import (
+    TENSOR_METHODS,
+    functorch_active,
+    is_machinery,
+    unwrapped,
+)
 from amanda_driver_torch.torch_internals.modules import inner_of
 
 __all__ = ["OperatorCalls"]
@@ -63,8 +69,10 @@ class OperatorCalls(ModuleCalls):
         except Exception as error:
             self.report_failure(error, operator.op_type)
             record = None
-        if record is None or is_machinery(record.caller):
+        if record is None or self._is_machinery(record, operator.op_type, args, kwargs):
             return call(*args, **kwargs)
+        if functorch_active():
+            return TransformedRun(self._execution, record, operator, call, args, kwargs).execute()
         return self._execution(record, operator, call, args, kwargs)
 
     def execute_known(
@@ -75,7 +83,8 @@ class OperatorCalls(ModuleCalls):
         new, self._new = record is self._new, None
         if not new and self._is_ignored(operator.op_type, args, kwargs):
             return call(*args, **kwargs)
-        run = Run(self._execution, record, operator, call, args, kwargs)
+        kind = TransformedRun if functorch_active() else Run
+        run = kind(self._execution, record, operator, call, args, kwargs)
         run.by_native = True
         return run.execute()
 
@@ -107,7 +116,7 @@ class OperatorCalls(ModuleCalls):
             if type(found) is not OpRecord:
                 return found
             self._new = found if found.context is None else None
-            if is_machinery(found.caller):
+            if self._is_machinery(found, op_type, args, kwargs):
                 return None
             passing, self._not_called = self._not_called, False
             return (found,) if passing else found
@@ -121,13 +130,34 @@ class OperatorCalls(ModuleCalls):
         except Exception as error:
             self.report_failure(error, op_type)
             return True
-        if reason:
+        if not reason:
+            return reason is not None
+        tools = [tool for tool in self.session.tools if not tool.sees_transforms]
+        if tools:
             self.session.warn_once(reason)
-            self.attempt(op_type, None, self._note_unseen, op_type, (*args, *kwargs.values()))
-        return reason is not None
+            self._note_unseen(op_type, args, kwargs, tools)
+        return len(tools) == len(self.session.tools)
 
-    def _note_unseen(self, op_type: str, values: Sequence[Any]) -> None:
-        """Note an operator inside a transform, with the parameters that it reads."""
+    def _is_machinery(
+        self, record: OpRecord, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> bool:
+        """Return True if torch's own code calls an operator for purposes of its own."""
+        found = is_machinery(record.caller)
+        if found and functorch_active():
+            # It may be the function that is transformed.
+            tools = [tool for tool in self.session.tools if tool.sees_transforms]
+            self._note_unseen(op_type, args, kwargs, tools)
+        return found
+
+    def _note_unseen(
+        self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any], tools: Sequence[Tool]
+    ) -> None:
+        """Note an operator inside a transform for tools that do not see it."""
+        values = (*args, *kwargs.values())
+        self.attempt(op_type, None, self._note_call, op_type, values, tools)
+
+    def _note_call(self, op_type: str, values: Sequence[Any], tools: Sequence[Tool]) -> None:
+        """Note such an operator, with the parameters that it reads."""
         scope = STATE.activations[-1].scope if STATE.activations else OUTSIDE
         weights = {}
         for value in map(unwrapped, values):
@@ -136,7 +166,7 @@ class OperatorCalls(ModuleCalls):
                 if found is not None:
                     weights[f"{found.root}:{found.name}"] = found.shape
         op = f"{scope.path}/{op_type}" if scope.path else op_type
-        self.session.note_call(op, "inside torch.func transforms", weights)
+        self.session.note_call(op, "inside torch.func transforms", weights, tools)
 
     def _hides(self, operator: Operator, record: OpRecord) -> bool:
         """Return True if torch turns a TypeError in this call into NotImplemented."""

@@ -32,6 +32,8 @@ Key = tuple[str, str, int]
 #: Nodes that fake tensors and AOTAutograd make -> the same ones of eager mode.
 _NAMES = {"NativeBatchNormLegitBackward0": "NativeBatchNormBackward0"}
 _NAMES_OF_ALIASES = _NAMES | {"ViewBackward0": "ReshapeAliasBackward0"}
+#: The node that a graph has for an `autograd.Function`.
+_TEMPLATE = "ApplyTemplateBackward"
 _RESHAPING = frozenset({"flatten", "reshape", "reshape_as"})
 _POINTS = IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD
 #: Applies the steps of a plan to gradients.
@@ -65,6 +67,8 @@ class BackwardOperators:
         self.plans: dict[Key, dict[IPoint, Plan]] = {}
         self._are_known = False
         self._names = _NAMES_OF_ALIASES if _makes_alias(forward) else _NAMES
+        if isinstance(forward.get_op(), type):
+            self._names = {**self._names, _TEMPLATE: f"{forward.op_type}Backward"}
 
     def __bool__(self) -> bool:
         return not self._are_known or any(self) or self._is_incomplete

@@ -34,9 +34,13 @@ from amanda_driver_torch.identity.frames import is_own, is_torchs
 from amanda_driver_torch.identity.zones import ZONES
 from amanda_driver_torch.torch_internals.dynamo import (
     CREATE_PROXY,
+    CUSTOM_FUNCTION,
+    FUNCTION_APPLY,
     LOSS_MADE,
     MODULE_CALL,
     MODULE_NOTE,
+    REGION,
+    traced_arguments,
 )
 from amanda_driver_torch.torch_internals.dynamo_guards import guard_identity, name_of
 from amanda_driver_torch.torch_internals.modules import wraps
@@ -76,12 +80,15 @@ class Called(NamedTuple):
         frames: The frames up to the call of the innermost module, innermost first.
         whole: Whether these are all frames that count.
         source: ``file:line`` of the user's innermost frame, or None.
+        function: The `autograd.Function` that is called, and its arguments: nodes and constants, or
+            None if one is another object.
     """
 
     modules: dict[str, nn.Module]
     frames: tuple[Frame, ...]
     whole: bool
     source: str | None
+    function: tuple[type, tuple[Any, ...] | None] | None = None
 
 
 class _Recorder(threading.local):
@@ -94,6 +101,8 @@ class _Recorder(threading.local):
     #: The calls of modules that the program makes, outermost first: their keys, and those of the
     #: modules around them that Dynamo notes.
     made: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    #: The `autograd.Function` whose call is traced, and its arguments.
+    function: tuple[type, tuple[Any, ...] | None] | None = None
 
 
 _RECORDER = _Recorder()
@@ -118,10 +127,12 @@ def watch_tracing(replace: Callable[[Any, str, Any], None]) -> None:
         (CREATE_PROXY, _noting),
         (MODULE_CALL, _guarding_module),
         (MODULE_NOTE, _noting_module),
-        *([(LOSS_MADE, _making_loss)] if hasattr(*LOSS_MADE) else []),
+        (LOSS_MADE, _making_loss),
+        (REGION, _inlining),
+        (FUNCTION_APPLY, _noting_function),
     ):
-        original = getattr(owner, name)
-        if not hasattr(original, _NOTING):
+        original = getattr(owner, name, None)  # Some came with later releases.
+        if original is not None and not hasattr(original, _NOTING):
             replacement = note(original)
             setattr(replacement, _NOTING, True)
             replace(owner, name, replacement)
@@ -132,7 +143,10 @@ def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_proxy(tracer: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
         proxy = original(tracer, kind, *args, **kwargs)
         if _RECORDER.calls is not None and kind.startswith("call_"):
-            proxy.node.meta[_CALLED] = _called(tracer.output_graph.current_tx, _RECORDER.calls)
+            called = _called(tracer.output_graph.current_tx, _RECORDER.calls)
+            if proxy.node.target is CUSTOM_FUNCTION:
+                called = called._replace(function=_RECORDER.function)
+            proxy.node.meta[_CALLED] = called
         return proxy
 
     return create_proxy
@@ -213,6 +227,32 @@ def _noting_module(original: Callable[..., Any]) -> Callable[..., Any]:
             yield found
 
     return record_nn_module_stack
+
+
+def _inlining(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call_region(variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if _RECORDER.calls is None:
+            return original(variable, tx, args, kwargs)
+        # One graph would stand for all calls of the region, whose operators are others in each.
+        return args[0].call_function(tx, list(args[1:]), kwargs)
+
+    return call_region
+
+
+def _noting_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call_apply(variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        before = _RECORDER.function
+        try:
+            if _RECORDER.calls is not None:
+                given = None if kwargs else traced_arguments(args)
+                _RECORDER.function = variable.fn_cls, given
+            return original(variable, tx, args, kwargs)
+        finally:
+            _RECORDER.function = before
+
+    return call_apply
 
 
 def _making_loss(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
+from operator import getitem
 from types import FrameType
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from amanda_driver_torch.compiled.choice import (
     CannotWeave,
     misses_backward,
 )
+from amanda_driver_torch.compiled.custom_functions import CustomCall
 from amanda_driver_torch.compiled.execution import OpPlan
 from amanda_driver_torch.compiled.graph_tools import GraphTools
 from amanda_driver_torch.compiled.graph_weights import GraphWeights, Leaves
@@ -40,6 +42,7 @@ from amanda_driver_torch.compiled.traced_graph import (
     touches_tensors,
 )
 from amanda_driver_torch.execution.viewing import passes_weights_on
+from amanda_driver_torch.gradients.function_apply import frame_of_apply
 from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.identity.frames import is_own, is_torchs
 from amanda_driver_torch.interception.tracing import IN_TRANSFORMS
@@ -50,13 +53,16 @@ from amanda_driver_torch.threads.modes import call_routine
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.dynamo import (
     CHECKPOINT,
+    CUSTOM_FUNCTION,
     HIGHER_ORDER,
     INFERENCE,
     STATE_CHANGES,
+    TENSOR_HOOK,
     HigherOrderOperator,
     ends_at_break,
     is_of_transforms,
     on_fake_tensors,
+    quiet_code,
     transform_levels,
     tree_leaves,
     tree_map,
@@ -186,6 +192,8 @@ class Weaving:
             frames = called_of(node).frames
             return bool(self.transforms) or (bool(frames) and is_of_transforms(frames[0].names))
         self.transforms += levels
+        if self.tools.session.sees_transforms:
+            raise CannotWeave("a tool is shown operators inside transforms of torch.func")
         self.tools.session.warn_once(IN_TRANSFORMS)
         self.tools.session.note_inside("compiled callables", "torch.func transforms")
         return True
@@ -199,20 +207,32 @@ class Weaving:
             if target is None:
                 return None
         operator = _MARKERS.get(target) or OperatorMode.operator(target)
-        if isinstance(target, HigherOrderOperator):
+        custom: CustomCall | None = None
+        if target is CUSTOM_FUNCTION:
+            watches = self.tools.session.wants_backward and not misses_backward()
+            custom = CustomCall.of(node, watches)
+            operator, target = custom.operator, custom.run
+        elif isinstance(target, HigherOrderOperator):
+            if target.__name__ == TENSOR_HOOK:
+                self._check_hook(node)
+                return None
             if target.__name__ not in HIGHER_ORDER:
                 raise CannotWeave(f"the graph has the higher-order operator {target}")
             operator = Operator(target, target, target.__name__)
         if target is INFERENCE:
             raise CannotWeave("it enters the inference mode")
         args, kwargs = self.graph.given(node)
+        if custom is not None:
+            args, kwargs = self.graph.values((custom.args, {}))
         called = called_of(node)
         if target in _MARKERS:  # They are told apart by their modules alone.
             called = called._replace(frames=(), whole=True)
         before = len(self.opened)
         if operator is not None:
             self._show(node, tree_map(self._again, example(node)))
-            plans = [self._operator(operator, target, args, kwargs, called, None, example(node))]
+            wrapper = frame_of_apply() if custom is not None else None
+            given = operator, target, args, kwargs, called, wrapper, example(node)
+            plans = [self._operator(*given)]
             names = []
         elif touches_tensors(args, kwargs):
             with (mode := _Analysing(self, called)):
@@ -224,6 +244,8 @@ class Weaving:
         self.tools.nodes[node.name] = self.opened[before:]
         if not any(plans):
             return None
+        if custom is not None:
+            node.args, node.kwargs = custom.args, {}
         woven = Woven(target, plans, names, operator is not None, node.name)
         if any(plan is not None and plan.backward is not None for plan in plans):
             self._analyse_backward(node, woven)
@@ -233,6 +255,23 @@ class Weaving:
             raise CannotWeave("a routine on the host is inside activation checkpointing")
         self.aliases.note_host(woven.on_host)
         return woven
+
+    def _check_hook(self, node: fx.Node) -> None:
+        """Refuse a hook that the program registers on a tensor whose gradient a tool gets.
+
+        In eager mode a tool gets the gradient before such a hook has changed it.
+        """
+        body: Any = getattr(node.graph.owning_module, str(cast("Any", node.args[1]).target))
+        body.forward = quiet_code(body.forward)  # Hooks are not a part of the model.
+        hooked: Any = node.args[0]
+        while hooked.target in (node.target, getitem):
+            hooked = hooked.args[0]
+        plans = [plan for one, found in self.woven if one is hooked for plan in found.plans]
+        if any(plan is not None and plan.arriving for plan in plans):
+            raise CannotWeave(
+                f"a tool gets the gradient of a tensor on which the program registers a hook "
+                f"({hooked.name})"
+            )
 
     def _analyse_backward(self, node: fx.Node, woven: Woven) -> None:
         """Analyse the backward operators of a node by a run on fake tensors."""

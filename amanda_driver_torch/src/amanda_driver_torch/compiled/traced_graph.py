@@ -66,7 +66,11 @@ class TracedGraph:
 
     def given(self, node: fx.Node) -> Any:
         """Return the arguments of a node in analysis."""
-        return fx.node.map_arg((node.args, node.kwargs), self._fake)
+        return self.values((node.args, node.kwargs))
+
+    def values(self, arguments: Any) -> Any:
+        """Return arguments with the values of nodes in analysis."""
+        return fx.node.map_arg(arguments, self._fake)
 
     def _fake(self, node: fx.Node) -> Any:
         if node.op == "get_attr" and "example_value" not in node.meta:

@@ -291,7 +291,8 @@ class Run(OperatorCall):
     def _remember(self, taps: Taps | None, settled: bool, tracked: bool) -> None:
         """Note in the record how much of the work further executions can skip."""
         record, nodes = self.record, self.made_count if taps is not None else 0
-        if settled:
+        # Nothing would tell whether a later call of an idle op is inside a transform.
+        if settled and not (self.session.sees_transforms and self.by_native):
             # Backward ops that have not run yet still need hooks in each execution.
             record.idle_epoch, record.idle_nodes = self.session.epoch, nodes if tracked else -1
         elif self.by_native and (tracked or are_native(record.hooks)):

@@ -16,6 +16,7 @@ from torch.autograd import Function
 
 from amanda_driver_torch.gradients.function_apply import apply_unseen
 from amanda_driver_torch.threads.modes import call_with_saved_hooks
+from amanda_driver_torch.threads.state import call_quietly
 from amanda_driver_torch.torch_internals.internals import (
     DisableTorchFunction,
     backward_class,
@@ -26,7 +27,15 @@ from amanda_driver_torch.torch_internals.internals import (
 )
 from amanda_driver_torch.torch_internals.tensor_attributes import memory_of, node_of
 
-__all__ = ["DRIVER_NODES", "call_keeping_saved", "copy_saved", "insert_edit", "run_replaced", "tap"]
+__all__ = [
+    "DRIVER_NODES",
+    "call_keeping_saved",
+    "copy_saved",
+    "insert_edit",
+    "insert_transformed",
+    "run_replaced",
+    "tap",
+]
 
 R = TypeVar("R")
 
@@ -58,6 +67,28 @@ class AmandaEdit(Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         return tangents[0]
+
+
+class AmandaTransformedEdit(Function):
+    """Replaces `old` by `new` inside transforms of `torch.func`; it runs once for each level."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return new.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return tangents[0].clone()
 
 
 class AmandaTap(Function):
@@ -105,6 +136,12 @@ def insert_edit(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """Return `new` as the output of a node that passes its gradient to `old`."""
     edited: torch.Tensor = apply_unseen(AmandaEdit, old, new)
     _prioritise(edited)
+    return edited
+
+
+def insert_transformed(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """Return `new` inside transforms of `torch.func`, with the gradients and tangents of `old`."""
+    edited: torch.Tensor = call_quietly(AmandaTransformedEdit.apply, old, new)
     return edited
 
 

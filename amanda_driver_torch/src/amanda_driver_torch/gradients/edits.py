@@ -12,10 +12,11 @@ import torch
 
 from amanda_core.driver_kit import Step
 from amanda_core.interface import EditError, UnsupportedError
-from amanda_driver_torch.gradients.driver_nodes import insert_edit
+from amanda_driver_torch.gradients.driver_nodes import insert_edit, insert_transformed
 from amanda_driver_torch.threads.modes import call_with_saved_hooks
 from amanda_driver_torch.torch_internals.internals import (
     forward_ad_level,
+    functorch_active,
     make_saved_tensor,
     top_saved_tensor_hooks,
 )
@@ -113,6 +114,8 @@ def _pass_straight(old: torch.Tensor, new: torch.Tensor, *, node: bool = True) -
     if new.is_inference() and not torch.is_inference_mode_enabled():
         # An inference tensor cannot be saved for backward; a clone outside is an ordinary one.
         new = new.clone()
+    if functorch_active():
+        return insert_transformed(old, new)
     # In forward-mode differentiation the tangent passes straight through, too.
     differentiated = forward_ad_level() >= 0
     differentiable = new.is_floating_point() or new.is_complex()

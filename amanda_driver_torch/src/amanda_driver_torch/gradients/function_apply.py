@@ -6,6 +6,7 @@ extension redirects a class method in C, or without the extension an attribute s
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 from collections.abc import Callable
@@ -26,8 +27,10 @@ from amanda_driver_torch.torch_internals.internals import (
     BackwardHookFunction,
 )
 
-__all__ = ["apply_function", "apply_unseen", "replace"]
+__all__ = ["apply_function", "apply_unseen", "frame_of_apply", "replace"]
 
+#: Names of the instruction that calls a function in the versions of Python.
+_CALLS = frozenset({"CALL", "CALL_FUNCTION"})
 _original: Callable[..., Any] | None = None
 _redirected = False
 
@@ -84,6 +87,19 @@ def apply_function(cls: type[Function], args: Args, kwargs: Kwargs | None) -> An
 
     call = functools.partial(original, cls)
     return attachment.execute_python(cls, cls.__name__, call, args, kwargs)
+
+
+def frame_of_apply() -> tuple[types.CodeType, dict[str, Any], int] | None:
+    """Return the frame in which an `autograd.Function` is an operator: code, globals, instruction.
+
+    Returns:
+        None if torch's function is in C.
+    """
+    if not APPLY_IS_PYTHON:
+        return None
+    function = APPLY.__func__
+    (call,) = (one.offset for one in dis.get_instructions(_Carrier.apply) if one.opname in _CALLS)
+    return function.__code__, function.__globals__, call
 
 
 def apply_unseen(function: type[Function], *args: Any) -> Any:

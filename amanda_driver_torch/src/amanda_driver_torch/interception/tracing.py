@@ -23,8 +23,8 @@ __all__ = ["FAKE_TENSOR_CHECKS", "IN_TRANSFORMS", "reason_to_ignore"]
 
 #: The notice for operators in transforms of `torch.func`.
 IN_TRANSFORMS = (
-    "Operators inside torch.func transforms (vmap, grad, jvp, ...) run uninstrumented: their "
-    "values are wrapped and have no graph to edit."
+    "Operators inside torch.func transforms (vmap, grad, jvp, ...) run uninstrumented: only tools "
+    "with `sees_transforms` are shown them."
 )
 
 

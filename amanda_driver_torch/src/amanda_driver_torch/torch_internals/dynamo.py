@@ -28,7 +28,9 @@ from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._dynamo.source import ConstantSource, SyntheticLocalSource
 from torch._dynamo.types import ConvertFrameReturn as ConvertFrameReturn
+from torch._dynamo.variables import higher_order_ops
 from torch._functorch._aot_autograd import runtime_wrappers
+from torch._functorch.autograd_function import autograd_function_apply
 from torch._guards import TracingContext
 from torch._higher_order_ops.effects import _EffectType
 from torch._ops import HigherOrderOperator as HigherOrderOperator
@@ -72,6 +74,11 @@ MODULE_CALL = (torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable, 
 MODULE_NOTE = (torch._dynamo.variables.nn_module, "record_nn_module_stack")
 #: Traces a loss that a program makes as a function: its call is not seen as that of a module.
 LOSS_MADE = (torch._dynamo.variables.UserDefinedClassVariable, "_call_cross_entropy_loss")
+#: Traces the call of a region that a program compiles once (`nested_compile_region`).
+REGION = (getattr(higher_order_ops, "InvokeSubgraphHigherOrderVariable", None), "_call_function")
+#: Traces the call of an `autograd.Function`, and what a graph calls for it.
+FUNCTION_APPLY = (torch._dynamo.variables.AutogradFunctionVariable, "call_apply")
+CUSTOM_FUNCTION = autograd_function_apply
 #: Functions in graphs that change how later nodes run.
 STATE_CHANGES = frozenset(
     {
@@ -87,8 +94,23 @@ _ENTER_AND_LEAVE = (
     ("increment_nesting", "enter_dual_level", "push_dynamic_layer"),
     ("decrement_nesting", "exit_dual_level", "pop_dynamic_layer"),
 )
+#: Name of the one that registers a hook on a tensor.
+TENSOR_HOOK = "register_hook"
 #: Higher-order operators that are one operator each, as where they are called eagerly.
 HIGHER_ORDER = frozenset({"cond", "flex_attention", "map_impl", "scan", "while_loop"})
+
+
+def traced_arguments(variables: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Return the nodes and constants that values of a traced program are; None if one is neither."""
+    found = []
+    for one in variables:
+        if isinstance(one, torch._dynamo.variables.TensorVariable):
+            found.append(one.as_proxy().node)
+        elif one.is_python_constant():
+            found.append(one.as_python_constant())
+        else:
+            return None
+    return tuple(found)
 
 
 def effectful(library: torch.library.Library, name: str) -> None:

@@ -100,6 +100,39 @@ def unwrapped(value: Any) -> Any:
     return value
 
 
+def physical(value: Any) -> Any:
+    """Return the tensor in the wrappers of transforms, with the dimensions of `vmap` first."""
+    batched: list[int] = []
+    tensor = value
+    while isinstance(tensor, torch.Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            batched.append(_functorch.maybe_get_bdim(tensor))
+        tensor = _functorch.get_unwrapped(tensor)
+    if tensor is value or not batched:
+        return tensor
+    # Each level counts dimensions without those of the levels outside of it.
+    rest = list(range(tensor.dim()))
+    first = [rest.pop(dimension) for dimension in reversed(batched)]
+    return tensor.permute(*first, *rest)
+
+
+def transforms() -> tuple[str, ...]:
+    """Return the names of the active transforms, such as ``vmap``, the outermost first."""
+    return tuple(one.key().name.lower() for one in _functorch.get_interpreter_stack() or ())
+
+
+def call_outside_transforms(function: Callable[..., Any], *args: Any) -> Any:
+    """Call `function` with the active transforms suspended."""
+    stack: list[Any] = []
+    try:
+        while _functorch.peek_interpreter_stack() is not None:
+            stack.append(_functorch.pop_dynamic_layer_stack())
+        return function(*args)
+    finally:
+        while stack:
+            _functorch.push_dynamic_layer_stack(stack.pop())
+
+
 _graph_task: Callable[[], int] = getattr(_C, "_current_graph_task_id", lambda: -1)
 
 
