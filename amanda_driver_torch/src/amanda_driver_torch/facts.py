@@ -25,6 +25,7 @@ from amanda_core.interface import (
 )
 from amanda_driver_torch.contractions import contraction
 from amanda_driver_torch.groups import (
+    gathered,
     group_of,
     holders_of,
     master_of,
@@ -207,8 +208,7 @@ class _TorchFacts(Facts):
         return local(tensor) if _is_distributed(tensor) else tensor
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return tensor.full_tensor() if _is_distributed(tensor) else tensor
+        return gathered(tensor) if _is_distributed(tensor) else tensor
 
     def stored(self, tensor: torch.Tensor) -> int | None:
         if tensor.layout is torch.strided or tensor.is_nested:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from amanda_driver_torch.torch_internals.modules import inner_of, modules_in, pa
 
 __all__ = [
     "WRAPPERS",
+    "gathered",
     "group_of",
     "holders_of",
     "master_of",
@@ -112,6 +113,21 @@ def _meet(group: Any, text: str) -> list[str]:
             "what only some of them run, such as an evaluation, under amanda.disabled()",
         ) from error
     return [store.get(key).decode() for key in keys]
+
+
+def gathered(tensor: Any) -> torch.Tensor:
+    """Return a distributed tensor as a whole.
+
+    Raises:
+        UnsupportedError: Another process that has a part of it does not gather it now.
+    """
+    mesh, what = tensor.device_mesh, f"a value of shape {tuple(tensor.shape)} as a whole"
+    if not is_simulated(local(tensor)) and mesh.get_coordinate() is not None:
+        for dimension, placement in enumerate(tensor.placements):
+            if not placement.is_replicate():
+                _meet(mesh.get_group(dimension), what)
+    with torch.no_grad():
+        return cast(torch.Tensor, tensor.full_tensor())
 
 
 def group_of(model: Any) -> Group:

@@ -307,6 +307,9 @@ class Facts:
 
         Unlike all other methods it communicates: each process that holds a part must call it, at
         the same operator. Tools use it where they decide something once for a weight.
+
+        Raises:
+            UnsupportedError: Another process did not come.
         """
         return tensor
 
