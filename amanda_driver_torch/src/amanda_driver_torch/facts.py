@@ -245,15 +245,15 @@ class _TorchFacts(Facts):
         return Storage((device, address), size, storage)
 
     def storages(
-        self, values: Iterable[Any], known: Mapping[int, tuple[Hashable, int]]
+        self, values: Iterable[Any], known: dict[int, tuple[Hashable, int]]
     ) -> tuple[int, list[Storage], str]:
-        if native is None or not native.knows_storages():
+        if native is None:
             return super().storages(values, known)
-        total, others = native.known_storages(values, known)
+        total, new, others = native.known_storages(values, known, Storage)
         if others is None:
-            return total, [], ""
-        size, new, problem = super().storages(others, known)
-        return total + size, new, problem
+            return total, new or [], ""
+        size, more, problem = super().storages(others, known)
+        return total + size, [*(new or ()), *more], problem
 
     def zeros(self, tensor: torch.Tensor, limit: float) -> tuple[int, int] | None:
         return None if native is None else native.count_zeros(tensor, limit)

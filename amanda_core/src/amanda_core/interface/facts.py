@@ -375,7 +375,7 @@ class Facts:
         raise NotReadableError("its driver does not report where tensors lie in memory")
 
     def storages(
-        self, values: Iterable[Any], known: Mapping[int, tuple[Hashable, int]]
+        self, values: Iterable[Any], known: dict[int, tuple[Hashable, int]]
     ) -> tuple[int, list[Storage], str]:
         """Return the sum of the sizes of `storage` of all tensors among values and in their lists.
 

@@ -10,57 +10,76 @@ namespace {
 
 PyObject *untyped_storage = nullptr;
 
-// Returns the size of a tensor's storage if it is known; -1 if not, -2 with an exception.
-int64_t known_size(PyObject* value, void* const& tensor, PyObject* known) {
-    StorageMemory storage = storage_of(tensor);
-    if (storage.data == nullptr) return -1;
-    Owned holder(PyObject_CallMethodNoArgs(value, untyped_storage));
-    Owned id(holder ? PyLong_FromVoidPtr(holder.get()) : nullptr);
-    PyObject* seen = id ? PyDict_GetItemWithError(known, id.get()) : nullptr;  // borrowed
-    if (PyErr_Occurred()) return -2;
-    if (seen == nullptr || !PyTuple_Check(seen) || PyTuple_GET_SIZE(seen) != 2 ||
-        !PyLong_Check(PyTuple_GET_ITEM(seen, 0))) {
-        return -1;
-    }
-    void* data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(seen, 0));
-    int64_t size = PyLong_AsLongLong(PyTuple_GET_ITEM(seen, 1));
-    if (PyErr_Occurred()) return -2;
-    return data == storage.data && size == storage.size ? size : -1;
+// What a call looks for and has found.
+struct Search {
+    PyObject *known, *storage_type;
+    int64_t total = 0;
+    Owned unknown, others;  // lists, or null
+};
+
+bool append(Owned* list, PyObject* item) {
+    if (!*list) *list = Owned(PyList_New(0));
+    return *list && item != nullptr && PyList_Append(list->get(), item) == 0;
 }
 
-// Adds up the sizes of known storages, and collects the other values.
-bool look(PyObject* values, PyObject* known, int64_t* total, Owned* others) {
+// Returns true if `known` has a storage with this object.
+bool is_known(const StorageMemory& storage, PyObject* holder, PyObject* known) {
+    Owned id(PyLong_FromVoidPtr(holder));
+    PyObject* seen = id ? PyDict_GetItemWithError(known, id.get()) : nullptr;  // borrowed
+    if (seen == nullptr || !PyTuple_Check(seen) || PyTuple_GET_SIZE(seen) != 2 ||
+        !PyLong_Check(PyTuple_GET_ITEM(seen, 0))) {
+        return false;
+    }
+    return PyLong_AsVoidPtr(PyTuple_GET_ITEM(seen, 0)) == storage.data &&
+           PyLong_AsLongLong(PyTuple_GET_ITEM(seen, 1)) == storage.size;
+}
+
+bool add(Search* search, PyObject* value, const StorageMemory& storage) {
+    Owned holder(PyObject_CallMethodNoArgs(value, untyped_storage));
+    if (!holder) return false;
+    search->total += storage.size;
+    if (is_known(storage, holder.get(), search->known)) return true;
+    if (PyErr_Occurred()) return false;
+    Owned fields(Py_BuildValue("((NLO))", PyLong_FromVoidPtr(const_cast<uint8_t*>(storage.data)),
+                               static_cast<long long>(storage.size), holder.get()));
+    // A named tuple is made like a tuple; its own function for this is one of Python.
+    auto* type = reinterpret_cast<PyTypeObject*>(search->storage_type);
+    Owned made(fields ? PyTuple_Type.tp_new(type, fields.get(), nullptr) : nullptr);
+    return append(&search->unknown, made.get());
+}
+
+bool look(Search* search, PyObject* values) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(values); ++i) {
         Owned value = Owned::share(PySequence_Fast_GET_ITEM(values, i));
         if (PyTuple_CheckExact(value.get()) || PyList_CheckExact(value.get())) {
-            if (!look(value.get(), known, total, others)) return false;
+            if (!look(search, value.get())) return false;
             continue;
         }
         if (value.get() == Py_None || PyLong_Check(value.get()) || PyFloat_Check(value.get())) {
             continue;
         }
-        void* const* tensor = tensor_in(value.get());
-        int64_t size = tensor == nullptr ? -1 : known_size(value.get(), *tensor, known);
-        if (size == -2) return false;
-        if (size >= 0) {
-            *total += size;
-            continue;
+        void* const* tensor = can_read_storages() ? tensor_in(value.get()) : nullptr;
+        StorageMemory storage = tensor == nullptr ? StorageMemory() : storage_of(*tensor);
+        bool is_read = storage.data != nullptr && storage.size > 0;
+        if (is_read ? !add(search, value.get(), storage) : !append(&search->others, value.get())) {
+            return false;
         }
-        if (!*others) *others = Owned(PyList_New(0));
-        if (!*others || PyList_Append(others->get(), value.get()) < 0) return false;
     }
     return true;
 }
 
 PyObject* known_storages(PyObject*, PyObject* args) {
-    PyObject *values, *known;
-    if (!PyArg_ParseTuple(args, "OO!", &values, &PyDict_Type, &known)) return nullptr;
-    Owned sequence(PySequence_Fast(values, "known_storages(values, known)"));
-    int64_t total = 0;
-    Owned others;
-    if (!sequence || !look(sequence.get(), known, &total, &others)) return nullptr;
-    return Py_BuildValue("LO", static_cast<long long>(total),
-                         others ? others.get() : Py_None);
+    PyObject* values;
+    Search search;
+    if (!PyArg_ParseTuple(args, "OO!O!", &values, &PyDict_Type, &search.known, &PyType_Type,
+                          &search.storage_type)) {
+        return nullptr;
+    }
+    Owned sequence(PySequence_Fast(values, "known_storages(values, known, type)"));
+    if (!sequence || !look(&search, sequence.get())) return nullptr;
+    return Py_BuildValue("LOO", static_cast<long long>(search.total),
+                         search.unknown ? search.unknown.get() : Py_None,
+                         search.others ? search.others.get() : Py_None);
 }
 
 PyObject* knows_storages(PyObject*, PyObject*) {
@@ -69,9 +88,10 @@ PyObject* knows_storages(PyObject*, PyObject*) {
 
 PyMethodDef methods[] = {
     {"known_storages", known_storages, METH_VARARGS,
-     "known_storages(values, known, /)\n--\n\n"
-     "Return the sum of the sizes of the storages that are known, and a list of the other values, "
-     "or None. `known` has the address and size of each by the id() of its object."},
+     "known_storages(values, known, storage_type, /)\n--\n\n"
+     "Return the sum of the sizes of the storages that are read here, those that are not known, and "
+     "the values that are not read; None in place of an empty list. `known` has the address and "
+     "size of each storage by the id() of its object."},
     {"knows_storages", knows_storages, METH_NOARGS,
      "knows_storages()\n--\n\nReturn whether `known_storages` may be called."},
     {nullptr, nullptr, 0, nullptr},
