@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import amanda
+from amanda_core.testing.kit.tools import idle
 
 from .interceptors import STAYS_COMPILED
 from .tensors import close, equal
@@ -185,6 +186,17 @@ def test_they_are_observed_as_in_eager_mode(make: Callable[[], nn.Module]) -> No
         assert {"Scaled", "Sine"} <= tool.ids.keys()
         kinds = {name.partition(" ")[0] for name, point, *_ in tool.found if point == "raw"}
         assert {"ScaledBackward", "SineBackward"} <= kinds
+
+
+@pytest.mark.parametrize("make", [Functions, Hooks, Regions])
+def test_they_stay_as_they_are_if_nothing_is_inserted(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make()
+    compiled = compiled_of(model)
+    plain = trained(model, compiled)
+    with amanda.apply(idle()):
+        found = trained(model, compiled)
+    equal(found, plain)
 
 
 @pytest.mark.parametrize("staged", [True, False], ids=["staged", "host"])

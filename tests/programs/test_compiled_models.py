@@ -66,6 +66,35 @@ def mixtral(experts: str) -> nn.Module:
     return MixtralModel(config)
 
 
+class Noise(NamedTuple):
+    """What a diffusion model predicts, under the name that the other models have for it."""
+
+    last_hidden_state: torch.Tensor
+
+
+class UNet(nn.Module):
+    """A diffusion model's U-Net with a level: blocks told of the time, attention, a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.first = nn.Linear(8, 8), nn.Conv2d(3, 8, 3, padding=1)
+        self.down, self.inner = nn.Conv2d(8, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, padding=1)
+        self.attend = nn.Linear(8, 24)
+        self.last = nn.Conv2d(16, 3, 3, padding=1)
+        self.norms = nn.ModuleList(nn.GroupNorm(2, 8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> Noise:
+        angles = torch.arange(4.0, device=x.device).exp() * 0.1
+        told = F.silu(self.time(torch.cat([angles.sin(), angles.cos()])))
+        first = F.silu(self.norms[0](self.first(x)))
+        low = F.silu(self.norms[1](self.inner(self.down(first)) + told[:, None, None]))
+        tokens = low.flatten(2).transpose(1, 2)
+        tokens = tokens + F.scaled_dot_product_attention(*self.attend(tokens).chunk(3, -1))
+        low = tokens.transpose(1, 2).reshape(low.shape)
+        up = F.interpolate(low, scale_factor=2.0, mode="nearest")
+        return Noise(self.last(torch.cat([up, first], 1)))
+
+
 class Compiled(NamedTuple):
     """A model, and how it is compiled.
 
@@ -84,6 +113,8 @@ MODELS = {
     "bert": Compiled(bert),
     "resnet": Compiled(resnet),
     "gpt2-aot": Compiled(gpt2, "aot_eager"),
+    "unet-aot": Compiled(UNet, "aot_eager"),
+    "unet": Compiled(UNet),
     "mixtral-batched-aot": Compiled(lambda: mixtral("batched_mm"), "aot_eager"),
     "mixtral-loop-aot": Compiled(lambda: mixtral("eager"), "aot_eager", is_whole=False),
     "gpt2": Compiled(gpt2),
@@ -92,7 +123,7 @@ MODELS = {
     "mixtral-loop": Compiled(lambda: mixtral("eager"), is_whole=False),
 }
 #: A minute of a processor each, most of it in a C++ compiler.
-LONG = ("gpt2", "mixtral-batched", "mixtral-grouped", "mixtral-loop")
+LONG = ("gpt2", "unet", "mixtral-batched", "mixtral-grouped", "mixtral-loop")
 OTHER_OPERATOR = pytest.mark.xfail(
     raises=AssertionError,
     strict=True,
@@ -139,7 +170,7 @@ class Counting(amanda.Tool):
 
 
 def feed(model: nn.Module) -> torch.Tensor:
-    is_image = "ResNet" in type(model).__name__
+    is_image = "Net" in type(model).__name__
     return torch.linspace(-1, 1, 3 * 16 * 16).reshape(1, 3, 16, 16) if is_image else IDS
 
 
@@ -176,7 +207,7 @@ def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
 def test_models_stay_compiled(name: str, training: bool) -> None:
     made, backend, is_whole = MODELS[name]
     model = made().train(training)
-    mask: dict[str, Any] = {} if name == "resnet" else {"attention_mask": MASK}
+    mask: dict[str, Any] = {} if "net" in name else {"attention_mask": MASK}
     state = copy.deepcopy(model.state_dict())
 
     def run(x: torch.Tensor) -> torch.Tensor:

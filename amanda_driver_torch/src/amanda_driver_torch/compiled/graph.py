@@ -244,12 +244,14 @@ class Weaving:
         self.tools.nodes[node.name] = self.opened[before:]
         if not any(plans):
             return None
+        before_weaving = node.args, node.kwargs
         if custom is not None:
             node.args, node.kwargs = custom.args, {}
         woven = Woven(target, plans, names, operator is not None, node.name)
         if any(plan is not None and plan.backward is not None for plan in plans):
             self._analyse_backward(node, woven)
             if not any(plans):
+                node.args, node.kwargs = before_weaving
                 return None
         if node.graph in self.graph.runs and any(plan.on_host for plan in plans if plan):
             raise CannotWeave("a routine on the host is inside activation checkpointing")

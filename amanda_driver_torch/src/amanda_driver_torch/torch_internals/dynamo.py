@@ -101,7 +101,7 @@ HIGHER_ORDER = frozenset({"cond", "flex_attention", "map_impl", "scan", "while_l
 
 
 def traced_arguments(variables: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return the nodes and constants that values of a traced program are; None if one is neither."""
+    """Return the nodes and constants that traced values are; None if one is neither."""
     found = []
     for one in variables:
         if isinstance(one, torch._dynamo.variables.TensorVariable):
