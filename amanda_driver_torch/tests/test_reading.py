@@ -428,7 +428,7 @@ class Reader(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.layers = Table(), nn.Sequential(*(nn.Identity() for _ in range(9)))
+        self.table, self.layers = Table(), nn.Sequential(*(nn.Identity() for _ in range(3)))
         self.register_buffer("state", torch.ones(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -449,8 +449,8 @@ def test_buffers_of_all_models_are_constants_and_those_that_are_replaced() -> No
     assert [found[op][:2] for op in ("mul", "sub", "div", "maximum")] == [[False, True]] * 4
 
 
-#: As many operators as `Reader` has modules.
-UNARY = "abs ceil cos cosh erf exp expm1 floor log log1p neg round sin".split()
+#: More operators than `Reader` has modules.
+UNARY = [torch.abs, torch.ceil, torch.cos, torch.exp, torch.log, torch.neg, torch.sin]
 
 
 @torch.no_grad()
@@ -460,7 +460,7 @@ def test_a_new_buffer_of_a_module_that_does_not_run_is_found_after_some_operator
     with amanda.apply(tool):
         model(x)
         model.table.rows = torch.zeros(3)
-        for name in UNARY:
-            getattr(torch, name)(x)
+        for function in UNARY:
+            function(x)
         torch.maximum(x, model.table.rows)
     assert found["maximum"][:2] == [False, True]
