@@ -418,6 +418,8 @@ def test_buffers_are_constants_whatever_a_class_overrides(
 class Table(nn.Module):
     """A module that is never called, as one with tables of angles."""
 
+    rows: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("rows", torch.ones(3))
@@ -425,6 +427,8 @@ class Table(nn.Module):
 
 class Reader(nn.Module):
     """Reads a buffer of its own, which it replaces, and one of a module that does not run."""
+
+    state: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
