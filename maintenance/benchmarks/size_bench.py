@@ -7,6 +7,7 @@ programs of `tests/seam/test_size.py`, which asserts that the number does not gr
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from pathlib import Path
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="leave out what takes longer")
     options = parser.parse_args()
     sys.path += [str(ROOT / "tests" / "seam"), str(ROOT / "tests" / "shared")]
-    import test_size as test
+    test = importlib.import_module("test_size")
 
     print("| tool |", " | ".join(f"lines for each {thing}" for thing in PROGRAMS), "|")
     print("|---|" + "---|" * len(PROGRAMS))
