@@ -131,7 +131,7 @@ ALL: dict[str, Make] = {
     "quantize": lambda: Quantize(),
 }
 #: Tool -> program -> why what it does for each thing grows with the program.
-WITH_ALL = {
+WITH_ALL: dict[str, dict[Callable[[int], Program], str]] = {
     "rematerialize": dict.fromkeys(
         PROGRAMS, "what is evicted is chosen among all values that are held"
     ),
