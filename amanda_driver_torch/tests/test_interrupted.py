@@ -230,7 +230,7 @@ def test_a_hook_on_a_leaf_that_ctrl_c_leaves_does_nothing_later(place: tuple[str
     weight = torch.ones(4, requires_grad=True)
 
     def program() -> None:
-        weight.sin().sum().backward()
+        weight.sin().sum().backward()  # type: ignore[no-untyped-call]
 
     # A graph that is kept keeps the node of the leaf, which later graphs share.
     kept, arrived = weight.view_as(weight), 0

@@ -31,6 +31,7 @@ from amanda_tools.prune import Prune, PruneNM, PruneTiles
 from amanda_tools.quantize import Quantize
 from amanda_tools.replicas import compare_replicas
 from maintenance.sweeps.rank_programs import PROGRAMS, Program, digests, network, samples, steps
+from maintenance.sweeps.results import commit
 
 __all__ = ["DECIDING", "differences", "run"]
 
@@ -427,8 +428,6 @@ def main() -> int:
     known = options.results is not None and options.results.exists()
     results = json.loads(options.results.read_text()) if known else {}
     wrong = 0
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     alone = run([], options.tools)[-1] if max(options.ranks) > 0 else None
     for ranks in options.ranks:
         for program in options.programs:
@@ -447,7 +446,7 @@ def main() -> int:
                 if what:
                     print(f"{ranks} ranks, {program}, {tool}: {what}", flush=True)
                 rows = results.setdefault(str(ranks), {}).setdefault(program, {})
-                rows |= {tool: what, _COMMIT: commit}
+                rows |= {tool: what, _COMMIT: commit()}
             if options.results:
                 options.results.write_text(json.dumps(results, indent=1))
     if options.page:

@@ -203,22 +203,23 @@ def _add_earlier(part: Part, section: str) -> None:
     for name, times, run in _RUN.findall(section):
         if name not in part.runs:
             part.runs[name], part.cases[name] = run, int(times)
-            of_program = (f"{name}:", f"{name},")
-            part.refused.update(
-                {
-                    what: int(number.replace(",", ""))
-                    for what, number in _REFUSED.findall(section)
-                    if what.startswith(of_program)
-                }
-            )
+            for what, number in _REFUSED.findall(section):
+                if what.startswith((f"{name}:", f"{name},")):
+                    part.refused[what] = int(number.replace(",", ""))
+            for line in section.splitlines():
+                for case in re.findall(
+                    re.escape(name) + ": the values of `\\w+` under copies", line
+                ):
+                    part.left_out[case] = line.removeprefix("- ").partition(": ")[0]
 
 
 def _part(part: Part) -> Iterator[str]:
     yield f"Run on {', '.join(f'{name} {of}' for name, of in sorted(part.versions.items()))}."
     yield "Again with:\n\n```"
-    yield from (
-        f"python -m maintenance.sweeps {option}" for option in _without_shards(part.options)
-    )
+    options = _without_shards(part.options)
+    if part.runs:
+        options = sorted({option.partition(" --only ")[0] for option in options})
+    yield from (f"python -m maintenance.sweeps {option}" for option in options)
     yield "```\n\n| what | how many |\n|---|---|"
     yield from (f"| {name}, in all | {number:,} |" for name, number in part.totals.items())
     compared = [name for name, count in part.cases.items() if count]

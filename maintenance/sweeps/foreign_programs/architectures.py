@@ -343,7 +343,7 @@ def averages(note: Note) -> None:
     note("average", average(x))
 
 
-@program("RWKV: a recurrent language model, from a file", needs=("rwkv.model",))
+@program("RWKV: a recurrent language model, from a file", needs=("rwkv.model",), notice=SAVES)
 def recurrent(note: Note) -> None:
     """Run on a prompt, and token by token with a state."""
     import tempfile

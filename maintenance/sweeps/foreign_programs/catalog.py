@@ -26,7 +26,7 @@ PASSED = (
 )
 
 #: Warning of a program that saves its model under a tool that edits it.
-SAVES = "(state_dict writes the model without)?"
+SAVES = r"((state_dict|torch\.save) writes the model without)?"
 
 
 def program(

@@ -18,7 +18,7 @@ from torch import nn
 
 from maintenance.sweeps.foreign import Note
 
-from .catalog import WRITTEN, program
+from .catalog import SAVES, WRITTEN, program
 
 WIDTH, HEADS, WORDS, LENGTH = 16, 2, 32, 8
 
@@ -208,7 +208,11 @@ def scan(note: Note) -> None:
         note.training(model, loss)
 
 
-@program("in the style of minimal DPO: a frozen reference, and odds by hand", {"log_sigmoid": 2})
+@program(
+    "in the style of minimal DPO: a frozen reference, and odds by hand",
+    {"log_sigmoid": 2},
+    notice=SAVES,
+)
 def preferences(note: Note) -> None:
     """Train on pairs of answers against a copy of the model."""
     model = Chat()

@@ -28,9 +28,7 @@ def dtypes(note: Note) -> None:
         note(str(dtype), [result, weight.grad])
 
 
-@program(
-    "pickle, deepcopy, save, load", {"linear": 8, "relu": 4, "dropout": 4}, notice=SAVES
-)
+@program("pickle, deepcopy, save, load", {"linear": 8, "relu": 4, "dropout": 4}, notice=SAVES)
 def copies(note: Note) -> None:
     """Copy a model in all ways, run each copy, and compare the bytes with those without tools."""
     model, features = net(), torch.randn(4, 6)

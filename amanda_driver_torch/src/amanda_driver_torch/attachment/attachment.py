@@ -10,13 +10,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 from amanda_core.driver_kit import (
     NATIVE,
     Labels,
     Parameters,
-    Scopes,
     Session,
     Sites,
     forget_all_edited,

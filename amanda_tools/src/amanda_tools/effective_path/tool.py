@@ -111,8 +111,8 @@ class EffectivePath(OperatorTool["_Op"]):
         self.how = Extraction(variant, theta, output_of, term_of, zeros, index(start))
         self.edges, self.output, self.until, self.limit = edges, output, until, limit
         self._run = Run()
-        #: The number of an operator, and the thread (0 in a graph) -> its current execution, and the
-        #: input tensors with their versions.
+        #: Number of an operator, and thread (0 in a graph) -> its current execution, and the input
+        #: tensors with their versions.
         self._entered: dict[tuple[int, int], tuple[Execution, list[tuple[Ref, int]]]] = {}
         self._eager: dict[Facts, EagerValues] = {}
         self._symbolic = SymbolicValues(UNKNOWN)

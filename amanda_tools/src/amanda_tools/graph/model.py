@@ -379,12 +379,13 @@ class Graph:
     def _reaches(self, start: int, end: int) -> bool:
         """Return True if values pass from one node to another along edges that close no cycle."""
         # Cheap in most cases: a new operator has no edges yet.
+        none: set[int] = set()
         seen, left = {start}, [start]
         while left:
             at = left.pop()
             if at == end:
                 return True
-            after = self._next.get(at, frozenset())
+            after = self._next.get(at, none)
             left += after - seen
             seen |= after
         return False

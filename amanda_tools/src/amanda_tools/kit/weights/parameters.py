@@ -34,10 +34,11 @@ class ModelParameters:
 
     def add(self, reads: Reads, path: str) -> None:
         """Record what an operator in the module at `path` reads, and the model if that is new."""
-        new = path not in self.classes
-        if self.classes and new and (name := reads.class_at(path)) is not None:
-            self.classes[path], new = name, False
-        if new or any(w.root and w.owner not in self.shapes for w in reads.values()):
+        for new in with_parents(path) if self.classes and path not in self.classes else ():
+            if new and new not in self.classes and (name := reads.class_at(new)) is not None:
+                self.classes[new] = name
+        new_weight = any(w.root and w.owner not in self.shapes for w in reads.values())
+        if path not in self.classes or new_weight:
             self.classes.update(reads.classes())
             self.classes.setdefault(path, "")
             if self.root:
