@@ -122,7 +122,7 @@ def test_an_op_is_edited_before_and_after_it_is_computed() -> None:
     seen: list[Any] = []
     context = SimpleNamespace(
         trigger_callback=plans.get,
-        fill=lambda outputs: seen.append(outputs),
+        execution=SimpleNamespace(update=lambda outputs, **_: seen.append(outputs)),
         release=lambda: seen.append("released"),
     )
     session: Any = SimpleNamespace(epoch=1, caching=True, open=lambda *_, **given: context)

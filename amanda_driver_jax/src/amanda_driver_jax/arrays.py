@@ -279,8 +279,7 @@ def layer(stack: Any, index: int, axis: int = 0) -> Any:
 
 def _note(new: Any, old: Any, part: Shown, steps: tuple[Callable[[Any], Any], ...]) -> None:
     before = _copy_of(old)
-    # An array that is not a parameter of anything need not live as long as its copies.
-    source: Callable[[], Any] = (lambda: old) if isinstance(old, Tracer) else weakref.ref(old)
+    source = _getter(old)
     if before is not None:
         source, steps = before.source, (*before.steps, *steps)
         part = before.part.followed_by(part)
@@ -295,12 +294,18 @@ _SOURCES: dict[int, tuple[weakref.ref[Any], tuple[Callable[[], Any], ...]]] = {}
 _MOST_SOURCES = 4
 
 
+def _is_number(value: Any) -> bool:
+    # To ask for the size takes longer.
+    shape = getattr(value, "shape", ())
+    return len(shape) == shape.count(1)
+
+
 def sources_of(value: Any) -> tuple[Any, ...]:
     """Return the arrays that a value was computed from, or shows; none if they are not known.
 
     Numbers do not count.
     """
-    if getattr(value, "size", 1) == 1:
+    if _is_number(value):
         return ()
     source = origin(value).source
     found = _SOURCES.get(id(source))
@@ -312,26 +317,26 @@ def sources_of(value: Any) -> tuple[Any, ...]:
 def note_computed(new: Any, values: Sequence[Any]) -> None:
     """Note of which arrays an operator has computed a value, unless these are many."""
     new = concrete(new)
-    sources: dict[int, Any] = {}
-    for value in values:
-        key = id(value)
-        if isinstance(value, Tracer) or key in _COPIES or key in _SOURCES:
-            sources.update((id(array), array) for array in sources_of(value))
-        elif (shape := getattr(value, "shape", ())) and shape.count(1) != len(shape):  # Faster.
-            sources[key] = value
-    if not 0 < len(sources) <= _MOST_SOURCES or id(new) in sources:
+    if _is_number(new) or not is_differentiable(new):
         return
-    getters: list[Callable[[], Any]] = []
-    for array in sources.values():
-        if isinstance(array, Tracer):
-            getters.append(lambda array=array: array)  # type: ignore[misc]
-        elif isinstance(array, jax.Array):
-            getters.append(weakref.ref(array))
-        else:
-            return
+    sources: dict[int, Callable[[], Any]] = {}
+    for value in values:
+        if _is_number(value):
+            continue
+        follows = (key := id(value)) in _SOURCES or key in _COPIES or isinstance(value, Tracer)
+        for array in sources_of(value) if follows else (value,):
+            if not isinstance(array, jax.Array):
+                return
+            sources[id(array)] = _getter(array)
     key = id(new)
-    found = weakref.ref(new, lambda _: _SOURCES.pop(key, None))
-    _SOURCES[key] = (found, tuple(getters))
+    if 0 < len(sources) <= _MOST_SOURCES and key not in sources:
+        found = weakref.ref(new, lambda _: _SOURCES.pop(key, None))
+        _SOURCES[key] = found, tuple(sources.values())
+
+
+def _getter(array: Any) -> Callable[[], Any]:
+    # An array that is not a parameter of anything need not live as long as what is made of it.
+    return (lambda: array) if isinstance(array, Tracer) else weakref.ref(array)
 
 
 def original(value: Any) -> Any:

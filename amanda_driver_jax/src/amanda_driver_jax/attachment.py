@@ -20,6 +20,7 @@ from amanda_core.driver_kit import (
     COMPILED_CALL,
     MODULE_INPUT,
     MODULE_OUTPUT,
+    OpRecord,
     Session,
     Tool,
     replace_first,
@@ -146,7 +147,8 @@ class JaxAttachment:
     def _call_shown(self, call: JittedCall) -> Any:
         """Run a jitted call as an operator, whose inputs are the function's."""
         place = ModulePlace("", getattr(call.function, "__name__", type(call.function).__name__))
-        op = self._state.eager.called(COMPILED_CALL, place)
+        top = internals.is_top_level()
+        op = self._state.eager.called(COMPILED_CALL, place, sys._getframe(1), top)
         given, trees = call.parsed()[1], []
 
         def run(*values: Any) -> tuple[Any, ...]:
@@ -213,19 +215,22 @@ class JaxAttachment:
         if self.session.pending:
             self.session.raise_pending()
 
-    def call_library(self, call: JittedCall, infer: Callable[..., tuple[Any, Any]]) -> Any:
+    def call_library(
+        self, call: JittedCall, infer: Callable[..., tuple[Any, Any]], frame: FrameType
+    ) -> Any:
         """Run an operator of JAX in C++, and return its result.
 
         Args:
             call: The call of the jitted function.
             infer: Returns the function's program and the values that this gets.
+            frame: The frame that calls it.
         """
-        op = self._state.eager.called(call.function.__name__, self._module())
-        if op.is_idle(self.session) or not is_user_call(sys._getframe(2)):
+        op = self._called(call.function.__name__, frame, True)
+        if op.is_idle(self.session) or not is_user_call(frame):
             with PLAIN:
                 return plain_call(call)
         signature, given = call.parsed()
-        key = signature, *map(jax.typeof, given)
+        key = signature, *map(internals.kind_of, given)
         kept: tuple[tuple[Any, Any], dict[Any, Any]] = op.kept or ((None, None), {})
         (last, program), programs = kept
         if key != last:  # To hash a type takes longer than to see that it is the same.
@@ -278,7 +283,8 @@ class JaxAttachment:
         if place is None or not self.session.calls.shows(op_type, place.path):
             return value
         table = self._state.jit if internals.is_compiled() else self._state.eager
-        op, top = table.called(op_type, place), internals.is_top_level()
+        top = internals.is_top_level()
+        op = table.called(op_type, place, sys._getframe(1), top)
 
         def show(array: Any) -> Any:
             if top and op.is_idle(self.session):
@@ -336,12 +342,15 @@ class JaxAttachment:
         """Return what is to be called before each call of a function that JAX calls once."""
         return self._state.models.repeating(frame)
 
-    def _module(self) -> ModulePlace | None:
-        return self._state.models.place(sys._getframe(2))
+    def _called(self, op_type: str, frame: FrameType, top: bool) -> OpRecord:
+        state = self._state
+        table = state.eager if top or not internals.is_compiled() else state.jit
+        return table.called(op_type, state.models.place(frame), frame, top)
 
     def bind(self, primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
         """Run an operator, or what holds other operators."""
-        if not is_user_call(sys._getframe(2)):
+        frame = sys._getframe(2)
+        if not is_user_call(frame):
             return plain_bind(primitive, *values, **params)
         op_type = op_type_of(primitive, params)
         top = internals.is_top_level()
@@ -350,8 +359,7 @@ class JaxAttachment:
             if top:
                 self.finish(result)
             return result
-        table = self._state.jit if internals.is_compiled() else self._state.eager
-        op = table.called(op_type, self._module())
+        op = self._called(op_type, frame, top)
         if top and op.is_idle(self.session):
             with PLAIN:
                 return plain_bind(primitive, *values, **params)

@@ -5,7 +5,7 @@ Owns the order of these, and which calls are operators. `gradients` has their ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -42,6 +42,25 @@ def op_type_of(primitive: Any, params: dict[str, Any]) -> str | None:
         name, source = internals.wrapped_function(params)
         return name if is_library_source(source) else None
     return None if primitive.name in _HOLDERS else str(primitive.name)
+
+
+def _note_transposed(context: OpContext, new: Any, old: Any) -> None:
+    if (axes := permutation(context)) is not None:
+        note_copy(new, old, axes)
+
+
+def _note_part(context: OpContext, new: Any, old: Any) -> None:
+    if (indices := part(context)) is not None:
+        note_part(new, old, indices)
+
+
+#: Common type -> notes of what an output shows a part or a copy.
+_NOTES: Mapping[str | None, Callable[[OpContext, Any, Any], None]] = {
+    **dict.fromkeys(("cast", "identity"), lambda _, new, old: note_copy(new, old)),
+    **dict.fromkeys(("slice", "squeeze"), _note_part),
+    "transpose": _note_transposed,
+    "reshape": lambda _, new, old: note_reshape(new, old),
+}
 
 
 class Execution(Hosted, ForwardProgram):
@@ -90,20 +109,9 @@ class Execution(Hosted, ForwardProgram):
         else:
             with PLAIN:
                 outputs = list(compute(*map(internals.with_own_array, values)))
-        kind = context["type"]
-        if kind in ("cast", "identity") and values:
-            note_copy(outputs[0], values[0])
-        elif kind == "transpose":
-            axes = permutation(context)
-            if axes is not None:
-                note_copy(outputs[0], values[0], axes)
-        elif kind == "reshape":
-            note_reshape(outputs[0], values[0])
-        elif kind in ("slice", "squeeze"):
-            indices = part(context)
-            if indices is not None:
-                note_part(outputs[0], values[0], indices)
-        elif len(outputs) == 1 and arrays.is_differentiable(outputs[0]):
+        if (note := _NOTES.get(context["type"])) is not None and values:
+            note(context, outputs[0], values[0])
+        elif len(outputs) == 1:
             note_computed(outputs[0], given)  # Edits do not change what it is made of.
         return outputs
 
@@ -133,8 +141,11 @@ class Execution(Hosted, ForwardProgram):
         return watched(self.host, compute, context)
 
     def _bound(self, *values: Any) -> tuple[Any, ...]:
-        with PLAIN:
+        if self._top:  # `run` is inside of PLAIN.
             found = plain_bind(self.raw, *values, **self.params)
+        else:
+            with PLAIN:
+                found = plain_bind(self.raw, *values, **self.params)
         return tuple(found) if self.raw.multiple_results else (found,)
 
     def _replacement(self, step: Step, shapes: Sequence[Any]) -> Compute:

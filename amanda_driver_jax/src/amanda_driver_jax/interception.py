@@ -253,7 +253,7 @@ def _infer(*parts: Any) -> tuple[Any, Any]:
             return PATCHES.infer(*call)  # type: ignore[no-any-return]
     if _is_library(call.function):
         if called:
-            return _DONE, hold.call_library(call, PATCHES.infer)
+            return _DONE, hold.call_library(call, PATCHES.infer, caller)
         with PLAIN:  # What an operator of JAX calls is not traced for tools.
             return PATCHES.infer(*call)  # type: ignore[no-any-return]
     if called and LOCAL.jitted is None:

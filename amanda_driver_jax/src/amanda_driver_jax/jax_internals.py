@@ -19,6 +19,7 @@ import numpy as np
 from jax._src import (
     ad_checkpoint,
     api,
+    array,
     callback as callbacks,
     core,
     debugging,
@@ -32,7 +33,7 @@ from jax._src.interpreters import ad, batching, mlir, partial_eval as pe
 from jax._src.lax import lax
 from jax._src.lib import jax_jit
 from jax._src.lib.mlir import ir
-from jax._src.source_info_util import Scope, current_name_stack
+from jax._src.source_info_util import Scope
 from jax.extend.core import Primitive
 
 from amanda_core.driver_kit import local_of
@@ -159,6 +160,14 @@ def with_own_array(value: Any) -> Any:
     return call_evaluated(jax.numpy.asarray, value) if isinstance(value, np.ndarray) else value
 
 
+def kind_of(value: Any) -> Any:
+    """Return what tells apart values for which JAX infers different programs."""
+    # `jax.typeof` would also hash the sharding, at each call.
+    if type(value) is array.ArrayImpl:
+        return value.aval, value.sharding
+    return jax.typeof(value)
+
+
 def convert(value: Any, dtype: Any, weak: bool) -> Any:
     """Return an array of a dtype, which is weak where it meets others if `weak` says so."""
     found = jax.numpy.asarray(value, dtype)
@@ -234,7 +243,7 @@ def callable_again(
 
 def named_scopes() -> list[str]:
     """Return the named scopes around the running line, without the transformations there."""
-    parts = current_name_stack().stack
+    parts = _sources.context.name_stack.stack
     return [part.name for part in parts if isinstance(part, Scope)] if parts else []
 
 

@@ -151,13 +151,14 @@ def _refresh() -> None:
 
 class _Plain:
     def __enter__(self) -> None:
-        LOCAL.plain += 1
-        if LOCAL.plain == 1:
+        LOCAL.plain = depth = LOCAL.plain + 1  # Attributes of a `threading.local` are slow.
+        if depth == 1:
             _PLAIN_KEY.__enter__()
 
     def __exit__(self, *_: object) -> None:
-        LOCAL.plain = max(0, LOCAL.plain - 1)  # It was restored if tools were removed inside.
-        if not LOCAL.plain:
+        depth = LOCAL.plain - 1
+        LOCAL.plain = max(0, depth)  # It was restored if tools were removed inside.
+        if depth <= 0:
             LOCAL.context.__enter__()
 
 

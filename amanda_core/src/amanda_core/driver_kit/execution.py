@@ -138,11 +138,12 @@ class ForwardProgram(_Program):
             before = self.analysed(context, IPoint.BEFORE_FORWARD)
             new = given if before is EMPTY else self.execute(before, given)
             outputs = self.compute(context, before.replacement, new)
-            context.fill(outputs=self.shown(outputs))
+            # Faster than `fill`, and each execution comes by here.
+            context.execution.update(open=True, outputs=self.shown(outputs))
             after = self.analysed(context, IPoint.AFTER_FORWARD)
             outputs = self.leaving(outputs)
             outputs = outputs if after is EMPTY else self.execute(after, outputs)
-            acts = bool(before or after or any(backward_plans(context)))
+            acts = not (before is after is EMPTY) or any(backward_plans(context))
         finally:
             context.release()
         self.record.note(session, epoch, acts)

@@ -411,11 +411,14 @@ class OpContext(dict[str, Any]):
                 session.analyse_again(self, i_point)
                 self._outputs_vary = True
             self._output_count = count
-        session.analyse(self, i_point)
-        plan = self.plan(i_point)
-        if after and self._plans and _BEFORE_BACKWARD in self._plans:
-            self._check_aligned_outputs(self._plans[_BEFORE_BACKWARD])
-        return plan
+        # Each of these calls is left out where it does nothing: every execution comes by here.
+        if session._analysing[i_point]:
+            session.analyse(self, i_point)
+        if (plans := self._plans) is None or self._epoch != session.epoch:
+            plans = self._current_plans()
+        if after and plans and _BEFORE_BACKWARD in plans:
+            self._check_aligned_outputs(plans[_BEFORE_BACKWARD])
+        return plans.get(i_point, EMPTY)
 
     def plan(self, i_point: IPoint) -> Plan:
         """Return the current plan of a point without running analysis.
@@ -425,11 +428,7 @@ class OpContext(dict[str, Any]):
         Raises:
             ReplacementConflictError: Two applied tools replace this op.
         """
-        session = self._store.session
-        if self._plans is None or self._epoch != session.epoch:
-            self._plans = self._make_plans() if self._has_actions else {}
-            self._epoch = session.epoch
-        return self._plans.get(i_point, EMPTY)
+        return self._current_plans().get(i_point, EMPTY)
 
     def fill(
         self,
@@ -612,6 +611,13 @@ class OpContext(dict[str, Any]):
             what = {"grad_outputs": "outputs", "grad_inputs": "inputs"}.get(what, what)
         values = self.execution.get(what)
         return None if values is None else len(values)
+
+    def _current_plans(self) -> dict[IPoint, Plan]:
+        session = self._store.session
+        if self._plans is None or self._epoch != session.epoch:
+            self._plans = self._make_plans() if self._has_actions else {}
+            self._epoch = session.epoch
+        return self._plans
 
     def _make_plans(self) -> dict[IPoint, Plan]:
         found: dict[IPoint, Plan] = {}

@@ -79,7 +79,8 @@ class Step:
             return []
         if not selected and self.action.positions:
             return []  # This execution has no such outputs.
-        return self._changes(positions, selected, self._call(selected))
+        result = self._call(selected)
+        return [] if result is None else self._changes(positions, selected, result)
 
     def changes(self, values: Sequence[Any], result: Any) -> list[tuple[int, Any]]:
         """Return which of `values` change by the result of a routine that the driver called itself.

@@ -384,6 +384,9 @@ class Sites(Generic[R]):
         while frame is not None and frame is not end:
             code = codes.get(id(frame.f_code)) or self.classify(frame.f_code, frame.f_globals)
             kind = code.kind
+            if kind == OWN:  # First, since most frames are such.
+                frame, depth = frame.f_back, depth + 1
+                continue
             if kind == STOP:
                 if levels is not None:
                     levels.append((depth, code.code, -1))
@@ -392,7 +395,7 @@ class Sites(Generic[R]):
                 self._is_quiet = True
             # Of the framework's frames only the innermost one counts, if it is the caller: its
             # wrappers may call several operators from one line of the user.
-            if kind == USER or (kind != OWN and (is_layered or (kind != QUIET and not found))):
+            if kind == USER or is_layered or (kind != QUIET and not found):
                 offset = frame.f_lasti
                 found.append((code, code.calls[offset]))
                 if levels is not None:

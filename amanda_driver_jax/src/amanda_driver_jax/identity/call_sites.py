@@ -144,16 +144,20 @@ class OpTable(PathSites):
     def __init__(self, namespace: str) -> None:
         super().__init__(Rules(kind_of=_kind_of, zone_of=zone_of_call, is_layered=True), namespace)
 
-    def called(self, op_type: str, place: ModulePlace | None) -> OpRecord:
+    def called(
+        self, op_type: str, place: ModulePlace | None, frame: FrameType, top: bool
+    ) -> OpRecord:
         """Return the op that is being called.
 
         Args:
             op_type: Its type.
             place: Where the module that runs is; None outside of any.
+            frame: A frame that calls it.
+            top: Whether it is outside of all transformations.
         """
-        part = None if internals.is_top_level() else internals.current_trace()
-        layer = LOCAL.arguments[0].layer if LOCAL.arguments else ""
-        for traced in reversed(LOCAL.arguments):
+        part, arguments = None if top else internals.current_trace(), LOCAL.arguments
+        layer = arguments[0].layer if arguments else ""
+        for traced in reversed(arguments):
             # Each call of a function that runs in place is traced by itself.
             if not traced.in_place or getattr(part, "parent_trace", None) is not traced.around:
                 break
@@ -172,4 +176,4 @@ class OpTable(PathSites):
         if layer:
             place = place._replace(path="/".join(filter(None, (layer, place.path))))
         # Where the module is called does not matter, like its caller.
-        return self.locate(op_type, sys._getframe(1), place, part)
+        return self.locate(op_type, frame, place, part)

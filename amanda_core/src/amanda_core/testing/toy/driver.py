@@ -227,7 +227,7 @@ class ToyAttachment:
         #: The ops by place of call. They outlive this attachment: tools may be applied again.
         self.records: dict[Any, OpRecord] = session.persistent("toy.records", dict)
         self.leaves: dict[toy.Node, Any] = {}
-        self._attached = True
+        self._attached, self._began = True, (self.thread, toy.is_recording())
         session.at_close(self.detach)
         driver.interception.attach(self)
         self.vanilla = driver.interception.vanilla
@@ -246,6 +246,9 @@ class ToyAttachment:
             return
         for node, wrapper in self.leaves.items():
             node.wrappers[:] = [other for other in node.wrappers if other is not wrapper]
+        thread, recorded = self._began
+        if threading.get_ident() == thread:
+            toy.record(recorded)  # An exception may have kept `no_grad` from doing so.
         self.driver.release(self)
         self._attached = False
 

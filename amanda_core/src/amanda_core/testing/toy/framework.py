@@ -191,6 +191,16 @@ def reset() -> None:
     _local.__init__()  # type: ignore[misc]
 
 
+def is_recording() -> bool:
+    """Return True if this thread records for backward."""
+    return _local.recording
+
+
+def record(enabled: bool) -> None:
+    """Let this thread record for backward, or not."""
+    _local.recording = enabled
+
+
 @contextmanager
 def no_grad() -> Iterator[None]:
     """Disable recording for backward inside `with`."""
