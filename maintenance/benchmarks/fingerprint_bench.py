@@ -56,7 +56,7 @@ class Empty(amanda.Tool):
 TOOLS: dict[str, Callable[[], amanda.Tool]] = {
     "empty routines": Empty,
     "fingerprint": Fingerprint,
-    "fingerprint:check=16": lambda: Fingerprint(check=16),
+    "fingerprint:check=1": lambda: Fingerprint(check=1),
     "fingerprint:norms=true": lambda: Fingerprint(norms=True),
     "fingerprint:level=modules": lambda: Fingerprint(level="modules"),
     "fingerprint:level=steps": lambda: Fingerprint(level="steps"),

@@ -3,12 +3,13 @@
 
 #include <algorithm>
 
-#include "recording/recorder.h"
 #include "thread.h"
 #include "torch_symbols.h"
 #include "watch.h"
 
 namespace amanda {
+
+PyTypeObject* note_type = nullptr;
 
 namespace {
 
@@ -74,7 +75,7 @@ bool read_step(PyObject* said, ProgramStep* step) {
         positions(PyObject_GetAttr(action.get(), positions_name));
     step->routine = Owned(PyObject_GetAttr(action.get(), routine_name));
     step->step = Owned::share(said);
-    step->is_note = step->routine && is_note(step->routine.get());
+    step->is_note = step->routine && Py_IS_TYPE(step->routine.get(), note_type);
     if (!step->routine || !kwargs || !positions) return false;
     step->all = positions.get() == Py_None;
     if (!PyDict_Check(kwargs.get()) || !(step->all || PyTuple_Check(positions.get()))) {

@@ -31,6 +31,9 @@ struct ProgramStep {
     bool finds_only_none(PyObject* list) const;
 };
 
+// The type of a recorder's routines, which read no context and change nothing.
+extern PyTypeObject* note_type;
+
 // The maximum number of operands of a program's call; a routine may get more values.
 constexpr size_t MOST_OPERANDS = 24;
 

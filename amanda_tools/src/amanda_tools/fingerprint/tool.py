@@ -94,8 +94,8 @@ class Fingerprint(OperatorTool[Op]):
         backward: Record gradients as well.
         check: Of so many inputs of 8 KiB or more whose tensor version says that nothing has written
             them since their last digest was made, one is read again. 1 reads all, since not all
-            writes are counted. Where another part of a step begins, such as the optimizer, and after
-            each collective, all are read again.
+            writes are counted. All are read again where another part of a step begins, such as the
+            optimizer, and after each collective.
         level: What has a digest. ``modules`` writes two rows for each visit of a module, and
             ``steps`` one for each step, which suffices to find the window that is worth recording
             again with ``operators``.

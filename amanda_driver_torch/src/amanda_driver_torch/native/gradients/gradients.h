@@ -58,7 +58,6 @@ struct GradientSteps {
     // BEFORE, AFTER at the accumulation into a leaf: a list that is empty once the session has
     // ended, since the node may live on.
     Owned life;
-
     bool needs_context = true;  // whether any of `steps` may read it
 
     bool is_over() const { return life && PyList_GET_SIZE(life.get()) == 0; }

@@ -91,11 +91,14 @@ PyObject* plans_new(PyTypeObject* type, PyObject* args, PyObject*) {
             plans->hooks->push_back(std::move(hooking));
         }
     }
-    const auto& hooks = *plans->hooks;
-    plans->needs_context = pending != Py_None ||
-                           std::any_of(hooks.begin(), hooks.end(), [](const Hooking& hooking) {
-                               return hooking.steps->analyses || hooking.steps->needs_context;
-                           });
+    plans->needs_context = pending != Py_None;
+    for (const Hooking& hooking : *plans->hooks) {
+        plans->needs_context |= hooking.steps->analyses || hooking.steps->needs_context;
+    }
+    for (const Leaf& leaf : *plans->leaves) {
+        NodePlans* of_leaf = plans_of(leaf.plans.get());
+        plans->needs_context |= of_leaf == nullptr || of_leaf->needs_context;
+    }
     return self.release();
 }
 

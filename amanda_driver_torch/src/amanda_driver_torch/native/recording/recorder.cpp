@@ -21,6 +21,7 @@
 #include "owned.h"
 #include "recording/rows.h"
 #include "recording/xxh3.h"
+#include "steps.h"
 #include "table.h"
 #include "torch_symbols.h"
 
@@ -128,7 +129,7 @@ struct Note {
     std::vector<Kind> kinds;  // by position
 };
 
-PyTypeObject *recorder_type = nullptr, *note_type = nullptr;
+PyTypeObject* recorder_type = nullptr;
 
 uint64_t now() {
     return uint64_t(std::chrono::steady_clock::now().time_since_epoch() /
@@ -728,8 +729,6 @@ PyMethodDef functions[] = {
 };
 
 }  // namespace
-
-bool is_note(PyObject* routine) { return Py_IS_TYPE(routine, note_type); }
 
 int add_recorder(PyObject* module) {
     if (PyModule_AddFunctions(module, functions) < 0) return -1;

@@ -6,9 +6,6 @@
 
 namespace amanda {
 
-// Returns true for a recorder's routine, which reads no context and changes nothing.
-bool is_note(PyObject* routine);
-
 int add_recorder(PyObject* module);
 
 }  // namespace amanda
