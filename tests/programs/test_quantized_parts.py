@@ -62,6 +62,7 @@ class Gathering(amanda.Tool):
     def analyse(self, context: amanda.OpContext) -> None:
         if context.op_type == "linear":
             facts = context.facts
+            assert facts is not None
             context.insert_before_op(lambda value: facts.whole(value).sum(), [0], observe=True)
 
 

@@ -268,7 +268,7 @@ def test_routines_of_other_tools_read_the_context_beside_it() -> None:
 
     def step(number: int) -> None:
         x = torch.full((2,), float(number), requires_grad=True)
-        (x * 2).sum().backward()
+        torch.autograd.backward((x * 2).sum())
 
     fingerprint, reader = Fingerprint(), Reader()
     for tools in ((fingerprint,), (fingerprint, reader), (fingerprint,), (reader, fingerprint)):
@@ -292,7 +292,7 @@ def test_large_inputs_are_read_again_where_a_part_of_a_step_begins(
             for _ in range(16):
                 scaled.relu()
                 small.relu()
-            scaled.sum().backward()
+            torch.autograd.backward(scaled.sum())
             optimizer.step()
     tool.result().write(tmp_path / "run")
     found = tool.result().open()

@@ -11,7 +11,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -45,7 +45,15 @@ from amanda_driver_torch.torch_internals.dynamo import (
 from amanda_driver_torch.torch_internals.dynamo_guards import guard_identity, name_of
 from amanda_driver_torch.torch_internals.modules import wraps
 
-__all__ = ["Called", "Places", "call_recording", "called_of", "forget_calls", "watch_tracing"]
+__all__ = [
+    "Called",
+    "Places",
+    "call_recording",
+    "called_of",
+    "forget_calls",
+    "watch_tracing",
+    "wrapper_around",
+]
 
 R = TypeVar("R")
 #: Key of a module's call -> the module and the translator that calls it.
@@ -394,3 +402,19 @@ def forget_calls(gm: torch.fx.GraphModule) -> None:
     for module in gm.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop(_CALLED, None)
+
+
+def wrapper_around(frame: FrameType | None, end: CodeType) -> Any:
+    """Return the innermost frame of torch around a frame: code, globals, position; None if another
+    comes first.
+
+    Args:
+        frame: The frame; those of the driver are passed over.
+        end: Code at which the search ends.
+    """
+    while frame is not None and frame.f_code is not end:
+        if not is_own(frame.f_code):
+            names = frame.f_globals
+            return (frame.f_code, names, frame.f_lasti) if is_torchs(names) else None
+        frame = frame.f_back
+    return None

@@ -30,7 +30,7 @@ from amanda_driver_torch.threads.modes import call_routine
 from amanda_driver_torch.torch_internals.dynamo import tree_map
 from amanda_driver_torch.torch_internals.internals import next_sequence
 
-__all__ = ["Lifted", "OpPlan", "OperatorRun"]
+__all__ = ["Lifted", "OpPlan", "OperatorRun", "edits_only"]
 
 
 class Lifted(TorchFunctionMode):
@@ -358,3 +358,8 @@ def _edited(old: Any, new: Any, step: Step, is_alone: bool = False) -> Any:
     if old.requires_grad and torch.is_grad_enabled():
         check_tensor(old, new, step)
     return pass_straight(old, new, is_alone) if isinstance(new, torch.Tensor) else new
+
+
+def edits_only(plan: Plan) -> Plan:
+    """Return a plan without the steps that only look."""
+    return Plan([one for one in plan.steps if not one.action.observe], plan.replacement)

@@ -10,7 +10,6 @@ import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from operator import getitem
-from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -20,7 +19,7 @@ from amanda_core.driver_kit import OCCURRENCES, Activation, OpContext, Origin, P
 from amanda_core.interface import IPoint, Site
 from amanda_driver_torch.compiled.aliases import Aliases
 from amanda_driver_torch.compiled.backward_operators import BackwardOperators
-from amanda_driver_torch.compiled.call_sites import Called, Places, called_of
+from amanda_driver_torch.compiled.call_sites import Called, Places, called_of, wrapper_around
 from amanda_driver_torch.compiled.choice import (
     FORWARD_ONLY,
     AnalysisFailed,
@@ -28,7 +27,7 @@ from amanda_driver_torch.compiled.choice import (
     misses_backward,
 )
 from amanda_driver_torch.compiled.custom_functions import CustomCall
-from amanda_driver_torch.compiled.execution import OpPlan
+from amanda_driver_torch.compiled.execution import OpPlan, edits_only
 from amanda_driver_torch.compiled.graph_tools import GraphTools
 from amanda_driver_torch.compiled.graph_weights import GraphWeights, Leaves
 from amanda_driver_torch.compiled.host import Row
@@ -44,7 +43,6 @@ from amanda_driver_torch.compiled.traced_graph import (
 from amanda_driver_torch.execution.viewing import passes_weights_on
 from amanda_driver_torch.gradients.function_apply import frame_of_apply
 from amanda_driver_torch.gradients.nodes import tensors_in
-from amanda_driver_torch.identity.frames import is_own, is_torchs
 from amanda_driver_torch.interception.tracing import IN_TRANSFORMS
 from amanda_driver_torch.operators.module_values import INPUT, OUTPUT
 from amanda_driver_torch.operators.operator import Args, Kwargs, Operator
@@ -351,7 +349,7 @@ class Weaving:
             if not self._gradients(bound) or (not arriving.replacement and nothing):
                 arriving = leaving = Plan()  # In eager mode it has no node, and so no gradients.
             if self.tools.exports:
-                before, after = _edits_only(before), _edits_only(after)
+                before, after = edits_only(before), edits_only(after)
                 arriving = leaving = Plan()  # The program computes no gradients.
             backward = None
             if self._gradients(bound) and not nothing:
@@ -431,11 +429,6 @@ class Weaving:
         )
 
 
-def _edits_only(plan: Plan) -> Plan:
-    """Return a plan without the steps that only look."""
-    return Plan([one for one in plan.steps if not one.action.observe], plan.replacement)
-
-
 class _Analysing(OperatorMode):
     """Analyses the operators that a node runs."""
 
@@ -447,20 +440,10 @@ class _Analysing(OperatorMode):
 
     def operate(self, operator: Operator, func: Any, args: Args, kwargs: Kwargs) -> Any:
         returned = func(*args, **kwargs)
-        wrapper = _wrapper(sys._getframe(1))
+        wrapper = wrapper_around(sys._getframe(1), Weaving._analyse_node.__code__)
         found = self._weaving._operator(
             operator, func, args, kwargs, self._called, wrapper, returned
         )
         self.plans.append(found)
         self.names.append(operator.op_type)
         return returned
-
-
-def _wrapper(frame: FrameType | None) -> Any:
-    """Return the innermost frame of torch below the driver's own: code, globals, position."""
-    while frame is not None and frame.f_code is not Weaving._analyse_node.__code__:
-        if not is_own(frame.f_code):
-            names = frame.f_globals
-            return (frame.f_code, names, frame.f_lasti) if is_torchs(names) else None
-        frame = frame.f_back
-    return None
