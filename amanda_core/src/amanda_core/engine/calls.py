@@ -195,11 +195,8 @@ class Calls:
         op_type, selection = context._site.op_type, tool._amanda.selection
         if op_type in MODULE_VALUES:
             return _asked(tool).is_shown(op_type, context.module_path)
-        if (
-            selection is not None
-            and selection.by_call
-            and not self._session.can("calls", context.namespace)
-        ):
+        by_call = selection is not None and selection.by_call
+        if by_call and not self._session.can("calls", context.namespace):
             self._session.warn_once(
                 f"{selection} of tool {tool.tool_name} selects nothing in "
                 f"{context.namespace}: its driver does not report calls of modules there."

@@ -89,8 +89,9 @@ class Rewrite(Tool):
         #: Namespace and op id -> role of the operator in a match.
         self._roles: dict[tuple[str, int], Role] = {}
         self._known: dict[tuple[str, int], None] = {}
-        #: Namespace and rule -> how many nodes and edges there were when it was last searched.
-        self._searched: dict[tuple[str, str], tuple[int, int]] = {}
+        #: Namespace and number of a rule, since several have one name -> how many nodes and edges
+        #: there were when it was last searched.
+        self._searched: dict[tuple[str, int], tuple[int, int]] = {}
         #: Operator of a graph -> constant inputs and attributes by name.
         self._constants: dict[tuple[str, int], dict[str, Any]] = {}
         self._met = self._is_tracing = True
@@ -347,10 +348,10 @@ class Rewrite(Tool):
         """Search the trace for new matches; return True if there are any."""
         found = False
         for graph in self._tracing.graphs.values():
-            for rule in self._rules:
+            for number, rule in enumerate(self._rules):
                 if not rule.is_for(graph.namespace):
                     continue
-                place = graph.namespace, rule.name
+                place = graph.namespace, number
                 since = self._searched.get(place, (0, 0))
                 self._searched[place] = len(graph.nodes), len(graph.edges)
                 for site in find(graph, rule.pattern, since):
