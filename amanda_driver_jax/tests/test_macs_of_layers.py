@@ -84,9 +84,7 @@ LAYERS = {
         _conv(6, (3, 3), padding="SAME"), (2, 8, 8, 4), 2 * 64 * 9 * 4 * 6, False
     ),
     # Four projections of 8 to 8, and two products of each pair of five positions.
-    "MultiHeadAttention": Layer(
-        _attention, (3, 5, 8), 3 * (4 * 5 * 8 * 8 + 2 * 5 * 5 * 8), False
-    ),
+    "MultiHeadAttention": Layer(_attention, (3, 5, 8), 3 * (4 * 5 * 8 * 8 + 2 * 5 * 5 * 8), False),
     # Three and four gates, of the input and of the state.
     "GRUCell": Layer(_cell(nnx.GRUCell), (5, 4), 5 * 3 * (4 + 6) * 6, False),
     "LSTMCell": Layer(_cell(nnx.LSTMCell), (5, 4), 5 * 4 * (4 + 6) * 6, False),

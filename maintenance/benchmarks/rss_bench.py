@@ -68,7 +68,9 @@ def jax_step(jitted: bool = True) -> Callable[[], object]:
 
     def loss(weights: Any) -> jax.Array:
         hidden = jax.nn.relu(x @ weights["first"]["kernel"] + weights["first"]["bias"])
-        scores = jax.nn.log_softmax(hidden @ weights["second"]["kernel"] + weights["second"]["bias"])
+        scores = jax.nn.log_softmax(
+            hidden @ weights["second"]["kernel"] + weights["second"]["bias"]
+        )
         return -jnp.mean(jnp.take_along_axis(scores, y[:, None], axis=1))
 
     def train(weights: Any) -> Any:
@@ -120,7 +122,9 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="measure one tool in this process")
     options = parser.parse_args()
     if options.here:
-        print(*(f"{value:.1f}" for value in measure(options.program, options.tools[0], options.steps)))
+        print(
+            *(f"{value:.1f}" for value in measure(options.program, options.tools[0], options.steps))
+        )
         return
     print("| tool |", " | ".join(f"{round(p * options.steps):,} steps" for p in PARTS), "|")
     print("|---|" + "---|" * len(PARTS))

@@ -314,7 +314,7 @@ def _store_fallback(
             "Operators cannot be instrumented: something replaced TensorFlow's execute.execute "
             "after the tools were applied",
             where=op_type.name,
-            fix="Turn debugging of TensorFlow (op callbacks) on or off outside `apply`",
+            fix="Replace it outside `apply`",
         )
     fallbacks = STATE.fallbacks
     stored: Record | None = found
