@@ -1,4 +1,4 @@
-"""Multiply-accumulates of twenty layers of Flax: closed forms, and XLA's own where it counts alike."""
+"""MACs of twenty layers of Flax: closed forms, and XLA's own count where it counts alike."""
 
 from __future__ import annotations
 
