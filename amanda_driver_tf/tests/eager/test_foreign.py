@@ -53,6 +53,19 @@ def test_functions_that_run_eagerly() -> None:
         tf.config.run_functions_eagerly(False)
 
 
+def test_checks_of_numbers_that_the_program_turns_on_see_what_a_tool_changes() -> None:
+    x = tf.zeros(2) + 1.0
+    with apply(before("Log", lambda value: value * 0.0 - 1.0)):
+        tf.debugging.enable_check_numerics()
+        try:
+            assert tf.reduce_sum(tf.ones(3) * 2.0).numpy() == 6.0
+            with pytest.raises(tf.errors.InvalidArgumentError, match="NaN"):
+                tf.math.log(x)
+        finally:
+            tf.debugging.disable_check_numerics()
+        assert tf.reduce_all(tf.math.is_nan(tf.math.log(x)))
+
+
 @pytest.mark.slow
 def test_applying_tools_leaves_the_runtime_to_be_configured() -> None:
     program = (

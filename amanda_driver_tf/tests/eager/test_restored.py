@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import backprop, execute, forwardprop, imperative_grad, record, tape
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import op_callbacks, ops
 
 from amanda import apply, attach
 from amanda_core.errors import UnsupportedError
@@ -36,6 +36,8 @@ _PLACES: list[tuple[Any, str]] = [
     (record, "stop_recording"),
     (imperative_grad, "imperative_grad"),
     (tape, "watch"),
+    (op_callbacks, "add_op_callback"),
+    (op_callbacks, "remove_op_callback"),
     (keras.layers.Layer, "__call__"),
     (keras.optimizers.Optimizer, "apply"),
 ]
@@ -225,9 +227,7 @@ def test_self_test_finds_nothing_here_and_names_what_is_missing(
         pass
 
 
-def test_op_callbacks_turned_on_before_see_everything_and_inside_are_refused() -> None:
-    from tensorflow.python.framework import op_callbacks
-
+def test_op_callbacks_and_tools_see_the_same_operators() -> None:
     x, seen = normal(2), list[str]()
 
     def callback(op_type: Any, inputs: Any, attrs: Any, outputs: Any, name: Any, **_: Any) -> None:
@@ -241,11 +241,23 @@ def test_op_callbacks_turned_on_before_see_everything_and_inside_are_refused() -
         op_callbacks.remove_op_callback(callback)
     equal(result, tf.nn.relu(x * 2.0))
     assert seen.count("Relu") == 1
+    plain, expected = execute.execute, tf.exp(x * 2.0)
     with apply(before("Exp", lambda value: value * 2.0)):
         op_callbacks.add_op_callback(callback)
         try:
-            with pytest.raises(UnsupportedError, match="op callbacks"):
-                tf.exp(x)
+            equal(tf.exp(x), expected)
         finally:
             op_callbacks.remove_op_callback(callback)
-    equal(tf.exp(x), tf.exp(x))
+        equal(tf.exp(x), expected)
+    assert seen.count("Exp") == 1
+    assert execute.execute is plain
+    with apply(before("Exp", lambda value: value * 2.0)):
+        op_callbacks.add_op_callback(callback)
+    try:
+        # It stays on after the tools.
+        assert execute.execute is execute.execute_with_callbacks
+        tf.exp(x)
+    finally:
+        op_callbacks.remove_op_callback(callback)
+    assert seen.count("Exp") == 2
+    assert execute.execute is plain

@@ -105,6 +105,44 @@ def test_gradients_of_forward_ops(program: Callable[[Ops], list[Any]]) -> None:
         close(program(Ops()), wanted)
 
 
+def tangent_in_a_graph(o: Ops, with_gradient: bool = False) -> list[Any]:
+    """Compute a tangent in a function: of its result, or of a gradient that it computes."""
+
+    def run(x: Any, w: Any) -> list[Any]:
+        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as followed:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(o, x, w)
+            if with_gradient:
+                y = tape.gradient(y, x)
+        return [y, followed.jvp(y)]
+
+    return list(tf.function(run, autograph=False)(X, W))
+
+
+def test_ops_that_only_a_tangent_follows_have_no_gradient() -> None:
+    wanted = tangent_in_a_graph(Ops())
+    calls: list[Any] = []
+    with amanda.apply(Everywhere(lambda *values: None, aligned=True)):
+        close(tangent_in_a_graph(Ops()), wanted)
+    with amanda.apply(editing(Edit("t1", "grad_out", calls.append, 0))) as handle:
+        close(tangent_in_a_graph(Ops()), wanted)
+        gaps = {gap.what: gap.why for gap in handle.coverage()["tensorflow"]}
+    assert calls == []
+    assert "and no gradients" in gaps["gradients of 't1'"]
+    edit = Edit("t1", "replace", tf.tanh)
+    with amanda.apply(editing(edit)), pytest.raises(UnsupportedError):
+        tangent_in_a_graph(Ops())
+
+
+def test_a_gradient_that_a_tangent_follows_is_not_edited() -> None:
+    with (
+        amanda.apply(editing(Edit("t1", "grad_out", lambda value: value * 2, 0))),
+        pytest.raises(UnsupportedError),
+    ):
+        tangent_in_a_graph(Ops(), with_gradient=True)
+
+
 def _doubled(value: Any) -> Any:
     return value * 2 if tf.is_tensor(value) and value.dtype.is_floating else value
 

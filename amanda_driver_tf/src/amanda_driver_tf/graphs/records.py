@@ -170,7 +170,7 @@ class Records:
     def __init__(self, graph: Any) -> None:
         self._reference = weakref.ref(graph)
         self._read_until = -1
-        self._unpaired = False
+        self._unpaired = self._followed = False
         self.captured: dict[tuple[int, int], Any] = {}
         self.records: list[Record] = []
         self.unpropagated: list[Record] = []
@@ -307,6 +307,15 @@ class Records:
 
     def has_unpaired(self) -> bool:
         """Return True if there are gradient ops whose forward op is not known."""
+        self._read_ops()
+        return self._unpaired
+
+    def is_followed(self) -> bool:
+        """Return True if a forward accumulator computes tangents in the graph."""
+        self._read_ops()
+        return self._followed
+
+    def _read_ops(self) -> None:
         graph: Any = self._reference()
         count = ops.Graph.num_operations(graph)
         if self._read_until != count:
@@ -314,14 +323,14 @@ class Records:
             all_ops = graph.get_operations()
             # All gradients of a function were recorded, or none. The ops that pfor makes when it
             # vectorizes them are never recorded.
-            self._unpaired = any("/pfor/" in op.name or _is_tangent(op) for op in all_ops) or (
+            self._followed = any(map(_is_tangent, all_ops))
+            self._unpaired = any("/pfor/" in op.name for op in all_ops) or (
                 not self.records
                 and any(
                     _is_of_tape(op) and self.owner(op) is None and not _is_recorded(op)
                     for op in all_ops
                 )
             )
-        return self._unpaired
 
     def _named_owner(self, op: Any) -> Record | None:
         """Find the owner by name, for graphs built without the recorder or read from a file."""

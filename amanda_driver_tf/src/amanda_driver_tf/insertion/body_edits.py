@@ -35,6 +35,7 @@ class Surroundings:
     Attributes:
         forward_program: Access to the forward program, if this is the body of a gradient.
         unpaired: Whether a caller computes gradients of this body that were not recorded.
+        followed: Whether a forward accumulator computes tangents in a caller.
         differentiated_inside: Numbers of ops whose gradients are computed in functions that this
             body calls.
         is_differentiated: Whether gradients flow through the call of this body.
@@ -43,6 +44,7 @@ class Surroundings:
 
     forward_program: ForwardProgram = field(default_factory=ForwardProgram)
     unpaired: bool = False
+    followed: bool = False
     differentiated_inside: Collection[int] = ()
     is_differentiated: bool = False
     refused: UnsupportedError | None = None
@@ -65,6 +67,7 @@ class BodyEdits:
         changed: Whether anything was inserted or rewired.
         edited: Whether any of these changes may change a value.
         unpaired: Whether this body has gradients that were not recorded, which makes edits unsafe.
+        followed: Whether a forward accumulator computes tangents here, which cannot follow edits.
         named: Names of ops whose gradient in this body is known from op names only.
         is_differentiated: Whether any gradient of this body is computed.
         beside: New node (by identity) -> the node it was inserted at.
@@ -83,6 +86,7 @@ class BodyEdits:
         self.kept = Keepalive(body)
         self.changed = self.edited = False
         self.unpaired = around.unpaired or bool(self.records and self.records.has_unpaired())
+        self.followed = around.followed or bool(self.records and self.records.is_followed())
         self.named = {
             owner.forward.name
             for owner in map(self.owner, (node.op for node in body.nodes))

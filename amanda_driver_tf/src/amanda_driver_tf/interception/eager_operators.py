@@ -28,6 +28,7 @@ from amanda_driver_tf.operators.op_types import OPAQUE, PASS, READ, OpType, op_t
 from amanda_driver_tf.tensorflow_internals import extension
 from amanda_driver_tf.tensorflow_internals.eager_checks import problems
 from amanda_driver_tf.tensorflow_internals.entry_points import (
+    ADD_OP_CALLBACK,
     EXECUTE,
     FAST_PATH,
     GRADIENT_FUNCTION,
@@ -35,6 +36,7 @@ from amanda_driver_tf.tensorflow_internals.entry_points import (
     JVP,
     MUST_RECORD_GRADIENT,
     RECORD_OPERATION,
+    REMOVE_OP_CALLBACK,
     STOP_RECORDING,
     WATCH,
 )
@@ -93,12 +95,34 @@ class _Patches(Patches):
             (STOP_RECORDING, recompute.stop_recording),
             (IMPERATIVE_GRAD, backward.differentiating(IMPERATIVE_GRAD.current)),
             (WATCH, _watch(WATCH.current)),
+            (ADD_OP_CALLBACK, _exchanging(ADD_OP_CALLBACK.current)),
+            (REMOVE_OP_CALLBACK, _exchanging(REMOVE_OP_CALLBACK.current)),
         ):
             self.replace(*entry_point, replacement)
         _register()
         keras_calls.replace(self)
         replicas.replace(self)
         WRITING.replace(self)
+
+
+def _exchanging(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap a function that exchanges `execute.execute`, so that it exchanges TensorFlow's own.
+
+    The replacements are made again over what it has set, which is also what stays after them.
+    """
+
+    @functools.wraps(original)
+    def run(op_callback: Any) -> None:
+        with PATCHES.lock:
+            if EXECUTE.current is not PATCHES.execute:
+                return original(op_callback)
+            PATCHES.restore()
+            try:
+                return original(op_callback)
+            finally:
+                PATCHES.install()
+
+    return run
 
 
 def _register() -> None:
@@ -290,7 +314,7 @@ def _store_fallback(
             "Operators cannot be instrumented: something replaced TensorFlow's execute.execute "
             "after the tools were applied",
             where=op_type.name,
-            fix="Turn debugging of TensorFlow (op callbacks) on or off outside `apply`",
+            fix="Replace it outside `apply`",
         )
     fallbacks = STATE.fallbacks
     stored: Record | None = found

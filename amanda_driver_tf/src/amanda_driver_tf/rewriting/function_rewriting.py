@@ -157,6 +157,7 @@ class FunctionRewriter:
         around = Surroundings(
             forward_program=link or ForwardProgram(),
             unpaired=call.outer is not None and call.outer.edits.unpaired,
+            followed=call.outer is not None and call.outer.edits.followed,
             differentiated_inside=self._differentiated_inside(rewritten.body.graph),
             is_differentiated=call.differentiated,
             refused=self.refused,

@@ -66,6 +66,7 @@ _NOT_RECORDED = (
     "they were built before Amanda was imported, read from a file, or made by pfor or a "
     "tf.autodiff.ForwardAccumulator"
 )
+_FOLLOWED = "a tf.autodiff.ForwardAccumulator computes tangents there, and no gradients"
 _EDIT_OUTPUT = "Edit its output, or replace it"
 
 
@@ -198,7 +199,7 @@ class Insertions:
         can.
         """
         named = node.op.name in self._edits.named and self._edits.is_in_frame(node)
-        if self._edits.unpaired or named:
+        if self._edits.unpaired or self._edits.followed or named:
             return _CANNOT_FOLLOW, _IMPORT_FIRST
         if operation_number(node.op) in self._edits.around.differentiated_inside:
             return _INSIDE, _BESIDE
@@ -294,20 +295,27 @@ class Insertions:
         if not found:
             return
         step = next((step for step in found if not step.action.observe), None)
-        if step is None:
-            if node.op.name in self._edits.named or self._edits.unpaired:
-                self._edits.unmet_requests[f"gradients of {node.name!r}"] = _NOT_RECORDED
+        unknown = node.op.name in self._edits.named or self._edits.unpaired
+        followed = self._edits.followed and not unknown
+        if step is None or (followed and not derived and not self._has_gradient(node)):
+            if followed or unknown:
+                why = _FOLLOWED if followed else _NOT_RECORDED
+                self._edits.unmet_requests[f"gradients of {node.name!r}"] = why
             return
         if operation_number(node.op) in self._edits.around.differentiated_inside:
             raise UnsupportedError(_INSIDE, where=step.where, fix=_BESIDE)
         if self._edits.owner(node.op) is None and is_of_jacobian(node.op):
             return  # It chooses a row, or counts them; the program has no such op.
-        if node.op.name in self._edits.named or self._edits.unpaired:
+        if followed or unknown:
             raise UnsupportedError(
                 f"The gradients of this op are not known: {_NOT_RECORDED}",
                 where=step.where,
                 fix=_IMPORT_FIRST,
             )
+
+    def _has_gradient(self, node: Node) -> bool:
+        """Return True if a gradient of an op was built in this body."""
+        return self._edits.records is not None and bool(self._edits.records.of_op(node.op))
 
     def _is_differentiated_elsewhere(self, node: Node) -> bool:
         records = self._edits.records

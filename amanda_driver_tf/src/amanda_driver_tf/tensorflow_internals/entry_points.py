@@ -15,6 +15,7 @@ from amanda_driver_tf.tensorflow_internals.modules import (
     gradients_util,
     imperative_grad,
     mirrored_run,
+    op_callbacks,
     pywrap_tfe,
     record,
     session,
@@ -22,6 +23,7 @@ from amanda_driver_tf.tensorflow_internals.modules import (
 )
 
 __all__ = [
+    "ADD_OP_CALLBACK",
     "AGGREGATED_GRADIENTS",
     "CALL_FUNCTION",
     "CALL_IN_GRAPH",
@@ -40,6 +42,7 @@ __all__ = [
     "RECORD_BACKPROP_ONLY",
     "RECORD_GRADIENT",
     "RECORD_OPERATION",
+    "REMOVE_OP_CALLBACK",
     "REPLICA_MERGE_CALL",
     "REPLICA_THREAD_RUN",
     "REPLICA_THREAD_START",
@@ -68,6 +71,9 @@ class EntryPoint(NamedTuple):
 # Eager operators. Every op calls the first one, which may fall back to the second.
 FAST_PATH = EntryPoint(pywrap_tfe, "TFE_Py_FastPathExecute")
 EXECUTE = EntryPoint(execute, "execute")
+# These exchange the second one.
+ADD_OP_CALLBACK = EntryPoint(op_callbacks, "add_op_callback")
+REMOVE_OP_CALLBACK = EntryPoint(op_callbacks, "remove_op_callback")
 
 # Tapes.
 MUST_RECORD_GRADIENT = EntryPoint(execute, "must_record_gradient")

@@ -173,6 +173,7 @@ def _matmul(context: OpContext) -> Formula | str:
     positions = (_role(context, "left", 0), _role(context, "right", 1))
     attrs = context.attrs
     turned = any(attrs.get(name) for name in ("transpose_a", "adj_x"))
+    axes = None if context.facts is None else context.facts.contraction(context)
 
     def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
         left, right = inputs
@@ -182,6 +183,12 @@ def _matmul(context: OpContext) -> Formula | str:
             return int(right.stored * (left[-2] if len(left) > 1 else 1))
         if len(left) == len(right) == 2 and len(outputs[0]) == 3:
             return int(left.elements * right[-1])  # Grouped along the summed axis.
+        if axes is not None and axes.places == positions:
+            term, other = axes.terms
+            if (len(term), len(axes.result)) == (len(left), len(outputs[0])):
+                summed = set(term) & set(other) - set(axes.result)
+                sizes = (size for axis, size in zip(term, left, strict=True) if axis in summed)
+                return int(outputs[0].elements) * math.prod(sizes)
         # Length of the sum that each element of the output takes.
         length = left[-2] if turned and len(left) > 1 else left[-1]
         if len(left) == len(right) == 3 and len(outputs[0]) == 2:
