@@ -348,7 +348,6 @@ class Store:
             value = choose(candidates, self.heuristic, self._now)
             op = self._held[value]
             op.evicted += 1
-            evictable.remove(value)
             self._release(value)
             if value in self._readers:
                 self._plan(value)
@@ -360,6 +359,7 @@ class Store:
         A value that was computed again and is still going to be read is kept. Computing it for each
         of its readers would take a time that grows exponentially in recurrent networks.
         """
+        evictable = [value for value in evictable if value.alias is not None]
         unread = [value for value in evictable if value not in self._readers]
         # If the budget is exceeded anyway, the last resort would only cost time.
         if unread or (not self.strict and self.budget is not None and self.floor > self.budget):
@@ -384,10 +384,10 @@ class Store:
         """
         self._since_all += 1
         if self._since_all > len(self._held):
-            self._since_all, self._evictable_size = 0, 0
+            # In this order, as garbage collection may drop a value in between.
             self._uncertain = dict.fromkeys(self._held)
+            self._since_all = self._evictable_size = 0
         for value in list(self._uncertain):
-            # Garbage collection may drop it meanwhile.
             if self._is_evictable(value) and value in self._uncertain:
                 del self._uncertain[value]
                 self._evictable_size += value.size
