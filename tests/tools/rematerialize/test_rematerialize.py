@@ -290,7 +290,8 @@ def states_that_read_one_another(steps: int, size: int) -> list[torch.Tensor]:
 def test_what_can_be_evicted_is_known_without_looking_at_all_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settle, sizes = Store._settle, []
+    settle = Store._settle
+    sizes: list[tuple[int, int, int]] = []
 
     def checked(store: Store) -> None:
         settle(store)
@@ -307,7 +308,7 @@ def test_what_can_be_evicted_is_known_without_looking_at_all_values(
         states_that_read_one_another(20, 1_000)
     assert repeated(tool.result()) > 0
     assert all(known == found for known, found, _ in sizes)
-    assert max(number for _, _, number in sizes) > 50
+    assert max(number for _, _, number in sizes) > 30
 
 
 def test_states_that_read_one_another_are_computed_once_for_each_that_is_saved() -> None:
