@@ -72,8 +72,8 @@ class Store:
         self._known: dict[int, tuple[weakref.ref[Any], Value]] = {}
         #: The values in memory.
         self._held: dict[Value, RematerializedOp] = {}
-        #: Those of which something may have changed since they were found evictable, or which
-        #: were not; and the bytes of the others.
+        #: Those to look at again: not found evictable, or read or locked since. All others are
+        #: evictable, and this is their size in bytes.
         self._uncertain: dict[Value, None] = {}
         self._evictable_size = 0
         #: How often room was made since all were looked at.
