@@ -37,7 +37,8 @@ def _conv(channels: int, kernel: Any, **given: Any) -> Callable[[nnx.Rngs], Call
 
 
 def _attention(rngs: nnx.Rngs) -> Callable[..., Any]:
-    return nnx.MultiHeadAttention(2, 8, use_bias=False, decode=False, rngs=rngs)
+    made: Callable[..., Any] = nnx.MultiHeadAttention(2, 8, use_bias=False, decode=False, rngs=rngs)
+    return made
 
 
 def _cell(kind: Any) -> Callable[[nnx.Rngs], Callable[..., Any]]:

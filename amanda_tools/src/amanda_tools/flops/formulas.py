@@ -187,7 +187,7 @@ def _matmul(context: OpContext) -> Formula | str:
             term, other = axes.terms
             if (len(term), len(axes.result)) == (len(left), len(outputs[0])):
                 summed = set(term) & set(other) - set(axes.result)
-                sizes = (size for axis, size in zip(term, left, strict=True) if axis in summed)
+                sizes = [int(n) for axis, n in zip(term, left, strict=True) if axis in summed]
                 return int(outputs[0].elements) * math.prod(sizes)
         # Length of the sum that each element of the output takes.
         length = left[-2] if turned and len(left) > 1 else left[-1]
