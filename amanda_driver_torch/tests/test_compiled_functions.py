@@ -1,4 +1,4 @@
-"""What a program has in compiled graphs beside operators: functions with gradients of their own,
+"""Tests of the parts of compiled graphs beside operators: functions with gradients of their own,
 hooks of tensors, and regions that are compiled once. They stay compiled, or are refused by name.
 """
 

@@ -1,4 +1,4 @@
-"""What tests of programs of several processes share."""
+"""Fixtures that tests of programs of several processes share."""
 
 from __future__ import annotations
 

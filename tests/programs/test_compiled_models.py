@@ -67,7 +67,7 @@ def mixtral(experts: str) -> nn.Module:
 
 
 class Noise(NamedTuple):
-    """What a diffusion model predicts, under the name that the other models have for it."""
+    """The prediction of a diffusion model, under the name that the other models have for it."""
 
     last_hidden_state: torch.Tensor
 

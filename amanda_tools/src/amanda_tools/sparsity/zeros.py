@@ -177,7 +177,7 @@ class Counts(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """What the counts of a tensor are if no element is zero, and the shape of its matrix."""
+    """The counts of a tensor in which no element is zero, and the shape of its matrix."""
 
     counts: Counts
     height: int

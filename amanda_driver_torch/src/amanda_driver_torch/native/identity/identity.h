@@ -224,7 +224,8 @@ class Identity {
     bool set_aside(PyObject* list);
     // Takes it back. False, perhaps with an exception, if the list is not that of `set_aside`.
     bool take_back(PyObject* list);
-    // Returns false if a plain tensor is no weight at a position outside of all modules.
+    // Returns false only if a plain tensor at a position outside of all modules does not
+    // distinguish ops.
     COLD bool may_be_weight(PyObject* value, Py_ssize_t position) const;
 
   private:
