@@ -102,7 +102,7 @@ NAMES = {
     "engine.calls": ("Call", "MODULE_INPUT", "MODULE_OUTPUT"),
     "engine.context": ("OpContext",),
     "engine.plan": ("Plan", "Step"),
-    "engine.session": ("COMPILED_CALL", "COMPILED_KERNEL", "Session"),
+    "engine.session": ("COMPILED_CALL", "COMPILED_KERNEL", "TRANSFORMED", "Session"),
     "engine.stacks": ("is_started_by_python", "join"),
     "engine.tool": ("Tool",),
     "identity.identity": ("call_offset", "call_offsets", "stable_id"),

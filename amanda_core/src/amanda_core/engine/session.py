@@ -34,15 +34,16 @@ if TYPE_CHECKING:
     from amanda_core.interface.driver import DriverInfo, Site
     from amanda_core.interface.facts import Facts
 
-__all__ = ["COMPILED_CALL", "COMPILED_KERNEL", "Session"]
+__all__ = ["COMPILED_CALL", "COMPILED_KERNEL", "TRANSFORMED", "Session"]
 
 #: Type of the operator that stands for a call of a compiled function (`Tool.sees_compiled_calls`).
 COMPILED_CALL = "compiled_call"
 #: Type of an operator that stands for a kernel inside such a call.
 COMPILED_KERNEL = "compiled_kernel"
 _COMPILED = COMPILED_CALL, COMPILED_KERNEL
-#: The mode of operators inside transforms of functions (`Tool.sees_transforms`).
-_TRANSFORMED = "/transformed"
+#: The mode, in their namespace, of operators inside transforms of functions, which only tools with
+#: `sees_transforms` are shown.
+TRANSFORMED = "transformed"
 
 T = TypeVar("T")
 
@@ -218,7 +219,7 @@ class Session:
             return False
         if context._site.op_type in _COMPILED and not tool.sees_compiled_calls:
             return False
-        if context._site.namespace.endswith(_TRANSFORMED) and not tool.sees_transforms:
+        if context._site.namespace.endswith(TRANSFORMED) and not tool.sees_transforms:
             return False
         selection = tool._amanda.selection
         if selection is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import OpContext, Plan, Step
+from amanda_core.driver_kit import TRANSFORMED, OpContext, Plan, Step
 from amanda_core.interface import UnsupportedError
 from amanda_driver_torch.execution.execute import Run
 from amanda_driver_torch.execution.replacement import replaced
@@ -26,10 +26,7 @@ from amanda_driver_torch.torch_internals.internals import (
     transforms,
 )
 
-__all__ = ["MODE", "TransformedRun"]
-
-#: The last part of the namespace of operators in transforms.
-MODE = "transformed"
+__all__ = ["TransformedRun"]
 
 
 class TransformedRun(Run):
@@ -37,7 +34,7 @@ class TransformedRun(Run):
 
     def _open(self) -> OpContext:
         site, bound = self.record.site, self.bound
-        namespace = f"{site.namespace.rpartition('/')[0]}/{MODE}"
+        namespace = f"{site.namespace.rpartition('/')[0]}/{TRANSFORMED}"
         site = dataclasses.replace(site, namespace=namespace, same_as="eager")
         context = self.context = self.session.open(
             site,
