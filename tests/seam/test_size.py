@@ -102,18 +102,6 @@ def operators(size: int) -> Program:
     return lambda: space["run"](x)
 
 
-def saved_values(size: int) -> Program:
-    x = torch.ones(2, requires_grad=True)
-
-    def run() -> None:
-        out = x
-        for _ in range(size):
-            out = out.sigmoid()
-        out.sum().backward()  # type: ignore[no-untyped-call]
-
-    return run
-
-
 class Raw(amanda.Tool):
     """Looks at all forward and raw backward operators."""
 
@@ -134,7 +122,6 @@ PROGRAMS = [
     modules_in_a_list,
     models,
     operators,
-    saved_values,
 ]
 ALL: dict[str, Make] = {
     "raw": Raw,
@@ -145,6 +132,9 @@ ALL: dict[str, Make] = {
 }
 #: Tool -> program -> why what it does for each thing grows with the program.
 WITH_ALL: dict[str, dict[Callable[[int], Program], str]] = {
+    "rematerialize": dict.fromkeys(
+        PROGRAMS, "what is evicted is chosen among all values that are held"
+    ),
     "graph": {models: "whether a value of a later step closes a cycle is found along its path"},
 }
 #: Run with the fast tests: the tool, the program and two sizes.
@@ -158,7 +148,6 @@ SAMPLE = [
         for make in (modules_of_a_model, modules_without_gradients, models)
     ),
     ("raw", operators, 100, 1_000),
-    *(("rematerialize", make, 100, 1_000) for make in (modules_of_a_model, saved_values)),
     *((name, operands, 100, 1_000) for name in ("raw", "flops", "graph")),
     *((name, tensors_of_a_foreach_step, 100, 1_000) for name in ("raw", "flops", "latency")),
 ]

@@ -72,19 +72,12 @@ class Store:
         self._known: dict[int, tuple[weakref.ref[Any], Value]] = {}
         #: The values in memory.
         self._held: dict[Value, RematerializedOp] = {}
-        #: Those to look at again: not found evictable, or read or locked since. All others are
-        #: evictable, and this is their size in bytes.
-        self._uncertain: dict[Value, None] = {}
-        self._evictable_size = 0
-        #: How often room was made since all were looked at.
-        self._since_all = 0
         #: Kind of call -> bytes of the storages that it makes.
         self._sizes: dict[object, int] = {}
         #: Bytes of the gradients that the running backward operator is going to make.
         self._reserved = 0
-        #: Parameter that no operator has read yet -> its size, and their sum.
+        #: Parameter that no operator has read yet -> its size.
         self._unread: dict[str, int] = {}
-        self._unread_size = 0
         #: Maximum of the bytes that a repeated operator reads and makes.
         self._largest = 0
         #: The values that are going to be computed again while one is restored.
@@ -100,18 +93,15 @@ class Store:
     def used(self) -> int:
         """The bytes of all storages in use that have been seen."""
         self._ledger.settle()
-        return self._ledger.live + self._ledger.given + self._unread_size
+        return self._ledger.live + self._ledger.given + sum(self._unread.values())
 
     def expect(self, parameters: Mapping[str, int]) -> None:
         """Count parameters that operators have not read yet: name -> size in bytes."""
-        for name, size in parameters.items():
-            self.meet(name)
-            self._unread[name] = size
-            self._unread_size += size
+        self._unread.update(parameters)
 
     def meet(self, parameter: str) -> None:
         """Note that an operator is about to read a parameter."""
-        self._unread_size -= self._unread.pop(parameter, 0)
+        self._unread.pop(parameter, None)
 
     def see(self, values: Any, *, new: bool = True) -> None:
         """Count the storages of tensors."""
@@ -285,7 +275,6 @@ class Store:
     def _hold(self, value: Value, tensor: torch.Tensor, op: RematerializedOp) -> None:
         value.alias, value.version = tensor.detach(), tensor._version
         self._held[value] = op
-        self._uncertain[value] = None
 
     def read(self, value: Value) -> torch.Tensor:
         """Return an alias of a value's storage; compute the value again if it was evicted."""
@@ -293,7 +282,6 @@ class Store:
             self._restore(value)
         assert value.alias is not None
         value.last_access = self._now
-        self._look_again(value)
         return value.alias
 
     def drop(self, value: Value) -> None:
@@ -307,9 +295,8 @@ class Store:
 
     def _release(self, value: Value) -> None:
         if value.alias is not None:
-            self._look_again(value)
             value.alias = None
-            del self._held[value], self._uncertain[value]
+            del self._held[value]
             value.evict()
 
     # Eviction and restoring.
@@ -327,12 +314,10 @@ class Store:
             later: Bytes of values that are going to be restored meanwhile.
         """
         needed = size + self._reserved + _STATES * torch.get_rng_state().nbytes
-        self._settle()
-        self.floor = max(self.floor, self.used + needed - self._evictable_size + later)
-        over = self.budget is not None and self.used + needed > self.budget
-        evictable = [value for value in self._held if self._is_evictable(value)] if over else []
+        fixed = self.used + needed - sum(value.size for value in self._evictable())
+        self.floor = max(self.floor, fixed + later)
         while self.budget is not None and self.used + needed > self.budget:
-            candidates = self._candidates(evictable)
+            candidates = self._candidates()
             if not candidates and not self.strict:
                 break
             if not candidates:
@@ -353,54 +338,29 @@ class Store:
                 self._plan(value)
         self.peak = max(self.peak, self.used + size)
 
-    def _candidates(self, evictable: Sequence[Value]) -> list[Value]:
+    def _candidates(self) -> list[Value]:
         """Return the values to choose from: those that are going to be read again as a last resort.
 
         A value that was computed again and is still going to be read is kept. Computing it for each
         of its readers would take a time that grows exponentially in recurrent networks.
         """
-        evictable = [value for value in evictable if value.alias is not None]
+        evictable = self._evictable()
         unread = [value for value in evictable if value not in self._readers]
         # If the budget is exceeded anyway, the last resort would only cost time.
         if unread or (not self.strict and self.budget is not None and self.floor > self.budget):
             return unread
         return [value for value in evictable if value not in self._computed]
 
-    def _is_evictable(self, value: Value) -> bool:
-        """Return True if evicting a value frees memory, and it can be computed again."""
-        return (
-            not value.locks
+    def _evictable(self) -> list[Value]:
+        """Return the values whose eviction frees memory, and that can be computed again."""
+        return [
+            value
+            for value in self._held
+            if not value.locks
             and not value.is_written
             and value.execution.is_repeatable
             and self._facts.users(value.alias) == 1  # The alias alone.
-        )
-
-    def _settle(self) -> None:
-        """Find which values can be evicted now.
-
-        A value that nothing else refers to stays so until it is read here, and is not looked at
-        again. Only what it is computed from may be written elsewhere. That is noticed at the next
-        look at all values, of which there is one for as many calls as there are values.
-        """
-        self._since_all += 1
-        if self._since_all > len(self._held):
-            # In this order, as garbage collection may drop a value in between.
-            self._uncertain = dict.fromkeys(self._held)
-            self._since_all = self._evictable_size = 0
-        for value in list(self._uncertain):
-            if self._is_evictable(value) and value in self._uncertain:
-                del self._uncertain[value]
-                self._evictable_size += value.size
-
-    def _look_again(self, value: Value) -> None:
-        """Note that what a value in memory was found to be may have changed."""
-        if value not in self._uncertain:
-            self._uncertain[value] = None
-            self._evictable_size -= value.size
-
-    def _lock(self, value: Value) -> None:
-        self._look_again(value)
-        value.locks += 1
+        ]
 
     def _restore(self, value: Value) -> None:
         # Not recursive: a chain of operators may be longer than Python's stack.
@@ -417,13 +377,13 @@ class Store:
                     continue
                 if wanted.alias is None:
                     for parent in parents:
-                        self._lock(parent)
+                        parent.locks += 1
                         locked.append(parent)
                     self._repeat(wanted)
                 stack.pop()
                 self._unlock(locked)
                 if stack:
-                    self._lock(wanted)
+                    wanted.locks += 1
                     stack[-1][1].append(wanted)
         finally:
             kept = list(self._readers)
