@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import amanda
 from amanda_core import DescribingAttachment, OpContext
-from amanda_core.interface.facts import DENSE, Facts, NotReadableError
+from amanda_core.errors import ActionError, UnsupportedError
+from amanda_core.interface.facts import DENSE, Facts, NotReadableError, Placement
 from amanda_core.testing.toy import framework as toy
 from amanda_core.testing.toy.driver import ToyDriver
 
@@ -32,6 +35,60 @@ def test_a_context_has_the_answers_of_its_driver(driver: ToyDriver) -> None:
 def test_a_driver_may_answer_nothing(driver: ToyDriver) -> None:
     driver.facts = None
     assert asked(driver)[0] is None
+
+
+class TwoProcesses(type(ToyDriver().facts)):  # type: ignore[misc]
+    """Each value is half of the whole one."""
+
+    def placement(self, tensor: toy.Value) -> Placement:
+        return Placement((), None, "sum", (0, 1))
+
+    def whole(self, tensor: toy.Value) -> toy.Value:
+        return toy.Value(tensor.data * 2)
+
+
+def test_a_logical_routine_gets_values_as_a_whole(driver: ToyDriver) -> None:
+    driver.facts = TwoProcesses()
+    seen: list[Any] = []
+
+    def look(*values: Any, what: str) -> None:
+        seen.append((what, *((v.data if isinstance(v, toy.Value) else v) for v in values)))
+
+    def analyse(context: OpContext) -> None:
+        context.insert_before_op(look, observe=True, what="part")
+        context.insert_before_op(look, observe=True, logical=True, what="whole")
+        context.insert_after_op(look, observe=True, logical=True, what="output")
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool, amanda.look("relu", lambda v: seen.append(v.data), logical=True)):
+        assert toy.relu(toy.Value(3.0)).data == 3.0
+    assert seen == [("part", 3.0), ("whole", 6.0), ("output", 6.0), 6.0]
+
+
+@pytest.mark.parametrize(("observe", "mark"), [(False, None), (True, amanda.staged)])
+def test_a_routine_that_is_no_observer_on_the_host_gets_parts(
+    driver: ToyDriver, observe: bool, mark: Any
+) -> None:
+    def look(value: Any) -> None:
+        """Do nothing."""
+
+    routine = mark(look) if mark else look
+    tool = amanda.Tool()
+    tool.add_inst_for_op(
+        lambda context: context.insert_before_op(routine, observe=observe, logical=True)
+    )
+    with (
+        amanda.apply(tool),
+        pytest.raises(ActionError, match=r"logical=True takes a routine on the host.*facts\.whole"),
+    ):
+        toy.relu(toy.Value(3.0))
+
+
+def test_a_driver_that_knows_of_parts_and_does_not_gather_them_says_so(driver: ToyDriver) -> None:
+    driver.facts = TwoProcesses()
+    with pytest.raises(UnsupportedError, match="does not gather values of many processes"):
+        Facts.whole(driver.facts, toy.Value(3.0))
 
 
 class Fewest(Facts):

@@ -15,7 +15,17 @@ from amanda_core.interface.driver import POINTS, IPoint
 if TYPE_CHECKING:
     from amanda_core.engine.tool import Tool
 
-__all__ = ["POINTS", "Action", "ActionKind", "IPoint", "Positions", "Routine", "mapped", "staged"]
+__all__ = [
+    "POINTS",
+    "Action",
+    "ActionKind",
+    "IPoint",
+    "Positions",
+    "Routine",
+    "is_staged",
+    "mapped",
+    "staged",
+]
 
 #: An instrumentation routine. It gets the selected values and the keyword arguments of its action.
 Routine = Callable[..., Any]
@@ -72,6 +82,11 @@ def staged(routine: Routine) -> Routine:
     return routine
 
 
+def is_staged(routine: Routine) -> bool:
+    """Return True if a routine is marked with `staged`."""
+    return bool(getattr(routine, _STAGED, False))
+
+
 _MAPPED = "__amanda_mapped__"
 
 
@@ -117,7 +132,7 @@ class Action:
     @property
     def staged(self) -> bool:
         """True if the routine is marked with `staged`."""
-        return bool(getattr(self.routine, _STAGED, False))
+        return is_staged(self.routine)
 
     @property
     def mapped(self) -> bool:

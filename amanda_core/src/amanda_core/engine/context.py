@@ -20,6 +20,7 @@ from amanda_core.engine.requests import (
     POSITION_NAMES,
     bad_positions,
     check_weights,
+    of_logical_values,
     refusal,
     refuse_misspelt,
     require,
@@ -303,7 +304,13 @@ class OpContext(dict[str, Any]):
     # Instrumentation API (paper, listing 3).
 
     def insert_before_op(
-        self, func: Routine, inputs: Positions = None, *, observe: bool = False, **kwargs: Any
+        self,
+        func: Routine,
+        inputs: Positions = None,
+        *,
+        observe: bool = False,
+        logical: bool = False,
+        **kwargs: Any,
     ) -> None:
         """Call `func` with the selected inputs each time before the op runs.
 
@@ -315,22 +322,31 @@ class OpContext(dict[str, Any]):
                 change the program for it, and runs the program without it where it cannot observe.
                 It may call `func` after later ops have run, in the same order, unless the tool is
                 `immediate`.
+            logical: Give an observer each value that processes hold in parts as a whole, as
+                `Facts.whole` returns it. They communicate for this, so the tool must be applied
+                in all of them. Without it `func` gets the part of this process.
             **kwargs: Passed on to `func` by reference.
 
         Raises:
             LateActionError: The op has already run at this point of the analysis.
             PositionError: The op has no such input.
         """
-        self._record(ActionKind.INSERT_BEFORE_OP, func, inputs, kwargs, observe)
+        self._record(ActionKind.INSERT_BEFORE_OP, func, inputs, kwargs, observe, logical)
 
     def insert_after_op(
-        self, func: Routine, outputs: Positions = None, *, observe: bool = False, **kwargs: Any
+        self,
+        func: Routine,
+        outputs: Positions = None,
+        *,
+        observe: bool = False,
+        logical: bool = False,
+        **kwargs: Any,
     ) -> None:
         """Call `func` with the selected outputs each time after the op has run.
 
         Arguments, results and errors are those of `insert_before_op`.
         """
-        self._record(ActionKind.INSERT_AFTER_OP, func, outputs, kwargs, observe)
+        self._record(ActionKind.INSERT_AFTER_OP, func, outputs, kwargs, observe, logical)
 
     def insert_before_backward_op(
         self,
@@ -339,16 +355,20 @@ class OpContext(dict[str, Any]):
         *,
         grad_out: Positions = None,
         observe: bool = False,
+        logical: bool = False,
         **kwargs: Any,
     ) -> None:
         """Call `func` with the selected gradients each time before the backward op runs.
 
         In a forward context position i is the whole gradient of output i of the op (the aligned
         view). In a backward context it is the gradient that arrives at this backward op (the raw
-        view). `grad_out` is the paper's other spelling; `observe` is that of `insert_before_op`.
+        view). `grad_out` is the paper's other spelling; `observe` and `logical` are those of
+        `insert_before_op`.
         """
         positions = self._one_of(grad_outputs, grad_out, "grad_outputs", "grad_out")
-        self._record(ActionKind.INSERT_BEFORE_BACKWARD_OP, func, positions, kwargs, observe)
+        self._record(
+            ActionKind.INSERT_BEFORE_BACKWARD_OP, func, positions, kwargs, observe, logical
+        )
 
     def insert_after_backward_op(
         self,
@@ -357,16 +377,18 @@ class OpContext(dict[str, Any]):
         *,
         grad_in: Positions = None,
         observe: bool = False,
+        logical: bool = False,
         **kwargs: Any,
     ) -> None:
         """Call `func` with the selected gradients each time after the backward op has run.
 
         In a forward context position i is what this op contributes to the gradient of its input i
         (the aligned view). In a backward context it is the i-th result of this backward op (the raw
-        view). `grad_in` is the paper's other spelling; `observe` is that of `insert_before_op`.
+        view). `grad_in` is the paper's other spelling; `observe` and `logical` are those of
+        `insert_before_op`.
         """
         positions = self._one_of(grad_inputs, grad_in, "grad_inputs", "grad_in")
-        self._record(ActionKind.INSERT_AFTER_BACKWARD_OP, func, positions, kwargs, observe)
+        self._record(ActionKind.INSERT_AFTER_BACKWARD_OP, func, positions, kwargs, observe, logical)
 
     def replace_op(self, func: Routine, inputs: Positions = None, **kwargs: Any) -> None:
         """Run `func` with the selected inputs instead of the op; it returns the op's result.
@@ -543,6 +565,7 @@ class OpContext(dict[str, Any]):
         positions: Positions,
         kwargs: Mapping[str, Any],
         observe: bool = False,
+        logical: bool = False,
     ) -> None:
         if (
             (recorder := self._recorder) is None
@@ -558,6 +581,8 @@ class OpContext(dict[str, Any]):
             require(self, kind, point, autodiff)
         if kwargs and not POSITION_NAMES.isdisjoint(kwargs):
             refuse_misspelt(self, kind, func, kwargs)
+        if logical:
+            func = of_logical_values(self, kind, func, observe)
         chosen = None if positions is None else self._check_positions(kind, positions)
         action = Action(kind, func, chosen, kwargs, tool, autodiff, observe)
         self._store.session.recorded(self, action)

@@ -1,17 +1,19 @@
 """Requirements of the requests of analysis routines, with the errors and warnings of each.
 
 Owns the checks that few requests need: capabilities of the driver, positions that an op does not
-have, requests that come too late, and arguments that belong to one weight of several. `OpContext`
-records requests and calls these where a first look finds that they are needed.
+have, requests that come too late, values of many processes, and arguments that belong to one weight
+of several. `OpContext` records requests and calls these where a first look finds that they are
+needed.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from amanda_core.engine.action import Action, ActionKind, IPoint, Positions
+from amanda_core.engine.action import Action, ActionKind, IPoint, Positions, Routine, is_staged
 from amanda_core.errors import (
     ActionError,
     AmandaError,
@@ -32,6 +34,7 @@ __all__ = [
     "POSITION_NAMES",
     "bad_positions",
     "check_weights",
+    "of_logical_values",
     "refusal",
     "refuse_misspelt",
     "require",
@@ -144,6 +147,42 @@ def require(context: OpContext, kind: ActionKind, point: IPoint, autodiff: bool)
             where=context._requested(),
             fix="Register the routine with require_outputs=False",
         )
+
+
+def of_logical_values(
+    context: OpContext, kind: ActionKind, func: Routine, observe: bool
+) -> Routine:
+    """Return a routine that gathers values of many processes, and calls `func` with them.
+
+    Args:
+        context: The op's context.
+        kind: Kind of the action.
+        func: The routine of the tool, which gets each such value as a whole.
+        observe: Whether it only observes.
+
+    Raises:
+        ActionError: It edits values, or is staged. Processes cannot meet within a graph.
+    """
+    if not observe or is_staged(func):
+        raise ActionError(
+            f"{kind.value} with logical=True takes a routine on the host that changes nothing",
+            where=context._requested(),
+            fix="Add observe=True and return nothing. An edit gets the part of this process, and "
+            "may look at context.facts.whole(value)",
+        )
+    if (facts := context.facts) is None:
+        return func
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [whole(one) for one in value]
+        return facts.whole(value) if facts.is_tensor(value) else value
+
+    @functools.wraps(func)
+    def routine(*values: Any, **kwargs: Any) -> Any:
+        return func(*map(whole, values), **kwargs)
+
+    return routine
 
 
 def bad_positions(

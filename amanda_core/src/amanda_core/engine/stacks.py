@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
-from amanda_core.engine.declined_drivers import DeclinedDrivers
 from amanda_core.engine.session import Session
 from amanda_core.engine.store import Store
 from amanda_core.engine.tool import Tool, in_dependency_order
@@ -29,6 +28,7 @@ from amanda_core.interface.driver import (
     ZonedAttachment,
 )
 from amanda_core.plugins import discovery
+from amanda_core.plugins.declined_drivers import DeclinedDrivers
 from amanda_core.runtime.containment import contain, described, driver_errors, without_exit
 from amanda_core.runtime.started_processes import StartedProcesses
 from amanda_core.runtime.switches import ROUTINE_DEPTH
@@ -129,7 +129,7 @@ class Stack:
         self.session.listener = self.session.control.listener = self.changed
         declined = [driver for driver in discovery.drivers() if not self.attach(driver)]
         if declined and self.session.host is None:
-            self._declined = DeclinedDrivers(self.session, self.attach)
+            self._declined = DeclinedDrivers(self.session.warn_once, self.attach)
             self._declined.start(declined)
         self.session.begin_step()
 

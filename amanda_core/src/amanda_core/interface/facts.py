@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from amanda_core.errors import UnsupportedError
 from amanda_core.interface.groups import Group
 
 __all__ = [
@@ -306,12 +307,15 @@ class Facts:
         """Return a value of many processes as a whole, or any other tensor itself.
 
         Unlike all other methods it communicates: each process that holds a part must call it, at
-        the same operator. Tools use it where they decide something once for a weight.
+        the same operator. Tools use it where they decide something once for a weight. Routines that
+        are inserted with ``logical=True`` get such values.
 
         Raises:
-            UnsupportedError: Another process did not come.
+            UnsupportedError: Another process did not come, or the driver does not gather values.
         """
-        return tensor
+        if self.placement(tensor) is None:
+            return tensor
+        raise UnsupportedError("The driver does not gather values of many processes")
 
     def master(self, parameter: Any, model: Any) -> Any:
         """Return what the optimizer updates where operators read a copy of another dtype.

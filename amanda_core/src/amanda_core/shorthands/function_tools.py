@@ -36,6 +36,7 @@ def look(
     outputs: Positions = None,
     module: Patterns = (),
     everything: bool = False,
+    logical: bool = False,
 ) -> Tool:
     """Return a tool that calls a function with values of operators, and changes nothing.
 
@@ -50,6 +51,8 @@ def look(
             `inputs` and `outputs` it gets all outputs.
         module: Patterns, one of which must match the path of the module as well.
         everything: Include operators outside the model, such as those of an optimizer.
+        logical: Give it values that processes hold in parts as a whole. See
+            `OpContext.insert_before_op`.
 
     Raises:
         ActionError: `function` cannot be called, or both `inputs` and `outputs` are given.
@@ -68,7 +71,8 @@ def look(
         function(*values, **names)
 
     _check(function, inputs, outputs, "look")
-    return _inserting("look", pattern, module, everything, ignoring, inputs, outputs, True)
+    how = {"observe": True, "logical": logical}
+    return _inserting("look", pattern, module, everything, ignoring, inputs, outputs, **how)
 
 
 def edit(
@@ -100,7 +104,7 @@ def edit(
     >>> halved_weights = edit("conv2d", lambda weight: weight * 0.5, inputs=[1])
     """
     _check(function, inputs, outputs, "edit")
-    return _inserting("edit", pattern, module, everything, function, inputs, outputs, False)
+    return _inserting("edit", pattern, module, everything, function, inputs, outputs)
 
 
 def on(
@@ -205,17 +209,17 @@ def _inserting(
     function: Routine,
     inputs: Positions,
     outputs: Positions,
-    observe: bool,
+    **how: bool,
 ) -> Tool:
     """Return a tool that inserts a function before or after the selected operators."""
     named = _takes_name(function)
 
     def analyse(context: OpContext) -> None:
-        more = {"name": context.name} if named else {}
+        more: dict[str, Any] = {**how, "name": context.name} if named else how
         if inputs is not None:
-            context.insert_before_op(function, inputs=inputs, observe=observe, **more)
+            context.insert_before_op(function, inputs=inputs, **more)
         else:
-            context.insert_after_op(function, outputs=outputs, observe=observe, **more)
+            context.insert_after_op(function, outputs=outputs, **more)
 
     tool = _Matching(kind, pattern, module, everything, analyse, function)
     tool.add_inst_for_op(tool.analyse)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from amanda_core.plugins.imports import EndOfImport, ImportWatcher, running_imports
 
 if TYPE_CHECKING:
-    from amanda_core.engine.session import Session
     from amanda_core.plugins.discovery import Driver
 
 __all__ = ["DeclinedDrivers"]
@@ -26,12 +25,12 @@ class DeclinedDrivers:
     """The drivers that declined to attach for the applied tools of one thread.
 
     Args:
-        session: The session of the tools.
+        warn_once: Gives a warning, `importing` if an import led to it; the same one only once.
         attach: Asks a driver to attach; returns False if it declines.
     """
 
-    def __init__(self, session: Session, attach: Callable[[Driver], bool]) -> None:
-        self._session, self._attach = session, attach
+    def __init__(self, warn_once: Callable[..., None], attach: Callable[[Driver], bool]) -> None:
+        self._warn_once, self._attach = warn_once, attach
         self._thread = threading.get_ident()
         #: The imports that were running before the tools were applied.
         self._older = running_imports()
@@ -81,7 +80,7 @@ class DeclinedDrivers:
     def _warn_of(self, driver: Driver, *, importing: bool) -> None:
         """Warn of a driver that does not attach although its framework is loaded."""
         for module in driver.loaded:
-            self._session.warn_once(
+            self._warn_once(
                 f"{module} is loaded, but its driver {driver.info.name!r} does not attach to it: "
                 "its operators are not instrumented. `amanda doctor` may say why",
                 importing=importing,
@@ -90,7 +89,7 @@ class DeclinedDrivers:
 
     def _imported(self, module: str) -> None:
         if threading.get_ident() != self._thread:
-            self._session.warn_once(
+            self._warn_once(
                 f"{module} was imported by another thread than the one that applied the tools; its "
                 "operators are instrumented after the next `apply`.",
                 importing=True,
