@@ -152,12 +152,73 @@ def test_a_result_says_how_its_figures_are_merged() -> None:
     assert (found["score"], found["seconds"]) == (1, 6)
 
 
+def model(weights: dict[str, int], **more: Any) -> dict[str, Any]:
+    """Return a result about weights, of which the process has some."""
+    return {
+        "format": "a/1",
+        "merge": {
+            **dict.fromkeys(("weights", "elements", "parameters"), "shared"),
+            "block": "same",
+        },
+        "block": 4,
+        "parameters": sum(weights.values()),
+        "total": {"parameters": sum(weights.values())},
+        "weights": [{"name": name, "elements": size} for name, size in weights.items()],
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("processes", "parameters"),
+    [
+        ([{"a": 6, "b": 3}] * 3, 9),  # All have the same.
+        ([{"a": 6}, {"b": 6}, {"c": 3}], 15),  # Each has layers of its own.
+        ([{"a": 6}, {"b": 6}, {"b": 6}, {"a": 6}], 12),  # Two have the same layers.
+        ([{"a": 6}, {"a": 6, "b": 3}], 9),
+        ([{"a": 6, "b": 3}, {"b": 3, "c": 1}], "4 to 9"),  # It is not known how many are in both.
+    ],
+)
+def test_what_belongs_to_the_model_counts_once(
+    processes: list[dict[str, int]], parameters: int | str
+) -> None:
+    every = [model(weights) for weights in processes]
+    found = merge([*map(str, range(len(every)))], lambda process: every[int(process)])
+    assert (found["parameters"], found["total"]["parameters"]) == (parameters, parameters)
+    assert found["block"] == 4
+    sizes = {name: size for weights in processes for name, size in weights.items()}
+    assert {row["name"]: row["elements"] for row in found["weights"]} == sizes
+
+
+def test_what_distinguishes_rows() -> None:
+    every = [
+        {
+            "format": "a/1",
+            "merge": {"operands": ["op", "what"], "faults": []},
+            "operands": [{"op": "mul", "what": what, "seen": 1} for what in order],
+            "faults": [{"name": "mul", "step": 2}],
+            "twice": [{"name": "mul", "calls": 1}] * 2,
+        }
+        for order in ("xy", "yx")
+    ]
+    found = merge(["rank0", "rank1"], lambda process: every[int(process[-1])])
+    assert [(row["what"], row["seen"]) for row in found["operands"]] == [("x", 2), ("y", 2)]
+    assert found["faults"] == [
+        {"process": process, "name": "mul", "step": 2} for process in ("rank0", "rank1")
+    ]
+    # A name that several rows have says of none what it is about.
+    assert [(row["process"], row["calls"]) for row in found["twice"]] == [
+        *(("rank0", 1), ("rank0", 1), ("rank1", 1), ("rank1", 1))
+    ]
+
+
 def test_texts_where_others_have_numbers_and_rows_without_a_key() -> None:
     every = [{"format": "a/1", "x": 1, "rows": [{"v": 1}, {"v": "a"}]} for _ in range(2)]
     every[1] = {"format": "a/1", "x": "many", "rows": [{"v": 2}, {"v": "a"}, {"v": 3}]}
     found = merge(["0", "1"], lambda process: every[int(process)])
     assert found["x"] == "(differs)"
-    assert [row["v"] for row in found["rows"]] == ["(differs)", "a", 3]
+    assert [(row["process"], row["v"]) for row in found["rows"]] == [
+        *(("0", 1), ("0", "a"), ("1", 2), ("1", "a"), ("1", 3))
+    ]
 
 
 def test_show_merges_and_names_first_what_is_missing(
@@ -225,6 +286,8 @@ def test_an_empty_part_stays_empty() -> None:
     }
     for names in (["a"], ["a", "a"]):
         found = merge(names, results.__getitem__)
-        assert (found["allocators"], found["ops"]) == ({}, [{}, {}])
+        assert found["allocators"] == {}
+        assert found["ops"] == [{"process": "a"}] * 2
     found = merge(["a", "b"], results.__getitem__)
-    assert (found["allocators"], found["ops"]) == ({"gpu": 3}, [{}, {}])
+    assert found["allocators"] == {"gpu": 3}
+    assert [row["process"] for row in found["ops"]] == ["a", "a", "b"]

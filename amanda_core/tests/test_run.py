@@ -192,6 +192,27 @@ def test_every_way_to_start_a_program(site: Site, out: Path, how: str, safe: str
     assert by_module.stderr.splitlines() == by_program.stderr.splitlines() == expected
 
 
+def test_a_command_in_python_is_found_as_a_shell_finds_it(site: Site) -> None:
+    program = "import sys, toyframe\ntoyframe.relu(toyframe.Value(1.0))\nprint(sys.argv)\n"
+    (site.path / "bin").mkdir()
+    for name, text in (("launch", f"#!{sys.executable}\n{program}"), ("mpi", "#!/bin/sh\n")):
+        path = site.path / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+    (site.work / "pyproject.toml").write_text("[tool.amanda]\noutput = 'set'\n")
+    where = {"PATH": f"{site.path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    done = site.amanda("run", "-t", "count", "launch", "-n", "2", **where)
+    assert done.stdout.splitlines()[-1] == str([str(site.path / "bin/launch"), "-n", "2"])
+    # The configuration is that of the current folder.
+    assert (site.work / "set/count.json").exists()
+    done = site.run("mpi", "-n", "2", **where)
+    assert done.returncode == 2
+    assert "'mpi' is not Python's" in done.stderr
+    assert "amanda run` in each" in done.stderr
+    # A path is not a command.
+    assert "can't open file" in site.run("./launch", **where).stderr
+
+
 def test_a_program_that_is_not_there(site: Site) -> None:
     done = site.run("nowhere.py")
     assert done.returncode == 2

@@ -133,13 +133,13 @@ def diff(
         return _processes(a, numbers, everything, as_json, limit, shown)
     is_exact = _have_fingerprints(a, b)
     if not is_exact and has_figures(a) and has_figures(b):
-        if rtol is not None or atol is not None or align != "auto" or page or ranks:
+        if rtol is not None or atol is not None or align != "auto" or page:
             raise _WrongUse(
-                "Figures are compared as they are: --rtol, --atol, --align, --ranks and --html are "
-                "for recorded tensors"
+                "Figures are compared as they are: --rtol, --atol, --align and --html are for "
+                "recorded tensors"
             )
         with _errors():
-            return _tell(compare_figures(a, b), everything, as_json, limit, shown)
+            return _tell(compare_figures(a, b, numbers), everything, as_json, limit, shown)
     pairs, alone = (None, []) if is_exact else _pairs(a, b, numbers)
     if is_exact and (rtol or atol or align not in ("auto", "names")):
         raise _WrongUse(

@@ -58,3 +58,20 @@ def test_the_figures_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert status == 2
     assert "no figure in common" in text
     assert diff(capsys, a, b, "--rtol", 1)[0] == 3
+
+
+def test_the_figures_of_each_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, batches in (("a", (2, 2)), ("b", (2, 3)), ("c", (2,))):
+        for rank, batch in enumerate(batches):
+            run(tmp_path / name / f"rank{rank}", batch)
+    a, b, c = (tmp_path / name for name in "abc")
+    status, text = diff(capsys, a, b, "--json")
+    macs = [one for one in json.loads(text)["figures"] if one["label"] == "a forward pass"]
+    assert status == 1
+    assert [(one["result"], one["a"], one["b"]) for one in macs] == [
+        *(("rank0/flops", 2 * 4 * 8, 2 * 4 * 8), ("rank1/flops", 2 * 4 * 8, 3 * 4 * 8))
+    ]
+    assert diff(capsys, a, b, "--ranks", "0")[0] == 0
+    status, text = diff(capsys, a, c)
+    assert status == 2
+    assert "Only in A: rank1/flops: " in text

@@ -24,7 +24,7 @@ from torch import nn
 import amanda
 from amanda_core.errors import ResultError
 from amanda_tools.diff import compare_fingerprints
-from amanda_tools.dump import Dump
+from amanda_tools.dump import Dump, load_dump
 from amanda_tools.fingerprint import Fingerprint, FingerprintResult, load_fingerprint
 from amanda_tools.fingerprint.files import INPUT, OUTPUT, ROWS, UNREADABLE, UNWRITTEN
 
@@ -515,6 +515,39 @@ def test_a_program_that_is_killed_leaves_its_rows(tmp_path: Path) -> None:
     found = load_fingerprint(tmp_path / "out")
     assert not found.ended
     assert sorted(set(found.rows["step"].tolist())) == [0, 1, 2]
+
+
+def test_a_run_that_is_killed_leaves_what_its_tools_recorded(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, signal, sys, time, torch\n"
+        "for step in range(3):\n"
+        "    torch.relu(torch.full((2,), float(step)))\n"
+        "saved = os.path.join(sys.argv[1], 'dump.json')\n"
+        "while not os.path.exists(saved):\n"
+        "    time.sleep(0.1)\n"
+        "torch.sigmoid(torch.ones(2))\n"
+        "if sys.argv[2] == 'kill':\n"
+        "    time.sleep(1)\n"  # The state of the run is saved after the results.
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    for end in ("kill", "well"):
+        out = str(tmp_path / end)
+        command = [sys.executable, "-m", "amanda", "run", "-q", "-t", "fingerprint", "-t", "dump"]
+        subprocess.run([*command, "-o", out, str(script), out, end], check=end == "well")
+    killed, whole = (load_fingerprint(tmp_path / end) for end in ("kill", "well"))
+    assert not killed.ended
+    assert whole.ended
+    words = [killed.ops[row["op"]].word for row in killed.rows if row["what"] == OUTPUT]
+    assert words.count("relu") == 3
+    dumped = load_dump(tmp_path / "kill")
+    assert [
+        dumped.read(one).array.tolist() for one in dumped.index.tensors if "relu" in str(one.key)
+    ] == [*([0.0, 0.0], [1.0, 1.0], [2.0, 2.0])]
+    # A run that ends well leaves its results only.
+    assert {one.name for one in (tmp_path / "well").iterdir()} == {
+        *("fingerprint", "fingerprint.json", "dump", "dump.json")
+    }
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")

@@ -10,9 +10,10 @@ import builtins
 import os
 import pkgutil
 import runpy
+import shutil
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -32,17 +33,38 @@ class Program:
             a module.
         arguments: The arguments that follow it on the command line.
         is_module: Whether it is a module (``-m``).
+        is_command: Whether it is a script that was found on the PATH, such as ``torchrun``.
     """
 
     target: str
     arguments: tuple[str, ...] = ()
     is_module: bool = False
+    is_command: bool = False
+
+    def found(self) -> Program | None:
+        """Return the program if it is there, or a command in Python of its name; None if not."""
+        if self.is_module or os.path.exists(self.target):
+            return self
+        path = None if os.path.dirname(self.target) else shutil.which(self.target)
+        if path is None:
+            return None
+        try:
+            with open(path, "rb") as file:
+                start = file.read(512)
+        except OSError:
+            return None
+        # Where the interpreter's path is long, pip writes it into the second line.
+        if not start.startswith(b"#!") or b"python" not in start:
+            return None
+        return replace(self, target=path, is_command=True)
 
     @property
     def folder(self) -> Path:
-        """The script's folder, or the current one for a module."""
-        if self.is_module:
-            return Path.cwd()
+        """The folder of a script, or the current one for modules and commands."""
+        return Path.cwd() if self.is_module or self.is_command else self._folder
+
+    @property
+    def _folder(self) -> Path:
         path = Path(self.target).resolve()
         return path if path.is_dir() else path.parent
 
@@ -66,7 +88,7 @@ class Program:
         if self._importer is not None:
             sys.path.insert(0, self._absolute)  # The module `site` does this to the whole path.
         elif not safe:
-            sys.path.insert(0, str(self.folder))
+            sys.path.insert(0, str(Path.cwd() if self.is_module else self._folder))
 
     def execute(self) -> None:
         """Execute it. Its exceptions propagate, SystemExit included."""

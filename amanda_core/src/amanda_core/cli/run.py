@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -31,6 +32,7 @@ from amanda_core.plugins import discovery
 from amanda_core.plugins.framework_imports import announce
 from amanda_core.processes.launched import Process
 from amanda_core.results import Table, printable
+from amanda_core.results.records import drop_records, keep_records_in
 
 __all__ = ["Options", "divide", "made", "run"]
 
@@ -42,6 +44,8 @@ _HELP = """Run a script or module under tools, without a change to it.
     amanda run train.py --epochs 1
     amanda run -t prune:sparsity=0.5 -t trace -o out train.py --epochs 1
     amanda run -t trace -m package.train --epochs 1
+
+A command in Python, such as a launcher, is found as a shell finds it.
 
 Without -t and without tools in a configuration, the run ends with an overview of time, memory and
 compute. Everything after the script or module belongs to it. Which tools run, their options and
@@ -221,19 +225,26 @@ def run(context: click.Context, /, module: None, **given: Any) -> Run | int:
         raise click.UsageError("--config and --no-config exclude one another.", context)
     if program is None and not options.show_config:
         raise click.UsageError("Name a script, or a module with -m.", context)
-    found = _layers(program, options)
+    there = program.found() if program is not None else None
+    found = _layers(there or program, options)
     if program is None or options.show_config:
         click.echo(f"Configuration: {printable(found[0].path or 'no file')}")
         rows = explain(*found, output=f"{DEFAULT} (a new folder)")
         table = Table("", ("setting", "value", "said by"), rows)
         show(table, sys.stdout, prose=("value", "said by"))
         return 0
-    if not program.is_module and not Path(program.target).exists():
+    if there is None:
         path = os.path.join(os.getcwd(), program.target)
-        click.echo(f"amanda: can't open file {path!r}: No such file", err=True)
+        text = f"amanda: can't open file {path!r}: No such file"
+        if shutil.which(program.target):
+            text += (
+                f". The command {program.target!r} is not Python's: if it starts processes, let it "
+                "start `amanda run` in each, as in `mpirun -n 2 amanda run train.py`"
+            )
+        click.echo(text, err=True)
         return 2
     config, overview = _merged(found, options)
-    return _prepared(program, config, options, overview)
+    return _prepared(there, config, options, overview)
 
 
 def made(program: Program, options: Options) -> dict[str, Tool]:
@@ -315,10 +326,12 @@ def _prepared(program: Program, config: Config, options: Options, overview: Over
             page = ReportPage(Path(options.html), process.part, force=options.force)
         elif overview is not None:
             page = ReportPage(folder.folder / PAGE, force=options.force)
+        keep_records_in(folder.folder)
         program.enter()  # Before tools are imported: they may lie beside the script.
         made = _tools(config)
         limits = conditions(options.fail_if, made)
     except BaseException:
+        drop_records()
         folder.release()
         raise
     return Run(

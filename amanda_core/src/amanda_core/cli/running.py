@@ -33,6 +33,7 @@ from amanda_core.processes.index import packed
 from amanda_core.processes.launched import Process
 from amanda_core.results import ChangesWeights, HasResult, Result, Table, load, printable, share
 from amanda_core.results.output import Output, processes_in
+from amanda_core.results.records import drop_records, records_of
 from amanda_core.results.run_state import RunState
 from amanda_core.runtime.containment import contain, described
 from amanda_core.runtime.parting import before_parting
@@ -120,6 +121,7 @@ class Run:
         try:
             self.attach()
         except AmandaError as error:
+            drop_records()
             self.output.release()
             self._say(f"error: {error}")
             return 2
@@ -209,6 +211,9 @@ class Run:
             self._state.problem, self._state.ended = problem, True
             try:
                 status = self._write_results(unwound)
+                if not self._failed:
+                    self._state.records = {}
+                    drop_records()
             finally:
                 self._state.saved = time.time()
                 kept = problem or self.output.part or self._failed
@@ -240,6 +245,7 @@ class Run:
                 for name, text in found.items():
                     self.output.save(name, text)
                     self._state.saved = time.time()
+                self._state.records = records_of(self.tools, self.output.folder)
                 self.output.note(self._state)
             except Exception as error:
                 if not self._told:
@@ -289,9 +295,11 @@ class Run:
             named = ", ".join(path.name for path in parts[:_NAMED])
             more = ", ..." if len(parts) > _NAMED else ""
             folder = self.output.folder
-            self._say(f"results of {len(parts)} processes: {folder} ({named}{more})")
+            count = f"{len(parts)} processes" if len(parts) > 1 else "1 process"
+            self._say(f"results of {count}: {folder} ({named}{more})")
             if self.page is not None:
                 self._write_page(self.page, merged(parts))
+            drop_records()
             self.output.discard()
         return int(self._failed) or self._limits_status({})
 

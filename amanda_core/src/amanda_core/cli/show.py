@@ -152,7 +152,7 @@ class _File:
         if single:
             yield Table("", ("field", "value"), single)
         for name, values in several.items():
-            if not values or name in ("units", "charts"):
+            if not values or name in ("units", "charts", "merge"):
                 continue
             if isinstance(values, list):
                 yield _table(name, values)

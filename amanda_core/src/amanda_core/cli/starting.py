@@ -15,6 +15,7 @@ from amanda_core.cli.children import VARIABLE, Child, process_of
 from amanda_core.cli.program import Program
 from amanda_core.cli.run import Options, made
 from amanda_core.results.output import Output
+from amanda_core.results.records import keep_records_in
 
 __all__ = ["start"]
 
@@ -33,6 +34,7 @@ def start() -> None:
     for name in [name for name, value in flags.items() if isinstance(value, list)]:
         flags[name] = tuple(flags[name])
     options = Options(**flags)
+    keep_records_in(Path(given["folder"]))
     here = os.getcwd()
     os.chdir(given["where"])
     beside = str(program.folder)

@@ -12,19 +12,28 @@ from dataclasses import dataclass
 from operator import add
 from typing import Any, Literal
 
-__all__ = ["DIFFERS", "Column", "Kind", "kind_of"]
+__all__ = ["DIFFERS", "Column", "Kind", "Relation", "kind_of"]
 
 #: ``sum`` of what each process has of its own, ``max`` and ``min``, ``slowest`` (the longest time,
-#: and whose), ``range`` of what cannot be added, ``same`` for what should be equal, ``empty`` if
+#: and whose), ``range`` of what cannot be added, ``shared`` for what belongs to the model, of which
+#: processes may have the same or different parts, ``same`` for what should be equal, ``empty`` if
 #: there is no value.
-Kind = Literal["sum", "max", "min", "slowest", "range", "same", "empty"]
+Kind = Literal["sum", "max", "min", "slowest", "range", "shared", "same", "empty"]
+#: How what others have of the model relates to what these have: ``alike``, all of it is here
+#: (``within``), it has all that is here (``around``), they have nothing in common (``apart``).
+Relation = Literal["alike", "within", "around", "apart", "mixed"]
 
 #: In place of a text that is not the same in all processes.
 DIFFERS = "(differs)"
 _LARGEST = re.compile(r"(peak|at_peak|live|live_after|longest|largest|most|max|wall)(_.*)?|p\d+")
 _SMALLEST = re.compile(r"(shortest|smallest|least|min)(_.*)?")
-_SAME = re.compile(r"id|number|forward|rank|limit|.*_per_.*")
+_SAME = re.compile(
+    r"(.*_)?id|number|forward|rank|limit|step|call|execution|position|index|.*_per_.*"
+)
 _TIMES = ("s", "ns")
+#: Kinds whose values are shown as ``1 to 2`` where they differ.
+_RANGES = ("range", "shared")
+_OF_PARTS = ("within", "around", "apart")
 
 
 def kind_of(field: str, value: float, units: Mapping[str, str]) -> Kind:
@@ -69,7 +78,7 @@ class Column:
         if kind == "slowest":
             count = [int(value is not None) for value in values]
             return cls(kind, values, values, [process] * len(values), count)
-        return cls(kind, values, values if kind == "range" else [], [], [])
+        return cls(kind, values, values if kind in _RANGES else [], [], [])
 
     def at(self, positions: Sequence[int | None]) -> Column:
         """Return a column whose rows are those at these positions; None stands for no row."""
@@ -80,8 +89,14 @@ class Column:
         found = [chosen(self.values), chosen(self.more), chosen(self.who), chosen(self.count, 0)]
         return Column(self.kind, *found)
 
-    def absorb(self, other: Column) -> None:
-        """Merge the same rows of other processes into this column."""
+    def absorb(self, other: Column, relation: Relation = "alike") -> None:
+        """Merge the same rows of other processes into this column.
+
+        Args:
+            other: Their column.
+            relation: How their parts of the model relate to the parts of these, for one row that
+                is about all parts.
+        """
         if "empty" in (self.kind, other.kind) and self.kind != other.kind:
             if self.kind == "empty":
                 none = Column.of(other.kind, self.values, None)
@@ -95,7 +110,13 @@ class Column:
             self._compare(other.values)
         elif self.kind in ("sum", "max", "min"):
             self.values = _MERGED[self.kind](self.values, other.values)
-        elif self.kind == "range":
+        elif self.kind == "shared" and relation in _OF_PARTS:
+            if relation == "around":
+                self.values, self.more = other.values, other.more
+            elif relation == "apart":
+                self.values = _sums(self.values, other.values)
+                self.more = _sums(self.more, other.more)
+        elif self.kind in _RANGES:
             self.values = _smallest(self.values, other.values)
             self.more = _largest(self.more, other.more)
         else:
@@ -121,7 +142,7 @@ class Column:
 
     def shown(self) -> list[Any]:
         """Return the values as a reader gets them."""
-        if self.kind != "range":
+        if self.kind not in _RANGES:
             return self.values
         ends = zip(self.values, self.more, strict=True)
         return [low if low == high else f"{low:.6g} to {high:.6g}" for low, high in ends]

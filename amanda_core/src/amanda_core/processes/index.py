@@ -17,7 +17,7 @@ from amanda_core.processes.merging import Merged, Rows
 
 __all__ = ["packed", "unpacked"]
 
-_VERSION = 1
+_VERSION = 2
 #: Most bytes of a line that are read.
 _LIMIT = 1 << 28
 #: Kinds of columns that are the same in most processes.
@@ -37,6 +37,7 @@ def packed(content: Mapping[str, Any], size: int) -> str:
             rows.keys,
             [*rows.columns],
             {n: [c.kind, c.values] for n, c in rows.columns.items() if c.kind in _FIXED},
+            rows.identifying,
         ]
         for name, rows in merged.parts.items()
     }
@@ -77,11 +78,11 @@ def unpacked(file: IO[bytes], size: int, process: str, known: dict[str, Any]) ->
         digest = head["digest"]
         if digest not in known:
             known[digest] = {
-                part: ([_as_key(key) for key in keys], names, columns)
-                for part, (keys, names, columns) in json.loads(file.readline(_LIMIT)).items()
+                part: ([_as_key(key) for key in keys], *more)
+                for part, (keys, *more) in json.loads(file.readline(_LIMIT)).items()
             }
         parts = {}
-        for part, (keys, names, columns) in known[digest].items():
+        for part, (keys, names, columns, identifying) in known[digest].items():
             both = {**columns, **moving[part]}
             found = {}
             for name in names:
@@ -89,7 +90,7 @@ def unpacked(file: IO[bytes], size: int, process: str, known: dict[str, Any]) ->
                 if not isinstance(values, list):
                     values = [values] * len(keys)
                 found[name] = Column.of(kind, values, process)
-            parts[part] = Rows(keys, found)
+            parts[part] = Rows(keys, found, identifying).of_process(process)
         ranks = [{**row, "name": process} for row in head["ranks"]]
         notes = {note: [process] for note in head["notes"]}
         named = set(head["named"])

@@ -12,16 +12,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from amanda_core.processes.columns import Column, Kind, kind_of
+from amanda_core.processes.columns import Column, Kind, Relation, kind_of
 
 __all__ = ["Merged", "Rows", "merge"]
 
-#: What distinguishes rows: the first of these that all rows of a part have.
-_KEYS = (("namespace", "id", "phase"), ("namespace", "id"), ("number",), ("name",))
+#: What distinguishes rows: the first of these that do.
+_KEYS = (
+    ("namespace", "id", "phase"),
+    ("namespace", "id"),
+    ("number",),
+    ("step",),
+    ("name",),
+    ("op",),
+    ("name", "op"),
+)
+#: Parts of one row that are about all parts of a model.
+_TOTALS = ("", "total")
+#: What names the process of a row that belongs to it alone, such as an event.
+PROCESS = "process"
 #: Times that say how long a row took, the best first.
 _MAIN = ("self", "wall", "total", "forward")
 #: Parts that are about the result, and not figures.
@@ -40,10 +52,13 @@ class Rows:
     Attributes:
         keys: What distinguishes the rows.
         columns: The fields by their names.
+        identifying: Names of the fields that make the keys. None if nothing distinguishes the rows
+            of a process, so that no two rows of different processes are about the same thing.
     """
 
     keys: list[Any]
     columns: dict[str, Column] = field(default_factory=dict)
+    identifying: Sequence[str] | None = ()
 
     @classmethod
     def of(
@@ -52,9 +67,10 @@ class Rows:
         keys: list[Any],
         kind: Callable[[str, float], Kind],
         process: str,
+        identifying: Sequence[str] | None = (),
     ) -> Rows:
         """Return the rows of one process."""
-        found = cls(keys)
+        found = cls(keys, identifying=identifying)
         names, alike = list(rows[0]), len(rows) * len(rows[0]) == sum(map(len, rows))
         if not alike:  # Rows have fields of their own.
             names = list(dict.fromkeys(chain.from_iterable(rows)))
@@ -64,13 +80,21 @@ class Rows:
                 values = list(map(itemgetter(name), rows))
             except KeyError:
                 values = [row.get(name) for row in rows]
-            of = _kind(name, values, kind)
-            if of == "slowest" and name != main:
+            of = "same" if name in (identifying or ()) else _kind(name, values, kind)
+            if of == "slowest" and (name != main or identifying is None):
                 of = "max"
             found.columns[name] = Column.of(of, values, process)
-        return found
+        return found.of_process(process)
 
-    def absorb(self, other: Rows) -> None:
+    def of_process(self, process: str) -> Rows:
+        """Return the rows with the name of their process where they are about it alone."""
+        if self.identifying is not None:
+            return self
+        columns = {PROCESS: Column.of("same", [process] * len(self.keys), process)}
+        columns |= {name: one for name, one in self.columns.items() if name != PROCESS}
+        return Rows([(process, number) for number in range(len(self.keys))], columns, None)
+
+    def absorb(self, other: Rows, relation: Relation = "alike") -> None:
         """Merge the rows of other processes into these."""
         if self.keys != other.keys:  # They ran other operators, as stages of a pipeline do.
             known = {key: position for position, key in enumerate(other.keys)}
@@ -83,7 +107,7 @@ class Rows:
             self.keys, other = keys, Rows(keys, columns)
         for name, column in other.columns.items():
             if name in self.columns:
-                self.columns[name].absorb(column)
+                self.columns[name].absorb(column, relation)
             else:
                 self.columns[name] = column
 
@@ -106,19 +130,26 @@ class _Kinds:
     def __init__(self, content: Mapping[str, Any]) -> None:
         units, said = content.get("units"), content.get("merge")
         self._units = units if isinstance(units, dict) else {}
-        self._said: Mapping[str, Kind] = said if isinstance(said, dict) else {}
+        self.said: Mapping[str, Any] = said if isinstance(said, dict) else {}
 
     def __call__(self, name: str, value: float) -> Kind:
-        return self._said.get(name) or kind_of(name, value, self._units)
+        return self.said.get(name) or kind_of(name, value, self._units)
 
     def in_part(self, part: str) -> Callable[[str, float], Kind]:
         """Return the kinds of single values by their names in a part."""
-        units = self._units
+        units, said = self._units, self.said.get(f"{part}.*") or self.said.get(part)
+        unit = str(units.get(f"{part}.*", units.get(part, "")))
+        of_all: Kind | None = said if isinstance(said, str) else None  # type: ignore[assignment]
         return lambda name, value: (
             self(name, value)
-            if name in units
-            else kind_of(name, value, {name: units.get(f"{part}.*", "")})
+            if name in units or name in self.said
+            else of_all or kind_of(name, value, {name: unit})
         )
+
+    def keys(self, part: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
+        """Return what distinguishes rows, and of which fields that is; see `Rows.identifying`."""
+        said = self.said.get(part)
+        return _keys(rows, _KEYS if not isinstance(said, list) else (tuple(said),) if said else ())
 
 
 @dataclass
@@ -152,7 +183,8 @@ class Merged:
             if name in _ASIDE:
                 continue
             if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-                found.parts[name] = Rows.of(value, _keys(value), kinds, process)
+                keys, identifying = kinds.keys(name, value)
+                found.parts[name] = Rows.of(value, keys, kinds, process, identifying)
             elif isinstance(value, dict) and value and all(map(_is_row, value.values())):
                 rows = Rows.of([*value.values()], [*value], kinds, process)
                 found.parts[name] = rows
@@ -178,9 +210,10 @@ class Merged:
         """Merge the results of other processes into this one."""
         self.processes += other.processes
         self.ranks += other.ranks
+        relation = self._relation(other)
         for name, rows in other.parts.items():
             if name in self.parts:
-                self.parts[name].absorb(rows)
+                self.parts[name].absorb(rows, relation if name in _TOTALS else "alike")
             else:
                 self.parts[name] = rows
         self.named |= other.named
@@ -189,6 +222,27 @@ class Merged:
         }
         for note, having in other.notes.items():
             self.notes[note] = self.notes.get(note, []) + having
+
+    def _relation(self, other: Merged) -> Relation:
+        """Return how what other processes have of the model relates to what these have."""
+        mine, its = self._held(), other._held()
+        if mine == its:
+            return "alike"
+        here, there = set(chain(*mine)), set(chain(*its))
+        if there <= here:
+            return "within"
+        if here <= there:
+            return "around"
+        return "mixed" if here & there else "apart"
+
+    def _held(self) -> list[list[Any]]:
+        """Return the keys of what processes have of the model: of parts that are shared."""
+        said = _Kinds(self.content).said
+        found: list[list[Any]] = []
+        for name, rows in self.parts.items():
+            if said.get(name) == "shared" and name not in _TOTALS:
+                found.append([*rows.columns] if rows.keys == [""] else rows.keys)
+        return found
 
     def result(self) -> dict[str, Any]:
         """Return a result of the form of each, with a part ``ranks`` that has a row for each."""
@@ -281,16 +335,15 @@ def _is_row(value: object) -> bool:
     return isinstance(value, dict) and not any(isinstance(one, dict) for one in value.values())
 
 
-def _keys(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return what distinguishes the rows, which is their number if nothing else does."""
-    for names in _KEYS:
+def _keys(
+    rows: Sequence[Mapping[str, Any]], candidates: Sequence[tuple[str, ...]]
+) -> tuple[list[Any], Sequence[str] | None]:
+    """Return what distinguishes rows, and the names of these fields; None if nothing does."""
+    for names in candidates:
         try:
             keys = list(map(itemgetter(*names), rows))
-            unique = set(keys)
+            if len(set(keys)) == len(keys):
+                return keys, names
         except (KeyError, TypeError):
             continue
-        if len(unique) == len(keys):
-            return keys
-        seen: dict[Any, Iterator[int]] = {}
-        return [(key, next(seen.setdefault(key, count()))) for key in keys]
-    return [*range(len(rows))]
+    return [*range(len(rows))], None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class RunState:
         problem: How it ended, if not well.
         saved: When its results were last written, in seconds since 1970; None if never.
         waits: What it was doing when somebody last interrupted it in vain, or an empty text.
+        records: Name of a result -> the folder in which its tool records, relative to that of the
+            results.
     """
 
     program: str
@@ -50,6 +52,7 @@ class RunState:
     problem: str = ""
     saved: float | None = None
     waits: str = ""
+    records: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the content of the file."""

@@ -256,6 +256,7 @@ class CaptureResult(Tabular):
         """Return the index; the values are in the files that it names."""
         parts = {
             "format": FORMAT,
+            "merge": {"values": []},
             "ops": self.ops,
             "values": [
                 {key: part for key, part in fields_of(value).items() if key != "statistics"}

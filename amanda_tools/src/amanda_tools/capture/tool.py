@@ -14,11 +14,11 @@ from typing import Any, Literal
 from amanda_core import OpContext
 from amanda_core.engine.calls import MODULE_VALUES
 from amanda_core.interface.facts import Facts, NotReadableError
+from amanda_core.results.records import record_folder
 from amanda_tools.capture.result import INDEX, CapturedOp, CapturedValue, CaptureResult
 from amanda_tools.dump.files import Writer, reserve
 from amanda_tools.dump.index import LeftOut
 from amanda_tools.kit.output.extras import need_safetensors
-from amanda_tools.kit.output.folders import temporary_folder
 from amanda_tools.kit.sequences.places import Area, NotChoosableError, Places
 from amanda_tools.kit.sequences.tool import SequenceTool
 from amanda_tools.kit.tensors.values import HostTensor, facts_of, host, need_numpy, tensors_in
@@ -94,7 +94,7 @@ class Capture(SequenceTool["_Op"]):
             need_safetensors()
             if folder is None:
                 # A result, and what reads it, refers to the tool.
-                folder = temporary_folder(self, "capture")
+                folder = record_folder(self, "capture")
             else:
                 weakref.finalize(self, reserve(folder, INDEX).release)
             self._writer = Writer(folder, form, 1 << 16, max_memory or 1 << 26)

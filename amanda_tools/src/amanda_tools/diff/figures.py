@@ -6,7 +6,7 @@ Owns which files have figures. They are the numbers at the top of a result's par
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from amanda_core.cli.units import Quantity
 from amanda_core.errors import ResultError
 from amanda_core.results import Table
+from amanda_core.results.output import processes_in
 from amanda_tools.kit.output.rendering import render_json
 
 __all__ = ["FORMAT", "ComparedFigure", "FiguresDiff", "compare_figures", "has_figures"]
@@ -119,17 +120,19 @@ def has_figures(path: Path) -> bool:
     return any(True for _ in _figures(path))
 
 
-def compare_figures(a: Path, b: Path) -> FiguresDiff:
+def compare_figures(a: Path, b: Path, ranks: Collection[int] | None = None) -> FiguresDiff:
     """Compare the figures of two results, or of all results in two folders.
 
     Args:
-        a: A file that `amanda run` wrote, or a folder of them.
+        a: A file that `amanda run` wrote, or a folder of them. In that of a run of several
+            processes, each has figures of its own.
         b: Another one.
+        ranks: Numbers of the processes to compare; None for all.
 
     Raises:
         ResultError: They have no figure in common.
     """
-    of_a, of_b = dict(_figures(a)), dict(_figures(b))
+    of_a, of_b = dict(_figures(a, ranks)), dict(_figures(b, ranks))
     both = [key for key in of_a if key in of_b]
     if not both:
         raise ResultError(
@@ -144,14 +147,22 @@ def compare_figures(a: Path, b: Path) -> FiguresDiff:
     )
 
 
-def _figures(path: Path) -> Iterator[tuple[tuple[str, str, int], tuple[_Value, str]]]:
+def _figures(
+    path: Path, ranks: Collection[int] | None = None, process: str = ""
+) -> Iterator[tuple[tuple[str, str, int], tuple[_Value, str]]]:
     """Yield each figure: its result, its label and a number, and its value and unit."""
+    parts = processes_in(path) if path.is_dir() and not process else []
+    # A process that was started again counts once, with its last results.
+    for name, part in {one.name.partition("-restart")[0]: one for one in parts}.items():
+        if ranks is None or name in {f"rank{number}" for number in ranks}:
+            yield from _figures(part, process=f"{name}/")
     for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
         seen: list[str] = []
         for chart in _charts(file):
             for one in chart.get("items", ()) if chart.get("kind") == "figures" else ():
                 label = str(one["label"])
-                yield (file.stem, label, seen.count(label)), (one["value"], one.get("unit") or "")
+                key = f"{process}{file.stem}", label, seen.count(label)
+                yield key, (one["value"], one.get("unit") or "")
                 seen.append(label)
 
 

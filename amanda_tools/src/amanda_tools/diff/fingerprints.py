@@ -23,13 +23,13 @@ from amanda_tools.fingerprint.files import (
     INPUT,
     NOBODY,
     NONE,
-    OPS,
     REUSED,
     STATE,
     UNREADABLE,
     UNWRITTEN,
     Fingerprinted,
     load_fingerprint,
+    place_of,
 )
 
 __all__ = ["Divergence", "FingerprintDiff", "compare_fingerprints", "is_fingerprint"]
@@ -42,8 +42,7 @@ def is_fingerprint(path: Path) -> bool:
     """Return True if a folder has a fingerprint, or has those of the processes of a run."""
     if not path.is_dir():
         return False
-    folders = [path, *processes_in(path)]
-    return any((folder / one / OPS).exists() for folder in folders for one in ("", "fingerprint"))
+    return any(place_of(folder) is not None for folder in (path, *processes_in(path)))
 
 
 def compare_fingerprints(

@@ -21,6 +21,7 @@ from amanda_core.errors import ResultError
 from amanda_core.results import printable
 from amanda_core.results.folder_lock import FolderLock
 from amanda_core.results.output import LOCK
+from amanda_core.results.records import record_beside
 from amanda_tools.dump.index import INDEX, DumpedTensor, DumpIndex, LeftOut, read_index
 from amanda_tools.kit.output.extras import need_safetensors
 from amanda_tools.kit.output.folders import create_folder, whole_file
@@ -297,7 +298,8 @@ def load_dump(path: Path) -> Dumped:
 
     Args:
         path: Folder of the dump, its index, the file that `amanda run` wrote next to its folder, or
-            the folder of that run's results if the tool has its default name.
+            the folder of that run's results if the tool has its default name. Of a process that
+            was killed these are the tensors until its results were last saved.
 
     Raises:
         ResultError: There is no dump, or it is malformed.
@@ -305,6 +307,8 @@ def load_dump(path: Path) -> Dumped:
     if path.is_dir():
         inside = path / "dump"
         folder = path if (path / INDEX).exists() or not (inside / INDEX).exists() else inside
+        if not (folder / INDEX).exists() and (record := record_beside(path, "dump")):
+            return Dumped(read_index(path / "dump.json"), record)
         return Dumped(read_index(folder / INDEX), folder)
     beside = path.with_suffix("")
     return Dumped(read_index(path), beside if beside.is_dir() else path.parent)

@@ -156,7 +156,7 @@ class DumpIndex:
 
     def to_json(self) -> str:
         """Return the whole index as JSON."""
-        return render_json({"format": FORMAT, **fields_of(self)})
+        return render_json({"format": FORMAT, "merge": {"tensors": []}, **fields_of(self)})
 
 
 def read_index(file: Path) -> DumpIndex:

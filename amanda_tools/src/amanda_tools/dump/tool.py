@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from amanda_core import OpContext
 from amanda_core.results import Table
+from amanda_core.results.records import record_folder
 from amanda_tools.dump.arguments import encoded
 from amanda_tools.dump.files import Dumped, Form, Writer, problems_of, reserve
 from amanda_tools.dump.index import (
@@ -29,7 +30,7 @@ from amanda_tools.dump.index import (
 from amanda_tools.kit.operators.tool import OperatorTool
 from amanda_tools.kit.operators.weights import WeightKeys
 from amanda_tools.kit.output.extras import need_safetensors
-from amanda_tools.kit.output.folders import create_folder, temporary_folder, whole_file, write_text
+from amanda_tools.kit.output.folders import create_folder, whole_file, write_text
 from amanda_tools.kit.output.rendering import (
     dataframe,
     describe_overhead,
@@ -218,7 +219,7 @@ class Dump(OperatorTool["_Op"]):
             lock = reserve(folder, INDEX)
             weakref.finalize(self, lock.release)
         else:
-            folder = temporary_folder(self, "dump")  # Results keep the tool alive.
+            folder = record_folder(self, "dump")  # Results keep the tool alive.
         self._writer = Writer(folder, form, max_files)
         self._tensors: list[DumpedTensor] = []
         self._left_out: dict[str, LeftOut] = {}

@@ -267,6 +267,7 @@ class EffectivePathResult(Tabular):
         return render_json(
             {
                 "format": "amanda.effective_path/1",
+                "merge": {"elements": "range", "samples": []},
                 "variant": self.variant,
                 "theta": self.theta,
                 "density": self.density,

@@ -98,5 +98,11 @@ class FaultsResult(Tabular):
         drawn = [
             charts.bars("Faults", [("operator", "sites", "op")], charts.measure("faults", "faults"))
         ]
-        content = {"format": "amanda.inject_faults/1", **fields_of(self), "charts": drawn}
-        return render_json(content)
+        merge = {
+            "sites": ["op", "value"],
+            "faults": [],
+            "runs": "max",
+            **dict.fromkeys(("parameters", "reached", "unreached"), "shared"),
+        }
+        content = {"format": "amanda.inject_faults/1", "merge": merge, **fields_of(self)}
+        return render_json({**content, "charts": drawn})

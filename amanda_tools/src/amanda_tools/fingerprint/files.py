@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amanda_core.errors import ResultError
+from amanda_core.results.records import record_beside
 from amanda_core.runtime.bounded import Unreadable, read
 from amanda_tools.kit.operators.entries import EitherWayOp
 from amanda_tools.kit.output.folders import create_folder
@@ -299,11 +300,21 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(" to ".join(map(str, part)) for part in parts)
 
 
+def place_of(folder: Path, tool: str = "fingerprint") -> Path | None:
+    """Return the folder that has a fingerprint: this one, or one of results in it; None if none.
+
+    Of a process that was killed it is the one in which it was recording.
+    """
+    places = folder, folder / tool, record_beside(folder, tool)
+    return next((one for one in places if one is not None and (one / OPS).exists()), None)
+
+
 def load_fingerprint(path: Path | str) -> Fingerprinted:
     """Read the fingerprint of one process.
 
     Args:
-        path: Folder of its files, or of the results of a run of the tool under its default name.
+        path: Folder of its files, or of the results of a run of the tool under its default name,
+            which may have been killed.
 
     Raises:
         ResultError: There is none, or its files are malformed. Files that merely end too early are
@@ -311,12 +322,12 @@ def load_fingerprint(path: Path | str) -> Fingerprinted:
         ImportError: NumPy is not installed.
     """
     folder = Path(path)
-    inside = folder / "fingerprint"
-    if not (folder / OPS).exists() and (inside / OPS).exists():
-        folder = inside
+    folder = place_of(folder) or folder
     found = Fingerprinted(folder)
     _read_lines(found)
     _read_rows(found)
+    if folder.name.startswith("."):
+        found.end = None  # Its process was killed. Results of others are copied from there.
     return found
 
 

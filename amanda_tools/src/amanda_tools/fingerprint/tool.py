@@ -20,6 +20,7 @@ from amanda_core.driver_kit.recording import Recorder
 from amanda_core.engine.action import Routine
 from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_core.processes.launched import Process
+from amanda_core.results.records import record_folder
 from amanda_core.runtime.weak import Known, Witness, add_holder
 from amanda_tools.fingerprint.files import (
     CONSTANT,
@@ -47,7 +48,6 @@ from amanda_tools.fingerprint.result import FingerprintResult
 from amanda_tools.fingerprint.visits import MODULE, STEP, Group, StepDigest, Visit
 from amanda_tools.kit.operators.entries import EitherWayOp
 from amanda_tools.kit.operators.tool import OperatorTool
-from amanda_tools.kit.output.folders import temporary_folder
 from amanda_tools.kit.tensors.values import facts_of, need_numpy, numbers
 
 __all__ = ["Fingerprint", "Level", "norms_of"]
@@ -138,7 +138,7 @@ class Fingerprint(OperatorTool[Op]):
         self.norms = norms
         self.steps = None if steps is None else frozenset(steps)
         if folder is None:
-            folder = temporary_folder(self, "fingerprint")
+            folder = record_folder(self, "fingerprint")
         self._stream = Stream(Path(folder))
         weakref.finalize(self, self._stream.close)
         self.level: Level = level

@@ -236,6 +236,7 @@ class FlopsResult(Summed[Sum], Tabular):
                     "moved": "B",
                     **dict.fromkeys(("tool_seconds", "wall_seconds"), "s"),
                 },
+                "merge": {"parameters": "shared", "passes": ["module"], "distinct": "max"},
                 **fields_of(self),
                 "total": self.total,
                 **self._sums_as_json(),

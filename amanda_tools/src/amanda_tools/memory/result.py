@@ -287,6 +287,7 @@ class MemoryResult(Summed[Sum], Tabular):
                 "format": "amanda.memory/1",
                 "unit": "B",
                 "units": dict.fromkeys(_SIZES, "B") | {"tool_seconds": "s", "wall_seconds": "s"},
+                "merge": {"kinds_at_peak": "range"},
                 **content,
                 **self._sums_as_json(),
                 "moments": self.over_time.times,

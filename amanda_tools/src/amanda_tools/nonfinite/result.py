@@ -208,5 +208,6 @@ class NonFiniteResult(Tabular):
                 "log": True,
             }
             drawn.append({**norms, **settings, "marks": marks, "most": 8})
-        content = {"format": "amanda.nonfinite/1", **fields_of(self), "charts": drawn}
-        return render_json(content)
+        # Each process has faults and gradients of its own.
+        content = {"format": "amanda.nonfinite/1", "merge": {"faults": [], "gradients": []}}
+        return render_json({**content, **fields_of(self), "charts": drawn})

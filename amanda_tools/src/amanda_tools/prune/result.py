@@ -23,6 +23,9 @@ from amanda_tools.kit.weights.coverage import UnreachedWeight, describe_coverage
 
 __all__ = ["PruneResult", "PrunedWeight"]
 
+#: Parts and figures that are about weights, which processes may have together.
+_OF_THE_MODEL = ("weights", "elements", "pruned", "read", "unreached", "parameters", "reached")
+
 
 @dataclass
 class PrunedWeight:
@@ -152,6 +155,7 @@ class PruneResult(Tabular):
         macs = {"macs": self.macs, "effective_macs": self.effective_macs}
         content = {
             "format": f"amanda.{self.tool}/1",
+            "merge": dict.fromkeys(_OF_THE_MODEL, "shared"),
             **fields_of(self),
             "achieved": self.achieved,
             **macs,

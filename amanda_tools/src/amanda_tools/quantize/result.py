@@ -141,8 +141,14 @@ class QuantizeResult(Tabular):
                 note="The noisiest weights come first: less is worse.",
             ),
         ]
-        content = {"format": "amanda.quantize/1", **fields_of(self), "charts": drawn}
-        return render_json(content)
+        merge = {
+            **dict.fromkeys(("weights", "parameters", "reached", "elements"), "shared"),
+            "activations": ["op", "operand"],
+            "low": "min",
+            "high": "max",
+        }
+        content = {"format": "amanda.quantize/1", "merge": merge, **fields_of(self)}
+        return render_json({**content, "charts": drawn})
 
 
 _SQNR = charts.measure("SQNR", "sqnr", unit="dB", lowest=True)

@@ -124,5 +124,5 @@ class RematerializeResult(Tabular):
                 charts.measure("evicted", "evicted"),
             ),
         ]
-        content = {"format": "amanda.rematerialize/1", **fields_of(self), "charts": drawn}
-        return render_json(content)
+        content = {"format": "amanda.rematerialize/1", "merge": {"budget": "same", "floor": "max"}}
+        return render_json({**content, **fields_of(self), "charts": drawn})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from amanda_core.errors import ResultError
 from amanda_core.results.output import processes_in
-from amanda_tools.fingerprint.files import OPS, Fingerprinted, load_fingerprint
+from amanda_tools.fingerprint.files import Fingerprinted, load_fingerprint, place_of
 from amanda_tools.replicas.pairs import Pair
 from amanda_tools.replicas.recorded import Process
 from amanda_tools.replicas.result import ReplicasReport, Violation
@@ -15,7 +15,7 @@ from amanda_tools.replicas.sums import norms, scales
 
 __all__ = ["compare_replicas", "has_replicas"]
 
-_FOLDER = "replicas"
+_TOOL = "replicas"
 #: Up to so many processes, each is compared with each.
 _FEW = 4
 
@@ -24,7 +24,7 @@ def has_replicas(path: Path) -> bool:
     """Return True if a folder has what the processes of a run have recorded."""
     if not path.is_dir():
         return False
-    return any((part / _FOLDER / OPS).exists() for part in [path, *processes_in(path)])
+    return any(place_of(part, _TOOL) is not None for part in [path, *processes_in(path)])
 
 
 def compare_replicas(path: Path | str, ranks: Collection[int] | None = None) -> ReplicasReport:
@@ -45,10 +45,10 @@ def compare_replicas(path: Path | str, ranks: Collection[int] | None = None) -> 
         parts = {name: part for name, part in parts.items() if name in named}
     processes = []
     for name, part in parts.items():
-        if not (part / _FOLDER / OPS).exists():
+        if (record := place_of(part, _TOOL)) is None:
             report.missing.append(f"{name} has no record of the tool replicas")
             continue
-        run = load_fingerprint(part / _FOLDER)
+        run = load_fingerprint(record)
         if not run.ended:
             report.missing.append(f"{name} is not complete: {run.damage or 'it broke off'}")
         processes.append(_process(name, run))

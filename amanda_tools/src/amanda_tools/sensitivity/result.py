@@ -125,8 +125,8 @@ class SensitivityResult(Tabular):
                 charts.measure("divergence of outputs", "output_divergence"),
             ),
         ]
-        content = {"format": "amanda.sensitivity/1", **fields_of(self), "charts": drawn}
-        return render_json(content)
+        content = {"format": "amanda.sensitivity/1", "merge": {"operands": "range"}}
+        return render_json({**content, **fields_of(self), "charts": drawn})
 
 
 def _damage(op: SensitiveOp) -> object:

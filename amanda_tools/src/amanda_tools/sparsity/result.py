@@ -200,8 +200,13 @@ class SparsityResult(Tabular):
 
     def to_json(self) -> str:
         """Return the result as JSON."""
-        content = {"format": "amanda.sparsity/1", **fields_of(self), "charts": self._charts()}
-        return render_json(content)
+        merge = {
+            "tensors": ["namespace", "id", "kind", "tensor"],
+            "channels": "range",
+            "block": "same",
+        }
+        content = {"format": "amanda.sparsity/1", "merge": merge, **fields_of(self)}
+        return render_json({**content, "charts": self._charts()})
 
     def _charts(self) -> list[charts.Chart]:
         shares = []

@@ -112,8 +112,13 @@ class SteerResult(Tabular):
             ),
             charts.bars("Changed", [("operator", "ops", "")], changed),
         ]
-        content = {"format": "amanda.steer/1", **fields_of(self), "charts": drawn}
-        return render_json(content)
+        merge = {
+            "ops": ["namespace", "id", "what"],
+            "positions": "range",
+            **dict.fromkeys(("parameters", "reached", "unreached", "elements"), "shared"),
+        }
+        content = {"format": "amanda.steer/1", "merge": merge, **fields_of(self)}
+        return render_json({**content, "charts": drawn})
 
 
 def _shown(number: int | None) -> object:

@@ -202,7 +202,16 @@ class SummaryResult(Tabular):
         ]
         units = dict.fromkeys(("macs", "own_macs"), "MACs")
         return render_json(
-            {"format": "amanda.summary/1", "units": units, **fields_of(self), "charts": drawn}
+            {
+                "format": "amanda.summary/1",
+                "units": units,
+                "merge": {
+                    "depth": "max",
+                    **dict.fromkeys(("modules", "parameters", "own_parameters"), "shared"),
+                },
+                **fields_of(self),
+                "charts": drawn,
+            }
         )
 
     def _title(self) -> str:

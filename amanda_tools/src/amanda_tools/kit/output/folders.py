@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["create_folder", "temporary_folder", "whole_file", "write_text"]
+__all__ = ["create_folder", "whole_file", "write_text"]
 
 
 def create_folder(folder: Path | str) -> Path:
@@ -24,26 +21,6 @@ def create_folder(folder: Path | str) -> Path:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def temporary_folder(owner: object, name: str) -> Path:
-    """Create a folder that is removed with `owner`, but not by a fork of this process.
-
-    >>> class Owner: ...
-    >>> owner = Owner()
-    >>> folder = temporary_folder(owner, "example")
-    >>> del owner
-    >>> folder.exists()
-    False
-    """
-    folder = Path(tempfile.mkdtemp(prefix=f"amanda-{name}-"))
-    weakref.finalize(owner, _remove, folder, os.getpid())
-    return folder
-
-
-def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

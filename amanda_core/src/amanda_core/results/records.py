@@ -1,0 +1,88 @@
+"""Folders in which tools keep what they record while a program runs.
+
+Under `amanda run` they lie beside the results, so that they outlive a process that is killed; the
+state of the run says where. Otherwise they are temporary.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+
+from amanda_core.results.run_state import RunState
+
+__all__ = ["drop_records", "keep_records_in", "record_beside", "record_folder", "records_of"]
+
+#: A folder in that of a process's results, or beside it.
+_PLACE = re.compile(r"(\.\./)?\.[\w-]+\.recording-\w+", re.ASCII)
+_folder: Path | None = None
+#: What made a folder, by its `id` -> the folder.
+_made: dict[int, Path] = {}
+
+
+def keep_records_in(folder: Path) -> None:
+    """Let the folders of `record_folder` be made here from now on."""
+    global _folder
+    _folder = folder
+
+
+def record_folder(owner: object, name: str) -> Path:
+    """Create a folder that is removed with `owner`, but not by a fork of this process.
+
+    >>> class Owner: ...
+    >>> owner = Owner()
+    >>> folder = record_folder(owner, "example")
+    >>> del owner
+    >>> folder.exists()
+    False
+    """
+    if _folder is None:
+        folder = Path(tempfile.mkdtemp(prefix=f"amanda-{name}-"))
+    else:
+        _folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{name}.recording-", dir=_folder))
+    _made[id(owner)] = folder
+    weakref.finalize(owner, _remove, id(owner), folder, os.getpid())
+    return folder
+
+
+def records_of(tools: Mapping[str, object], results: Path) -> dict[str, str]:
+    """Return the folders of tools, by the names of their results and relative to their folder."""
+    return {
+        name: os.path.relpath(_made[id(tool)], results)
+        for name, tool in tools.items()
+        if _folder is not None and id(tool) in _made
+    }
+
+
+def drop_records() -> None:
+    """Remove the folders that this process has made beside results, which are complete now."""
+    if _folder is not None:
+        for key, folder in tuple(_made.items()):
+            _remove(key, folder, os.getpid())
+
+
+def record_beside(results: Path, name: str) -> Path | None:
+    """Return what a tool had recorded when its process was killed; None if there is nothing.
+
+    Args:
+        results: Folder of the results of the process.
+        name: Name of the tool's result.
+    """
+    state = RunState.read(results)
+    place = state.records.get(name) if state is not None else None
+    if not isinstance(place, str) or _PLACE.fullmatch(place) is None:
+        return None
+    folder = results / place
+    return folder if folder.is_dir() and not folder.is_symlink() else None
+
+
+def _remove(key: int, folder: Path, process: int) -> None:
+    if os.getpid() == process:
+        _made.pop(key, None)
+        shutil.rmtree(folder, ignore_errors=True)
