@@ -205,6 +205,7 @@ def test_a_command_in_python_is_found_as_a_shell_finds_it(site: Site) -> None:
     assert done.stdout.splitlines()[-1] == str([str(site.path / "bin/launch"), "-n", "2"])
     # The configuration is that of the current folder.
     assert (site.work / "set/count.json").exists()
+    (site.work / "pyproject.toml").unlink()  # Other tests use the folder.
     done = site.run("mpi", "-n", "2", **where)
     assert done.returncode == 2
     assert "'mpi' is not Python's" in done.stderr
