@@ -443,6 +443,7 @@ def test_each_rank_writes_its_own_result(site: Site, out: Path) -> None:
         {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
         {"PMI_RANK": "1", "PMI_SIZE": "2"},
         {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+        {"FRAME_PROCESS_ID": "1", "FRAME_NUM_PROCESSES": "2"},
         {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "RANK": "1"},
         {
             "TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, '
@@ -466,6 +467,7 @@ def test_the_number_of_a_process_is_what_its_launcher_says(
     "launched",
     [
         {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+        {"FRAME_PROCESS_ID": "1"},
         {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'},
         {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator"}}'},
     ],

@@ -124,7 +124,7 @@ for name, (own_macs, own_masks, own_scales, own) in found.items():
 """
 
 PROCESSES = """
-import sys
+import sys, warnings
 import jax, jax.numpy as jnp, numpy as np, amanda
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
@@ -160,6 +160,13 @@ except amanda.AmandaError as error:
     assert "program of 2 processes" in str(error), error
 else:
     raise AssertionError("not refused")
+looking = amanda.look("sin", look, inputs=[0])
+with warnings.catch_warnings(record=True) as told, amanda.apply(looking):
+    warnings.simplefilter("always")
+    assert float(jax.jit(program)(x)) == plain
+assert "does not look at operators in a program of 2 processes" in str(told[-1].message), told
+assert "not seen in a program of 2 processes" in looking.not_seen()[0], looking.not_seen()
+assert not seen
 with amanda.apply(tool(amanda.staged(lambda value: value * 2))):
     assert np.isclose(float(jax.jit(program)(x)), np.sin(2 * X).sum(), atol=1e-4)
 over = jax.shard_map(mapped, mesh=mesh, in_specs=P("d"), out_specs=P())

@@ -61,6 +61,9 @@ class Host:
     def _on_host(self, step: Step, values: Sequence[Any]) -> Sequence[tuple[int, Any]]:
         """Let the program call a routine; return the positions and values that it edits."""
         action = step.action
+        if action.observe and _is_of_several_processes():
+            self._leave_out(step)
+            return []
         _need_own_values(step)
         given = _selected(step, values)
         is_empty = all(value is None for value in given)
@@ -83,6 +86,15 @@ class Host:
             return _present(called.differentiated(given))
         return []
 
+    def _leave_out(self, step: Step) -> None:
+        """Say that an observer on the host does not look at a program of several processes."""
+        tool, what = step.action.tool, f"in a program of {jax.process_count()} processes"
+        self.session.note_call(step.op_name, f"{what} under jax.jit", tools=[tool])
+        self.session.warn_once(
+            f"{tool.tool_name} does not look at operators {what} under jax.jit, which would have "
+            f"to send its values to one of them. To see them, {_CURE}"
+        )
+
     def _observe(self, run: Run, values: Sequence[Any], together: bool = False) -> None:
         """Let the program call a function that only reads values."""
         shapes = arrays.shapes_of(values)
@@ -104,21 +116,29 @@ class Host:
             return deferring(self.session, run)(values)
 
 
+_CURE = "let jax.shard_map divide it, where each process has values of its own"
+
+
 def _need_own_values(step: Step) -> None:
-    """Refuse a routine on the host for values that several processes hold together.
+    """Refuse an edit on the host of values that several processes hold together.
 
     XLA would send them to one of the processes, and call the routine there only.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    manual = mesh.axis_names and {*mesh.manual_axes} == {*mesh.axis_names}
-    if jax.process_count() > 1 and not manual:
+    if _is_of_several_processes():
         raise UnsupportedError(
             f"A routine on the host cannot run in a program of {jax.process_count()} processes, "
             "which would have to send its values to one of them",
             where=step.where,
-            fix="Mark the routine with amanda.staged; or let jax.shard_map divide the program, "
-            "where each process has values of its own",
+            fix=f"Mark the routine with amanda.staged; or {_CURE}",
         )
+
+
+def _is_of_several_processes() -> bool:
+    """Return True while a program is traced whose values several processes hold together."""
+    if jax.process_count() == 1:
+        return False
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.axis_names or {*mesh.manual_axes} != {*mesh.axis_names}
 
 
 def _left_out(step: Step) -> bool:

@@ -64,8 +64,9 @@ class ResultFolder:
         if output is None or not output.reserve():
             raise OutputError(
                 f"{str(used)!r} is the output folder of a run that has not ended",
-                fix="Name another folder with -o. If the run was killed on a file system without "
-                f"locks, remove {LOCK} there",
+                fix="Name another folder with -o; set RANK and WORLD_SIZE in each process if these "
+                "are processes of one run. If a run was killed on a file system without locks, "
+                f"remove {LOCK} there",
             )
         return output
 

@@ -44,6 +44,11 @@ class Step:
         return f"<Step {self.where}>"
 
     @property
+    def op_name(self) -> str:
+        """Readable name of the op."""
+        return self._context.name
+
+    @property
     def where(self) -> str:
         """Tool, routine and op, for messages."""
         action = self.action

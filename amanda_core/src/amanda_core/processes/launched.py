@@ -11,6 +11,8 @@ from amanda_core.errors import ConfigError
 
 __all__ = ["Process"]
 
+#: How variables end that frameworks read, to be set by hand in each process.
+_BY_HAND = "_PROCESS_ID", "_NUM_PROCESSES"
 #: Launchers' variables: the number of a process among all, and how many there are. Those of
 #: frameworks come first: a batch system may start one launcher of theirs on each machine.
 _NUMBERS = (
@@ -68,7 +70,10 @@ def _launched(several: bool) -> tuple[int | None, int]:
         ConfigError: A variable is not what it should be.
     """
     rank, processes = _of_cluster()
-    for number, size in _NUMBERS:
+    own, every = _BY_HAND
+    prefixes = [name.removesuffix(own) for name in os.environ if name.endswith(own)]
+    by_hand = [(one + own, one + every) for one in prefixes if one + every in os.environ]
+    for number, size in (*by_hand, *_NUMBERS):
         # A batch system numbers a single process, too. `torchrun` always does.
         if number == "LOCAL_RANK" and _number("NODE_RANK"):
             continue
