@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,10 +76,14 @@ class Values:
 
     def have(self, value: _Value, other: Values) -> bool:
         """Return True if this run has the elements of a value of another run, in any order."""
+        return any(True for _ in self.like(value, other))
+
+    def like(self, value: _Value, other: Values) -> Iterator[bytes]:
+        """Yield the digest of each value with the elements of one of another run, in any order."""
         import numpy
 
         if value.norm is None:
-            return False
+            return
         relative, absolute = self.tolerance.of(value.tensor.dtype)
         count = math.prod(value.tensor.shape)
         root = math.sqrt(count)
@@ -87,13 +91,12 @@ class Values:
         allowed = (absolute + relative) * max(1.0, value.norm / root)
         known = self._known.get((count, value.tensor.dtype), [])
         begin = bisect_left(known, value.norm - allowed * root, key=lambda one: one[0])
-        for norm, _, candidate in known[begin:]:
+        for norm, digest, candidate in known[begin:]:
             if norm > value.norm + allowed * root:
                 break
             apart = numpy.abs(other.ordered(value) - self.ordered(candidate))
             if (apart <= allowed + relative * numpy.abs(self.ordered(candidate))).all():
-                return True
-        return False
+                yield digest
 
     def has_array(self, array: Any, dtype: str, other: Values) -> bool:
         """Return True if this run has the elements of an array, in any order."""
@@ -155,13 +158,14 @@ class Dataflow:
     Args:
         mine: The values of the run.
         theirs: Those of the other run.
-        differing: Executions whose results differ from those of their counterparts.
+        differing: Executions whose results differ from those of their counterparts, which are
+            executions of the other run.
 
     Attributes:
         known: Whether inputs were recorded, so that there is something to say.
     """
 
-    def __init__(self, mine: Values, theirs: Values, differing: Collection[Node]) -> None:
+    def __init__(self, mine: Values, theirs: Values, differing: Mapping[Node, Node]) -> None:
         self._ops = mine.dumped.index.ops
         #: Execution -> whether the other run has what it wrote.
         self._found: dict[Node, bool] = {}
@@ -172,21 +176,33 @@ class Dataflow:
         written: dict[bytes, Node] = {}
         #: Executions that wrote what they had read, such as dropout outside of training.
         passed: set[Node] = set()
-        has = {
-            value.digest: theirs.have(value, mine)
+        like = {
+            value.digest: {*theirs.like(value, mine)}
             for value in {one.digest: one for one in mine.all}.values()
         }
+        wrote = {value.node: value.digest for value in theirs.all if value.tensor.what == "output"}
+        #: Execution whose result differs -> values of the other run that are not its result: what
+        #: its counterpart wrote, and what it has itself read and hardly changed.
+        others = {node: {wrote.get(other, b"")} for node, other in differing.items()}
+        read = {(v.node, v.digest) for v in mine.all if v.tensor.what != "output"}
+        for node, digest in read:
+            if node in others:
+                others[node] |= like[digest]
+        for value in mine.all:
+            is_output = value.tensor.what == "output" and (value.node, value.digest) not in read
+            if is_output and value.node in others:
+                like[value.digest] = like[value.digest] - others[value.node]
         for value in mine.all:
             found = self._found.setdefault(value.node, False)
             if value.tensor.what == "output":
-                self._found[value.node] = found or has[value.digest]
+                self._found[value.node] = found or bool(like[value.digest])
                 if written.get(value.digest) in self._writers.get(value.node, ()):
                     passed.add(value.node)
                 written[value.digest] = value.node
                 continue
             if (writer := written.get(value.digest, value.node)) != value.node:
                 self._writers.setdefault(value.node, set()).add(writer)
-            if value.tensor.what == "input" and has[value.digest]:
+            if value.tensor.what == "input" and like[value.digest]:
                 self._reads_found.add(value.node)
         self.known = bool(self._writers)
         readers: dict[Node, list[Node]] = {}

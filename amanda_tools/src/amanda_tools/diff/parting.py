@@ -46,10 +46,10 @@ class Parting:
             self._places.setdefault(op.id, number)
         self._values = Values(dumps[0], tolerance), Values(dumps[1], tolerance)
         differing = [one for one in compared if one.what == "output" and not one.same]
-        nodes = {self.node(one) for one in differing}, {self._there(one) for one in differing}
+        nodes = {self.node(one): self._there(one) for one in differing}
         self._flows = (
-            Dataflow(*self._values, nodes[0]),
-            Dataflow(*self._values[::-1], nodes[1]),
+            Dataflow(*self._values, nodes),
+            Dataflow(*self._values[::-1], {there: here for here, there in nodes.items()}),
         )
         self.known = self._flows[0].known and self._flows[1].known
 
@@ -81,7 +81,12 @@ class Parting:
         return flow.is_found(node) or (is_open and flow.recovers(node))
 
     def inputs_agree(self, one: Compared) -> bool | None:
-        """Return True if nothing parts the runs before an execution; None if a mask may."""
+        """Return True if nothing parts the runs before an execution; None if a mask may.
+
+        Where one operator does what several do, all of these are what is compared.
+        """
+        if not alike(one.a, one.b) and self._flows[1].inputs_agree(self._there(one)):
+            return True
         return self._flows[0].inputs_agree(self.node(one))
 
     def closest(self, one: Compared) -> Node | None:
