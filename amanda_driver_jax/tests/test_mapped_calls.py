@@ -1,4 +1,4 @@
-"""Under `vmap` a marked observer on the host is called once, with all examples and their axes."""
+"""Under `vmap` an observer on the host is called once, with all examples and their axes."""
 
 # mypy: allow-untyped-decorators
 
@@ -22,7 +22,6 @@ Seen = list[tuple[np.ndarray[Any, Any], tuple[int, ...]]]
 
 
 def looking(seen: Seen, *, backward: bool = False) -> amanda.Tool:
-    @amanda.mapped
     def look(*values: Any) -> None:
         seen.extend((np.asarray(value), FACTS.batch_axes(value)) for value in values)
 
@@ -62,7 +61,7 @@ def test_values_of_all_examples_come_in_one_call(jitted: bool) -> None:
     assert (x_axes, w_axes) == ((0,), ())
 
 
-def test_other_observers_are_called_for_each_example() -> None:
+def test_a_tool_may_ask_for_each_example() -> None:
     seen: list[Any] = []
 
     def analyse(context: amanda.OpContext) -> None:
@@ -70,6 +69,7 @@ def test_other_observers_are_called_for_each_example() -> None:
             context.insert_before_op(seen.append, inputs=[0], observe=True)
 
     tool = amanda.Tool()
+    tool.by_example = True
     tool.add_inst_for_op(analyse)
     with amanda.apply(tool):
         jax.jit(jax.vmap(model, (None, 0)))(W, ROWS)

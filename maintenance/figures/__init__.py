@@ -171,16 +171,23 @@ def measured_at(measured: Measured) -> str:
     return found or _git("log", "-1", "--format=%h").strip()
 
 
-def record(name: str) -> None:
-    """Write the results file of a page, and when it was measured into the page."""
+def record(name: str, commit: str = "") -> None:
+    """Write the results file of a page, and when it was measured into the page.
+
+    Args:
+        name: The page.
+        commit: What was measured. Without it, it is the commit at which these figures first stood
+            on the page, and nothing is written if they stand there already.
+    """
     measured = MEASURED[name]
     page = ROOT / measured.page
     text = page.read_text("utf-8")
     found = cells(text)
     path = RESULTS / f"{name}.json"
-    if path.exists() and json.loads(path.read_text("utf-8"))["cells"] == found:
+    known = path.exists() and json.loads(path.read_text("utf-8"))["cells"] == found
+    if known and not commit:
         return
-    commit = measured_at(measured)
+    commit = _git("rev-parse", "--short", commit).strip() if commit else measured_at(measured)
     listing = _git("ls-tree", "-r", commit, "--", *measured.sources).splitlines()
     blobs = [(line.split("\t")[1], line.split()[2]) for line in listing]
     result = {

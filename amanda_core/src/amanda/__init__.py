@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from amanda import tool
 from amanda_core import __version__
-from amanda_core.engine.action import IPoint, mapped, staged
+from amanda_core.engine.action import IPoint, staged
 from amanda_core.engine.activation import (
     Handle,
     apply,
@@ -53,7 +53,6 @@ __all__ = [
     "enabled",
     "exported",
     "look",
-    "mapped",
     "on",
     "select",
     "staged",

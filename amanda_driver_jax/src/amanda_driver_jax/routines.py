@@ -70,7 +70,7 @@ class Host:
         several = len(_present(given)) > 1
         tangents = [n for n, value in enumerate(given) if internals.is_tangent(value)]
         if action.positions == () or (action.observe and not is_empty and not tangents):
-            self._observe(Plan((step,)), given, action.mapped)
+            self._observe(Plan((step,)), given, not action.tool.by_example)
         elif several and not action.autodiff and is_transposed(sys._getframe(1)):
             # There, edited values would depend on each other, and those of tangents are none.
             self._observe(_looking(step), given)

@@ -23,7 +23,6 @@ __all__ = [
     "Positions",
     "Routine",
     "is_staged",
-    "mapped",
     "staged",
 ]
 
@@ -87,24 +86,6 @@ def is_staged(routine: Routine) -> bool:
     return bool(getattr(routine, _STAGED, False))
 
 
-_MAPPED = "__amanda_mapped__"
-
-
-def mapped(routine: Routine) -> Routine:
-    """Mark an observer that takes the values of all examples of a mapped function in one call.
-
-    Where a program maps a function of single examples, as `jax.vmap` does, other routines are
-    called once for each example. In a routine, `context.facts.batch_axes(value)` returns the axes
-    of the examples.
-
-    >>> @mapped
-    ... def look(value):
-    ...     print(value.shape)
-    """
-    setattr(routine, _MAPPED, True)
-    return routine
-
-
 # Not frozen: it is made for each op, and a frozen one takes ten times as long to make.
 @dataclass(slots=True, eq=False)
 class Action:
@@ -133,11 +114,6 @@ class Action:
     def staged(self) -> bool:
         """True if the routine is marked with `staged`."""
         return is_staged(self.routine)
-
-    @property
-    def mapped(self) -> bool:
-        """Return True if the routine is marked with `mapped`."""
-        return bool(getattr(self.routine, _MAPPED, False))
 
     @property
     def routine_name(self) -> str:

@@ -123,6 +123,10 @@ class Tool:
     #: of `torch.func`, where a framework runs them on values of its own. Other tools are told that
     #: they do not see these.
     sees_transforms: bool = False
+    #: Whether its observers are called for each example of a function that a program maps, as
+    #: `jax.vmap` does. Those of other tools are called once with the values of all examples, and
+    #: `context.facts.batch_axes(value)` returns the axes of these.
+    by_example: bool = False
     #: Whether frameworks must run compiled functions operator by operator where they can.
     uncompiled = False
     #: Whether analysis is for `amanda.exported`, where only staged routines may edit.

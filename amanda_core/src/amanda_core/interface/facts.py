@@ -279,7 +279,7 @@ class Facts:
         """Return the axes of a value that the operator does not know of, during a routine.
 
         They are those over which the program maps a function of single examples, such as those of
-        `jax.vmap`, for a routine that is marked with `amanda.mapped`.
+        `jax.vmap`, for an observer of a tool that is not `by_example`.
         """
         return ()
 

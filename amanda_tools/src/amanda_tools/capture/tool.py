@@ -60,6 +60,7 @@ class Capture(SequenceTool["_Op"]):
     """
 
     whole = True
+    by_example = True  # Rows and positions are those of one.
 
     def __init__(
         self,

@@ -104,6 +104,8 @@ def _bias(given: Evidence) -> str | None:
     if given.word not in _WITH_BIAS or given.values is None or given.values[0].ndim < 2:
         return None
     one, other = given.values
+    if one.shape[-1] == 1:
+        return None  # One number for each group, of which each would have the same bias.
     apart = other - one
     varies = [axis for axis in range(apart.ndim) if not _is_constant(apart, axis, one)]
     if apart.any() and 0 not in varies and len(varies) < apart.ndim - (apart.ndim > 2):
@@ -122,9 +124,16 @@ def _scale(given: Evidence) -> str | None:
 
 
 def _epsilon(given: Evidence) -> str | None:
-    """Look for groups of values that are scaled by other factors, all on one side of 1."""
+    """Look for groups of values that are scaled by other factors, all on one side of 1, or for
+    their variances, to which another number is added.
+    """
     if given.values is None:
         return None
+    one, other = given.values
+    if given.word == "add" and one.ndim > 1 and one.shape[-1] == 1 and one.size > 1:
+        more = float((other - one).mean())
+        if more and float(one.std()) and _near(one + more, other):
+            return f"epsilon: B adds {more:.6g} more to one number of each group"
     for one, other in _groups(*given.values):
         centred, theirs = (part - part.mean(1, keepdims=True) for part in (one, other))
         for x, y in ((one, other), (centred, theirs)):

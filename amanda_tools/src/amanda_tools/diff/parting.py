@@ -124,9 +124,11 @@ class Parting:
         kind of mistake that the values show.
         """
         nodes = self.node(first), self._there(first)
-        here = self._flows[0].before(nodes[0]) if first.inputs_agree is False else []
+        here = self._flows[0].before(nodes[0]) if first.inputs_agree is not None else []
         mine, theirs = self._facts(0, here), self._facts(1, self._flows[1].before(nodes[1]))
-        return mine, theirs, kind_of(self._evidence(first, nodes, mine))
+        kind = kind_of(self._evidence(first, nodes, mine))
+        # Where the inputs agree, these are what the other run does in one operator.
+        return mine if first.inputs_agree is False else [], theirs, kind
 
     def _facts(self, side: int, numbers_: Sequence[int]) -> list[OpFacts]:
         ops = (self._dumps[side].index.ops[number] for number in numbers_)

@@ -59,6 +59,7 @@ class Flops(OperatorTool["_Op"]):
     >>> tool = Flops(include=["matmul", "norm"])
     """
 
+    by_example = True  # Formulas are of the shapes of one.
     figures = dict.fromkeys(
         ("total", "forward", "backward", "macs", "step", "pass", "sample", "not_counted"), ""
     )

@@ -106,6 +106,7 @@ class Quantize(WeightTool):
     """
 
     words = ("quantized", "unquantized")
+    by_example = True  # Axes of operands are those of one.
 
     def __init__(
         self,

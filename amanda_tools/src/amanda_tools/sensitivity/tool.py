@@ -101,6 +101,7 @@ class Sensitivity(Tool):
     """
 
     whole = True
+    by_example = True  # It computes operators again, which know one.
 
     def __init__(
         self, weights: str = "int8", activations: str = "int8", sparsity: float | None = None

@@ -66,6 +66,7 @@ class Sparsity(OperatorTool["_Op"]):
 
     #: The weights of an operator that fuses a layer are measured where its parts read them.
     whole = True
+    by_example = True  # Its axes are those of one.
 
     def __init__(
         self,

@@ -44,6 +44,8 @@ class Summary(OperatorTool["_Op"]):
 
     figures: ClassVar[Mapping[str, str]] = {"parameters": "", "macs": ""}
 
+    by_example = True  # Formulas are of the shapes of one.
+
     def __init__(self, depth: int = 3) -> None:
         super().__init__()
         if depth < 0:
