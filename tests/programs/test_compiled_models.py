@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -321,3 +324,74 @@ def test_staged_pruning_has_the_bits_of_the_model_written_by_hand(training: bool
     assert tool.masks
     assert len(found) == len(expected)
     assert all(map(torch.equal, found, expected))
+
+
+KERAS = """
+import collections, json, os, sys
+os.environ["KERAS_BACKEND"] = "torch"
+import keras, torch
+import amanda
+from torch._dynamo.utils import counters
+
+torch.manual_seed(0)
+layers = keras.layers
+image = keras.Input((8, 8, 3))
+x = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3, activation="relu")(image))
+x = layers.LayerNormalization()(layers.Dense(16, activation="gelu")(x))
+model = keras.Model(image, layers.Dense(4, activation="softmax")(x))
+X = torch.randn(2, 8, 8, 3)
+
+def run(x):
+    return model(x, training=True)
+
+def step(call):
+    model.zero_grad()
+    output = call(X)
+    output.square().mean().backward()
+    return [output.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+
+def counted():
+    return counters["stats"]["unique_graphs"]
+
+class Counting(amanda.Tool):
+    def __init__(self):
+        super().__init__()
+        self.found = collections.Counter()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context):
+        for side, insert in (
+            ("forward", context.insert_before_op), ("backward", context.insert_before_backward_op)
+        ):
+            key = f"{side} {context.op_type}"
+            insert(lambda *_, key=key: self.found.update([key]), observe=True)
+
+compiled = torch.compile(run, backend=sys.argv[1])
+plain, eager = step(compiled), step(run)
+before, tool, reference = counted(), Counting(), Counting()
+with amanda.apply(tool):
+    woven = step(compiled)
+    after = counted()
+    for _ in range(4):
+        step(compiled)
+with amanda.apply(reference):
+    for _ in range(5):
+        step(run)
+off = lambda found: max(float((a - b).abs().max()) for a, b in zip(found, eager, strict=True))
+print(json.dumps([before, after, off(plain), off(woven), tool.found, reference.found]))
+"""
+
+
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
+)
+def test_a_keras_model_on_torch_stays_as_compiled_as_it_is(backend: str) -> None:
+    """Keras' own code is in several graphs of plain programs, too."""
+    command = [sys.executable, "-W", "ignore", "-c", KERAS, backend]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
+    before, after, plain, woven, found, reference = json.loads(done.stdout.splitlines()[-1])
+    assert 0 < before < after <= 2 * before
+    assert woven <= 2 * plain + 1e-6
+    assert found == reference
+    assert found["forward conv2d"] == found["backward conv2d"] == STEPS
+    assert found["forward layer_norm"] == STEPS
