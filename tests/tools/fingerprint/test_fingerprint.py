@@ -544,10 +544,13 @@ def test_a_run_that_is_killed_leaves_what_its_tools_recorded(tmp_path: Path) -> 
     assert [
         dumped.read(one).array.tolist() for one in dumped.index.tensors if "relu" in str(one.key)
     ] == [*([0.0, 0.0], [1.0, 1.0], [2.0, 2.0])]
-    # A run that ends well leaves its results only.
-    assert {one.name for one in (tmp_path / "well").iterdir()} == {
-        *("fingerprint", "fingerprint.json", "dump", "dump.json")
-    }
+    # A run that ends well leaves its results only, also where it replaces those of a killed one.
+    out = str(tmp_path / "kill")
+    subprocess.run([*command, "-o", out, "--force", str(script), out, "well"], check=True)
+    for end in ("kill", "well"):
+        assert {one.name for one in (tmp_path / end).iterdir()} == {
+            *("fingerprint", "fingerprint.json", "dump", "dump.json")
+        }
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")

@@ -212,7 +212,6 @@ class Run:
             try:
                 status = self._write_results(unwound)
                 if not self._failed:
-                    self._state.records = {}
                     drop_records()
             finally:
                 self._state.saved = time.time()
@@ -245,7 +244,6 @@ class Run:
                 for name, text in found.items():
                     self.output.save(name, text)
                     self._state.saved = time.time()
-                self._state.records = records_of(self.tools, self.output.folder)
                 self.output.note(self._state)
             except Exception as error:
                 if not self._told:
@@ -304,6 +302,7 @@ class Run:
         return int(self._failed) or self._limits_status({})
 
     def _note(self, *, kept: bool = True) -> None:
+        self._state.records = records_of(self.tools, self.output.folder)
         with self._reported("the state of the run is not written", AmandaError):
             self.output.note(self._state if kept else None)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from amanda_core.errors import OutputError, ResultError
 from amanda_core.results.folder_lock import FolderLock
+from amanda_core.results.records import remove_records
 from amanda_core.results.run_state import LOCK, STATE, RunState
 from amanda_core.results.tables import Result
 from amanda_core.runtime.terminal import printable
@@ -107,6 +108,8 @@ class Output:
             if not lock.acquire():
                 return False
         self._lock, self._created = lock, created
+        if self._force:
+            remove_records(self.folder)
         if self._force or not self.taken(self.folder, self._names):
             return True
         self.release()

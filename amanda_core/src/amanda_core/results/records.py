@@ -16,7 +16,14 @@ from pathlib import Path
 
 from amanda_core.results.run_state import RunState
 
-__all__ = ["drop_records", "keep_records_in", "record_beside", "record_folder", "records_of"]
+__all__ = [
+    "drop_records",
+    "keep_records_in",
+    "record_beside",
+    "record_folder",
+    "records_of",
+    "remove_records",
+]
 
 #: A folder in that of a process's results, or beside it.
 _PLACE = re.compile(r"(\.\./)?\.[\w-]+\.recording-\w+", re.ASCII)
@@ -74,12 +81,25 @@ def record_beside(results: Path, name: str) -> Path | None:
         results: Folder of the results of the process.
         name: Name of the tool's result.
     """
+    return _left(results).get(name)
+
+
+def remove_records(results: Path) -> None:
+    """Remove what a process that was killed has recorded, to whose results no run writes now."""
+    for folder in _left(results).values():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _left(results: Path) -> dict[str, Path]:
+    """Return the folders that the state of a process names. Nothing in its file is trusted."""
     state = RunState.read(results)
-    place = state.records.get(name) if state is not None else None
-    if not isinstance(place, str) or _PLACE.fullmatch(place) is None:
-        return None
-    folder = results / place
-    return folder if folder.is_dir() and not folder.is_symlink() else None
+    places = state.records if state is not None and isinstance(state.records, dict) else {}
+    found = {
+        name: results / place
+        for name, place in places.items()
+        if isinstance(place, str) and _PLACE.fullmatch(place)
+    }
+    return {n: one for n, one in found.items() if one.is_dir() and not one.is_symlink()}
 
 
 def _remove(key: int, folder: Path, process: int) -> None:
