@@ -189,6 +189,14 @@ def test_what_belongs_to_the_model_counts_once(
     assert {row["name"]: row["elements"] for row in found["weights"]} == sizes
 
 
+def test_a_file_cannot_say_a_kind_that_is_none() -> None:
+    merges: list[dict[str, Any]] = [{"calls": "bogus", "x": ["calls"]}, {"calls": 3, "x": {}}]
+    for said in merges:
+        content = {"format": "a/1", "merge": said, "calls": 2, "x": 1, "rows": [{"x": 4}]}
+        found = merge(["rank0", "rank1"], dict.fromkeys(("rank0", "rank1"), content).__getitem__)
+        assert (found["calls"], found["x"]) == (4, 2)
+
+
 def test_what_distinguishes_rows() -> None:
     every = [
         {

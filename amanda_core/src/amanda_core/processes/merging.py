@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, get_args
 
 from amanda_core.processes.columns import Column, Kind, Relation, kind_of
 
@@ -133,13 +133,16 @@ class _Kinds:
         self.said: Mapping[str, Any] = said if isinstance(said, dict) else {}
 
     def __call__(self, name: str, value: float) -> Kind:
-        return self.said.get(name) or kind_of(name, value, self._units)
+        return self._of(self.said.get(name)) or kind_of(name, value, self._units)
+
+    @staticmethod
+    def _of(said: object) -> Kind | None:
+        return said if said in get_args(Kind) else None  # type: ignore[return-value]
 
     def in_part(self, part: str) -> Callable[[str, float], Kind]:
         """Return the kinds of single values by their names in a part."""
-        units, said = self._units, self.said.get(f"{part}.*") or self.said.get(part)
+        units, of_all = self._units, self._of(self.said.get(f"{part}.*") or self.said.get(part))
         unit = str(units.get(f"{part}.*", units.get(part, "")))
-        of_all: Kind | None = said if isinstance(said, str) else None  # type: ignore[assignment]
         return lambda name, value: (
             self(name, value)
             if name in units or name in self.said
@@ -149,7 +152,9 @@ class _Kinds:
     def keys(self, part: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
         """Return what distinguishes rows, and of which fields that is; see `Rows.identifying`."""
         said = self.said.get(part)
-        return _keys(rows, _KEYS if not isinstance(said, list) else (tuple(said),) if said else ())
+        if isinstance(said, list):
+            return _keys(rows, (tuple(said),) if said else ())
+        return _keys(rows, _KEYS)
 
 
 @dataclass

@@ -28,8 +28,8 @@ __all__ = [
 #: A folder in that of a process's results, or beside it.
 _PLACE = re.compile(r"(\.\./)?\.[\w-]+\.recording-\w+", re.ASCII)
 _folder: Path | None = None
-#: What made a folder, by its `id` -> the folder.
-_made: dict[int, Path] = {}
+#: What made a folder, by its `id` -> the folder, and the process.
+_made: dict[int, tuple[Path, int]] = {}
 
 
 def keep_records_in(folder: Path) -> None:
@@ -53,15 +53,15 @@ def record_folder(owner: object, name: str) -> Path:
     else:
         _folder.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{name}.recording-", dir=_folder))
-    _made[id(owner)] = folder
-    weakref.finalize(owner, _remove, id(owner), folder, os.getpid())
+    _made[id(owner)] = folder, os.getpid()
+    weakref.finalize(owner, _remove, id(owner))
     return folder
 
 
 def records_of(tools: Mapping[str, object], results: Path) -> dict[str, str]:
     """Return the folders of tools, by the names of their results and relative to their folder."""
     return {
-        name: os.path.relpath(_made[id(tool)], results)
+        name: os.path.relpath(_made[id(tool)][0], results)
         for name, tool in tools.items()
         if _folder is not None and id(tool) in _made
     }
@@ -70,8 +70,8 @@ def records_of(tools: Mapping[str, object], results: Path) -> dict[str, str]:
 def drop_records() -> None:
     """Remove the folders that this process has made beside results, which are complete now."""
     if _folder is not None:
-        for key, folder in tuple(_made.items()):
-            _remove(key, folder, os.getpid())
+        for key in tuple(_made):
+            _remove(key)
 
 
 def record_beside(results: Path, name: str) -> Path | None:
@@ -102,7 +102,7 @@ def _left(results: Path) -> dict[str, Path]:
     return {n: one for n, one in found.items() if one.is_dir() and not one.is_symlink()}
 
 
-def _remove(key: int, folder: Path, process: int) -> None:
-    if os.getpid() == process:
-        _made.pop(key, None)
+def _remove(key: int) -> None:
+    folder, process = _made.pop(key, (None, None))
+    if folder is not None and process == os.getpid():
         shutil.rmtree(folder, ignore_errors=True)
