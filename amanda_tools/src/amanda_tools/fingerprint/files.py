@@ -326,7 +326,7 @@ def load_fingerprint(path: Path | str) -> Fingerprinted:
     found = Fingerprinted(folder)
     _read_lines(found)
     _read_rows(found)
-    if folder.name.startswith("."):
+    if ".recording-" in folder.name:
         found.end = None  # Its process was killed. Results of others are copied from there.
     return found
 
