@@ -74,5 +74,8 @@ def _replaying(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _tell() -> None:
     attachment = STATE.attachment
     if attachment is not None and attachment.watching():
-        attachment.session.warn_once(f"{GAP.what} are not instrumented: {GAP.why}.")
+        attachment.session.warn_once(
+            f"{GAP.what} are not instrumented: {GAP.why}. While tools are applied, call what a "
+            "graph records instead of replaying it."
+        )
         attachment.session.note_inside(GAP.what, GAP.why)
