@@ -150,16 +150,28 @@ def _scan(
 class _Mapping(NamedTuple):
     """The function that `jax.vmap` calls instead of one that is mapped over parameters.
 
+    A member is one index of the mapped axis, such as one model of an ensemble.
+
     Attributes:
-        members: How to call it for each member: the arguments of `run_members`.
-        function: The function, as JAX wraps it.
+        members: Called with a function and the values of all members. It calls the function for
+            each member, and returns what `run_members` does.
+        function: The function that is mapped, as JAX wraps it.
     """
 
     members: Callable[..., Any]
     function: Any
 
     def call_wrapped(self, *values: Any) -> Any:
-        """Return the results of all members, and the axes along which these are."""
+        """Call `function` once for each member, and stack the results.
+
+        Args:
+            *values: The flat arguments of the call of `jax.vmap`, not yet split along their mapped
+                axes.
+
+        Returns:
+            The flat results, each stacked along its output axis, and these axes. The axis is None
+            for a result that is not mapped, which is the one of the first member.
+        """
         return self.members(self._called, values)
 
     def _called(self, *values: Any) -> Sequence[Any]:

@@ -38,17 +38,20 @@ _UNSET = _Unset()
 
 
 class Traced:
-    """A function that is being traced inside ``with``.
+    """A call of a function that JAX traces inside ``with``.
 
-    One that is called in another one is traced at each call, and not once for all, so that each
+    A function that is called in another one is traced at each call instead of once, so that each
     call has ops of its own.
 
     Attributes:
-        around: The transformation around it.
-        values: Its arguments.
-        in_place: Whether it is traced at each call.
-        layer: What tells it from its calls with other parameters; empty if nothing does.
-        parameters: Of an argument that is a parameter, by its number: what holds its array.
+        around: The transformation (JAX's trace) around the call.
+        values: The flat arguments of the call.
+        in_place: Whether the function is traced at each call.
+        layer: A label of the parameters among `values`, such as ``Model:layers.0``. It is a part of
+            the cache key, so that calls with other parameters are traced apart. Empty if no
+            argument is a parameter, or calls need not be told apart.
+        parameters: Index in `values` of an argument that is a parameter -> a weak reference to its
+            `CurrentArray`.
     """
 
     _calls = itertools.count(1)
@@ -78,17 +81,17 @@ class _Local(threading.local):
     Attributes:
         hold: The attachment of the thread's session.
         key: The key of the session's state; None if nothing is instrumented.
-        jitted: The key inside a jitted call; None outside of all.
+        jitted: The key inside a jitted call; None outside of jitted calls.
         context: Sets the key that is used where operators are instrumented.
         plain: Depth of code in which no operator is instrumented.
-        trace: The transformation in which an operator is analysed; None outside of all.
+        trace: The transformation in which an operator is analysed; None outside of such analysis.
         uncompiled: Whether a jitted function runs operator by operator.
         exports: Whether a program is traced that runs without Amanda.
-        call: The number of the call that is being traced in place, or what tells it from calls
-            with other parameters; 0 outside of any.
+        call: The number of the call that is being traced in place, or its `Traced.layer`; 0
+            outside of such calls.
         loop: The loop over layers that runs.
         module: The module whose call is shown.
-        arguments: The arguments of the functions that are being traced.
+        arguments: The calls of functions that are being traced, outermost first.
     """
 
     hold: Any = None
@@ -129,15 +132,17 @@ def restore(calls: tuple[Any, ...]) -> None:
 
 
 def show_other_threads() -> None:
-    """Let calls in threads without tools come by Python once, although C++ has their programs.
+    """Give all threads without tools a new cache key, until `hide_other_threads` is called.
 
-    Otherwise nobody would know that such a thread ran.
+    JAX then has no entry in C++ for the next call of each jitted function in such a thread. So this
+    call reaches `interception`, which notes that a thread without tools ran. It still uses the
+    compiled program that JAX has, and later calls run in C++ again.
     """
     _KEY.set_global(("amanda", "threads", next(_TOOLS)))
 
 
 def hide_other_threads() -> None:
-    """Undo `show_other_threads`."""
+    """Undo `show_other_threads`: threads without tools have the key None again."""
     _KEY.set_global(None)
 
 
@@ -167,7 +172,11 @@ PLAIN = _Plain()
 
 
 class Program:
-    """The state of a program inside an operator that stands for a part of it."""
+    """Suspends `PLAIN` inside ``with``, so that operators are instrumented again.
+
+    The driver may run a whole compiled call as one operator, and runs operators inside `PLAIN`. The
+    operators inside this call belong to the user's program.
+    """
 
     def __enter__(self) -> None:
         self._before, LOCAL.plain = LOCAL.plain, 0

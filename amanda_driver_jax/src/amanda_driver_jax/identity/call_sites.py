@@ -147,13 +147,16 @@ class OpTable(PathSites):
     def called(
         self, op_type: str, place: ModulePlace | None, frame: FrameType, top: bool
     ) -> OpRecord:
-        """Return the op that is being called.
+        """Return the record of the op that is being called, and count this occurrence.
+
+        Call it once for each call of an operator: in one trace, or in one call of a model, the next
+        call from the same place is another op. The record is made at the first occurrence.
 
         Args:
-            op_type: Its type.
-            place: Where the module that runs is; None outside of any.
-            frame: A frame that calls it.
-            top: Whether it is outside of all transformations.
+            op_type: The type of the operator.
+            place: Where the module that runs is; None outside of modules.
+            frame: The frame at which the search for the call site begins, outwards.
+            top: Whether the operator is called outside of all transformations of JAX.
         """
         part, arguments = None if top else internals.current_trace(), LOCAL.arguments
         layer = arguments[0].layer if arguments else ""

@@ -22,7 +22,7 @@ __all__ = ["CurrentArray", "CurrentArrays"]
 
 
 class CurrentArray:
-    """Returns the array that one parameter is now; None if it has died."""
+    """Returns the array that one parameter is now; None if it has died, or was never set."""
 
     def __init__(self) -> None:
         self._variable: Any = None
@@ -37,7 +37,13 @@ class CurrentArray:
         return self._variable is not None and self() is array
 
     def set(self, array: Any, variable: Any, weakly: bool = False) -> None:
-        """Note what the parameter is, and the variable that it is in; None if it is in none."""
+        """Note the array that the parameter is now.
+
+        Args:
+            array: The array.
+            variable: The variable that has it, and is asked for its array from now on; or None.
+            weakly: Whether to hold the array weakly. It is not held if a variable has it.
+        """
         self._variable = variable
         self._array = weakref.ref(array) if weakly else lambda: array
 
@@ -46,8 +52,8 @@ class CurrentArrays:
     """The current arrays of the parameters of one store.
 
     Args:
-        variable_of: Returns the variable that has an array; None if there is none. Functions around
-            the frame got it.
+        variable_of: Gets an array and a frame. Returns the variable that has the array, among the
+            arguments of the functions around the frame; None if none has it.
     """
 
     def __init__(self, variable_of: Callable[[Any, FrameType | None], Any]) -> None:
@@ -58,14 +64,20 @@ class CurrentArrays:
         self._calls: Known[dict[Any, dict[int, weakref.ref[CurrentArray]]]] = Known()
 
     def of(self, owner: str, value: Any, frame: FrameType, is_named: bool) -> CurrentArray:
-        """Return what holds the array of a parameter.
+        """Return the holder of a parameter's current array, set to the array of `value` if known.
+
+        The holder is made at the first call for an owner, and is kept as long as a caller has it.
 
         Args:
-            owner: The parameter.
-            value: What it is here: an array, or an argument of a function that is being traced.
-            frame: The frame that asks.
-            is_named: Whether it is noted when the model runs with another array. Else the array
-                must not be kept, because nobody notes that the program has replaced it.
+            owner: Key of the parameter: the label of its model and its name, such as
+                ``Model:layers.0.kernel``.
+            value: The parameter as the operator gets it: an array, or the tracer of an argument of
+                a function that is being traced. Later calls of this function update the holder.
+            frame: The frame of the operator. A variable that has the array is looked up in the
+                arguments of this frame and of those around it.
+            is_named: Whether a module runs, so that the holder is updated when its model runs with
+                another array. If False, an array that is not such an argument is held weakly,
+                because nobody notes that the program has replaced it.
         """
         found = self._arrays.setdefault(owner, CurrentArray())
         array, passed = known(value), argument(value)
@@ -98,7 +110,12 @@ class CurrentArrays:
                 found.set(array, self._variable_of(array, frame))
 
     def registered(self, owner: str, array: Any) -> None:
-        """Note the array of a parameter in a model that runs for the first time."""
+        """Note the array of a parameter in a model that runs for the first time.
+
+        Args:
+            owner: Key of the parameter, as for `of`. Without a holder for it, nothing is noted.
+            array: The array. A tracer is ignored.
+        """
         found = self._arrays.get(owner)
         array = concrete(array)
         if found is None or isinstance(array, Tracer) or found.is_in_variable(array):

@@ -49,11 +49,15 @@ class ModulePlace(NamedTuple):
 class PathModels(ABC):
     """The models whose modules run. It finds the parameters that an operator reads.
 
-    A subclass knows the libraries of modules; an instance is kept with the contexts.
+    A subclass knows the libraries of modules. It supplies `library_of` and `contents_of`, and
+    overrides `variables_of`, `counts_of` and `path_of` if its libraries have variables, counts of
+    random numbers or paths. An instance is kept with the contexts.
 
     Args:
-        source: Returns the array that an input shows.
-        counts: Returns False for code that is not looked at, such as that of the framework.
+        source: Gets an input of an operator. Returns the array that this input is, or is a part or
+            a copy of, and which part (`Shown`).
+        counts: Gets the code object of a running function. Returns False if its frame is skipped in
+            the search for modules and parameters, as frames of JAX are.
     """
 
     def __init__(
@@ -87,18 +91,26 @@ class PathModels(ABC):
         """Return the parameters of a model by name, and the paths of its modules by their ids."""
 
     def variables_of(self, value: Any) -> dict[int, Any]:
-        """Return the variables in a model, or in anything else, by the ids of their arrays."""
+        """Return the variables in a model, or in anything else, by the ids of their arrays.
+
+        Empty unless a subclass overrides it.
+        """
         return {}
 
     def counts_of(self, module: Any) -> dict[Any, Any] | None:
-        """Return how often random numbers were drawn in the model of a module; None if unknown."""
+        """Return how often random numbers were drawn in the model of a module; None if unknown.
+
+        `repeating` writes the counts back into these dictionaries, which may be nested.
+        """
         return None
 
     def repeating(self, frame: FrameType | None) -> Callable[[], None]:
-        """Return what lets each call of a function draw the random numbers of the first one.
+        """Return a function to call before each call of another one, which repeats its randomness.
+
+        It resets the counts of random numbers to those of now, so that each call draws the same.
 
         Args:
-            frame: The frame that calls it.
+            frame: The frame that makes the calls. The models that run around it are reset.
         """
         found = [self.counts_of(module) for module, _, _ in self._running(frame)]
         kept = [(counts, _copy(counts)) for counts in found if counts is not None]
@@ -169,10 +181,10 @@ class PathModels(ABC):
         return bool(self._parts(frame, values)[1])
 
     def layer_of(self, frame: FrameType | None, values: Sequence[Any]) -> str:
-        """Return a label of the parameters among values; empty if none are.
+        """Return a label of the parameters among values, as for `Traced.layer`; empty if none are.
 
         Args:
-            frame: The frame that has the values.
+            frame: The frame at which the model that runs is looked for.
             values: The arguments of a function, which may be called for each layer.
         """
         root, parts = self._parts(frame, values)
