@@ -33,7 +33,14 @@ class OperatorMode(TorchFunctionMode):
     """Passes the operators that a node of a graph runs to `operate`, in order."""
 
     def operate(self, operator: Operator, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Run one operator."""
+        """Run one operator, and return its result.
+
+        Args:
+            operator: The operator.
+            func: The function of torch that the program calls for it.
+            args: Its positional arguments.
+            kwargs: Its arguments by name.
+        """
         raise NotImplementedError
 
     def __torch_function__(
@@ -54,7 +61,7 @@ class OperatorMode(TorchFunctionMode):
     @staticmethod
     @functools.cache
     def operator(func: Any) -> Operator | None:
-        """Return the operator that a function is; None if it is none."""
+        """Return the operator that a function is; None if it is not an operator."""
         return Operator.of(func)
 
 
@@ -62,13 +69,18 @@ class OperatorMode(TorchFunctionMode):
 class Woven:
     """The plans of a node of a graph, as the function that takes its place.
 
+    A routine of a plan runs on the host, or is staged: then the backend compiles it with the graph.
+
     Attributes:
-        target: The function of the node.
-        plans: Those of the operators that it runs, in order; None for one without.
-        names: Types of these operators, unless it is one itself.
+        target: The function that the node calls.
+        plans: The plan of each operator that `target` runs, in order; None for an operator without
+            routines. Exactly one plan if `target` is an operator.
+        names: Types of these operators, in the same order; empty if `target` is an operator.
+        is_operator: Whether `target` is an operator. Otherwise it is a function that runs some.
         place: Name of the node.
-        lifted: The tensors that its routines refer to, in the order of the arguments.
-        trace: What its staged routines compute.
+        lifted: The tensors that staged routines refer to themselves. The graph passes their values
+            to `function` in this order.
+        trace: The calls that staged routines make, to compare those of several places.
     """
 
     target: Callable[..., Any]
@@ -92,7 +104,11 @@ class Woven:
         return any(step is not None and step.action.staged for step in steps)
 
     def function(self) -> Callable[..., Any]:
-        """Return it as a function: FX prints the name of what a node calls."""
+        """Return the function that the node calls instead of `target`, with a name for FX to print.
+
+        It gets the arguments of the node as a tuple and a dictionary, the values of `lifted`, and
+        the number of the row as a tensor if places share the code. It holds this object weakly.
+        """
         # Compiled code may outlive the tools.
         held = weakref.ref(self)
 
@@ -113,7 +129,17 @@ class Woven:
         lifted: Lifted | None,
         row: torch.Tensor | None = None,
     ) -> Any:
-        """Run the node with the steps of its plans, or those that a row has in their place."""
+        """Run the node with the steps of its plans, or those that a row has in their place.
+
+        Args:
+            args: The positional arguments of the node.
+            kwargs: Its arguments by name.
+            lifted: Puts values of the graph in the place of `Woven.lifted`; None if that is empty.
+            row: The number of the row that runs; None if places do not share the code.
+
+        Raises:
+            RuntimeError: `target` runs other operators than when it was analysed.
+        """
         if self.is_operator:
             (plan,) = self.plans
             assert plan is not None

@@ -33,13 +33,16 @@ __all__ = ["SharedCode", "copied", "is_region", "scope_number"]
 class SharedCode:
     """A piece of compiled code, and the places that it serves.
 
+    A place is one set of the modules and tensors that a frame reads, such as a layer and its
+    weights. Serving it means that Dynamo runs this code for frames with just these objects.
     Compiled code itself, which may outlive the tools, refers to none of their objects.
 
     Args:
         frame: The frame for which it is compiled.
         graph: A copy of its graph as Dynamo has traced it.
-        epoch: That of the tools.
-        steps: Number of a row -> its steps, which this class fills.
+        epoch: The epoch of the tools. The code serves no other.
+        steps: Number of a row -> id of a step of the first place -> the step in that row. This
+            class fills it.
 
     Attributes:
         serves: Returns True for the local variables of a frame that the code serves, and chooses
@@ -64,12 +67,21 @@ class SharedCode:
         self.first = self.add(frame.objects())
 
     def begin(self, woven: Sequence[Woven]) -> bool:
-        """Note what was woven for the first place; return False if others cannot share it."""
+        """Note the nodes with plans of the first place; return False if others cannot share them.
+
+        Args:
+            woven: The nodes, in the order of the graph.
+        """
         self._woven = woven
         return all(map(_may_differ, _steps(woven))) and self._give(self.first, woven)
 
     def end(self, code: CodeType, result: Any) -> None:
-        """Note what Dynamo made of the frame's code: other places may share it from now on."""
+        """Note what Dynamo made of the frame's code: other places may share it from now on.
+
+        Args:
+            code: The code of the frame.
+            result: What Dynamo returned for the frame.
+        """
         self._code, self.result = code, result  # It is found by the id of the code.
         self._frame.hold()
 
@@ -79,7 +91,16 @@ class SharedCode:
         return lambda *args: compiled(*args, *chosen[0].given)
 
     def add(self, objects: Sequence[Any]) -> Row:
-        """Serve a place with these objects, until one of them dies."""
+        """Serve another place from now on, until one of its objects dies or the row is removed.
+
+        Args:
+            objects: The modules and tensors of the place, in the order of `ServedFrame.objects`.
+                The code serves frames with these very objects, in the current scope. They are held
+                weakly.
+
+        Returns:
+            The new row of the place. It has a number, and no tensors of staged routines yet.
+        """
         key, rows = self._key(objects), self._rows
         rows[key] = row = Row()
         row.held = [weakref.ref(one, lambda _: rows.pop(key, None)) for one in objects]
@@ -89,8 +110,11 @@ class SharedCode:
         """Serve a frame as well if its plans are alike; return what Dynamo needs for its call.
 
         Args:
-            frame: The frame.
-            analyse: Analyses a graph, and returns what would be woven.
+            frame: The frame, which has other objects than the places served so far.
+            analyse: Analyses a copy of the graph for the frame, and returns its nodes with plans.
+
+        Returns:
+            The result for Dynamo; None if the code cannot serve the frame.
         """
         if self.result is None:
             return None

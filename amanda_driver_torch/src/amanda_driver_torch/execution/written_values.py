@@ -29,13 +29,23 @@ __all__ = ["edit_result", "write_argument", "written_memory"]
 
 
 def written_memory(call: OperatorCall) -> set[int]:
-    """Return the memory that an op writes, as far as it is known."""
+    """Return the storages of the inputs that an op may write, as the numbers of `memory_of`.
+
+    Those of ``out=`` are not among them. Empty if the op writes no input, or only inputs whose
+    memory is not known: sparse tensors, and those of subclasses.
+    """
     memory = {memory_of(t) for t in tensors_in(call.values[p] for p in call.mutated)}
     return {number for number in memory if number is not None}
 
 
 def write_argument(old: Any, new: Any, step: Step) -> None:
-    """Edit an argument that the op writes, before the op."""
+    """Edit an argument that the op writes, before the op, by writing into its memory.
+
+    Args:
+        old: The tensor, or a list or tuple of tensors.
+        new: The new values, of the same structure. A tensor that is the old one stays unchanged.
+        step: The step that edits, for the gradient and for messages.
+    """
     if isinstance(old, (list, tuple)):
         for one, other in zip(old, new, strict=True):
             if other is not one:
@@ -51,7 +61,18 @@ def write_argument(old: Any, new: Any, step: Step) -> None:
 
 
 def edit_result(call: OperatorCall, old: torch.Tensor, new: Any, step: Step) -> bool:
-    """Write an edited result into the output itself if it must stay; return False otherwise."""
+    """Write an edited result into the output itself if the program needs this very tensor.
+
+    So it is if the op wrote `old` in place or as ``out=``, or made it as a leaf.
+
+    Returns:
+        True if it was written; False if the program can get `new` instead.
+
+    Raises:
+        EditError: `new` does not fit into `old`.
+        UnsupportedError: `old` cannot be written, because the op changes its shape, or may have
+            saved its memory for backward.
+    """
     first = call.values[0] if call.bound.signature.in_place else None
     if any(old is one for one in tensors_in([call.bound.out, first])):
         _rewrite(call, old, new, step)

@@ -107,17 +107,20 @@ class Signature:
 
 @dataclass(slots=True)
 class Plan:
-    """The place of each position's value in one kind of call: args[k], kwargs[name] or none."""
+    """Where the calls of one kind have the value of each position of their signature.
+
+    Calls are of one kind if the callable and the kinds of all arguments are the same.
+    """
 
     signature: Signature
-    sources: tuple[int | str | None, ...]
-    defaults: tuple[object, ...]
+    sources: tuple[int | str | None, ...]  # of each position: args[k], kwargs[name] or left out
+    defaults: tuple[object, ...]  # of each position, for those left out
     fresh: tuple[int, ...]  # positions whose default is a list, which must be copied
     spread: int | None  # the position that takes args[sources[spread]:] as one value
     keywords: tuple[str, ...]  # by which to pass positions that the call left out
-    attrs: tuple[str, ...]
-    outs: tuple[str, ...]
-    bound: bool
+    attrs: tuple[str, ...]  # keywords of the call that are attributes, and not inputs
+    outs: tuple[str, ...]  # keywords of the call that name tensors to write, as `out`
+    bound: bool  # whether a signature was found
     in_order: bool = False  # whether the positions are the positional arguments, then defaults
     _numbered: tuple[Any, ...] = ()
 

@@ -234,13 +234,15 @@ def is_never_compiled(code: CodeType) -> bool:
 
 
 def hits_limit(result: ConvertFrameReturn) -> bool:
-    """Return True if Dynamo compiles a frame no more."""
+    """Return True if Dynamo compiles no more code for a frame, because a limit is reached."""
     return bool(result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY)
 
 
 def hits_total_limit(error: BaseException) -> bool:
-    """Return True if Dynamo compiles no more code, whatever it is bound to, and the program must
-    not go on without it.
+    """Return True if an error says that `accumulated_recompile_limit` is reached.
+
+    This limit counts the code of all modules to which tools bind it. Dynamo raises the error only
+    where it may not run code uncompiled: with ``fullgraph=True`` or `fail_on_recompile_limit_hit`.
     """
     is_limit = isinstance(error, FailOnRecompileLimitHit)
     return is_limit and "accumulated" in f"{error} {error.__cause__}"
