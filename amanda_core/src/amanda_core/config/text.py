@@ -64,7 +64,14 @@ def split(text: str, separator: str, where: str) -> list[str]:
 
 
 def unquoted(text: str) -> str:
-    """Return text without the quotes around it."""
+    """Return text without the quotes around it, which are ``'`` or ``"``.
+
+    One pair is removed, and backslashes stay as they are. Text that does not begin and end with the
+    same quote is returned unchanged.
+
+    >>> unquoted("'a b'"), unquoted("a'"), unquoted("'")
+    ('a b', "a'", "'")
+    """
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
     return text

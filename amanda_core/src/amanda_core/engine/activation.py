@@ -402,7 +402,11 @@ def zone(name: str) -> Zone:
 
 
 class Switch(_Extent):
-    """A switch of the control API, as a context manager or a decorator; switches nest."""
+    """A switch of the control API for the calling thread, as a context manager and a decorator.
+
+    It can be entered any number of times. Switches nest: the innermost one of a kind holds. As a
+    decorator it raises `ToolError` for generator and coroutine functions.
+    """
 
     def __init__(self, name: str, value: bool, function: str) -> None:
         super().__init__()
@@ -430,30 +434,60 @@ class Switch(_Extent):
 
 
 def disabled() -> Switch:
-    """Disable all tools in this thread, inside `with` or in a decorated function."""
+    """Disable all tools in this thread, inside `with` or in a decorated function.
+
+    Returns:
+        A context manager that is also a decorator.
+    """
     return Switch("enabled", False, "disabled")
 
 
 def enabled() -> Switch:
-    """Enable tools again inside `disabled`."""
+    """Enable tools again inside `disabled`; elsewhere this changes nothing.
+
+    Returns:
+        A context manager that is also a decorator.
+    """
     return Switch("enabled", True, "enabled")
 
 
 def cache_disabled() -> Switch:
-    """Run analysis at every execution of an op, instead of once."""
+    """Run analysis at every execution of an op in this thread, instead of once.
+
+    Returns:
+        A context manager that is also a decorator.
+    """
     return Switch("caching", False, "cache_disabled")
 
 
 def cache_enabled() -> Switch:
-    """Run analysis once per op again inside `cache_disabled`."""
+    """Run analysis once per op again inside `cache_disabled`; elsewhere this changes nothing.
+
+    Returns:
+        A context manager that is also a decorator.
+    """
     return Switch("caching", True, "cache_enabled")
 
 
 def autodiff_enabled() -> Switch:
-    """Differentiate the routines that are inserted inside; insertion reads the switch."""
+    """Differentiate the routines that are inserted inside; insertion reads the switch.
+
+    Routines are inserted in analysis, so it is entered there. It has no effect on a routine that
+    observes.
+
+    Returns:
+        A context manager that is also a decorator.
+    """
     return Switch("autodiff", True, "autodiff_enabled")
 
 
 def autodiff_disabled() -> Switch:
-    """Do not differentiate the routines that are inserted inside, which is the default."""
+    """Do not differentiate the routines that are inserted inside, which is the default.
+
+    A gradient goes straight through an edit to the original value. The switch is needed only inside
+    `autodiff_enabled`.
+
+    Returns:
+        A context manager that is also a decorator.
+    """
     return Switch("autodiff", False, "autodiff_disabled")

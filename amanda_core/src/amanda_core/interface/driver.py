@@ -237,7 +237,11 @@ class DescribingAttachment(Attachment, Protocol):
 
     @property
     def facts(self) -> Facts | None:
-        """The facts about tensors; all sessions may share one object."""
+        """The facts about tensors; None if the driver describes none.
+
+        The engine reads it once for each session, after attaching. Sessions in several threads may
+        get one object: it must then keep nothing of a session or tensor, see `Facts`.
+        """
 
 
 class WatchedSession(Protocol):
@@ -282,7 +286,7 @@ class WatchedContext(Protocol):
 
     @property
     def facts(self) -> Facts | None:
-        """The driver's facts about tensors."""
+        """The driver's facts about tensors; None if it describes none."""
 
     @property
     def weights(self) -> Any:
