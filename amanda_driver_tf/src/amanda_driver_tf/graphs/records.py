@@ -142,7 +142,10 @@ class Record:
         self.run = run
 
     def is_within(self, other: Record) -> bool:
-        """Return True if the gradient function of `other` requested this gradient."""
+        """Return True if this gradient was made inside the gradient function of `other`.
+
+        It may be several such functions deep. False if the `run` of one of both is not known.
+        """
         return (
             self.run is not None
             and other.run is not None

@@ -14,18 +14,29 @@ __all__ = ["TOKENS", "Tokens"]
 
 
 class Tokens:
-    """The tokens of this process."""
+    """The tokens of this process: `TOKENS` is the only instance.
+
+    A token identifies an eager tensor: the handle of a variable, or a tensor that a tape watches.
+    `of` gives a tensor its token, `find` returns the tensor of a token, and `release` removes all.
+    """
 
     def __init__(self) -> None:
         self._labels = Labels()
         self._tensors: dict[int, weakref.ref[Any]] = {}
 
     def of(self, tensor: Any) -> int:
-        """Return a positive number that is never reused in this process."""
+        """Return the token of an eager tensor, without its sign; the first call makes it.
+
+        It is positive, and is never reused in this process.
+        """
         return abs(self.signed(tensor))
 
     def signed(self, tensor: Any) -> int:
-        """Return the token of a tensor, negative if it was watched and is not a variable's."""
+        """Return the token of an eager tensor; the first call makes it.
+
+        It is negative if a tape watches the tensor and the tensor is not a variable's handle or
+        value.
+        """
         source = tensor._amanda_source
         if source.__class__ is int and source:
             return source
@@ -37,7 +48,7 @@ class Tokens:
         return token
 
     def find(self, token: int) -> Any:
-        """Return the tensor of a token, or None."""
+        """Return the tensor of a token of either sign; None if the tensor has died."""
         return self._labels.tensor(abs(token))
 
     def release(self) -> None:

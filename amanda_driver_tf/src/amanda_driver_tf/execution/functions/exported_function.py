@@ -39,7 +39,11 @@ class ExportedPlans(Analysis):
         return self._whole.is_backward(op)
 
     def plans_of(self, op: Any, analyse: bool = True) -> OpPlans | None:
-        """Return the plans of an op, without the steps that only look.
+        """Return the plans of an op without the steps that only look; None if not an operator.
+
+        Args:
+            op: The op.
+            analyse: Whether to run due analysis routines, or to take the plans as they are.
 
         Raises:
             UnsupportedError: A step edits on the host.

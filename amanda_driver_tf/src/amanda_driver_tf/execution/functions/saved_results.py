@@ -26,7 +26,7 @@ class ForwardPlans(Analysis):
 
     Args:
         analysis: The whole analysis.
-        aligned: Whether to include plans at gradients.
+        aligned: Whether to include the plans at the gradients of the forward ops.
     """
 
     def __init__(self, analysis: Analysis, aligned: bool) -> None:
@@ -37,7 +37,12 @@ class ForwardPlans(Analysis):
         return self._whole.is_backward(op)
 
     def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
-        """Return the plans of a forward op; None for other ops."""
+        """Return the plans of a forward op; None for backward ops and what is not an operator.
+
+        Args:
+            op: The op.
+            analyse: Ignored: analysis routines never run here.
+        """
         if self.is_backward(op):
             return None
         plans = self._whole.plans_of(op, analyse=False)
@@ -62,7 +67,15 @@ class SavedPlans(Analysis):
         return self._whole.is_backward(op)
 
     def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
-        """Return the plans of an op; None if it had none."""
+        """Return the plans that an op had when the forward function ran.
+
+        Args:
+            op: The op.
+            analyse: Ignored: the plans are kept, and analysis routines never run here.
+
+        Returns:
+            The plans; None if no tool planned anything at the op then.
+        """
         return self._kept.get((self._whole.label(op.graph), op.name))
 
 
@@ -93,8 +106,14 @@ class SavedResults:
         self.graph = GRAPHS.get(function)
 
     def refuse_missing(self, gradient: str, count: int) -> None:
-        """Refuse the gradient function of this name if it needs `count` values and others were
-        saved for it.
+        """Refuse a gradient function if the forward pass did not save the values that it needs.
+
+        Args:
+            gradient: The name of the gradient function.
+            count: How many values it needs.
+
+        Raises:
+            UnsupportedError: Another number of values was saved.
         """
         if len(self.twin.gradients[GRAPHS[gradient]]) != count:
             raise UnsupportedError(
@@ -110,7 +129,11 @@ class SavedResults:
         return demanded or (self.twin.is_aligned and is_vectorised())
 
     def refuse_in_graph(self) -> None:
-        """Refuse to build the gradient into a graph, which cannot receive the saved results."""
+        """Refuse to build the gradient into a graph, which cannot receive the saved results.
+
+        Raises:
+            UnsupportedError: The gradient needs them.
+        """
         if not self.is_needed() or (is_vectorised() and no_tape()):
             return
         error = UnsupportedError(

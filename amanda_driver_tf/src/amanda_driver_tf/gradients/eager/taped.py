@@ -288,7 +288,19 @@ def compute(
     out_grads: Sequence[Any],
     skip: tuple[int, ...] | None,
 ) -> list[Any]:
-    """Return the results of TensorFlow's own gradient function of an op, one for each input."""
+    """Return the results of TensorFlow's own gradient function of an op, one for each input.
+
+    Args:
+        name: The type of the op.
+        attrs: The attributes of the op, as a flat tuple of names and values; None for none.
+        inputs: The tensors that the op got.
+        outputs: The tensors that it returned.
+        out_grads: The gradients of the outputs.
+        skip: Indices of the inputs whose gradients are not needed, as `skipped` returns them.
+
+    Returns:
+        The gradients of the inputs; None for an input that has none.
+    """
     results = ORIGINALS.gradient_function(
         name, attrs or (), len(inputs), inputs, outputs, tuple(out_grads), skip, None
     )
@@ -297,7 +309,12 @@ def compute(
 
 
 def skipped(inputs: Sequence[Any]) -> tuple[int, ...] | None:
-    """Return the indices of inputs that no tape tracks, in the form for gradient functions."""
+    """Return the indices of inputs that no tape tracks, to pass to a gradient function as `skip`.
+
+    Returns:
+        The indices in order; None if tapes track all inputs, because TensorFlow takes no empty
+        tuple.
+    """
     asked = is_recorded
     return tuple(i for i, tensor in enumerate(inputs) if not asked([tensor])) or None
 

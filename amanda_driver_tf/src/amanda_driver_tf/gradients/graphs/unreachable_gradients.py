@@ -25,7 +25,11 @@ __all__ = ["lost_inputs", "refuse_unread", "unread_of"]
 
 
 def lost_inputs(owner: Record) -> list[int]:
-    """Return the inputs of an op that need a gradient but get none from its gradient function."""
+    """Return the indices of an op's inputs that need a gradient, but get none.
+
+    Args:
+        owner: The gradient of the op: a call of its gradient function.
+    """
     return [index for index in _leading(owner) if owner.in_grads[index] is None]
 
 
@@ -45,8 +49,19 @@ def _is_unread(owner: Record, body: Body) -> bool:
 
 
 def unread_of(op: Any, body: Body) -> list[int]:
-    """Return the inputs that should receive a gradient in this body or its gradient function, but
-    neither receive nor propagate one.
+    """Return the inputs of an op that should receive a gradient, but get none.
+
+    An input should receive one if it is differentiable and depends on a source of a differentiation
+    that reached the op. It is returned if the op's gradient function gave no such input a gradient.
+
+    Args:
+        op: An op of the forward program.
+        body: The body that has the op. Differentiations in its graph count, and those in the graphs
+            of gradients that were built for this graph. In a session, one counts if the run
+            computes some of its results.
+
+    Returns:
+        The indices of these inputs, sorted; empty if gradients pass the op as they should.
     """
     found: set[int] = set()
     for graph in (body.graph, *children_of(body.graph)):
@@ -58,7 +73,10 @@ def unread_of(op: Any, body: Body) -> list[int]:
 
 
 def _leading(owner: Record) -> list[int]:
-    """Return the inputs of an op that depend on the sources of its differentiation."""
+    """Return the indices of an op's inputs that depend on the sources of its differentiation.
+
+    Empty if the differentiation is not known. Integers and the like are left out.
+    """
     if owner.run is None:
         return []
     captured = arguments_of(owner.forward.graph)
@@ -78,6 +96,11 @@ def _leading(owner: Record) -> list[int]:
 
 def refuse_unread(owner: Record, step: Step, body: Body) -> None:
     """Refuse to replace the backward of an op if nothing reads the gradient it contributes.
+
+    Args:
+        owner: The gradient of the op.
+        step: The replacement, for the message.
+        body: The body that has the op.
 
     Raises:
         UnsupportedError: Nothing reads it.
