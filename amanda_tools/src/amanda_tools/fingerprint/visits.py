@@ -40,10 +40,13 @@ class Group(NamedTuple):
 class Visit:
     """Digests of what one visit of a module read from elsewhere and of what it wrote.
 
+    The digests depend on the order of executions, but not on the arguments below.
+
     Args:
         group: The module.
-        op: Number of the operator of its rows.
-        order: Its place in the order of execution.
+        op: Number that its rows have in the place of an operator's: that of the module in the
+            file's list of operators, or 0 if only digests of steps are written.
+        order: Number of the visit in the order of execution, which its rows have.
         execution: Number of earlier visits of the module.
         thread: Number of the thread.
     """
@@ -64,8 +67,8 @@ class Visit:
         """Add that an operator ran.
 
         Args:
-            op: Digest of its name.
-            order: Order of the rows of what it wrote.
+            op: Digest of the operator's name.
+            order: Number of the execution in the order of execution. It is not in the digest.
         """
         self.orders.add(order)
         self.last = order
@@ -80,10 +83,10 @@ class Visit:
             what: `INPUT` or `OUTPUT`.
             op: Digest of the operator's name.
             kind: Digest of the value's type.
-            position: Its position.
-            item: Its place in a list.
+            position: Its position among the operator's inputs or outputs.
+            item: Its place in the list that is at this position.
             digest: Its digest.
-            flags: Flags of its row.
+            flags: Flags of its row, which say why a value has no digest.
         """
         if flags & _ANY_LEFT_OUT:
             place = max(place for place, flag in LEFT_OUT.items() if flags & flag)
@@ -100,12 +103,17 @@ class Visit:
 
 
 class StepDigest:
-    """The digest of all visits of one step, which threads may begin in any order.
+    """The digest of all visits of one step.
+
+    It is the sum of the visits' digests modulo 2**64. So it does not depend on the order in which
+    they are added, since threads may run visits in any order.
 
     Args:
-        op: Number of the operator of its rows.
-        order: Its place in the order of execution.
-        execution: How often the step had a digest before.
+        op: Number that its rows have in the place of an operator's: that of "all values" in the
+            file's list of operators.
+        order: Number of the step's first visit in the order of execution, which its rows have. It
+            is not in the digest.
+        execution: How many digests steps with the same number had before.
     """
 
     def __init__(self, op: int, order: int, execution: int) -> None:

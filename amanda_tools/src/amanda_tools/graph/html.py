@@ -49,14 +49,25 @@ def packed(graph: Graph) -> dict[str, Any]:
 
 
 class _Table:
-    """Values by number; equal ones have one number, and None has -1."""
+    """Values by number, from 0 on; equal ones have one number, and None has -1.
+
+    Attributes:
+        numbers: Key of a value -> its number, in order.
+        values: Key of a value -> the value; None where the key is the value.
+    """
 
     def __init__(self) -> None:
         self.numbers: dict[Hashable, int] = {}
         self.values: dict[Hashable, Any] = {}
 
     def number(self, key: Hashable, value: Any = None) -> int:
-        """Return the number of a value, which `key` identifies."""
+        """Return the number of a value; a new key gets the next number.
+
+        Args:
+            key: Identifies the value, such as a text that is its own key. None has the number -1.
+            value: The value to keep for a new key, if the key is not enough. It is ignored for a
+                known key.
+        """
         if key is None:
             return -1
         if key not in self.numbers:
