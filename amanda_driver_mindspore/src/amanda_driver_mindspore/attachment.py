@@ -70,7 +70,13 @@ class MindsporeAttachment:
     # Doors, by their forms.
 
     def pyboost(self, original: Callable[..., Any], primitive: Any, values: Sequence[Any]) -> Any:
-        """Execute a generated operator that is called through a function."""
+        """Execute a generated operator that is called through a function ``pyboost_*``.
+
+        Args:
+            original: The function, which takes the primitive and a list of values.
+            primitive: The operator.
+            values: The arguments of the operator.
+        """
         op_type = primitive.name
         return self._execute(op_type, values, lambda new: original(primitive, list(new)))
 
@@ -82,7 +88,15 @@ class MindsporeAttachment:
         name: str,
         values: Sequence[Any],
     ) -> Any:
-        """Execute an operator that has no generated `pyboost_` function."""
+        """Execute an operator that has no generated `pyboost_` function.
+
+        Args:
+            original: MindSpore's `_PyNativeExecutor.run_op_async`, unbound.
+            executor: The executor on which it is called.
+            primitive: The operator, with its attributes.
+            name: The type of the operator.
+            values: The arguments of the operator.
+        """
         attrs = dict(primitive.attrs)
         names = tuple(attrs.pop("input_names", ()))
         attrs.pop("output_names", None)
@@ -95,17 +109,40 @@ class MindsporeAttachment:
     def primitive(
         self, op_type: str, original: Callable[..., Any], operator: Any, values: Sequence[Any]
     ) -> Any:
-        """Execute a generated operator that is an object of C++."""
+        """Execute a generated operator that is an object of C++.
+
+        Args:
+            op_type: The type of the operator.
+            original: The ``__call__`` of the object's class, unbound. It takes the object and a
+                list of values.
+            operator: The object.
+            values: The arguments of the call, without the object.
+        """
         return self._execute(op_type, values, lambda new: original(operator, list(new)))
 
     def functional(
         self, op_type: str, original: Callable[..., Any], operator: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Execute an operator with several signatures, such as that of `mindspore.mint.add`."""
+        """Execute an operator with several signatures, such as that of `mindspore.mint.add`.
+
+        Args:
+            op_type: The type of the operator.
+            original: The ``__call__`` of the class of its object, unbound.
+            operator: The object.
+            *args: The positional arguments of the call, without the object.
+            **kwargs: Its arguments by name. Those without tensors are attributes.
+        """
         return self._with_names(op_type, partial(original, operator), args, kwargs)
 
     def method(self, op_type: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Execute a method of tensors."""
+        """Execute a method of tensors.
+
+        Args:
+            op_type: The name of the method.
+            original: The method, unbound.
+            *args: The tensor, and the positional arguments.
+            **kwargs: The arguments by name. Those without tensors are attributes.
+        """
         return self._with_names(op_type, original, args, kwargs)
 
     def _with_names(
@@ -172,7 +209,7 @@ class MindsporeAttachment:
             return self._compiled.run(cell, run, run, (*args, *kwargs.values()))
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Update parameters, which ends a step. Optimizers are compiled programs."""
+        """Call an optimizer, which ends a step; without tools, since it is a compiled program."""
         with inside_routine(), SWITCHES.as_found():
             result = original(*args, **kwargs)
         self.session.end_step()
@@ -210,7 +247,16 @@ class MindsporeAttachment:
                 self._eager.recomputed = 0
 
     def record(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Record a program on the tape, which an exception of a routine may end."""
+        """Run a program whose operators the tape records, and return its result.
+
+        An exception goes on to the caller. If it ends the outermost such program, what the tape
+        has recorded is dropped first, as MindSpore does not do.
+
+        Args:
+            original: MindSpore's function, which records and runs the program.
+            *args: Its positional arguments.
+            **kwargs: Its arguments by name.
+        """
         is_outermost = not is_recording()
         try:
             return original(*args, **kwargs)

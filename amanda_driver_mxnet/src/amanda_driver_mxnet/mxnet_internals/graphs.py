@@ -51,7 +51,18 @@ class Operator(NamedTuple):
     program: Any
 
     def run(self, arrays: Sequence[NDArray], device: Any, is_np: bool) -> Any:
-        """Run the operator, on a device if it has no inputs, and return its result."""
+        """Run the operator, and return its result.
+
+        Args:
+            arrays: The inputs, in the order of `sources`.
+            device: The `mxnet.Context` on which an operator without inputs makes its result, unless
+                its attributes name one. Others run where their inputs are.
+            is_np: Whether results are arrays of NumPy's interface, as in `Graph.is_np`. An operator
+                with a body ignores it: its `program` has the interface of the graph.
+
+        Returns:
+            An array, or a list of several.
+        """
         if self.program is not None:
             return self.program(*arrays)
         attrs = self.attrs if arrays else {"ctx": str(device), **self.attrs}

@@ -216,7 +216,10 @@ class Parts:
         }
 
     def owned(self, value: Any) -> Any:
-        """Return a value for the program, as a value of ONNX Runtime that holds its memory."""
+        """Return a value that the program may keep, as an `OrtValue` that owns its memory.
+
+        It is copied if it is an array, or borrows the memory of one.
+        """
         if values.is_text(value):  # Only a model can make a value of strings.
             return self.made(values.constant(value)).run({}, None)[0]
         return values.owned(value)

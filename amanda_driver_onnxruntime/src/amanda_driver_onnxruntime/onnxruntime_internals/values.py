@@ -87,10 +87,15 @@ def array_of(value: Any) -> Any:
 
 
 def owned(value: Any) -> Any:
-    """Return a value for the program, as a value of ONNX Runtime that holds its memory.
+    """Return a value that the program may keep, as an `OrtValue` that owns its memory.
 
-    One that was made of an array does not: only the Python object does, and so not an array or a
-    binding that is made of it.
+    An `OrtValue` that was made of an array borrows the array's memory. The Python object keeps the
+    array alive, but what is made of the `OrtValue`, such as a binding, does not.
+
+    Args:
+        value: An array or an `OrtValue` that borrows is copied. An `OrtValue` that owns its memory
+            is returned unchanged, and so are values other than tensors. Arrays of texts are not
+            taken: `Parts.owned` takes these as well.
     """
     if isinstance(value, OrtValue) and value._numpy_obj is None:
         return value
