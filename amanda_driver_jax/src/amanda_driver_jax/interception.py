@@ -215,7 +215,7 @@ def _passing_key_on(original: Callable[..., Any], stage: Any, *args: Any, **kwar
 
 
 def _noted_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what lets results say that an executable has other tools, or none."""
+    """Wrap the call of executables, so that results say which ones have other tools, or none."""
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -274,7 +274,10 @@ def _infer(*parts: Any) -> tuple[Any, Any]:
 
 
 def trace_arguments(call: JittedCall) -> tuple[Any, Any]:
-    """Return the program of a jitted function; during its trace its arguments are known."""
+    """Trace a jitted function, and return its program and the values that this gets.
+
+    During the trace, `arrays.argument` knows the arguments of the function.
+    """
     hold, values, in_place = LOCAL.hold, call.parsed()[1], bool(LOCAL.arguments)
     layer = ""
     # Where it is executed, calls with other parameters may be those of a later step of training.
@@ -289,9 +292,9 @@ def trace_arguments(call: JittedCall) -> tuple[Any, Any]:
 
 
 def _trace_checkpoint(*parts: Any) -> Any:
-    """Stand in the place of what traces a function that is computed again in the backward pass.
+    """Trace a function that is computed again in the backward pass, each time that it is called.
 
-    JAX keeps what it has traced, but each layer that calls the function has ops of its own.
+    JAX would keep what it has traced, but each layer that calls the function has ops of its own.
     """
     if current_hold() is None:
         return PATCHES.checkpoint(*parts)

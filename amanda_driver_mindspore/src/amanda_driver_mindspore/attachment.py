@@ -36,7 +36,11 @@ EAGER = f"mindspore/{mindspore.__version__}/eager"
 
 
 class MindsporeAttachment:
-    """Instruments the operators of one thread."""
+    """Instruments the operators of one thread.
+
+    A method for a door or a boundary takes the function of MindSpore that it replaces as
+    `original`, and the arguments of its call. It returns what the program gets from the call.
+    """
 
     facts = FACTS
 
@@ -201,7 +205,7 @@ class MindsporeAttachment:
     def _call(
         self, original: Callable[..., Any], cell: Any, inner: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Call a cell in the scope of the one that it stands for."""
+        """Call a cell in the scope of `inner`, which it stands for, or is itself."""
         with self._eager.calling(inner, args, kwargs, again=self._eager.backward > 0):
             if not is_graph_mode():
                 return original(cell, *args, **kwargs)

@@ -36,6 +36,11 @@ _PAIRS = {"[": "]", "(": ")", "{": "}"}
 def split(text: str, separator: str, where: str) -> list[str]:
     """Split at separators outside quotes and brackets; blank parts are dropped.
 
+    Args:
+        text: The text.
+        separator: One character.
+        where: The setting that has the text, for messages, such as ``-t trace``.
+
     Raises:
         ConfigError: A quote or bracket is not closed.
 
@@ -78,7 +83,15 @@ def unquoted(text: str) -> str:
 
 
 def parse_list(text: str, where: str) -> list[str]:
-    """Return the parts of ``[a,b]``, or a list of one part for any other text."""
+    """Return the parts of ``[a,b]`` without quotes, or a list of one part for any other text.
+
+    Args:
+        text: The text; empty for no parts.
+        where: The setting that has it, for messages.
+
+    Raises:
+        ConfigError: A quote or bracket is not closed.
+    """
     if text.startswith("[") and text.endswith("]"):
         return [unquoted(part) for part in split(text[1:-1], ",", where)]
     return [unquoted(text)] if text else []
@@ -183,6 +196,6 @@ def parse_tools(texts: Sequence[str], where: str) -> dict[str, ToolSettings]:
 
 
 def short(value: object) -> str:
-    """Return a value as it is shown in a message."""
+    """Return a value as it is shown in a message: its `repr`, cut at 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

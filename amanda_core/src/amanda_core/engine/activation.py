@@ -472,8 +472,8 @@ def cache_enabled() -> Switch:
 def autodiff_enabled() -> Switch:
     """Differentiate the routines that are inserted inside; insertion reads the switch.
 
-    Routines are inserted in analysis, so it is entered there. It has no effect on a routine that
-    observes.
+    Enter it in an analysis routine, around the calls of `insert_before_op` and the like. It has no
+    effect on a routine that observes.
 
     Returns:
         A context manager that is also a decorator.

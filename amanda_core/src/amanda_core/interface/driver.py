@@ -74,8 +74,8 @@ class DriverInfo:
 
     Attributes:
         name: The framework's part of the namespace.
-        modules: Top-level modules that the framework is in use if ``sys.modules`` has one of them.
-            If one is imported inside `apply`, the driver attaches then.
+        modules: Top-level modules of the framework. It is in use if ``sys.modules`` has one of
+            them. If one is imported inside `apply`, the driver attaches then.
         namespaces: Namespaces of its contexts, with ``*`` for parts that are known only at run
             time.
         capabilities: Names such as ``gradients`` or ``replace_backward``; see the drivers' guide.
@@ -239,8 +239,8 @@ class DescribingAttachment(Attachment, Protocol):
     def facts(self) -> Facts | None:
         """The facts about tensors; None if the driver describes none.
 
-        The engine reads it once for each session, after attaching. Sessions in several threads may
-        get one object: it must then keep nothing of a session or tensor, see `Facts`.
+        The engine reads it once for each session, after attaching. All sessions may share one
+        object, since `Facts` must refer to no session and no tensor, and be callable in any thread.
         """
 
 

@@ -40,8 +40,9 @@ class Operator(NamedTuple):
         op_type: Type of the operator; ``null`` for a parameter or an input.
         name: Its name in the graph.
         attrs: Its attributes, which are texts.
-        sources: The nodes that its inputs come from, each with the position of the output.
-        program: What runs it if it has a body; else None.
+        sources: For each input, the index of the node that it comes from in `Graph.operators`, and
+            the position among the outputs of that.
+        program: The `CachedOp` that runs it if it has a body, such as a loop; else None.
     """
 
     op_type: str
@@ -77,7 +78,8 @@ class Graph:
     Attributes:
         symbol: The graph, as MXNet has it.
         operators: Its nodes in an order in which they can run.
-        inputs: The nodes of the parameters and inputs, in the order in which a program gets these.
+        inputs: Indices of the nodes of parameters and inputs, in the order in which a program gets
+            these.
         heads: The outputs that it returns, as pairs like `Operator.sources`.
         is_np: Whether its arrays are those of NumPy's interface.
     """
@@ -103,6 +105,9 @@ class Graph:
         """Return the operators, with the shapes that only follow from the inputs of the graph.
 
         The first states of recurrent layers are made so: their batch is not known to the block.
+
+        Args:
+            arrays: The inputs and parameters of the graph, in the order of `inputs`.
         """
         if not any(map(_is_open, self.operators)):
             return self.operators
@@ -142,7 +147,12 @@ _graphs: weakref.WeakKeyDictionary[gluon.HybridBlock, Graph] = weakref.WeakKeyDi
 
 
 def graph_of(block: gluon.HybridBlock, args: Sequence[Any]) -> Graph:
-    """Return the graph of a hybridized block, which it traces at its first call."""
+    """Return the graph of a hybridized block, which the block traces here if it has none yet.
+
+    Args:
+        block: The block.
+        args: The inputs of its call.
+    """
     if block._cached_op is None:
         block._build_cache(*args)
     graph, symbol = _graphs.get(block), block._cached_graph[1]

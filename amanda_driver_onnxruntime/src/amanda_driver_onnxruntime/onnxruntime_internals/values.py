@@ -64,7 +64,7 @@ def _is_builtin(dtype: Any) -> bool:
 
 
 def _copied(array: Any) -> OrtValue:
-    """Return a value that has memory of its own."""
+    """Return a copy of an array as an `OrtValue` that owns its memory."""
     found = OrtValue.ortvalue_from_shape_and_type(array.shape, element_of(array))
     data = numpy_helper.from_array(array).raw_data
     ctypes.memmove(found.data_ptr(), data, len(data))
@@ -72,7 +72,11 @@ def _copied(array: Any) -> OrtValue:
 
 
 def array_of(value: Any) -> Any:
-    """Return a tensor as an array, of the same memory if NumPy has the type; or another value."""
+    """Return a tensor as an array, of the same memory if NumPy has the type.
+
+    A sequence, a map, an array, and a tensor on a device whose type NumPy lacks are returned
+    unchanged.
+    """
     if not isinstance(value, OrtValue) or not value.is_tensor():
         return value
     dtype, borrowed = _dtype(value.element_type()), value._numpy_obj
@@ -104,7 +108,7 @@ def owned(value: Any) -> Any:
 
 
 def constant(value: Any) -> onnx.ModelProto:
-    """Return a model whose output is an array."""
+    """Return a model without inputs, whose only output ``value`` is an array."""
     weight = numpy_helper.from_array(value, "value")
     output = helper.make_value_info("value", type_of(value))
     graph = helper.make_graph([], "constant", [], [output], [weight])
@@ -134,7 +138,7 @@ def listed(session: Any, value: Any) -> Any:
 
 
 def outside(array: Any, name: str) -> onnx.TensorProto:
-    """Return a weight without its values, which a session gets beside its model."""
+    """Return a weight of this name without its values, which a session gets beside its model."""
     found = onnx.TensorProto(name=name, data_type=element_of(array), dims=array.shape, raw_data=b"")
     external_data_helper.set_external_data(found, _NOWHERE, 0, array.nbytes)
     found.ClearField("raw_data")
@@ -142,7 +146,12 @@ def outside(array: Any, name: str) -> onnx.TensorProto:
 
 
 def type_of(value: Any, lengths: bool = False) -> onnx.TypeProto:
-    """Return the type of a value, with its rank, and with its lengths if that is asked."""
+    """Return the type of a value, with its rank.
+
+    Args:
+        value: An `OrtValue`, an array, or a list of arrays.
+        lengths: Whether a tensor in an `OrtValue` has its lengths as well.
+    """
     if isinstance(value, OrtValue) and value.is_tensor():
         shape = value.shape() if lengths else [None] * len(value.shape())
         return helper.make_tensor_type_proto(value.element_type(), shape)

@@ -108,7 +108,7 @@ class Record:
         in_grads: The gradients it returned.
         start: Id of the first op that it made in its graph.
         stop: Id after the last one.
-        run: The differentiation that it belongs to.
+        run: The differentiation that it belongs to; None if only names are known.
     """
 
     __slots__ = (
@@ -255,7 +255,7 @@ class Records:
         return (id(tensor.op), tensor.value_index) in self.contributions()
 
     def owner(self, op: Any) -> Record | None:
-        """Return the innermost gradient whose gradient function made `op`."""
+        """Return the innermost gradient whose gradient function made `op`; None if none did."""
         if len(self._sorted) != len(self.records):
             self._sorted = sorted(self.records, key=lambda r: (r.start, -r.stop))
             self._starts = [found.start for found in self._sorted]

@@ -239,7 +239,7 @@ def hits_limit(result: ConvertFrameReturn) -> bool:
 
 
 def hits_total_limit(error: BaseException) -> bool:
-    """Return True if an error says that `accumulated_recompile_limit` is reached.
+    """Return True for a `FailOnRecompileLimitHit` because of `accumulated_recompile_limit`.
 
     This limit counts the code of all modules to which tools bind it. Dynamo raises the error only
     where it may not run code uncompiled: with ``fullgraph=True`` or `fail_on_recompile_limit_hit`.
@@ -255,7 +255,7 @@ def beneath_stance(callback: Any) -> Any:
 
 
 def failing(chosen: Any, callback: Any, backend: Any) -> Any:
-    """Return a callback that fails where a frame was compiled before, if the stance is so.
+    """Return a callback that fails where a frame was compiled before, if the stance says so.
 
     Args:
         chosen: The callback according to the stance.

@@ -32,7 +32,7 @@ class Group(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return how a reader knows it."""
+        """Return the module as readers know it, with its zone outside of the model."""
         name = self.module or "outside of modules"
         return name if self.zone == "model" else f"{name} ({self.zone})"
 
@@ -95,7 +95,10 @@ class Visit:
             self._digests[what].update(_VALUE.pack(op, kind, digest, position, item))
 
     def rows(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield what it is of, the position, the flags and the digest of each of its rows."""
+        """Yield its rows: `INPUT` or `OUTPUT`, the position, the flags and the digest.
+
+        The row at position 0 has the digest. The flags of others say which values are not in it.
+        """
         for what, digest in self._digests.items():
             yield what, 0, 0, digest.intdigest()
         for what, position in sorted(self._left_out):
@@ -129,7 +132,7 @@ class StepDigest:
         self._left_out |= {position for _, position, _, _ in visit.rows() if position}
 
     def rows(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield what it is of, the position, the flags and the digest of each of its rows."""
+        """Yield its rows, as `Visit.rows` does, all of them with `OUTPUT`."""
         yield OUTPUT, 0, 0, self._sum
         for position in sorted(self._left_out):
             yield OUTPUT, position, LEFT_OUT[position], 0

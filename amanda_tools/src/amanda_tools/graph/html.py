@@ -28,7 +28,7 @@ PARTS = Parts(
 
 
 def page(graphs: Sequence[Graph]) -> str:
-    """Return the page for these graphs."""
+    """Return the page for these graphs, as HTML."""
     body = part(__package__, "page/page.html")
     return compose("Graph", body, PARTS, {"graphs": [packed(graph) for graph in graphs]})
 

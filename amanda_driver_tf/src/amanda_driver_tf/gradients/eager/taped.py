@@ -48,7 +48,7 @@ class Taped:
         inputs: The inputs that the op ran on, flat.
         outputs: Its outputs.
         lengths: The layout of the inputs by position.
-        skip: Indices of inputs that no tape tracks, or None.
+        skip: Indices of the inputs that no tape tracks, as `skipped` returns them.
         aligned: The plans for the gradients of its outputs and inputs.
     """
 
