@@ -104,6 +104,10 @@ def parse_tool(text: str, where: str) -> ToolSettings:
     installed tools have one name, the distribution comes before it (``acme-tools/trace``). The text
     after the first colon is a list of options if it has a ``=``, otherwise a class.
 
+    Args:
+        text: The text.
+        where: The setting that has it, for messages.
+
     Raises:
         ConfigError: It has another form, or gives an option twice.
     """
@@ -137,6 +141,10 @@ def parse_tool(text: str, where: str) -> ToolSettings:
 def check_name(name: str, where: str) -> str:
     """Return `name` if it can be the name of a file of results.
 
+    Args:
+        name: The name of a tool, or its alias.
+        where: The setting that has it, for messages.
+
     Raises:
         ConfigError: It is not a plain name.
     """
@@ -151,6 +159,11 @@ def check_name(name: str, where: str) -> str:
 
 def parse_steps(value: object, where: str, name: str = "steps") -> Steps:
     """Read ``10:20`` (10 to 19), ``10:``, ``:20``, ``::100``, a number, or a list of numbers.
+
+    Args:
+        value: The value of the setting. The numbers count from 0.
+        where: The setting that has it, for messages.
+        name: The word for what is counted, for messages.
 
     Raises:
         ConfigError: It is none of these, or a number is negative.
@@ -178,6 +191,10 @@ def parse_steps(value: object, where: str, name: str = "steps") -> Steps:
 
 def parse_tools(texts: Sequence[str], where: str) -> dict[str, ToolSettings]:
     """Read several tools; return them by name, in order.
+
+    Args:
+        texts: The tools, each as for `parse_tool`.
+        where: The setting that has them, for messages.
 
     Raises:
         ConfigError: One is malformed, or two have one name.

@@ -34,7 +34,8 @@ class ModulePlace(NamedTuple):
 
     Attributes:
         root: The label of its model; empty outside of models.
-        path: Its path there.
+        path: Its path in the model, such as ``layers.0``; empty for the model itself. The name of
+            its class in ``<>`` if the path is not known.
         around: The frame of its method, so that callers of it do not matter; None if the path does
             not tell which module it is.
         call: The frame of the method of its model that is running; None outside of models.
@@ -129,8 +130,8 @@ class PathModels(ABC):
         """Return where the module that runs is in its model; None if none runs.
 
         Args:
-            frame: The frame at which it is looked for.
-            called: A module that this frame calls.
+            frame: The frame from which modules that run are looked for, outwards.
+            called: A module that this frame calls, which then counts as the innermost one.
         """
         running: list[tuple[Any, FrameType | None, str]] = list(self._running(frame))
         if library := called is not None and self.library_of(called, "__call__"):
@@ -177,7 +178,7 @@ class PathModels(ABC):
         return reads if is_read or reads.computed else Reads({}, dict)
 
     def reads_any(self, frame: FrameType | None, values: Sequence[Any]) -> bool:
-        """Return True if values are parameters of the model that runs, or parts of some."""
+        """Return True if a value is a parameter of the model that runs, or a part of one."""
         return bool(self._parts(frame, values)[1])
 
     def layer_of(self, frame: FrameType | None, values: Sequence[Any]) -> str:

@@ -38,7 +38,7 @@ class Values:
         kinds: Name -> the type of a value that is not a tensor.
 
     Args:
-        around: The values of the graph around it.
+        around: The values of the graph around it; None for the main graph.
     """
 
     def __init__(
@@ -52,7 +52,13 @@ class Values:
         }
 
     def put(self, name: str, value: Any, shown: Any = None) -> None:
-        """Set a value, in either form, or in both."""
+        """Set a value of this graph.
+
+        Args:
+            name: The name of the value in the graph.
+            value: The value as ONNX Runtime or as routines have it.
+            shown: The value as routines see it; None to make it of `value` when one asks for it.
+        """
         self._own[name] = value
         self._arrays.pop(name, None)
         if shown is not None:
@@ -65,7 +71,11 @@ class Values:
             self._arrays.pop(name, None)
 
     def _scope(self, name: str) -> Values:
-        """Return the values of the innermost graph that has this one."""
+        """Return the values of the innermost graph that has the value of this name.
+
+        Raises:
+            KeyError: No graph has it.
+        """
         found = self
         while name not in found._own and name not in found.graph.weights:
             if found._around is None:
@@ -74,7 +84,10 @@ class Values:
         return found
 
     def weight(self, name: str) -> onnx.TensorProto | None:
-        """Return a weight or constant, unless the program gives another value for it."""
+        """Return the weight or constant of this name; None for any other value.
+
+        A weight for which the program gives another value counts as such a value.
+        """
         scope = self._scope(name)
         return None if name in scope._own else scope.graph.weights[name]
 
@@ -90,7 +103,7 @@ class Values:
         return found
 
     def kind(self, name: str, lengths: bool) -> onnx.TypeProto:
-        """Return the type of a value that a part of the model reads."""
+        """Return the type of a value that a part of the model reads, as `type_of` does."""
         scope = self._scope(name)
         return scope.kinds.get(name) or type_of(scope.ort(name), lengths)
 
@@ -150,7 +163,13 @@ class Parts:
         self._checked = True
 
     def run_stretch(self, own: Values, first: int, last: int) -> None:
-        """Run some nodes of a graph after one another, without tools."""
+        """Run the nodes from `first` up to and without `last` in one session, without tools.
+
+        Args:
+            own: The values of the graph. The outputs that later nodes read are put there.
+            first: Index of the first node in `Graph.nodes`.
+            last: Index after the last one.
+        """
         graph = own.graph
         nodes = graph.nodes[first:last]
         made = {name for node in nodes for name in node.outputs}
@@ -171,8 +190,11 @@ class Parts:
         Args:
             node: The node.
             own: The values that it reads.
-            edited: Its inputs that are not those of the graph, by position.
-            packed: Positions of those that are weights.
+            edited: Position of an input -> its value in the place of the graph's.
+            packed: Those of these positions that are weights.
+
+        Returns:
+            The outputs by position; None for one that the node leaves out.
         """
         proto = copied(node.proto)
         given, baked = {}, {}
@@ -193,6 +215,11 @@ class Parts:
         self, fragment: Fragment, given: Sequence[Any], options: Any
     ) -> dict[int, Any]:
         """Run the nodes of a routine on some values, and return the new ones by position.
+
+        Args:
+            fragment: The nodes.
+            given: The values that the routine gets.
+            options: The options of the run.
 
         Raises:
             NotStagedError: ONNX Runtime cannot make a session of them.
@@ -227,7 +254,8 @@ class Parts:
     def watched(self, nodes: Iterable[Node]) -> Part | None:
         """Return the session of the model with all inputs and outputs of some nodes as outputs.
 
-        None if ONNX Runtime makes none, as of types that it does not infer.
+        Returns:
+            The session; None if ONNX Runtime cannot make it, as with types that it does not infer.
         """
         graph = self.model.graph
         made = {name for node in graph.nodes for name in node.outputs if name}
@@ -243,7 +271,12 @@ class Parts:
         return self._known[key][0]
 
     def made(self, model: onnx.ModelProto, outside: Mapping[str, Any] = _NONE) -> Part:
-        """Return the session of a part, or of a model with edits."""
+        """Return the session of a part, or of a model with edits.
+
+        Args:
+            model: The part or the model.
+            outside: Name of a weight -> its value, for weights whose values are not in `model`.
+        """
         with inside_routine():  # What ONNX Runtime runs to make it belongs to no program.
             return self._settings.part(model, outside)
 
@@ -266,7 +299,7 @@ class Parts:
         """Run nodes as a session; return the names and values of their outputs.
 
         Args:
-            key: What the nodes are.
+            key: Identifies the nodes and the positions of edited inputs.
             nodes: The nodes.
             own: The values that they read.
             reads: The names of these.
@@ -306,6 +339,6 @@ class Parts:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return True if two values are the same; those that are no arrays are not compared."""
+    """Return True if two arrays are the same, or if neither value is an array."""
     arrays = [isinstance(value, numpy.ndarray) for value in (one, other)]
     return same(one, other) if all(arrays) else not any(arrays)

@@ -17,7 +17,8 @@ class Tokens:
     """The tokens of this process: `TOKENS` is the only instance.
 
     A token identifies an eager tensor: the handle of a variable, or a tensor that a tape watches.
-    `of` gives a tensor its token, `find` returns the tensor of a token, and `release` removes all.
+    The value that a read of a variable returns has the token of the variable. `of` gives a tensor
+    its token, `find` returns the tensor of a token, and `release` removes all.
     """
 
     def __init__(self) -> None:

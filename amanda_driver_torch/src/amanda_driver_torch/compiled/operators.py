@@ -67,7 +67,7 @@ class OperatorMode(TorchFunctionMode):
 
 @dataclass(eq=False)
 class Woven:
-    """The plans of a node of a graph, as the function that takes its place.
+    """The plans of one node of a graph. `function` returns what takes the place of the node.
 
     A routine of a plan runs on the host, or is staged: then the backend compiles it with the graph.
 

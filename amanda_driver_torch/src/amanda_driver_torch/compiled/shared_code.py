@@ -86,7 +86,7 @@ class SharedCode:
         self._frame.hold()
 
     def in_row(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return compiled code that gets what the row gives as its last arguments."""
+        """Return compiled code that gets `Row.given` of the row that runs as its last arguments."""
         chosen = self._chosen
         return lambda *args: compiled(*args, *chosen[0].given)
 
@@ -110,7 +110,7 @@ class SharedCode:
         """Serve a frame as well if its plans are alike; return what Dynamo needs for its call.
 
         Args:
-            frame: The frame, which has other objects than the places served so far.
+            frame: The frame about which Dynamo asks, of the code that was compiled.
             analyse: Analyses a copy of the graph for the frame, and returns its nodes with plans.
 
         Returns:

@@ -129,7 +129,7 @@ def is_made_inside(source: Any) -> bool:
 
 
 def ends_at_break(module: Any) -> bool:
-    """Return True if the program goes on in another graph after this one."""
+    """Return True if the program goes on in another graph after this one, a `GraphModule`."""
     return bool(getattr(getattr(module, "compile_subgraph_reason", None), "graph_break", False))
 
 
@@ -150,7 +150,7 @@ def transform_levels(function: Any) -> int | None:
         function: What a graph calls.
 
     Returns:
-        None if the function does not belong to a transform.
+        1, 0 or -1; None if the function does not belong to a transform.
     """
     if not str(getattr(function, "__module__", "")).startswith(_TRANSFORMS):
         return None
