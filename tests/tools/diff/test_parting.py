@@ -140,8 +140,8 @@ def test_a_wrong_epsilon_of_small_operators_is_named_by_the_sum() -> None:
     torch.manual_seed(0)
     model = Fused()
     dumps = [dumped(Small(model, wrong)) for wrong in ("", "epsilon")]
-    result = compare(*dumps, align="values")
+    result = compare(dumps[0], dumps[1], align="values")
     assert result.suspects_b[0].word == "add"
-    result = compare(*dumps, align="names")
+    result = compare(dumps[0], dumps[1], align="names")
     assert result.first is not None
     assert result.first.a.word == "add"

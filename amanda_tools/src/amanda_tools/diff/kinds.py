@@ -104,7 +104,7 @@ def _bias(given: Evidence) -> str | None:
     if given.word not in _WITH_BIAS or given.values is None or given.values[0].ndim < 2:
         return None
     one, other = given.values
-    if one.shape[-1] == 1:
+    if given.word == "add" and one.shape[-1] == 1:
         return None  # One number for each group, of which each would have the same bias.
     apart = other - one
     varies = [axis for axis in range(apart.ndim) if not _is_constant(apart, axis, one)]
