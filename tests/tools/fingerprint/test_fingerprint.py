@@ -524,11 +524,10 @@ def test_a_run_that_is_killed_leaves_what_its_tools_recorded(tmp_path: Path) -> 
         "for step in range(3):\n"
         "    torch.relu(torch.full((2,), float(step)))\n"
         "saved = os.path.join(sys.argv[1], 'dump.json')\n"
-        "while not os.path.exists(saved):\n"
-        "    time.sleep(0.1)\n"
+        "for _ in range(600):\n"
+        "    time.sleep(0.1 * (not os.path.exists(saved)))\n"
         "torch.sigmoid(torch.ones(2))\n"
         "if sys.argv[2] == 'kill':\n"
-        "    time.sleep(1)\n"  # The state of the run is saved after the results.
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     for end in ("kill", "well"):
