@@ -1,4 +1,4 @@
-"""What two processes that do the same have together: counts are added, and nothing else is."""
+"""Results of two processes that do the same: counts are added, and nothing else is."""
 
 from __future__ import annotations
 

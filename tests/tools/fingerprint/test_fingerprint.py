@@ -1,4 +1,7 @@
-"""Fingerprints: digests of what operators read and write, and the operator at which runs part."""
+"""Fingerprints: digests of what operators read and write, and the operator at which runs part.
+
+Long, since it is a list of cases.
+"""
 
 from __future__ import annotations
 

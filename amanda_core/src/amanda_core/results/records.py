@@ -61,7 +61,7 @@ def record_folder(owner: object, name: str) -> Path:
 def records_of(tools: Mapping[str, object], results: Path) -> dict[str, str]:
     """Return the folders of tools, by the names of their results and relative to their folder."""
     return {
-        name: os.path.relpath(_made[id(tool)][0], results)
+        name: Path(os.path.relpath(_made[id(tool)][0], results)).as_posix()
         for name, tool in tools.items()
         if _folder is not None and id(tool) in _made
     }

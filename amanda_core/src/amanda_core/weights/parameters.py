@@ -7,6 +7,7 @@ name, because a weak reference to a tensor keeps a framework from exchanging its
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ class Parameters:
         self.memory = layouts.memory
         self._key = layouts.key or (lambda value: (m := layouts.memory(value)) and m.key)
         self.sessions = 0
+        #: Held to change what follows, which threads share.
+        self._lock = threading.RLock()
         #: Label of a root -> a module of it, and the memory of its parameters. Few ops read parts
         #: of parameters, so what follows is made for the first of them.
         self._keys: dict[str, tuple[Callable[[], Any], set[Hashable]]] = {}
@@ -139,7 +142,7 @@ class Parameters:
         """
         layouts, key = self._layouts, self._key(value)
         # Outside of modules, parameters of the models that have run are read as well.
-        for label in (root,) if root else tuple(self._roots.get(key, ())):
+        for label in (root,) if root else self._roots_of(key):
             first, keys = self._keys.get(label, _NOT_LISTED)
             # Another model may have the label of one that has died.
             keys = keys if first() is not None else self._list(label)
@@ -183,10 +186,15 @@ class Parameters:
 
     def forget(self, root: str) -> None:
         """Make the table of a root again when it is used next."""
-        for key in self._keys.pop(root, _NOT_LISTED)[1]:
-            del self._roots[key][root]
-            if not self._roots[key]:
-                del self._roots[key]
+        with self._lock:
+            for key in self._keys.pop(root, _NOT_LISTED)[1]:
+                del self._roots[key][root]
+                if not self._roots[key]:
+                    del self._roots[key]
+
+    def _roots_of(self, key: Hashable) -> tuple[str, ...]:
+        with self._lock:  # Another thread may be listing a root again.
+            return tuple(self._roots.get(key, ()))
 
     def _held(self, value: Any, root: str, key: Hashable, again: bool = True) -> Found | None:
         layouts = self._layouts
@@ -229,11 +237,12 @@ class Parameters:
         weights = self._scopes.weights(root)
         keys = {self._key(parameter) for _, _, parameter in weights}
         first = weakref.ref(weights[0][1]) if weights else lambda: root
-        self.forget(root)
-        self._keys[root] = first, keys
-        for key in keys:
-            self._roots.setdefault(key, {})[root] = None
-        self._tables.pop(root, None)
+        with self._lock:
+            self.forget(root)
+            self._keys[root] = first, keys
+            for key in keys:
+                self._roots.setdefault(key, {})[root] = None
+            self._tables.pop(root, None)
         return keys
 
     def _table(self, root: str) -> dict[Hashable, list[_Entry]]:
