@@ -92,6 +92,13 @@ programs = {
         ))(PARAMETERS, X)[0])
         for _ in range(3)
     ],
+    "shard_map with other arguments": lambda: [
+        np.asarray(jax.jit(lambda w, x: jax.shard_map(
+            lambda bias, x, w: product(w, x) + bias,
+            mesh=mesh, in_specs=(P(), P("d"), P()), out_specs=P("d"),
+        )(np.float32(0), x, w))(PARAMETERS, X))
+        for _ in range(3)
+    ],
     "pmap": lambda: [
         np.asarray(mapped(PARAMETERS, X.reshape(4, 2, 8))).reshape(8, 8)
         for mapped in [jax.pmap(product, in_axes=(None, 0))] * 3
@@ -121,6 +128,14 @@ for name, (own_macs, own_masks, own_scales, own) in found.items():
         assert [*one] == [*other], name
         assert all(np.allclose(one[key], other[key]) for key in one), name
     assert np.allclose(own, pruned, atol=1e-5), name
+
+divided = jax.jit(jax.shard_map(
+    product, mesh=mesh, in_specs=(P(None, "d"), P()), out_specs=P(None, "d")
+))
+plain = np.asarray(divided(PARAMETERS, X))
+with amanda.apply(prune := Prune(0.5)):
+    assert np.array_equal(divided(PARAMETERS, X), plain)
+assert "not reached: w" in prune.result().table().title, prune.result().table().title
 """
 
 PROCESSES = """

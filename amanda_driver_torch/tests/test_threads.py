@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -443,6 +444,72 @@ def test_threads_that_run_while_tools_come_and_go() -> None:
             worker.join()
         sys.setswitchinterval(interval)
     assert failed == []
+
+
+#: A backward pass that begins while a session leaves its thread, and waits for another routine.
+LEFT = """
+import threading, time, torch, amanda
+from amanda_driver_torch.threads.state import STATE
+from amanda_driver_torch.torch_internals.extension import native
+
+x, ready, waits = torch.ones(4, requires_grad=True), threading.Event(), threading.Event()
+last = threading.local()
+told = {}
+
+class Tool(amanda.Tool):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self.add_inst_for_op(lambda c: c.insert_before_op(self.before, inputs=[], observe=True))
+        self.add_inst_for_op(
+            lambda c: c.insert_before_backward_op(self.count, observe=True), backward=True
+        )
+
+    def before(self):
+        if getattr(last, "worker", False):
+            told["state"] = native.this_thread(), STATE.attachment
+            told["left"] = [native.leave_thread(*told["state"])]
+        elif getattr(last, "main", False):  # It holds the tool, while the backward pass waits.
+            waits.set()
+            time.sleep(0.3)
+            told["left"].append(native.leave_thread(*told["state"]))
+
+    def count(self, *gradients):
+        self.calls += 1
+
+def step(worker=False):
+    last.worker = worker
+    loss = x.sum()
+    last.worker = False
+    if worker:
+        ready.set()
+        waits.wait()
+        time.sleep(0.1)
+    loss.backward()
+
+def work():
+    for number in range(4):
+        step(worker=number == 3)
+
+worker = threading.Thread(target=work)
+with amanda.apply(tool := Tool(), threads="all"):
+    worker.start()
+    ready.wait()
+    last.main = True
+    x.exp()
+    last.main = False
+    worker.join()
+assert told["left"] == [False, True], told
+assert x.grad.tolist() == [4.0] * 4, x.grad
+assert native.check() == []
+print("ended", tool.calls)
+"""
+
+
+@pytest.mark.skipif(not NATIVE, reason="the other interceptor calls no routines without Python")
+def test_a_backward_pass_that_begins_while_a_session_leaves_its_thread() -> None:
+    found = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout[:5]) == (0, "ended"), found
 
 
 def test_a_forked_process_runs_without_tools() -> None:

@@ -378,10 +378,34 @@ def origin(value: Any) -> Shown:
 def argument(value: Any) -> tuple[Traced, int] | None:
     """Return the function that is being traced and has the value as an argument, and its number."""
     for traced in reversed(LOCAL.arguments):
-        place = internals.argument_of(value, traced.around, traced.values)
+        if traced.inside is None:
+            place = internals.argument_of(value, traced.around, traced.values)
+        else:
+            places = (n for n, given in enumerate(traced.inside) if given is value)
+            place = next(places, None) if isinstance(value, Tracer) else None
         if place is not None:
             return traced, place
     return None
+
+
+def on_devices(values: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a `jax.shard_map` so that `argument` knows what its function gets.
+
+    Arguments that its devices divide are left out: on each device there is another part.
+
+    Args:
+        values: The arguments.
+        params: The parameters, as JAX makes them.
+    """
+    (function,) = params["subfuns"]
+    whole = [internals.is_whole(spec) for spec in params["in_specs"]]
+
+    def noted(*given: Any) -> Any:
+        inside = [concrete(own) if w else None for own, w in zip(given, whole, strict=True)]
+        with Traced(internals.current_trace(), values, True, inside=inside):
+            return function(*given)
+
+    return {**params, "subfuns": (noted,)}
 
 
 def known(value: Any) -> Any:

@@ -27,6 +27,7 @@ from amanda_core.driver_kit import (
 )
 from amanda_core.interface import CoverageGap
 from amanda_driver_jax import jax_internals as internals
+from amanda_driver_jax.arrays import on_devices
 from amanda_driver_jax.execution import Execution, op_type_of
 from amanda_driver_jax.facts import FACTS
 from amanda_driver_jax.identity.call_sites import OpTable, is_user_call
@@ -355,6 +356,8 @@ class JaxAttachment:
         op_type = op_type_of(primitive, params)
         top = internals.is_top_level()
         if op_type is None:
+            if primitive is internals.SHARD_MAP:
+                params = on_devices(values, params)
             result = plain_bind(primitive, *values, **params)
             if top:
                 self.finish(result)

@@ -278,7 +278,8 @@ def trace_arguments(call: JittedCall) -> tuple[Any, Any]:
 
     During the trace, `arrays.argument` knows the arguments of the function.
     """
-    hold, values, in_place = LOCAL.hold, call.parsed()[1], bool(LOCAL.arguments)
+    hold, values = LOCAL.hold, call.parsed()[1]
+    in_place = any(traced.inside is None for traced in LOCAL.arguments)
     layer = ""
     # Where it is executed, calls with other parameters may be those of a later step of training.
     if hold is not None and not in_place and not internals.is_top_level():

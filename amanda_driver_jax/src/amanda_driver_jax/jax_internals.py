@@ -26,6 +26,7 @@ from jax._src import (
     dispatch,
     ffi,
     pjit,
+    shard_map,
     source_info_util,
     tree_util,
 )
@@ -51,6 +52,9 @@ BATCH = (batching, "batch")
 #: What holds the function that runs `jax.lax.scan`, under whichever name a program has that.
 _FUNCTION = jax.lax.scan.__code__.co_freevars.index("fun")
 SCAN: Any = (jax.lax.scan.__closure__ or ())[_FUNCTION]
+
+#: The operator that runs a function on each device of a mesh.
+SHARD_MAP = shard_map.shard_map_p
 
 # What JAX keeps of a program names the lines that called its operators, and not this package's or
 # those of the replacements that the core makes for it.
@@ -142,6 +146,12 @@ def argument_of(tracer: Any, parent: Any, given: Sequence[Any]) -> int | None:
         return None
     aval = jax.typeof(given[place])
     return place if (aval.shape, aval.dtype) == (tracer.aval.shape, tracer.aval.dtype) else None
+
+
+def is_whole(spec: Any) -> bool:
+    """Return True if each device gets all of a value, given how `SHARD_MAP` divides it."""
+    parts = (spec, getattr(spec, "unreduced", ()), getattr(spec, "reduced", ()))
+    return isinstance(spec, jax.P) and not any(map(any, parts))
 
 
 def mapped_value(value: Any) -> tuple[Any, int | None] | None:

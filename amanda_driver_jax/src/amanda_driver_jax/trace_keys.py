@@ -50,17 +50,28 @@ class Traced:
         layer: A label of the parameters among `values`, such as ``Model:layers.0``. It is a part of
             the cache key, so that calls with other parameters are traced apart. Empty if no
             argument is a parameter, or calls need not be told apart.
+        inside: What the function gets for each of `values`, if that is known: None for an argument
+            of which it gets a part. Else its trace is the one that is directly inside `around`.
         parameters: Index in `values` of an argument that is a parameter -> a weak reference to its
             `CurrentArray`.
     """
 
     _calls = itertools.count(1)
 
-    def __init__(self, around: Any, values: Sequence[Any], in_place: bool, layer: str = "") -> None:
+    def __init__(
+        self,
+        around: Any,
+        values: Sequence[Any],
+        in_place: bool,
+        layer: str = "",
+        inside: Sequence[Any] | None = None,
+    ) -> None:
         self.around, self.values, self.in_place, self.layer = around, values, in_place, layer
+        self.inside = inside
         self.parameters: dict[int, Any] = {}
         self._before = LOCAL.call
-        self._call = next(self._calls) if in_place else layer
+        # What is not traced, but runs on each device in turn, has no program that could be another.
+        self._call = next(self._calls) if in_place and inside is None else layer
 
     def __enter__(self) -> None:
         LOCAL.arguments = (*LOCAL.arguments, self)

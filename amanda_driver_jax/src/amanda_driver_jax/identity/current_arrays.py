@@ -81,9 +81,11 @@ class CurrentArrays:
         """
         found = self._arrays.setdefault(owner, CurrentArray())
         array, passed = known(value), argument(value)
-        if passed is not None:
-            traced, place = passed
+        around = passed
+        while around is not None:  # It may be an argument of functions around that one as well.
+            traced, place = around
             traced.parameters[place] = weakref.ref(found)
+            around = argument(concrete(traced.values[place]))
         if array is not None and not found.is_in_variable(array):
             found.set(
                 array, self._variable_of(array, frame), weakly=passed is None and not is_named

@@ -19,6 +19,8 @@ PyObject *reshape, *transpose, *permute, *open_name, *op_name, *grad_outputs, *g
 // Returns the watch of this thread if the steps are valid under it now, else null.
 Watch* in_force(const GradientSteps& steps, const Thread* thread) {
     if (steps.owner == nullptr || thread == nullptr || thread->watch == nullptr) return nullptr;
+    // Another thread is taking the watch away, and does not wait for a pass that began after that.
+    if (thread->quiet >= HUSHED) return nullptr;
     Watch* watch = thread->watch;
     if (reinterpret_cast<PyObject*>(watch) != steps.watch.get() || !watch->enabled(thread) ||
         !watch->caches(steps.epoch.get()) || thread->recomputing || gradients_enabled()) {
