@@ -104,8 +104,14 @@ def at_hand() -> Iterator[str]:
     yield sys.executable
     for minor in PYTHONS:
         found = shutil.which(f"python3.{minor}")
-        if found and minor != sys.version_info.minor:
+        # A name on the path may be a version manager's, of a Python that it does not run here.
+        if found and minor != sys.version_info.minor and runs(found):
             yield found
+
+
+def runs(python: str) -> bool:
+    """Return True if an interpreter runs."""
+    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
 def minor_of(python: str) -> int:
