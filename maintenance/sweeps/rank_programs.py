@@ -273,7 +273,6 @@ class Program(NamedTuple):
         ids: Whether ids and names are those of one "process", if those in its "modules" are, which
             ranks may have between them, or whether they are the same in all "ranks".
         is_exact: Whether decisions are those of one process, not only the same in all ranks.
-        is_compiled: Whether it is compiled, which takes long.
         differs: Whether one rank runs operators that the others do not. If a tool refuses there,
             the others wait in a collective of the program until their launcher ends them.
     """
@@ -283,7 +282,6 @@ class Program(NamedTuple):
     batch: str = "part"
     ids: str = "process"
     is_exact: bool = True
-    is_compiled: bool = False
     differs: bool = False
 
     def place(self, rank: int, ranks: int) -> tuple[int, int]:
@@ -313,7 +311,7 @@ PROGRAMS: dict[str, Program] = {
         ids="modules",
         differs=True,
     ),
-    "DDP, torch.compile": Program(_compiled(_ddp()), is_compiled=True),
+    "DDP, torch.compile": Program(_compiled(_ddp())),
     "ZeRO": Program(_ddp(), _with(optimizer=_zero)),
     "FSDP1, original parameters": Program(_fsdp1(True)),
     "FSDP1, flat parameters": Program(_fsdp1(False)),
@@ -324,7 +322,7 @@ PROGRAMS: dict[str, Program] = {
     "FSDP2, bf16": Program(_fsdp2(dtype=torch.bfloat16), is_exact=False),
     "FSDP2, checkpointing": Program(_checkpointed(_fsdp2())),
     "FSDP2, replicated and sharded": Program(_fsdp2(_planes)),
-    "FSDP2, torch.compile": Program(_compiled(_fsdp2()), is_compiled=True),
+    "FSDP2, torch.compile": Program(_compiled(_fsdp2())),
     "tensor parallel": Program(_tensor_parallel(), batch="whole", ids="ranks"),
     "sequence parallel": Program(_sequence_parallel, batch="whole", ids="ranks"),
     "FSDP2 and tensor parallel": Program(_both, batch="outer", ids="ranks"),

@@ -88,15 +88,13 @@ def _decided(tool: Any) -> dict[str, Any]:
     return found
 
 
-def _tools(program: str, chosen: Sequence[str]) -> dict[str, Callable[[], Any]]:
+def _tools(chosen: Sequence[str]) -> dict[str, Callable[[], Any]]:
     """Return the tools under which a program runs: those that are chosen, or all."""
     from every_tool import EDITING, TOOLS
 
-    others = {"plain": amanda.Tool, "ids": _Ids, **DECIDING}
-    every: dict[str, Callable[[], Any]] = {**others, **TOOLS, **EDITING}
-    # Compiling takes long; `tests/programs` have compiled programs.
-    compiled = program in PROGRAMS and PROGRAMS[program].is_compiled
-    return {name: every[name] for name in chosen or (others if compiled else every)}
+    every: dict[str, Callable[[], Any]] = {"plain": amanda.Tool, "ids": _Ids, **DECIDING}
+    every |= {**TOOLS, **EDITING}
+    return {name: every[name] for name in chosen or every}
 
 
 def _work(rank: int, ranks: int, folder: Path, program: str, tools: list[str]) -> None:
@@ -109,7 +107,7 @@ def _work(rank: int, ranks: int, folder: Path, program: str, tools: list[str]) -
         patience = timedelta(minutes=4)
         dist.init_process_group("gloo", world_size=ranks, timeout=patience, **where)
     found: dict[str, Any] = {}
-    for name, make in _tools(program, tools).items():
+    for name, make in _tools(tools).items():
         torch._dynamo.reset()  # Otherwise it compiles a function at most eight times.
         tool, error, losses = make(), "", []
         try:
@@ -150,7 +148,7 @@ def _simulate(ranks: int, folder: Path, program: str, tools: list[str]) -> None:
         if name == "0":
             dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
         found: dict[str, Any] = {}
-        for tool_name, make in _tools(program, tools).items():
+        for tool_name, make in _tools(tools).items():
             tool, error, losses, model = make(), "", [], network(3 * ranks)
             try:
                 with mode:
@@ -246,7 +244,7 @@ def run(
     found: list[dict[Any, Any]] = [*({} for _ in range(ranks)), alone or {}]
     all_programs = [(program, ranks) for program in programs]
     for program, count in [*all_programs, *([] if alone else [(ALONE, 1)])]:
-        missing = list(_tools(program, tools))
+        missing = list(_tools(tools))
         while missing:
             each = _started(program, missing, count, seconds)
             for known, new in zip(found if count > 1 else found[-1:], each, strict=False):
@@ -396,8 +394,8 @@ def _page(results: dict[str, dict[str, dict[str, str]]]) -> str:
         "batch, in all ranks; in bfloat16, and where ranks have other batches than one process, "
         "they are the same in all ranks. What `replicas` compares is equal. `ids` are op ids and "
         "names of weights: those of one process, but for layers that are tensor parallel, where "
-        "they are the same in all ranks. Compiled programs run under tools that decide. "
-        "A sweep may be run in parts: each row names the commit of the sources.",
+        "they are the same in all ranks. A sweep may be run in parts: each row names the commit of "
+        "the sources.",
         "",
         f"| program | ranks | {_COMMIT} | " + " | ".join(columns) + " |",
         "|---" * (len(columns) + 3) + "|",

@@ -567,6 +567,12 @@ class Session:
             self._warned.add(message)
             warn(message, between, importing=importing)
 
+    def may_edit(self, tool: Tool) -> bool:
+        """Return True if a tool has changed values, or is likely to once it finds an operator."""
+        from amanda_core.engine.writers import changes_values  # Late, as for calls.
+
+        return changes_values(tool, self._store)
+
     def warn_of_writer(self, writer: str) -> None:
         """Warn, once, that a function of a framework writes the model without changes of tools.
 

@@ -16,7 +16,7 @@ from amanda_core.runtime.code_calls import Calls, functions_in
 if TYPE_CHECKING:
     from amanda_core.engine.store import Store
 
-__all__ = ["sentence_of_writer"]
+__all__ = ["changes_values", "sentence_of_writer"]
 
 _REPLACEMENTS = {kind.value for kind in ActionKind if kind.is_replacement}
 _INSERTIONS = {kind.value for kind in ActionKind} - _REPLACEMENTS
@@ -30,7 +30,7 @@ def sentence_of_writer(writer: str, tools: tuple[Tool, ...], store: Store) -> st
         tools: The tools that are applied.
         store: That of their session.
     """
-    editing = [tool for tool in tools if _changes_values(tool, store)]
+    editing = [tool for tool in tools if changes_values(tool, store)]
     if not editing:
         return ""
     names = ", ".join(tool.tool_name for tool in editing)
@@ -47,7 +47,7 @@ def sentence_of_writer(writer: str, tools: tuple[Tool, ...], store: Store) -> st
     )
 
 
-def _changes_values(tool: Tool, store: Store) -> bool:
+def changes_values(tool: Tool, store: Store) -> bool:
     """Return True if a tool has changed values, or is likely to once it finds an operator."""
     if tool.changes_values is not None:
         return tool.changes_values

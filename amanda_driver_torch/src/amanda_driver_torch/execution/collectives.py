@@ -20,7 +20,7 @@ from amanda_driver_torch.execution.written_values import write_argument
 from amanda_driver_torch.gradients.edits import check_written, refused
 from amanda_driver_torch.gradients.nodes import tensors_in
 from amanda_driver_torch.gradients.records import OpRecord
-from amanda_driver_torch.threads.modes import call_routine, changes_of
+from amanda_driver_torch.threads.modes import analysed, changes_of
 from amanda_driver_torch.threads.state import AFTER_FORWARD, BEFORE_FORWARD, STATE
 from amanda_driver_torch.torch_internals.distributed import BROADCAST, Communicator, ranks_of
 from amanda_driver_torch.torch_internals.internals import is_inference_mode_enabled
@@ -186,9 +186,9 @@ class CollectiveCall:
 
     def _analyse(self, point: IPoint) -> Plan:
         if not is_inference_mode_enabled():
-            return call_routine(self.context.trigger_callback, point)
+            return analysed(self.context, point)
         with torch.inference_mode(False):
-            return call_routine(self.context.trigger_callback, point)
+            return analysed(self.context, point)
 
     def _edit_inputs(self, step: Any) -> None:
         for position, new in changes_of(step, self.inputs, ()):

@@ -31,7 +31,8 @@ from amanda_driver_torch.gradients.replaced_backward import run_with_replaced_ba
 from amanda_driver_torch.gradients.taps import Taps
 from amanda_driver_torch.operators.operator import Args, Kwargs, Operator, Original
 from amanda_driver_torch.operators.signature import outputs_of, restructure
-from amanda_driver_torch.threads.modes import call_routine, changes_of
+from amanda_driver_torch.threads.modes import analysed, call_routine, changes_of
+from amanda_driver_torch.threads.recordings import ACTIVE, current
 from amanda_driver_torch.threads.state import (
     AFTER_BACKWARD,
     AFTER_FORWARD,
@@ -194,6 +195,9 @@ class Run(OperatorCall):
         original where that is allowed.
         """
         record = self.record
+        if ACTIVE and record.context is None and (recording := current()) is not None:
+            recording.note("operators that have not run before are not in the tools' plans")
+            return self.call(*self.args, **self.kwargs)
         try:
             self.bind()
             self.new = record.context is None
@@ -307,10 +311,10 @@ class Run(OperatorCall):
             before = i_point is BEFORE_FORWARD
             return context.plan(i_point) if before else context.trigger_callback(i_point)
         if not is_inference_mode_enabled():
-            return call_routine(context.trigger_callback, i_point)
+            return analysed(context, i_point)
         # Tensors made by analysis are kept, and may be used with gradients later.
         with torch.inference_mode(False):
-            return call_routine(context.trigger_callback, i_point)
+            return analysed(context, i_point)
 
     def passes_weights_on(self) -> bool:
         """Return True if other ops compute with the weights that this one reads."""
@@ -338,6 +342,11 @@ class Run(OperatorCall):
         """Run the op or its replacement; return what the program gets if nothing is edited."""
         replacement = before.replacement
         backward = self.context.plan(BEFORE_BACKWARD).replacement if is_grad_enabled() else None
+        if ACTIVE and (recording := current()) is not None:
+            for one in (replacement, backward):
+                if one is not None:
+                    recording.leave_out(one)
+            replacement = backward = None
         if replacement is not None:
             self.execution.edits += 1
             returned = replaced(self, replacement)

@@ -21,7 +21,7 @@ from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.gradients.records import BackwardProgram, NodeRecord, OpRecord
 from amanda_driver_torch.groups import WRAPPERS, processes, wrappers
 from amanda_driver_torch.placements import distributed
-from amanda_driver_torch.threads.modes import call_routine, call_without_modes, changes_of
+from amanda_driver_torch.threads.modes import analysed, call_without_modes, changes_of
 from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD, STATE, call_quietly
 from amanda_driver_torch.torch_internals.distributed import (
     groups_of,
@@ -351,7 +351,7 @@ class _Reduction(NodeRecord):
             acts = False
             for point, values in _POINTS:
                 context.execution[values] = [gradient]
-                plan = call_routine(context.trigger_callback, point)
+                plan = analysed(context, point)
                 if plan.replacement is not None:
                     raise UnsupportedError(
                         "The reduction of a gradient cannot be replaced",

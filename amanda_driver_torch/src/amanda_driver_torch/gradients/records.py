@@ -12,7 +12,8 @@ from amanda_core.driver_kit import OpContext, Plan, Session
 from amanda_core.interface import RoutineResultError, Site
 from amanda_driver_torch.gradients.edits import check_gradient, edited_gradient, refused
 from amanda_driver_torch.gradients.nodes import BackwardOp, PartOp, tensors_in
-from amanda_driver_torch.threads.modes import call_routine, changes_of
+from amanda_driver_torch.threads.modes import analysed, changes_of
+from amanda_driver_torch.threads.recordings import current
 from amanda_driver_torch.threads.state import AFTER_BACKWARD, BEFORE_BACKWARD
 from amanda_driver_torch.torch_internals.internals import current_node, next_sequence
 
@@ -158,7 +159,7 @@ class NodeRecord:
         self._start = next_sequence()
         try:
             context.execution["grad_outputs"] = list(grads)
-            plan = call_routine(context.trigger_callback, BEFORE_BACKWARD)
+            plan = analysed(context, BEFORE_BACKWARD)
             return _fold(plan, grads, done)
         finally:
             context.release()
@@ -179,10 +180,13 @@ class NodeRecord:
             context.execution["grad_outputs"] = list(grads)
             before = context.plan(BEFORE_BACKWARD)
             results: Sequence[Any] = grad_inputs
-            if before.replacement is not None:
+            replacement = before.replacement
+            if replacement is not None and (recording := current()) is not None:
+                recording.leave_out(replacement)
+            elif replacement is not None:
                 results = _replaced(before, grads, grad_inputs, context)
             context.execution["grad_inputs"] = list(results)
-            plan = call_routine(context.trigger_callback, AFTER_BACKWARD)
+            plan = analysed(context, AFTER_BACKWARD)
             changed = _fold(plan, results, done)
             # Gradients of gradients are found from here, so with these the node stays hooked.
             if not (before or plan) and session.caching and not backward.second_order:

@@ -1,7 +1,7 @@
 """CUDA graphs and those of other devices: recorded once, and replayed without calling operators.
 
-While one is recorded nothing is computed, so there are no values that routines could get, and what
-they would run would be replayed after `apply` has ended. Tools do not see it, and are told.
+Owns when one is recorded and replayed, and under which tools; `recordings` owns what tools do in
+it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import replacing
-from amanda_core.interface import CoverageGap
+from amanda_core.driver_kit import Known, replacing
+from amanda_core.interface import CoverageGap, UnsupportedError
+from amanda_driver_torch.threads.recordings import GRAPHS, Recording
 from amanda_driver_torch.threads.state import STATE
 
 __all__ = ["GAP", "end_all", "found", "kinds"]
 
 GAP = CoverageGap(
-    "CUDA graphs and those of other devices",
-    "no values exist while one is recorded, and its replays call no operators",
+    GRAPHS,
+    "replays call no operators; a graph that is recorded under tools has their staged routines at "
+    "operators that ran before",
 )
 #: Module of torch -> its class of graphs. Some came with later releases.
 _KINDS = {"cuda": "CUDAGraph", "accelerator": "Graph", "xpu": "XPUGraph", "mtia": "MTIAGraph"}
+#: Graph -> what it has of tools.
+_RECORDED: Known[Recording] = Known()
 
 
 def kinds() -> list[Any]:
@@ -40,42 +44,60 @@ def found() -> Iterator[tuple[Any, str, Any]]:
 
 
 def end_all() -> None:
-    """Forget the recordings that go on, since nobody watches their ends any more."""
-    # The end of the tools may have reset `quiet` before.
-    STATE.quiet = max(0, STATE.quiet - STATE.recordings)
-    STATE.recordings = 0
+    """End the recordings of this thread that go on, since nobody watches their ends any more."""
+    for recording in STATE.recordings:
+        recording.end()
 
 
 @replacing
-def _beginning(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    result = original(*args, **kwargs)
-    _tell()
-    STATE.recordings += 1
-    STATE.quiet += 1
+def _beginning(original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
+    attachment = STATE.attachment
+    if attachment is None or not attachment.watching():
+        return original(graph, *args, **kwargs)
+    recording = Recording(attachment.session)
+    result = original(graph, *args, **kwargs)
+    _RECORDED.set(graph, recording)
+    recording.begin()
     return result
 
 
 @replacing
-def _ending(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _ending(original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
     try:
-        return original(*args, **kwargs)
+        return original(graph, *args, **kwargs)
     finally:
-        if STATE.recordings:
-            STATE.recordings -= 1
-            STATE.quiet -= 1
+        if (recording := _RECORDED.get(graph)) is not None:
+            recording.end()
 
 
 @replacing
-def _replaying(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    _tell()
-    return original(*args, **kwargs)
-
-
-def _tell() -> None:
-    attachment = STATE.attachment
+def _replaying(original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
+    recording, attachment = _RECORDED.get(graph), STATE.attachment
+    if recording is not None and not recording.session.closed:
+        recording.hold(recording.session.control.enabled)
     if attachment is not None and attachment.watching():
-        attachment.session.warn_once(
-            f"{GAP.what} are not instrumented: {GAP.why}. While tools are applied, call what a "
-            "graph records instead of replaying it."
+        session = attachment.session
+        if recording is None or not recording.is_of(session):
+            _tell_of_others(session)
+    return original(graph, *args, **kwargs)
+
+
+def _tell_of_others(session: Any) -> None:
+    """Say that a graph is replayed which was recorded without what the tools of a session do.
+
+    Raises:
+        UnsupportedError: One of these may edit.
+    """
+    why = "a replay has what was applied when the graph was recorded"
+    if any(map(session.may_edit, session.tools)):
+        raise UnsupportedError(
+            f"Tools do not reach {GRAPHS}: {why}",
+            where="amanda-driver-torch",
+            fix="Record the graph inside `apply`, after its operators have run there, or call what "
+            "it records",
         )
-        attachment.session.note_inside(GAP.what, GAP.why)
+    session.warn_once(
+        f"{GRAPHS} are not instrumented: {why}. Call what it records instead, or record it inside "
+        "`apply`, after its operators have run there."
+    )
+    session.note_inside(GRAPHS, why)

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from amanda_core.driver_kit import Step
+from amanda_core.driver_kit import OpContext, Plan, Step
+from amanda_core.interface import IPoint
+from amanda_driver_torch.threads.recordings import ACTIVE, current
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.internals import (
     DisableTorchDispatch,
@@ -159,6 +161,13 @@ def call_routine(function: Callable[[T], R], argument: T, autodiff: bool = False
     return call_in_users_modes(function, argument) if STATE.suspended else function(argument)
 
 
+def analysed(context: OpContext, point: IPoint) -> Plan:
+    """Return the plan of an operator, after its analysis where values can be computed now."""
+    if ACTIVE and current() is not None:
+        return context.plan(point)
+    return call_routine(context.trigger_callback, point)
+
+
 def changes_of(step: Step, values: Sequence[Any], done: tuple[Any, ...]) -> list[tuple[int, Any]]:
     """Run a step; return the positions that it changes in `values`, with the new values.
 
@@ -169,7 +178,9 @@ def changes_of(step: Step, values: Sequence[Any], done: tuple[Any, ...]) -> list
     """
     if done:
         return step.changes(values, done[0])
-    return call_routine(step, values, step.action.autodiff)
+    recording = current() if ACTIVE else None
+    run = step if recording is None else partial(recording.changes, step)
+    return call_routine(run, values, step.action.autodiff)
 
 
 def _modes() -> list[Any]:

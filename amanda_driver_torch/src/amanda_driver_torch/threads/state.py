@@ -102,8 +102,8 @@ class _State(threading.local):
         self.activations: list[Activation] = []
         #: More than 0 while operators are not the user's (printing, tracing, ...).
         self.quiet = 0
-        #: How many graphs of devices are being recorded; each counts in `quiet`, too.
-        self.recordings = 0
+        #: The recordings of graphs of devices that go on, innermost last.
+        self.recordings: list[Any] = []
         #: More than 0 inside an operator written in Python, or in the backward engine. A module
         #: called there resets it, since the operator is then only a container.
         self.opaque = 0

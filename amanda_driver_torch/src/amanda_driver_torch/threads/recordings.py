@@ -1,0 +1,120 @@
+"""What tools do in a graph of a device while it is recorded, such as a `torch.cuda.CUDAGraph`.
+
+Nothing is computed then, and a replay calls no Python. So nothing is analysed, and only staged
+routines can be a part of the graph. What they edit is chosen on the device by one truth value, the
+gate, so that the graph computes what it does without tools once these are removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from amanda_core.driver_kit import Memoized, Session, Step
+from amanda_core.interface import UnsupportedError
+from amanda_driver_torch.threads.state import STATE, call_quietly
+from amanda_driver_torch.torch_internals.internals import runs_backward
+
+__all__ = ["ACTIVE", "GRAPHS", "Recording", "current"]
+
+#: What notes and warnings call such graphs.
+GRAPHS = "CUDA graphs and those of other devices"
+#: Those that go on, in any thread.
+ACTIVE: list[Recording] = []
+
+
+def current() -> Recording | None:
+    """Return the recording of which what this thread computes is a part."""
+    if STATE.recordings:
+        found: Recording = STATE.recordings[-1]
+        return found
+    # A device's backward pass runs in a thread of the engine.
+    if ACTIVE and runs_backward():
+        others = torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
+        return None if others else ACTIVE[-1]
+    return None
+
+
+class Recording:
+    """The part of a session's tools in one graph.
+
+    Made before the recording begins, since what it allocates must be no part of that.
+
+    Args:
+        session: The session.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        device = torch.accelerator.current_accelerator(check_available=True)
+        self._gate = call_quietly(torch.ones, (), dtype=torch.bool, device=device or "cpu")
+        self._epoch, self._holds, self._edits = session.epoch, False, False
+        self._caching = True
+        session.at_close(lambda: self.hold(False))
+
+    def begin(self) -> None:
+        """Let the operators of this thread be a part of it; programs of plans are not executed."""
+        self._caching, self.session.control.caching = self.session.control.caching, False
+        STATE.recordings = [*STATE.recordings, self]
+        ACTIVE.append(self)
+        self._holds = True
+
+    def end(self) -> None:
+        """End what `begin` began, in the same thread."""
+        if self in STATE.recordings:
+            STATE.recordings = [one for one in STATE.recordings if one is not self]
+            ACTIVE.remove(self)
+            self.session.control.caching = self._caching
+
+    def is_of(self, session: Session) -> bool:
+        """Return True if the graph has what the tools of a session do now."""
+        return self.session is session and self._epoch == session.epoch
+
+    def hold(self, holds: bool) -> None:
+        """Choose whether replays have the edits of the tools."""
+        if self._edits and holds is not self._holds:
+            self._holds = holds
+            if self._gate.device.type != "cpu":
+                torch.accelerator.synchronize(self._gate.device)  # A replay may run elsewhere.
+            call_quietly(self._gate.fill_, holds)
+
+    def changes(self, step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Run a staged step; return the positions that it changes, with values for both gates."""
+        # What may be used again can be computed again, and has no other effects.
+        if not (step.action.staged or isinstance(step.action.routine, Memoized)):
+            self.leave_out(step)
+            return []
+        found = step(values)
+        self._edits |= bool(found)
+        return [(position, self._chosen(new, values[position])) for position, new in found]
+
+    def leave_out(self, step: Step) -> None:
+        """Note that a routine is no part of the graph.
+
+        Raises:
+            UnsupportedError: It may edit.
+        """
+        action = step.action
+        if not action.observe and self.session.may_edit(action.tool):
+            raise UnsupportedError(
+                "A routine on the host cannot edit what a graph of a device records",
+                where=step.where,
+                fix="Mark the routine with amanda.staged, or with observe=True if it only looks",
+            )
+        self.note("a replay calls no routines on the host")
+
+    def note(self, why: str) -> None:
+        """Warn, and let results say, that a part of the graph is not seen."""
+        self.session.warn_once(
+            f"{GRAPHS} are instrumented in part: {why}. Outside of the graph everything is seen"
+        )
+        self.session.note_inside(GRAPHS, why)
+
+    def _chosen(self, new: Any, old: Any) -> Any:
+        if isinstance(old, (list, tuple)):
+            return type(old)(map(self._chosen, new, old))
+        if not isinstance(new, torch.Tensor) or new.shape != old.shape:
+            return new  # The driver says what is wrong with it.
+        return call_quietly(torch.where, self._gate, new.to(old.dtype), old)
