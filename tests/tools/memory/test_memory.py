@@ -522,3 +522,33 @@ def test_a_buffer_that_was_there_before_has_no_name_in_the_table() -> None:
     with amanda.apply(tool):
         linear(torch.ones(1, 3))
     assert [op.holds for op in tool.result().ops] == ["", ""]
+
+
+def test_a_compiled_step_of_an_optimizer_stays_as_it_is() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        run: Callable[..., Any] = graph.forward
+        return run
+
+    torch._dynamo.reset()
+    net = nn.Linear(100, 10, bias=False)
+    optimizer = torch.optim.AdamW(net.parameters())
+    step = torch.compile(optimizer.step, backend=backend)
+    tool, x = Memory(), torch.ones(1, 100)
+    with amanda.apply(tool):
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            step()
+    # No routine is woven in: its operators are torch's own.
+    assert graphs
+    assert all("amanda" not in str(node.target) for graph in graphs for node in graph.graph.nodes)
+    found = tool.result()
+    assert found.peak == N + 8  # The gradient, the sum and its own.
+    # The weight and its batch, and of each step two states of the same size and a number.
+    assert found.given == N + 400 + 2 * N + 4
+    assert found.kinds_at_peak["optimizer state"] == 2 * N + 4
+    assert "not counted: buffers inside compiled steps of optimizers" in found.notes
+    torch._dynamo.reset()

@@ -21,10 +21,13 @@ class BufferNames:
 
     Args:
         tell: Called with the key of a buffer and its name.
+        meet: Called with facts and a state of an optimizer, which no operator may have allocated.
     """
 
-    def __init__(self, tell: Callable[[Hashable, str], None]) -> None:
-        self._tell = tell
+    def __init__(
+        self, tell: Callable[[Hashable, str], None], meet: Callable[[Facts, Any], None]
+    ) -> None:
+        self._tell, self._meet = tell, meet
         #: Key of the buffer of a parameter -> its name.
         self._parameters: dict[Hashable, str] = {}
         #: Facts of the drivers that showed operators of optimizers.
@@ -54,6 +57,7 @@ class BufferNames:
             for parameter, what, value in facts.optimizer_states():
                 key = _key(facts, value)
                 if key is not None:
+                    self._meet(facts, value)
                     owner = self._parameters.get(_key(facts, parameter), "a parameter")
                     self._tell(key, f"{what} of {owner}")
 

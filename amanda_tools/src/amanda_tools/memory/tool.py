@@ -91,7 +91,7 @@ class Memory(OperatorTool["_Op"]):
             self.add_inst_for_op(self.analyse_backward, backward=True)
         self._meter = Meter()
         self.add_inst_for_end(self._meter.close)
-        self._names = BufferNames(self._name)
+        self._names = BufferNames(self._name, self._meet_state)
         #: Leaves to whose gradients backward operators add.
         self._leaves: Known[None] = Known()
         self.add_inst_for_step(self.begin_step, self.end_step)
@@ -102,6 +102,12 @@ class Memory(OperatorTool["_Op"]):
             return
         with self._clock:
             op = self._op_of(context)
+            if context.zone == "optimizer" and not op.is_eager:
+                # It would be compiled again, and nothing in a graph says what it allocates. The
+                # states that it leaves are met at the end of the step.
+                self._names.read(context)
+                self._notes.setdefault("not counted: buffers inside compiled steps of optimizers")
+                return
             if op.is_eager:
                 self._names.read(context)
                 context.insert_before_op(self.take, observe=True, op=op)
@@ -322,6 +328,11 @@ class Memory(OperatorTool["_Op"]):
                 if more:
                     self._allocate(owner.facts, more)
         return size
+
+    def _meet_state(self, facts: Facts, value: Any) -> None:
+        """Record a state of an optimizer that existed before, or was allocated in a graph."""
+        for storage in facts.storages([value], self._ledger.known)[1]:
+            self._ledger.meet(storage, None, now(), _KINDS["optimizer"])
 
     def _meet_given(self, op: _Op, values: Sequence[Any], new: list[Storage]) -> None:
         """Record buffers that existed before, those of weights by this kind."""
