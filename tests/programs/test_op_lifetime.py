@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -231,3 +233,27 @@ def test_a_replaced_submodule_hands_nothing_on() -> None:
             expected = pruned(model, x)
         assert torch.equal(model(x), expected)
     assert tool.found == [False] * 3
+
+
+ENDING = """
+import sys
+import torch, amanda
+from amanda_tools.memory import Memory
+from amanda_tools.prune import Prune
+from amanda_tools.rematerialize import Rematerialize
+
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+kept = [net]
+for tool in (Prune(0.5), Memory(), Rematerialize()):
+    with amanda.apply(tool) as handle:
+        y = net(torch.ones(1, 4, requires_grad=True))
+        y.sum().backward(retain_graph=True)
+    kept += [tool, handle, y]
+# A module that ends later than ours, which something refers to.
+torch.kept = [kept, *(one for name, one in sys.modules.items() if name.startswith("amanda"))]
+"""
+
+
+def test_nothing_is_said_where_tensors_live_until_the_interpreter_ends() -> None:
+    found = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")

@@ -283,8 +283,8 @@ def _note(new: Any, old: Any, part: Shown, steps: tuple[Callable[[Any], Any], ..
     if before is not None:
         source, steps = before.source, (*before.steps, *steps)
         part = before.part.followed_by(part)
-    key = id(new)
-    found = weakref.ref(new, lambda _: _COPIES.pop(key, None))
+    key, pop = id(new), _COPIES.pop  # At its end the interpreter takes names of modules away.
+    found = weakref.ref(new, lambda _: pop(key, None))
     _COPIES[key] = _Copy(found, source, part._replace(source=None), steps)
 
 
@@ -328,9 +328,9 @@ def note_computed(new: Any, values: Sequence[Any]) -> None:
             if not isinstance(array, jax.Array):
                 return
             sources[id(array)] = _getter(array)
-    key = id(new)
+    key, pop = id(new), _SOURCES.pop
     if 0 < len(sources) <= _MOST_SOURCES and key not in sources:
-        found = weakref.ref(new, lambda _: _SOURCES.pop(key, None))
+        found = weakref.ref(new, lambda _: pop(key, None))
         _SOURCES[key] = found, tuple(sources.values())
 
 

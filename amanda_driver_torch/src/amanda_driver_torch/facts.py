@@ -42,7 +42,6 @@ from amanda_driver_torch.placements import (
     placement_of,
 )
 from amanda_driver_torch.repeating import REPEATER
-from amanda_driver_torch.threads.recordings import ACTIVE, current
 from amanda_driver_torch.torch_internals.extension import native
 from amanda_driver_torch.torch_internals.internals import (
     address_of,
@@ -359,8 +358,6 @@ class _TorchFacts(Facts):
             parameter.copy_(edit(parameter.detach()))
 
     def version(self, tensor: torch.Tensor) -> int | None:
-        if ACTIVE and current() is not None:
-            return None  # A replay writes without counting.
         try:
             # To ask first is much cheaper than the error.
             return None if tensor.is_inference() else version_of(tensor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -439,7 +440,11 @@ class Scopes:
         return known
 
 
-def _forget(held: Callable[[], Scopes | None], dead: _Module) -> None:
+def _forget(
+    held: Callable[[], Scopes | None], dead: _Module, ends: Callable[[], bool] = sys.is_finalizing
+) -> None:
+    if ends():
+        return  # The interpreter has taken the names of this module away.
     scopes, modules = held(), dead.root.modules
     if modules.get(dead.key) is dead:
         del modules[dead.key]

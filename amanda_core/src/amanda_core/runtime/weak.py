@@ -9,6 +9,7 @@ removes them when no tool is applied any more (`let_go`).
 from __future__ import annotations
 
 import numbers
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -176,8 +177,13 @@ class Known(Generic[V]):
             forgotten(known)
 
 
-def _drop(held: Callable[[], Known[Any] | None], dead: _Entry) -> None:
-    if (table := held()) is not None:
+def _drop(
+    held: Callable[[], Known[Any] | None],
+    dead: _Entry,
+    ends: Callable[[], bool] = sys.is_finalizing,
+) -> None:
+    # At the end the interpreter takes the names of modules away, which tables need.
+    if not ends() and (table := held()) is not None:
         entry = table._entries.get(dead.key)
         if entry is dead or getattr(entry, "witness", None) is dead:
             table._drop(dead.key)

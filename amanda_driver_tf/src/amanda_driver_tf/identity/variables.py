@@ -128,8 +128,9 @@ class Variables:
             # All replicas have one weight, for which tools decide once.
             first = _REPLICA.sub("", known)
             if first != known and first in self._tokens and self._shapes.get(first) == shape:
-                key = id(holder)
-                REPLICAS[key] = weakref.ref(holder, lambda _: REPLICAS.pop(key, None))
+                # At its end the interpreter takes names of modules away.
+                key, pop = id(holder), REPLICAS.pop
+                REPLICAS[key] = weakref.ref(holder, lambda _: pop(key, None))
                 self._names[token] = first
                 return first
             # Several variables may have one name.

@@ -31,7 +31,7 @@ from amanda_driver_torch.gradients.replaced_backward import run_with_replaced_ba
 from amanda_driver_torch.gradients.taps import Taps
 from amanda_driver_torch.operators.operator import Args, Kwargs, Operator, Original
 from amanda_driver_torch.operators.signature import outputs_of, restructure
-from amanda_driver_torch.threads.modes import analysed, call_routine, changes_of
+from amanda_driver_torch.threads.modes import call_routine, changes_of
 from amanda_driver_torch.threads.recordings import ACTIVE, current
 from amanda_driver_torch.threads.state import (
     AFTER_BACKWARD,
@@ -310,11 +310,13 @@ class Run(OperatorCall):
             # After it, the number of outputs may have changed.
             before = i_point is BEFORE_FORWARD
             return context.plan(i_point) if before else context.trigger_callback(i_point)
+        if ACTIVE and current() is not None:
+            return context.plan(i_point)  # As in `analysed`, with a call less.
         if not is_inference_mode_enabled():
-            return analysed(context, i_point)
+            return call_routine(context.trigger_callback, i_point)
         # Tensors made by analysis are kept, and may be used with gradients later.
         with torch.inference_mode(False):
-            return analysed(context, i_point)
+            return call_routine(context.trigger_callback, i_point)
 
     def passes_weights_on(self) -> bool:
         """Return True if other ops compute with the weights that this one reads."""

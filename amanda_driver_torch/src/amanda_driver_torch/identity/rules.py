@@ -27,6 +27,7 @@ from amanda_core.driver_kit import (
 from amanda_driver_torch.facts import FACTS
 from amanda_driver_torch.identity.frames import BOUNDARY, is_own, is_torchs, looks_away
 from amanda_driver_torch.identity.zones import zone_of
+from amanda_driver_torch.threads.recordings import ACTIVE, current
 from amanda_driver_torch.torch_internals.distributed import class_of
 from amanda_driver_torch.torch_internals.internals import PARAMETER_MARK
 from amanda_driver_torch.torch_internals.modules import (
@@ -118,6 +119,11 @@ def _shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None if shape is None or None in shape else tuple(map(int, tensor.shape))
 
 
+def _version_of(tensor: torch.Tensor) -> int | None:
+    # The replays of a graph write without counting.
+    return None if ACTIVE and current() is not None else FACTS.version(tensor)
+
+
 #: How tensors show parts of parameters.
 LAYOUTS = Layouts(
     layout_of,
@@ -126,7 +132,7 @@ LAYOUTS = Layouts(
     _base_of,
     _is_parameter,
     is_weight,
-    FACTS.version,
+    _version_of,
     parameter_of,
     memory_of,
 )

@@ -6,6 +6,7 @@ up to the store.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -53,8 +54,8 @@ class Handle:
             raise written_error(self.value.alias, self.value.version)
         return self.extent.within(self.store.read(self.value))
 
-    def __del__(self) -> None:
-        if self.value is not None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.value is not None and not ends():
             self.store.drop(self.value)
 
 
