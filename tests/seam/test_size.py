@@ -135,7 +135,6 @@ WITH_ALL: dict[str, dict[Callable[[int], Program], str]] = {
     "rematerialize": dict.fromkeys(
         PROGRAMS, "what is evicted is chosen among all values that are held"
     ),
-    "graph": {models: "whether a value of a later step closes a cycle is found along its path"},
 }
 #: Run with the fast tests: the tool, the program and two sizes.
 SAMPLE = [
@@ -144,7 +143,7 @@ SAMPLE = [
     ("quantize", modules_of_a_model, 20, 100),
     *(
         (name, make, 20, 100)
-        for name in ("capture", "effective_path")
+        for name in ("capture", "effective_path", "graph")
         for make in (modules_of_a_model, modules_without_gradients, models)
     ),
     ("raw", operators, 100, 1_000),

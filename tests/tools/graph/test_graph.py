@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import random
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import networkx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import amanda
 from amanda_core import OpContext
 from amanda_core.errors import UnsupportedError
-from amanda_tools.graph import Graph, GraphTracing, Op, files
+from amanda_tools.graph import Edge, Graph, GraphTracing, Op, files
 from amanda_tools.graph.values import EagerValues
 
 Program = Callable[[], Any]
@@ -460,3 +462,20 @@ def test_both_interceptors_give_the_same_graph(monkeypatch: pytest.MonkeyPatch) 
         found.append(files.to_json(tool.result().graph))
     assert found[0] == found[1]
     assert len(found[0]["nodes"]) > 30
+
+
+def test_edges_that_close_cycles_are_those_of_a_search_through_all_nodes() -> None:
+    draw = random.Random(0)
+    backs = 0
+    for _ in range(200):
+        graph, count = Graph("pytorch/2.0/eager"), draw.randint(2, 12)
+        other: networkx.DiGraph[int] = networkx.DiGraph()
+        other.add_nodes_from(range(count))
+        for number in range(3 * count):
+            producer, consumer = draw.randrange(count), draw.randrange(count)
+            edge = graph.connect(Edge(producer, number, consumer, 0))
+            assert edge.back is networkx.has_path(other, consumer, producer)
+            backs += edge.back
+            if not edge.back:
+                other.add_edge(producer, consumer)
+    assert 100 < backs < 3000

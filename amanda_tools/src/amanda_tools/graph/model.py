@@ -170,6 +170,8 @@ class Graph:
         self._from: dict[int, list[Edge]] = {}
         #: Node -> the operators that take its values, along edges that close no cycle.
         self._next: dict[int, set[int]] = {}
+        #: Operator -> the nodes whose values it takes along these edges.
+        self._before: dict[int, set[int]] = {}
         self._known: dict[tuple[Any, ...], Edge] = {}
         self._backward: dict[int, list[Op]] = {}
         self._ids: dict[tuple[int, bool], Op] = {}
@@ -374,21 +376,23 @@ class Graph:
                 self._from.setdefault(edge.producer, []).append(edge)
                 if not edge.back:
                     self._next.setdefault(edge.producer, set()).add(edge.consumer)
+                    self._before.setdefault(edge.consumer, set()).add(edge.producer)
             return known
 
     def _reaches(self, start: int, end: int) -> bool:
         """Return True if values pass from one node to another along edges that close no cycle."""
-        # Cheap in most cases: a new operator has no edges yet.
+        # From both ends, as a new operator leads nowhere yet, and few operators lead to what an
+        # optimizer writes.
         none: set[int] = set()
-        seen, left = {start}, [start]
-        while left:
-            at = left.pop()
-            if at == end:
+        known, seen = (self._next, self._before), ({start}, {end})
+        left = [{start}, {end}]
+        while all(left):
+            way = len(seen[0]) > len(seen[1])
+            left[way] = none.union(*(known[way].get(at, none) for at in left[way])) - seen[way]
+            if not left[way].isdisjoint(seen[not way]):
                 return True
-            after = self._next.get(at, none)
-            left += after - seen
-            seen |= after
-        return False
+            seen[way].update(left[way])
+        return start == end
 
     def _ops(self, indices: Iterable[int]) -> list[Op]:
         nodes = (self.nodes[index] for index in indices)
