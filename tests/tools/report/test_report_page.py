@@ -225,7 +225,7 @@ def test_charts_are_used_by_mouse(page: Page) -> None:
     assert "calls" in first
     # Another measure changes the bars.
     choice = support.Select(page.figure("At the peak").find_elements("tag name", "select")[0])
-    assert [option.text for option in choice.options] == ["operator", "layer", "type"]
+    assert [option.text for option in choice.options] == ["buffer", "operator", "layer", "type"]
     choice.select_by_visible_text("layer")
 
 
@@ -324,8 +324,10 @@ def test_the_line_of_a_divergence_is_at_the_first_tensor_that_differs(
     page = Page(browser, tmp_path, {"diff": result})
     assert all(page.run(DRAWN))
     lines, label = page.run(
-        "const chart = echarts.getInstanceByDom(document.querySelector('figure .canvas'))"
-        ".getOption(); return [chart.series.flatMap((one) => (one.markLine || {data: []}).data"
+        "const figure = [...document.querySelectorAll('figure')]"
+        ".find((one) => one.textContent.includes('Where the runs diverge'));"
+        "const chart = echarts.getInstanceByDom(figure.querySelector('.canvas')).getOption();"
+        "return [chart.series.flatMap((one) => (one.markLine || {data: []}).data"
         ".map((line) => line.xAxis)), chart.yAxis[0].axisLabel.formatter(chart.yAxis[0].min)]"
     )
     assert (lines, label) == ([row], "0")

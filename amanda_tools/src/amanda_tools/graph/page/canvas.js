@@ -42,7 +42,7 @@ class Canvas {
     this.map = host.appendChild(document.createElement("canvas"));
     this.map.className = "minimap";
     this.map.setAttribute("aria-hidden", "true");
-    this.view = new lib.View(this.svg, () => { this.minimap.draw(); on.change(); });
+    this.view = new lib.View(this.svg, this.map, () => { this.minimap.draw(); on.change(); });
     this.minimap = new lib.Minimap(this.map, this.view);
     this.paths = new Map();
     this.elements = new Map();

@@ -5,9 +5,10 @@ const lib = (globalThis.amandaGraph ??= {});
 const LEAST = .04, MOST = 3, READABLE = .62;
 
 class View {
-  // `svg` shows the drawing; `onChange(own)` is called when the view changes.
-  constructor(svg, onChange) {
+  // `svg` shows the drawing, on which `cover` lies; `onChange(own)` is called when the view changes.
+  constructor(svg, cover, onChange) {
     this.svg = svg;
+    this.cover = cover;
     this.onChange = onChange;
     this.x = 0;
     this.y = 0;
@@ -60,6 +61,12 @@ class View {
     else if (x + width > right - margin) left += x + width - right + margin;
     if (y < this.y + margin || height > size.height / this.scale) top = y - margin;
     else if (y + height > bottom - margin) top += y + height - bottom + margin;
+    // What is reached may have the focus, which the minimap must not cover.
+    const map = this.cover.getBoundingClientRect(), whole = this.svg.getBoundingClientRect();
+    const hidden = y + height - top - (map.top - whole.top) / this.scale;
+    if (map.width && hidden > 0 && x + width - left > (map.left - whole.left) / this.scale) {
+      top += Math.max(0, Math.min(hidden + margin, y - top - margin));
+    }
     if (left !== this.x || top !== this.y) this.set(left, top, this.scale);
   }
 
