@@ -51,6 +51,7 @@ class Recording:
         device = torch.accelerator.current_accelerator(check_available=True)
         self._gate = call_quietly(torch.ones, (), dtype=torch.bool, device=device or "cpu")
         self._epoch, self._holds, self._edits = session.epoch, False, False
+        self._wait()
         self._caching = True
         session.at_close(lambda: self.hold(False))
 
@@ -76,9 +77,9 @@ class Recording:
         """Choose whether replays have the edits of the tools."""
         if self._edits and holds is not self._holds:
             self._holds = holds
-            if self._gate.device.type != "cpu":
-                torch.accelerator.synchronize(self._gate.device)  # A replay may run elsewhere.
+            self._wait()
             call_quietly(self._gate.fill_, holds)
+            self._wait()
 
     def changes(self, step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
         """Run a staged step; return the positions that it changes, with values for both gates."""
@@ -111,6 +112,11 @@ class Recording:
             f"{GRAPHS} are instrumented in part: {why}. Outside of the graph everything is seen"
         )
         self.session.note_inside(GRAPHS, why)
+
+    def _wait(self) -> None:
+        """Wait until the gate is written and read, since replays may run on any stream."""
+        if self._gate.device.type != "cpu":
+            torch.accelerator.synchronize(self._gate.device)
 
     def _chosen(self, new: Any, old: Any) -> Any:
         if isinstance(old, (list, tuple)):
