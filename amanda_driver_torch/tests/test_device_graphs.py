@@ -279,6 +279,23 @@ def test_graphs_of_others_are_not_reached(graph: Any) -> None:
 
 
 @pytest.mark.filterwarnings(f"ignore:{NOTICE}")
+def test_tools_that_are_applied_inside_others(graph: Any) -> None:
+    net, x = network(), torch.randn(2, 4)
+    with amanda.apply(Halving()):
+        for _ in range(2):
+            wanted = [one.clone() for one in step(net, x)]
+        with recorded(graph):
+            found = step(net, x)
+        with amanda.apply(NonFinite()):
+            graph.replay()
+            assert equal(found, wanted)
+        with amanda.apply(Doubling()), pytest.raises(UnsupportedError, match="do not reach CUDA"):
+            graph.replay()
+        graph.replay()
+        assert equal(found, wanted)
+
+
+@pytest.mark.filterwarnings(f"ignore:{NOTICE}")
 def test_apply_may_end_in_a_recording(graph: Any) -> None:
     tool = Doubling()
     with amanda.apply(tool):

@@ -206,6 +206,11 @@ class Session:
         if self.epoch != before and self.listener is not None:
             self.listener()
 
+    @property
+    def stages(self) -> Stage:
+        """For each tool what its plans depend on: its number, its changes, and selected steps."""
+        return self._stage
+
     def _stage_now(self) -> Stage:
         """Return what plans depend on: the tools' registrations and the steps they select."""
         at = self._step, self.call

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import Known, replacing
+from amanda_core.driver_kit import Known, Session, Tool, replacing
 from amanda_core.interface import CoverageGap, UnsupportedError
 from amanda_driver_torch.threads.recordings import GRAPHS, Recording
 from amanda_driver_torch.threads.state import STATE
@@ -77,19 +77,20 @@ def _replaying(original: Callable[..., Any], graph: Any, *args: Any, **kwargs: A
         recording.hold(recording.session.control.enabled)
     if attachment is not None and attachment.watching():
         session = attachment.session
-        if recording is None or not recording.is_of(session):
-            _tell_of_others(session)
+        tools = list(session.tools) if recording is None else recording.without(session)
+        if tools:
+            _tell_of(tools, session)
     return original(graph, *args, **kwargs)
 
 
-def _tell_of_others(session: Any) -> None:
-    """Say that a graph is replayed which was recorded without what the tools of a session do.
+def _tell_of(tools: list[Tool], session: Session) -> None:
+    """Say that a graph is replayed which was recorded without what these tools do.
 
     Raises:
         UnsupportedError: One of these may edit.
     """
     why = "a replay has what was applied when the graph was recorded"
-    if any(map(session.may_edit, session.tools)):
+    if any(map(session.may_edit, tools)):
         raise UnsupportedError(
             f"Tools do not reach {GRAPHS}: {why}",
             where="amanda-driver-torch",

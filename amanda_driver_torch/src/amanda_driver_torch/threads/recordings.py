@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import Memoized, Session, Step
+from amanda_core.driver_kit import Memoized, Session, Step, Tool
 from amanda_core.interface import UnsupportedError
 from amanda_driver_torch.threads.state import STATE, call_quietly
 from amanda_driver_torch.torch_internals.internals import runs_backward
@@ -50,7 +50,7 @@ class Recording:
         self.session = session
         device = torch.accelerator.current_accelerator(check_available=True)
         self._gate = call_quietly(torch.ones, (), dtype=torch.bool, device=device or "cpu")
-        self._epoch, self._holds, self._edits = session.epoch, False, False
+        self._stages, self._holds, self._edits = session.stages, False, False
         self._wait()
         self._caching = True
         session.at_close(lambda: self.hold(False))
@@ -69,9 +69,11 @@ class Recording:
             ACTIVE.remove(self)
             self.session.control.caching = self._caching
 
-    def is_of(self, session: Session) -> bool:
-        """Return True if the graph has what the tools of a session do now."""
-        return self.session is session and self._epoch == session.epoch
+    def without(self, session: Session) -> list[Tool]:
+        """Return the tools of a session of which the graph does not have what they do now."""
+        known = () if self.session.closed else self._stages
+        pairs = zip(session.tools, session.stages, strict=True)
+        return [tool for tool, stage in pairs if stage not in known]
 
     def hold(self, holds: bool) -> None:
         """Choose whether replays have the edits of the tools."""
