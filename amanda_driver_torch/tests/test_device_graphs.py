@@ -157,8 +157,9 @@ def test_the_classes_that_torch_documents_are_known() -> None:
         lambda: Prune(0.5),
         lambda: Quantize(activations="none"),
         lambda: Quantize(method="dynamic"),
+        lambda: Quantize(calibration=3),
     ],
-    ids=["halving", "prune", "weights", "dynamic"],
+    ids=["halving", "prune", "weights", "dynamic", "calibrated"],
 )
 def test_staged_routines_are_recorded_and_end_with_apply(graph: Any, make: Any) -> None:
     net, x, tool = network(), torch.randn(2, 4), make()
@@ -166,6 +167,9 @@ def test_staged_routines_are_recorded_and_end_with_apply(graph: Any, make: Any) 
     with amanda.apply(tool):
         for _ in range(3):
             step(net, x)
+        if isinstance(tool, Quantize):
+            tool.freeze()
+        step(net, x)
         with recorded(graph):
             found = step(net, x)
         for scale in (1.0, -2.0):
