@@ -300,6 +300,23 @@ def test_tools_that_are_applied_inside_others(graph: Any) -> None:
 
 
 @pytest.mark.filterwarnings(f"ignore:{NOTICE}")
+def test_tools_that_end_before_others(graph: Any) -> None:
+    net, x = network(), torch.randn(2, 4)
+    with amanda.apply(NonFinite()):
+        with amanda.apply(Halving()):
+            for _ in range(2):
+                wanted = [one.clone() for one in step(net, x)]
+            with recorded(graph):
+                found = step(net, x)
+            graph.replay()
+            assert equal(found, wanted)
+        graph.replay()
+        plain = [one.clone() for one in found]
+        assert equal(plain, step(net, x))
+        assert not equal(plain, wanted)
+
+
+@pytest.mark.filterwarnings(f"ignore:{NOTICE}")
 def test_apply_may_end_in_a_recording(graph: Any) -> None:
     tool = Doubling()
     with amanda.apply(tool):

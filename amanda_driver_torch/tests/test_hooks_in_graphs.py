@@ -241,6 +241,27 @@ def test_a_hook_holds_nothing_of_a_tool_that_is_gone(place: str) -> None:
         y.sum().backward()
 
 
+def test_a_kept_result_of_tools_that_ended_before_others_says_nothing() -> None:
+    weight, outer, inner, calls = leaf(2, 3), amanda.Tool(), amanda.Tool(), []
+    for tool in (outer, inner):
+
+        def look(context: amanda.OpContext, tool: amanda.Tool = tool) -> None:
+            context.insert_before_backward_op(lambda *_: calls.append(tool), observe=True)
+
+        tool.add_inst_for_op(look, backward=True)
+    with amanda.apply(outer):
+        with amanda.apply(inner):
+            kept = [(weight * 2).sum() for _ in range(TIMES)]
+            for result in kept:
+                result.backward(retain_graph=True)
+        before = calls.count(inner)
+        # Another graph, in which the node of the leaf is that of the first one.
+        (weight * 3).sum().backward()
+        assert calls.count(inner) == before > 0
+        with pytest.warns(UserWarning, match="Backward ran after"):
+            kept[0].backward()
+
+
 def test_warm_executions_leave_nothing_of_python_on_tensors() -> None:
     x = leaf(2, 3)
     with amanda.apply(tool_at("outputs", "relu", lambda grad: None)):

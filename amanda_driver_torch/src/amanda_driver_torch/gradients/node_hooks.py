@@ -187,7 +187,8 @@ class NodeHooks:
                 return None
             if (own := backward.record_of(token)) is None:
                 return None
-            backward.warn_if_left(token.epoch)
+            if own.forward is not None:  # The node of a leaf is in later graphs as well.
+                backward.warn_if_left(token.epoch)
             try:
                 return own.before(grads, done)
             except Exception as error:

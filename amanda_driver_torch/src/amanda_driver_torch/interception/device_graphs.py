@@ -73,8 +73,8 @@ def _ending(original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any)
 @replacing
 def _replaying(original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
     recording, attachment = _RECORDED.get(graph), STATE.attachment
-    if recording is not None and not recording.session.closed:
-        recording.hold(recording.session.control.enabled)
+    if recording is not None:
+        recording.hold(recording.holds and recording.session.control.enabled)
     if attachment is not None and attachment.watching():
         session = attachment.session
         tools = list(session.tools) if recording is None else recording.without(session)

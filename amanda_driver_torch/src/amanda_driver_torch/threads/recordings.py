@@ -69,9 +69,15 @@ class Recording:
             ACTIVE.remove(self)
             self.session.control.caching = self._caching
 
+    @property
+    def holds(self) -> bool:
+        """Whether all tools of which the graph has something are still applied as they were."""
+        session = self.session
+        return not session.closed and all(stage in session.stages for stage in self._stages)
+
     def without(self, session: Session) -> list[Tool]:
-        """Return the tools of a session of which the graph does not have what they do now."""
-        known = () if self.session.closed else self._stages
+        """Return the tools of a session of which replays do not have what they do now."""
+        known = self._stages if self.holds else ()
         pairs = zip(session.tools, session.stages, strict=True)
         return [tool for tool, stage in pairs if stage not in known]
 
