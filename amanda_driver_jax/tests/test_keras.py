@@ -19,7 +19,11 @@ os.environ["KERAS_BACKEND"] = "jax"
 import keras
 
 # Keras' variables have an older signature of this method.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning"),
+    # From JAX 0.12 on, where Keras asks for the shape of its step counter.
+    pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64"),
+]
 
 X = np.random.default_rng(0).standard_normal((8, 6, 6, 3)).astype("float32")
 Y = np.arange(8) % 4
