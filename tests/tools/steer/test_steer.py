@@ -269,6 +269,39 @@ def test_gradients_pass_as_if_nothing_had_changed() -> None:
     assert torch.allclose(x.grad, reference.grad)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"edit": "scale", "factor": 0.5, "ops": ["linear"]},
+        {"edit": "scale", "factor": 0.5, "ops": ["linear"], "value": "inputs", "operand": 1},
+        {"edit": "ablate", "ops": ["relu"], "neurons": [0, 3]},
+        {"edit": "scale", "factor": 2.0, "ops": ["relu"], "heads": [1], "of_heads": 2},
+        {"edit": "add", "ops": ["relu"], "vector": range(8)},
+        {"edit": "project", "ops": ["relu"], "vector": range(8)},
+    ],
+)
+def test_a_compiled_program_contains_the_change(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(2, 3, 8)
+    found = []
+    tools = Steer(**options), Steer(**options)
+    calls: list[Any] = [model, torch.compile(model, backend="aot_eager")]
+    for tool, call in zip(tools, calls, strict=True):
+        with amanda.apply(tool):
+            y = call(x)
+            found.append([y, *torch.autograd.grad(y.sum(), list(model.parameters()))])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    eager, compiled = (tool.result() for tool in tools)
+    assert eager.changed == len(eager.ops) == len(compiled.ops)
+    assert compiled.changed == 0
+    assert {op.calls for op in compiled.ops} == {op.changed for op in compiled.ops} == {None}
+    assert [op.shape for op in compiled.ops] == [op.shape for op in eager.ops]
+    assert "within compiled programs, in all calls" in compiled.title
+    assert "0 values" not in compiled.title
+    torch._dynamo.reset()
+
+
 def test_vectors_come_from_files(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 

@@ -26,16 +26,16 @@ class SteeredOp(OpFacts):
     Attributes:
         what: ``input`` or ``output``.
         shape: Dtype and shape of the value at its first execution.
-        calls: How often it ran.
-        changed: In how many of these something was chosen and changed.
+        calls: How often it ran; None where the change is a part of a compiled program.
+        changed: In how many of these something was chosen and changed; None likewise.
         positions: How many rows times positions were changed in all; None if positions are not
             known, since no row or position was chosen.
     """
 
     what: str = "output"
     shape: str = ""
-    calls: int = 0
-    changed: int = 0
+    calls: int | None = 0
+    changed: int | None = 0
     positions: int | None = None
 
 
@@ -68,17 +68,23 @@ class SteerResult(Tabular):
 
     @property
     def changed(self) -> int:
-        """The number of changed values."""
-        return sum(op.changed for op in self.ops)
+        """The number of changed values, without those in compiled programs."""
+        return sum(op.changed or 0 for op in self.ops)
 
     @property
     def title(self) -> str:
         """A summary of the changes in one line."""
-        ops = format_count(len(self.ops), "operator")
-        text = f"{self.edit}: {format_count(self.changed, 'value')} of {ops} changed"
+        within = sum(op.changed is None for op in self.ops)
+        ops = format_count(len(self.ops) - within, "operator")
+        changed = [f"{format_count(self.changed, 'value')} of {ops} changed"]
+        if within == len(self.ops) and within:
+            changed = []
+        if within:
+            ops = format_count(within, "operator")
+            changed.append(f"those of {ops} within compiled programs, in all calls")
         return "; ".join(
             [
-                text,
+                f"{self.edit}: {'; '.join(changed)}",
                 *describe_overhead("changing", self.tool_seconds, self.wall_seconds),
                 *describe_coverage(self.parameters, self.reached, self.unreached),
                 *self.notes,
@@ -92,8 +98,8 @@ class SteerResult(Tabular):
                 op.name,
                 op.what,
                 op.shape,
-                op.calls,
-                op.changed,
+                "" if op.calls is None else op.calls,
+                "" if op.changed is None else op.changed,
                 _shown(op.positions),
                 op.source or "",
             )

@@ -141,9 +141,9 @@ class Steer(SequenceTool["_Op"], BakingTool):
                 self._reads.add(context, self.operand, lambda: lambda seen: self._steered(seen, op))
             else:
                 self.refuse_baking(f"changes input {self.operand} of {context.name}")
-            if self.is_exported:
+            if self._is_part(context):
                 given = (context.get_inputs() or ())[self.operand]
-                if constants := self._exported(given, op):
+                if constants := self._in_program(given, op):
                     context.insert_before_op(steered, inputs=[self.operand], **constants)
                 return
             varies = any(weight.varies for weight in context.weights.values())
@@ -158,9 +158,9 @@ class Steer(SequenceTool["_Op"], BakingTool):
             return
         op.facts.what = self.kind_of_output(context)
         operand = 0 if context.op_type in MODULE_VALUES else self.operand
-        if not self.is_exported:
+        if not self._is_part(context):
             context.insert_after_op(self.change, outputs=[operand], op=op)
-        elif constants := self._exported((context.get_outputs() or ())[operand], op):
+        elif constants := self._in_program((context.get_outputs() or ())[operand], op):
             context.insert_after_op(steered, outputs=[operand], **constants)
 
     def before_export(self) -> None:
@@ -182,7 +182,8 @@ class Steer(SequenceTool["_Op"], BakingTool):
             if context is not None:
                 self._note_weights(context)
             facts, span = op.tensors, self._span
-            op.facts.calls += 1
+            if op.facts.calls is not None:
+                op.facts.calls += 1
             _need_tensor(value, op)
             if not op.facts.shape:
                 op.facts.shape = str(type_of(facts, value))
@@ -200,7 +201,8 @@ class Steer(SequenceTool["_Op"], BakingTool):
                         where=op.where,
                         fix="Leave positions and rows out, give axis=..., or choose other values",
                     ) from None
-            op.facts.changed += 1
+            if op.facts.changed is not None:
+                op.facts.changed += 1
             if area is not None:
                 each = 1 if area.by_row else len(area.offsets)
                 op.facts.positions = (op.facts.positions or 0) + len(area.rows) * each
@@ -239,10 +241,19 @@ class Steer(SequenceTool["_Op"], BakingTool):
             return value
         return steered(value, **self._constants(value, op, area))
 
-    def _exported(self, value: Any, op: _Op) -> dict[str, Any]:
+    def _is_part(self, context: OpContext) -> bool:
+        """Return True if the change is a part of the program that is compiled or exported."""
+        compiled = context.namespace.endswith("/compiled") and self._places.are_all
+        return self.is_exported or compiled
+
+    def _in_program(self, value: Any, op: _Op) -> dict[str, Any]:
         """Return the arguments of `steered` for the values of a program; none for integers."""
         _need_tensor(value, op)
-        return self._constants(value, op) if is_floating(op.tensors, value) else {}
+        op.facts.shape = op.facts.shape or str(type_of(op.tensors, value))
+        if not is_floating(op.tensors, value):
+            return {}
+        op.facts.calls = op.facts.changed = None
+        return self._constants(value, op)
 
     def _constants(self, like: Any, op: _Op, area: Area | None = None) -> dict[str, Any]:
         """Return the arguments of `steered` for values like this one."""
