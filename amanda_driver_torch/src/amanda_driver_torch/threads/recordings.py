@@ -57,17 +57,18 @@ class Recording:
 
     def begin(self) -> None:
         """Let the operators of this thread be a part of it; programs of plans are not executed."""
-        self._caching, self.session.control.caching = self.session.control.caching, False
+        self._caching, self._holds = self.session.control.caching, True
+        # From here on `end` undoes all of it, also if an exception arrives in between.
         STATE.recordings = [*STATE.recordings, self]
         ACTIVE.append(self)
-        self._holds = True
+        self.session.control.caching = False
 
     def end(self) -> None:
         """End what `begin` began, in the same thread."""
         if self in STATE.recordings:
-            STATE.recordings = [one for one in STATE.recordings if one is not self]
-            ACTIVE.remove(self)
             self.session.control.caching = self._caching
+            ACTIVE[:] = [one for one in ACTIVE if one is not self]
+            STATE.recordings = [one for one in STATE.recordings if one is not self]
 
     @property
     def holds(self) -> bool:
