@@ -533,6 +533,11 @@ def test_a_compiled_step_of_an_optimizer_stays_as_it_is() -> None:
         return run
 
     torch._dynamo.reset()
+    other = nn.Linear(100, 10)
+    others = torch.optim.AdamW(other.parameters())
+    with amanda.apply(Memory()):
+        other(torch.ones(1, 100)).sum().backward()
+        others.step()  # Its states, which live on, belong to another program.
     net = nn.Linear(100, 10, bias=False)
     optimizer = torch.optim.AdamW(net.parameters())
     step = torch.compile(optimizer.step, backend=backend)

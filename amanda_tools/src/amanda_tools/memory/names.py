@@ -56,10 +56,12 @@ class BufferNames:
         for facts in self._with_optimizers:
             for parameter, what, value in facts.optimizer_states():
                 key = _key(facts, value)
-                if key is not None:
+                if key is None:
+                    continue
+                owner = self._parameters.get(_key(facts, parameter))
+                if owner is not None:  # Other optimizers live on in the process.
                     self._meet(facts, value)
-                    owner = self._parameters.get(_key(facts, parameter), "a parameter")
-                    self._tell(key, f"{what} of {owner}")
+                self._tell(key, f"{what} of {owner or 'a parameter'}")
 
 
 def _key(facts: Facts, value: Any) -> Hashable:
