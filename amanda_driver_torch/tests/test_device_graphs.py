@@ -205,6 +205,30 @@ def test_a_recording_computes_with_weights_as_they_are(graph: Any) -> None:
         assert torch.equal(found.clone(), net(x))
 
 
+@pytest.mark.filterwarnings(f"ignore:{NOTICE}")
+def test_a_whole_training_step_is_recorded(graph: Any) -> None:
+    x, found = torch.randn(2, 4), []
+    for is_recorded in (True, False):
+        net = network()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+        def train(net: nn.Module = net, optimizer: Any = optimizer) -> None:
+            step(net, x)
+            optimizer.step()
+
+        with amanda.apply(Prune(0.5)):
+            for _ in range(2 if is_recorded else 6):
+                train()
+            if is_recorded:
+                with recorded(graph):
+                    train()  # A recorder that runs the operators, unlike a device.
+                for _ in range(3):
+                    graph.replay()
+        found.append([parameter.detach() for parameter in net.parameters()])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_routines_on_the_host_that_look_are_left_out(graph: Any) -> None:
     net, x, tool, other = network(), torch.randn(2, 4), Halving(), NonFinite()
     with warnings.catch_warnings(record=True) as told, amanda.apply(tool, other) as handle:
