@@ -84,7 +84,7 @@ def _replaying(original: Callable[..., Any], graph: Any, *args: Any, **kwargs: A
 
 
 def _tell_of(tools: list[Tool], session: Session) -> None:
-    """Say that a graph is replayed which was recorded without what these tools do.
+    """Say that a replay does not have the present routines of these tools.
 
     Raises:
         UnsupportedError: One of these may edit.

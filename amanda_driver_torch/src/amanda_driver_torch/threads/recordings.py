@@ -1,7 +1,7 @@
-"""What tools do in a graph of a device while it is recorded, such as a `torch.cuda.CUDAGraph`.
+"""The part that tools have in a graph of a device, such as a `torch.cuda.CUDAGraph`.
 
-Nothing is computed then, and a replay calls no Python. So nothing is analysed, and only staged
-routines can be a part of the graph. What they edit is chosen on the device by one truth value, the
+Nothing is computed while it is recorded, and a replay calls no Python. So nothing is analysed then,
+and only staged routines can be a part of the graph. What they edit is chosen on the device by one truth value, the
 gate, so that the graph computes what it does without tools once these are removed.
 """
 
@@ -19,14 +19,14 @@ from amanda_driver_torch.torch_internals.internals import runs_backward
 
 __all__ = ["ACTIVE", "GRAPHS", "Recording", "current"]
 
-#: What notes and warnings call such graphs.
+#: Their name in notes and warnings.
 GRAPHS = "CUDA graphs and those of other devices"
 #: Those that go on, in any thread.
 ACTIVE: list[Recording] = []
 
 
 def current() -> Recording | None:
-    """Return the recording of which what this thread computes is a part."""
+    """Return the recording that this thread adds operators to; None if there is none."""
     if STATE.recordings:
         found: Recording = STATE.recordings[-1]
         return found
@@ -77,7 +77,7 @@ class Recording:
         return not session.closed and all(stage in session.stages for stage in self._stages)
 
     def without(self, session: Session) -> list[Tool]:
-        """Return the tools of a session of which replays do not have what they do now."""
+        """Return the tools of a session whose present routines replays do not have."""
         known = self._stages if self.holds else ()
         pairs = zip(session.tools, session.stages, strict=True)
         return [tool for tool, stage in pairs if stage not in known]
