@@ -1,8 +1,8 @@
 """The part that tools have in a graph of a device, such as a `torch.cuda.CUDAGraph`.
 
 Nothing is computed while it is recorded, and a replay calls no Python. So nothing is analysed then,
-and only staged routines can be a part of the graph. What they edit is chosen on the device by one truth value, the
-gate, so that the graph computes what it does without tools once these are removed.
+and only staged routines can be a part of the graph. Their edits are chosen on the device by one
+truth value, the gate, so that the graph computes what it does without tools once these are removed.
 """
 
 from __future__ import annotations
