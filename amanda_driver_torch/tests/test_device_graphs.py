@@ -8,7 +8,9 @@ A recorder that notes operators and runs them again stands for a device.
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import BuiltinFunctionType
@@ -338,6 +340,35 @@ def test_tools_that_end_before_others(graph: Any) -> None:
         plain = [one.clone() for one in found]
         assert equal(plain, step(net, x))
         assert not equal(plain, wanted)
+
+
+@pytest.mark.filterwarnings(f"ignore:{NOTICE}")
+def test_a_graph_that_is_recorded_again_has_what_is_applied_then(graph: Any) -> None:
+    net, x = network(), torch.randn(2, 4)
+    with amanda.apply(Halving()):
+        for _ in range(2):
+            step(net, x)
+        with recorded(graph):
+            step(net, x)
+        with amanda.disabled(), recorded(graph):
+            step(net, x)
+        with pytest.raises(UnsupportedError, match="do not reach CUDA"):
+            graph.replay()
+
+
+@pytest.mark.filterwarnings(f"ignore:{NOTICE}")
+def test_a_graph_keeps_no_tool_alive(graph: Any) -> None:
+    net, x, tool = network(), torch.randn(2, 4), Halving()
+    held = weakref.ref(tool)
+    with amanda.apply(tool):
+        for _ in range(2):
+            step(net, x)
+        with recorded(graph):
+            net(x)
+    del tool
+    gc.collect()
+    assert held() is None
+    graph.replay()
 
 
 @pytest.mark.filterwarnings(f"ignore:{NOTICE}")

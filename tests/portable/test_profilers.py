@@ -153,6 +153,23 @@ def test_memory(backend: str, inside: bool) -> None:
         assert all("only the size of outputs is counted" in note for note in found.notes)
 
 
+def test_the_optimizer_in_a_graph_of_a_whole_step_is_counted() -> None:
+    layer, optimizer = tf.keras.layers.Dense(3), tf.keras.optimizers.Adam()
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x))
+        optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+        return loss
+
+    tool = Memory()
+    with amanda.apply(tool):
+        tf.function(step)(tf.ones((2, 4)))
+    found = tool.result()
+    assert sum(op.output for op in found.ops if op.zone == "optimizer") > 0
+    assert not any("optimizers" in note for note in found.notes)
+
+
 def test_the_allocator_of_a_device_is_asked_where_graphs_ran(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -70,7 +70,7 @@ class Traced:
         self.inside = inside
         self.parameters: dict[int, Any] = {}
         self._before = LOCAL.call
-        # What is not traced, but runs on each device in turn, has no program that could be another.
+        # The function of a `shard_map` is called once for a trace, so no key tells its calls apart.
         self._call = next(self._calls) if in_place and inside is None else layer
 
     def __enter__(self) -> None:

@@ -25,8 +25,8 @@ GAP = CoverageGap(
 )
 #: Module of torch -> its class of graphs. Some came with later releases.
 _KINDS = {"cuda": "CUDAGraph", "accelerator": "Graph", "xpu": "XPUGraph", "mtia": "MTIAGraph"}
-#: Graph -> what it has of tools.
-_RECORDED: Known[Recording] = Known()
+#: Graph -> what it has of tools; None if it was recorded without.
+_RECORDED: Known[Recording | None] = Known()
 
 
 def kinds() -> list[Any]:
@@ -52,12 +52,13 @@ def end_all() -> None:
 @replacing
 def _beginning(original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
     attachment = STATE.attachment
-    if attachment is None or not attachment.watching():
-        return original(graph, *args, **kwargs)
-    recording = Recording(attachment.session)
+    recording = None
+    if attachment is not None and attachment.watching():
+        recording = Recording(attachment.session)
     result = original(graph, *args, **kwargs)
-    _RECORDED.set(graph, recording)
-    recording.begin()
+    _RECORDED.set(graph, recording)  # It may have been recorded before, and reset.
+    if recording is not None:
+        recording.begin()
     return result
 
 
@@ -74,7 +75,7 @@ def _ending(original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any)
 def _replaying(original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
     recording, attachment = _RECORDED.get(graph), STATE.attachment
     if recording is not None:
-        recording.hold(recording.holds and recording.session.control.enabled)
+        recording.prepare()
     if attachment is not None and attachment.watching():
         session = attachment.session
         tools = list(session.tools) if recording is None else recording.without(session)

@@ -40,41 +40,43 @@ def current() -> Recording | None:
 class Recording:
     """The part of a session's tools in one graph.
 
-    Made before the recording begins, since what it allocates must be no part of that.
+    Made before the recording begins, so that what it allocates does not belong to the graph.
 
     Args:
         session: The session.
     """
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        #: None once it is closed: a graph may live on, and must not keep tools alive.
+        self._session: Session | None = session
+        self._control = session.control
         device = torch.accelerator.current_accelerator(check_available=True)
         self._gate = call_quietly(torch.ones, (), dtype=torch.bool, device=device or "cpu")
         self._stages, self._holds, self._edits = session.stages, False, False
         self._wait()
         self._caching = True
-        session.at_close(lambda: self.hold(False))
+        session.at_close(self._close)
 
     def begin(self) -> None:
         """Let the operators of this thread be a part of it; programs of plans are not executed."""
-        self._caching, self._holds = self.session.control.caching, True
+        self._caching, self._holds = self._control.caching, True
         # From here on `end` undoes all of it, also if an exception arrives in between.
         STATE.recordings = [*STATE.recordings, self]
         ACTIVE.append(self)
-        self.session.control.caching = False
+        self._control.caching = False
 
     def end(self) -> None:
         """End what `begin` began, in the same thread."""
         if self in STATE.recordings:
-            self.session.control.caching = self._caching
+            self._control.caching = self._caching
             ACTIVE[:] = [one for one in ACTIVE if one is not self]
             STATE.recordings = [one for one in STATE.recordings if one is not self]
 
     @property
     def holds(self) -> bool:
-        """Whether all tools of which the graph has something are still applied as they were."""
-        session = self.session
-        return not session.closed and all(stage in session.stages for stage in self._stages)
+        """Whether all tools that the graph contains are applied as when it was recorded."""
+        session = self._session
+        return session is not None and all(stage in session.stages for stage in self._stages)
 
     def without(self, session: Session) -> list[Tool]:
         """Return the tools of a session whose present routines replays do not have."""
@@ -82,8 +84,15 @@ class Recording:
         pairs = zip(session.tools, session.stages, strict=True)
         return [tool for tool, stage in pairs if stage not in known]
 
-    def hold(self, holds: bool) -> None:
-        """Choose whether replays have the edits of the tools."""
+    def prepare(self) -> None:
+        """Let the next replay have the edits of the tools if these are applied and enabled."""
+        self._hold(self.holds and self._control.enabled)
+
+    def _close(self) -> None:
+        self._hold(False)
+        self._session = None
+
+    def _hold(self, holds: bool) -> None:
         if self._edits and holds is not self._holds:
             self._holds = holds
             self._wait()
@@ -98,16 +107,16 @@ class Recording:
             return []
         found = step(values)
         self._edits |= bool(found)
-        return [(position, self._chosen(new, values[position])) for position, new in found]
+        return [(n, call_quietly(self._chosen, new, values[n])) for n, new in found]
 
     def leave_out(self, step: Step) -> None:
-        """Note that a routine is no part of the graph.
+        """Leave a routine out of the graph, and let results say so.
 
         Raises:
             UnsupportedError: It may edit.
         """
-        action = step.action
-        if not action.observe and self.session.may_edit(action.tool):
+        action, session = step.action, self._session
+        if not action.observe and session is not None and session.may_edit(action.tool):
             raise UnsupportedError(
                 "A routine on the host cannot edit what a graph of a device records",
                 where=step.where,
@@ -117,10 +126,9 @@ class Recording:
 
     def note(self, why: str) -> None:
         """Warn, and let results say, that a part of the graph is not seen."""
-        self.session.warn_once(
-            f"{GRAPHS} are instrumented in part: {why}. Outside of the graph everything is seen"
-        )
-        self.session.note_inside(GRAPHS, why)
+        if self._session is not None:
+            self._session.warn_once(f"{GRAPHS} are instrumented in part: {why}")
+            self._session.note_inside(GRAPHS, why)
 
     def _wait(self) -> None:
         """Wait until the gate is written and read, since replays may run on any stream."""
@@ -132,4 +140,4 @@ class Recording:
             return type(old)(map(self._chosen, new, old))
         if not isinstance(new, torch.Tensor) or new.shape != old.shape:
             return new  # The driver says what is wrong with it.
-        return call_quietly(torch.where, self._gate, new.to(old.dtype), old)
+        return torch.where(self._gate, new.to(old.dtype), old)

@@ -102,7 +102,7 @@ class Memory(OperatorTool["_Op"]):
             return
         with self._clock:
             op = self._op_of(context)
-            if context.zone == "optimizer" and not op.is_eager:
+            if context.zone == "optimizer" and context.namespace.endswith("/compiled"):
                 # It would be compiled again, and nothing in a graph says what it allocates. The
                 # states that it leaves are met at the end of the step.
                 self._names.read(context)
