@@ -43,7 +43,8 @@ def dtype_of(value: Any) -> Any:
 def is_differentiable(value: Any) -> bool:
     """Return True if a value may have a gradient: floating-point and complex numbers."""
     # What JAX would make of an array of NumPy is inexact if the array is.
-    return _is_inexact(getattr(value, "dtype", None) or dtype_of(value))
+    dtype = getattr(getattr(value, "aval", value), "dtype", None)
+    return _is_inexact(dtype or dtype_of(value))
 
 
 @functools.lru_cache(64)
@@ -288,15 +289,29 @@ def _note(new: Any, old: Any, part: Shown, steps: tuple[Callable[[Any], Any], ..
     _COPIES[key] = _Copy(found, source, part._replace(source=None), steps)
 
 
-#: By the id of a value that was computed: the value, and the arrays that it was computed from.
-_SOURCES: dict[int, tuple[weakref.ref[Any], tuple[Callable[[], Any], ...]]] = {}
+class _Sources(dict[int, tuple[weakref.ref[Any], tuple[Callable[[], Any], ...]]]):
+    """By the id of a value that was computed: the value, and the arrays that it was computed from.
+
+    Arrays that have died are looked for once there are many: to be told of each takes longer.
+    """
+
+    many = 4096
+
+    def forget_dead(self) -> None:
+        for key, found in tuple(self.items()):
+            if found[0]() is None:
+                self.pop(key, None)
+        self.many = max(_Sources.many, 2 * len(self))
+
+
+_SOURCES = _Sources()
 #: A merged weight has few sources. What has more of them is not followed.
 _MOST_SOURCES = 4
 
 
 def _is_number(value: Any) -> bool:
-    # To ask for the size takes longer.
-    shape = getattr(value, "shape", ())
+    # To ask for the size takes longer, and an array of JAX asks the same for its shape.
+    shape = getattr(getattr(value, "aval", value), "shape", ())
     return len(shape) == shape.count(1)
 
 
@@ -321,7 +336,8 @@ def note_computed(new: Any, values: Sequence[Any]) -> None:
         return
     sources: dict[int, Callable[[], Any]] = {}
     for value in values:
-        if _is_number(value):
+        shape = getattr(getattr(value, "aval", value), "shape", ())
+        if len(shape) == shape.count(1):  # As `_is_number`, with one call less for each input.
             continue
         follows = (key := id(value)) in _SOURCES or key in _COPIES or isinstance(value, Tracer)
         for array in sources_of(value) if follows else (value,):
@@ -330,7 +346,10 @@ def note_computed(new: Any, values: Sequence[Any]) -> None:
             sources[id(array)] = _getter(array)
     key, pop = id(new), _SOURCES.pop
     if 0 < len(sources) <= _MOST_SOURCES and key not in sources:
-        found = weakref.ref(new, lambda _: pop(key, None))
+        if len(_SOURCES) >= _SOURCES.many:
+            _SOURCES.forget_dead()
+        # Sources of a tracer are tracers, which must not live longer than what is made of them.
+        found = weakref.ref(new, (lambda _: pop(key, None)) if isinstance(new, Tracer) else None)
         _SOURCES[key] = found, tuple(sources.values())
 
 

@@ -28,7 +28,7 @@ from amanda_core.driver_kit import (
 from amanda_core.interface import CoverageGap
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.arrays import on_devices
-from amanda_driver_jax.execution import Execution, op_type_of
+from amanda_driver_jax.execution import Execution, execute, op_type_of
 from amanda_driver_jax.facts import FACTS
 from amanda_driver_jax.identity.call_sites import OpTable, is_user_call
 from amanda_driver_jax.identity.modules import Models
@@ -160,8 +160,9 @@ class JaxAttachment:
             trees.append(tree)
             return tuple(leaves)
 
-        state = Execution(self.session, self._state.host, call.function, {}, op, True, run)
-        outputs = state.run(given)
+        with PLAIN:
+            host, raw = self._state.host, call.function
+            outputs = execute(self.session, host, raw, {}, op, given, run)
         return trees[-1].unflatten(outputs)
 
     def _run_uncompiled(self, call: JittedCall) -> Any:
@@ -211,10 +212,11 @@ class JaxAttachment:
             with PLAIN:
                 jax.block_until_ready(result)
                 jax.effects_barrier()
-        if not self.session.caching:
+        session = self.session
+        if not session.caching:
             self.changed()
-        if self.session.pending:
-            self.session.raise_pending()
+        if session.pending:
+            session.raise_pending()
 
     def call_library(
         self, call: JittedCall, infer: Callable[..., tuple[Any, Any]], frame: FrameType
@@ -249,7 +251,8 @@ class JaxAttachment:
             return tuple(program.out_tree.flatten_up_to(result))
 
         host, params = self._state.host, program.params
-        outputs = Execution(self.session, host, jit_p, params, op, True, vanilla).run(given)
+        with PLAIN:
+            outputs = execute(self.session, host, jit_p, params, op, given, vanilla)
         self.finish(outputs)
         return program.out_tree.unflatten(outputs)
 
@@ -288,11 +291,14 @@ class JaxAttachment:
         op = table.called(op_type, place, sys._getframe(1), top)
 
         def show(array: Any) -> Any:
-            if top and op.is_idle(self.session):
+            session, host = self.session, self._state.host
+            if not top:
+                return Execution(session, host, raw, {}, op, raw).run([array])[0]
+            if op.is_idle(session):
                 return array
-            outputs = Execution(self.session, self._state.host, raw, {}, op, top, raw).run([array])
-            if top:
-                self.finish(outputs)
+            with PLAIN:
+                outputs = execute(session, host, raw, {}, op, [array], raw)
+            self.finish(outputs)
             return outputs[0]
 
         return replace_first(value, (jax.Array, np.ndarray), show)
@@ -362,11 +368,13 @@ class JaxAttachment:
             if top:
                 self.finish(result)
             return result
-        op = self._called(op_type, frame, top)
-        if top and op.is_idle(self.session):
-            with PLAIN:
-                return plain_bind(primitive, *values, **params)
-        outputs = Execution(self.session, self._state.host, primitive, params, op, top).run(values)
+        op, session, host = self._called(op_type, frame, top), self.session, self._state.host
         if top:
+            with PLAIN:  # No operator in here is instrumented.
+                if op.is_idle(session):
+                    return plain_bind(primitive, *values, **params)
+                outputs = execute(session, host, primitive, params, op, values)
             self.finish(outputs)
+        else:
+            outputs = Execution(session, host, primitive, params, op).run(values)
         return outputs if primitive.multiple_results else outputs[0]

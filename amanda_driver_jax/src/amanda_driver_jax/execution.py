@@ -1,10 +1,11 @@
-"""One execution of an operator: analysis, edits before it, the operator, edits after it.
+"""Executions of operators: analysis, edits before the operator, this itself, edits after it.
 
 Owns the order of these, and which calls are operators. `gradients` has their backward programs.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from amanda_core.driver_kit import (
     backward_plans,
     several,
 )
+from amanda_core.interface import IPoint
 from amanda_driver_jax import arrays, jax_internals as internals
 from amanda_driver_jax.arrays import known, note_computed, note_copy, note_part, note_reshape
 from amanda_driver_jax.contractions import part, permutation
@@ -33,14 +35,19 @@ from amanda_driver_jax.vocabulary import DECLARATIONS
 _HOLDERS = frozenset(DECLARATIONS.names["holding"])
 
 
+@functools.lru_cache(1024)
+def _library_function(source: str) -> str | None:
+    """Return the name in ``function at file:line`` of a function of JAX; None for others."""
+    return source.split(" ", 1)[0] if is_library_source(source) else None
+
+
 def op_type_of(primitive: Any, params: dict[str, Any]) -> str | None:
     """Return the type of an operator; None for what is none and holds the user's operators."""
     if primitive is jit_p:
         source = internals.function_source(params)
         return str(params["name"]) if is_library_source(source) else None
     if primitive.name == "custom_jvp_call":
-        name, source = internals.wrapped_function(params)
-        return name if is_library_source(source) else None
+        return _library_function(internals.wrapped_source(params))
     return None if primitive.name in _HOLDERS else str(primitive.name)
 
 
@@ -63,8 +70,34 @@ _NOTES: Mapping[str | None, Callable[[OpContext, Any, Any], None]] = {
 }
 
 
-class Execution(Hosted, ForwardProgram):
-    """One execution of an operator.
+def _note(context: OpContext, outputs: Sequence[Any], new: Sequence[Any], given: Sequence[Any]) -> None:
+    """Note what outputs are made of.
+
+    Args:
+        context: The operator.
+        outputs: Its outputs, before edits.
+        new: What it got.
+        given: The same before edits, which do not change what outputs are made of.
+    """
+    if (note := _NOTES.get(context["type"])) is not None and new:
+        note(context, outputs[0], new[0])
+    elif len(outputs) == 1:
+        note_computed(outputs[0], given)
+
+
+def execute(
+    session: Session,
+    host: Host,
+    primitive: Any,
+    params: dict[str, Any],
+    op: OpRecord,
+    values: Sequence[Any],
+    vanilla: Compute | None = None,
+) -> list[Any]:
+    """Run an operator outside of all transformations under its plans, and return its outputs.
+
+    There contexts show the values themselves, and nothing is differentiated. So this does as
+    `ForwardProgram.run` with fewer calls. Call it inside of `PLAIN`.
 
     Args:
         session: The session.
@@ -72,7 +105,44 @@ class Execution(Hosted, ForwardProgram):
         primitive: The operator.
         params: Its parameters.
         op: Its record.
-        top: Whether it is outside of all transformations.
+        values: Its inputs.
+        vanilla: Computes it as JAX does; None to bind the primitive.
+    """
+    epoch, given = session.epoch, list(values)
+    context = session.open(op.site, primitive, given, params, constant=known)
+    try:
+        before = context.trigger_callback(IPoint.BEFORE_FORWARD)
+        new = host.fold(before, given, False) if before.steps else given
+        if (replacement := before.replacement) is not None:
+            # JAX finds the tree of a custom_jvp's results by it.
+            jax.eval_shape(vanilla or functools.partial(plain_bind, primitive, **params), *new)
+            outputs = several(replacement.replace(new))
+        elif vanilla is not None:
+            outputs = list(vanilla(*new))
+        else:
+            found = plain_bind(primitive, *new, **params)
+            outputs = list(found) if primitive.multiple_results else [found]
+        _note(context, outputs, new, values)
+        context.execution.update(open=True, outputs=outputs)
+        after = context.trigger_callback(IPoint.AFTER_FORWARD)
+        if after.steps:
+            outputs = host.fold(after, outputs, False)
+        elif not (before or any(backward_plans(context))):
+            op.note(session, epoch, acts=False)
+    finally:
+        context.release()
+    return outputs
+
+
+class Execution(Hosted, ForwardProgram):
+    """One execution of an operator inside of a transformation.
+
+    Args:
+        session: The session.
+        host: Executes routines.
+        primitive: The operator.
+        params: Its parameters.
+        op: Its record.
         vanilla: Computes it as JAX does; None to bind the primitive.
     """
 
@@ -83,20 +153,17 @@ class Execution(Hosted, ForwardProgram):
         primitive: Any,
         params: dict[str, Any],
         op: OpRecord,
-        top: bool,
         vanilla: Compute | None = None,
     ) -> None:
         super().__init__(session, op, primitive, attrs=params, constant=known)
-        self.host, self.params, self._top = host, params, top
-        self._vanilla = vanilla or self._bound
+        self.host, self.params = host, params
+        #: None for `_bound`, which would hold the execution: only the collector would free it.
+        self._vanilla = vanilla
         self._given: Sequence[Any] = ()
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Run the operator under its plans on its inputs, and return its outputs."""
         self._given = values
-        if self._top:  # No operator in here is instrumented: faster to say once.
-            with PLAIN:
-                return super().run(values)
         self.staging = internals.is_compiled() or not all(map(arrays.is_concrete, values))
         return call_marked(super().run, values)
 
@@ -104,27 +171,19 @@ class Execution(Hosted, ForwardProgram):
         """Return the outputs of the operator, or of its replacement."""
         given, self._given = self._given, ()  # Nothing is kept alive.
         compute = self._computation(context, replacement, values)
-        if self._top:  # `run` is inside of PLAIN.
-            outputs = list(compute(*values))
-        else:
-            with PLAIN:
-                outputs = list(compute(*map(internals.with_own_array, values)))
-        if (note := _NOTES.get(context["type"])) is not None and values:
-            note(context, outputs[0], values[0])
-        elif len(outputs) == 1:
-            note_computed(outputs[0], given)  # Edits do not change what it is made of.
+        with PLAIN:
+            outputs = list(compute(*map(internals.with_own_array, values)))
+        _note(context, outputs, values, given)
         return outputs
 
     def _computation(
         self, context: OpContext, replacement: Step | None, values: Sequence[Any]
     ) -> Compute:
-        compute: Compute = self._vanilla
+        compute: Compute = self._vanilla or self._bound
         if replacement is not None:
             # Once, and always: JAX finds the tree of a custom_jvp's results by it.
-            shapes = list(jax.eval_shape(self._vanilla, *values))
+            shapes = list(jax.eval_shape(compute, *values))
             compute = self._replacement(replacement, shapes)
-        if self._top:  # Nothing is differentiated.
-            return compute
         plans = backward_plans(context)
         if not (self.session.wants_backward or any(plans)):
             return compute
@@ -133,7 +192,7 @@ class Execution(Hosted, ForwardProgram):
         if any(plan.replacement is not None for plan in plans):
             return replaceable(self.host, compute, context)
         with PLAIN:
-            if compute == self._bound and self.raw.name == "custom_jvp_call":
+            if self._vanilla is None and replacement is None and self.raw.name == "custom_jvp_call":
                 compute = internals.callable_again(compute, self.params, values)
             results = jax.eval_shape(compute, *values)
         if not any(map(arrays.is_differentiable, results)):
@@ -141,11 +200,8 @@ class Execution(Hosted, ForwardProgram):
         return watched(self.host, compute, context)
 
     def _bound(self, *values: Any) -> tuple[Any, ...]:
-        if self._top:  # `run` is inside of PLAIN.
+        with PLAIN:
             found = plain_bind(self.raw, *values, **self.params)
-        else:
-            with PLAIN:
-                found = plain_bind(self.raw, *values, **self.params)
         return tuple(found) if self.raw.multiple_results else (found,)
 
     def _replacement(self, step: Step, shapes: Sequence[Any]) -> Compute:

@@ -71,12 +71,8 @@ class _Interception(Patches):
 
 
 PATCHES = _Interception()
-_BIND: Callable[..., Any] = Primitive.bind
-
-
-def plain_bind(primitive: Any, *values: Any, **params: Any) -> Any:
-    """Run an operator as JAX does."""
-    return _BIND(primitive, *values, **params)
+#: Runs an operator as JAX does, given it, its values and its parameters.
+plain_bind: Callable[..., Any] = Primitive.bind
 
 
 def plain_call(call: JittedCall) -> Any:
@@ -97,10 +93,10 @@ def _note_thread(op: str) -> None:
 
 
 def _bind(primitive: Any, *values: Any, **params: Any) -> Any:
-    hold = current_hold()
-    if hold is None:
+    hold = LOCAL.hold  # As in `current_hold`, with one call less.
+    if hold is None or LOCAL.plain or not hold.session.enabled:
         _note_thread(primitive.name)
-        return _BIND(primitive, *values, **params)
+        return plain_bind(primitive, *values, **params)
     return hold.bind(primitive, values, params)
 
 

@@ -21,6 +21,7 @@ from jax._src import (
     api,
     array,
     callback as callbacks,
+    config,
     core,
     debugging,
     dispatch,
@@ -91,8 +92,11 @@ def is_inside(trace: Any, outer: Any) -> bool:
     return trace is outer
 
 
-#: Returns True if operators are executed now, and neither traced nor transformed.
-is_top_level: Callable[[], bool] = _context.is_top_level
+def is_top_level() -> bool:
+    """Return True if operators are executed now, and neither traced nor transformed."""
+    # As the method of JAX's context, with two calls less.
+    is_evaluated = core.trace_state_strong_ref.value is core.eval_trace
+    return is_evaluated and core.axis_env_state.value is core.top_axis_env
 
 
 def call_evaluated(function: Callable[..., Any], *args: Any) -> Any:
@@ -262,10 +266,17 @@ def function_source(params: dict[str, Any]) -> str:
     return str(params["jaxpr"].jaxpr.debug_info.func_src_info or "")
 
 
-def wrapped_function(params: dict[str, Any]) -> tuple[str, str]:
-    """Return the name of the function that `jax.custom_jvp` wraps, and where it is defined."""
-    info = params["subfuns"][0].debug_info
-    return str(info.func_name), str(info.func_src_info or "")
+def setter_of(context: Any) -> tuple[Callable[[Any], None], Any]:
+    """Return what sets a user context (`jax.make_user_context`) of this thread, and its default.
+
+    To enter and leave the context would be two calls more for each operator.
+    """
+    return context._obj.set_local, config.config_ext.unset
+
+
+def wrapped_source(params: dict[str, Any]) -> str:
+    """Return ``function at file:line`` of the function that `jax.custom_jvp` wraps."""
+    return str(params["subfuns"][0].debug_info.func_src_info or "")
 
 
 def is_call(code_name: str) -> bool:

@@ -7,7 +7,6 @@ this module is imported with JAX.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -18,23 +17,9 @@ import jax
 from amanda_driver_jax import jax_internals as internals
 
 _KEY: Any = jax.make_user_context(None)
-#: Returns the context of a key. It can be entered again, since nobody leaves it.
-_context_of: Callable[[Hashable], Any] = functools.lru_cache(64)(_KEY)
-_PLAIN_KEY: Any = _KEY(None)
-#: Its exit lets a thread have the key of all threads again, as when this module is imported.
-_FIRST: Any = _KEY(None)
-_FIRST.__enter__()
-_FIRST.__exit__(None, None, None)
+#: Sets the key of this thread. `_UNSET` lets it have the key of all threads.
+_set, _UNSET = internals.setter_of(_KEY)
 _TOOLS = itertools.count(1)
-
-
-class _Unset:
-    def __enter__(self) -> None:
-        _FIRST.__exit__(None, None, None)
-
-
-#: The context of threads without tools.
-_UNSET = _Unset()
 
 
 class Traced:
@@ -93,7 +78,7 @@ class _Local(threading.local):
         hold: The attachment of the thread's session.
         key: The key of the session's state; None if nothing is instrumented.
         jitted: The key inside a jitted call; None outside of jitted calls.
-        context: Sets the key that is used where operators are instrumented.
+        current: The key that is used where operators are instrumented.
         plain: Depth of code in which no operator is instrumented.
         trace: The transformation in which an operator is analysed; None outside of such analysis.
         uncompiled: Whether a jitted function runs operator by operator.
@@ -108,7 +93,7 @@ class _Local(threading.local):
     hold: Any = None
     key: Hashable = None
     jitted: Hashable = None
-    context: Any = _UNSET
+    current: Any = _UNSET
     plain = 0
     trace: Any = None
     uncompiled = False
@@ -120,9 +105,6 @@ class _Local(threading.local):
 
 
 LOCAL = _Local()
-
-
-# Contexts are only entered: a tool may change the state before they would be left.
 
 
 def set_key(key: Hashable) -> None:
@@ -160,22 +142,22 @@ def hide_other_threads() -> None:
 def _refresh() -> None:
     key = LOCAL.key if LOCAL.jitted is None else LOCAL.jitted
     key = (key, LOCAL.call) if LOCAL.call else key
-    LOCAL.context = _UNSET if key is None and LOCAL.hold is None else _context_of(key)
+    LOCAL.current = _UNSET if key is None and LOCAL.hold is None else key
     if not LOCAL.plain:
-        LOCAL.context.__enter__()
+        _set(LOCAL.current)
 
 
 class _Plain:
     def __enter__(self) -> None:
         LOCAL.plain = depth = LOCAL.plain + 1  # Attributes of a `threading.local` are slow.
         if depth == 1:
-            _PLAIN_KEY.__enter__()
+            _set(None)
 
     def __exit__(self, *_: object) -> None:
         depth = LOCAL.plain - 1
-        LOCAL.plain = max(0, depth)  # It was restored if tools were removed inside.
+        LOCAL.plain = depth if depth > 0 else 0  # It was restored if tools were removed inside.
         if depth <= 0:
-            LOCAL.context.__enter__()
+            _set(LOCAL.current)  # A tool may have changed it.
 
 
 #: Inside `with`, no operator is instrumented, and JAX uses the plain compiled programs.
@@ -191,12 +173,12 @@ class Program:
 
     def __enter__(self) -> None:
         self._before, LOCAL.plain = LOCAL.plain, 0
-        LOCAL.context.__enter__()
+        _set(LOCAL.current)
 
     def __exit__(self, *_: object) -> None:
         LOCAL.plain = self._before
         if LOCAL.plain:
-            _PLAIN_KEY.__enter__()
+            _set(None)
 
 
 class _InsideJit:

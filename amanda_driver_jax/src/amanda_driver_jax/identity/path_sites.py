@@ -41,6 +41,8 @@ class PathSites:
         #: The calls of models that run, outermost first, each with the occurrences in it.
         self._calls: list[tuple[FrameType, dict[Any, int]]] = []
         self._counts: weakref.WeakKeyDictionary[Any, dict[Any, int]] = weakref.WeakKeyDictionary()
+        #: Type and call site -> the op, where no module runs and occurrences are not counted.
+        self._outside: dict[Any, OpRecord] = {}
         self._sites: Sites[OpRecord] = Sites(
             rules,
             None,
@@ -69,7 +71,11 @@ class PathSites:
                 weakly. None if they are counted in the call of the model that runs.
         """
         root, path, around, call = place
-        counts = self._counted(call) if part is None else self._counts.setdefault(part, {})
+        counts: dict[Any, int] = {}
+        if part is not None:
+            counts = self._counts.setdefault(part, counts)
+        elif self._calls or call is not None:
+            counts = self._counted(call)
         scope = OUTSIDE
         zone = THREAD.zones[-1].name if THREAD.zones else ""
         if root or path or zone:
@@ -80,7 +86,13 @@ class PathSites:
         if levels is not None and around is not None:
             depth = _distance(frame, around)
             found = [one for one, level in zip(found, levels, strict=False) if level[0] <= depth]
-        return self._sites.passed(Origin(op_type, scope, found), (), counts)[0]
+        key = (op_type, *found) if scope is OUTSIDE else None
+        record = self._outside.get(key)
+        if record is None:
+            record, _, _ = self._sites.passed(Origin(op_type, scope, found), (), counts)
+            if key is not None:
+                self._outside[key] = record
+        return record
 
     def leave_calls(self) -> None:
         """Let go of the calls of models: their frames hold what these computed."""
