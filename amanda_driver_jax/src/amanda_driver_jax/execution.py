@@ -70,7 +70,9 @@ _NOTES: Mapping[str | None, Callable[[OpContext, Any, Any], None]] = {
 }
 
 
-def _note(context: OpContext, outputs: Sequence[Any], new: Sequence[Any], given: Sequence[Any]) -> None:
+def _note(
+    context: OpContext, outputs: Sequence[Any], new: Sequence[Any], given: Sequence[Any]
+) -> None:
     """Note what outputs are made of.
 
     Args:

@@ -154,9 +154,8 @@ class _Plain:
             _set(None)
 
     def __exit__(self, *_: object) -> None:
-        depth = LOCAL.plain - 1
-        LOCAL.plain = depth if depth > 0 else 0  # It was restored if tools were removed inside.
-        if depth <= 0:
+        LOCAL.plain = depth = max(0, LOCAL.plain - 1)  # Tools that were removed inside restore it.
+        if depth == 0:
             _set(LOCAL.current)  # A tool may have changed it.
 
 
