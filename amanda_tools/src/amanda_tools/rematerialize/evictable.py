@@ -36,8 +36,9 @@ class Evictable:
 
     Only a write that no operator reports is found later: when the value is released, or at the next
     look at all values, of which there is one for as many operators as there are values. The floor
-    is then raised as if the value had not been evictable since the look before. Memory that is freed and allocated again leaves no trace, unlike a write. From the
-    first time that this is seen, all values are looked at for each operator.
+    is then raised as if the value had not been evictable since the look before. Memory that is
+    freed and allocated again leaves no trace, unlike a write. From the first time that this is
+    seen, all values are looked at for each operator.
 
     Args:
         users: Returns how many tensors refer to the memory of a tensor, as the driver knows it.
@@ -47,12 +48,13 @@ class Evictable:
         found: Those that can be evicted.
         size: Bytes of these.
         floor: Maximum of the bytes that could not have been evicted.
+        total: Maximum of all bytes.
     """
 
     def __init__(self, users: Callable[[torch.Tensor], int | None]) -> None:
         self.held: dict[Value, RematerializedOp] = {}
         self.found: dict[Value, None] = {}
-        self.size = self.floor = 0
+        self.size = self.floor = self.total = 0
         self._users = users
         #: Those to look at for the next operator.
         self._open: dict[Value, None] = {}
@@ -73,12 +75,11 @@ class Evictable:
         if value.user is not None and value.user() is not None:
             return
 
-        def died(
-            _: object,
-            note: Callable[[weakref.ref[Value]], None] = self._left.append,
-            value: weakref.ref[Value] = weakref.ref(value),
-        ) -> None:
-            note(value)
+        # A value that its own callback kept would never die.
+        left, reference = self._left, weakref.ref(value)
+
+        def died(_: object) -> None:
+            left.append(reference)
 
         value.user = weakref.ref(tensor, died)
 
@@ -106,7 +107,7 @@ class Evictable:
                     del self._readers[storage]
         if value.is_written:
             # What is computed from it can be computed again, as soon as it is itself.
-            for one in value.children:
+            for one in value.readers:
                 self.look_again(one)
 
     def look_again(self, value: Value) -> None:
@@ -138,7 +139,7 @@ class Evictable:
         if readers is not None and readers.version == before:
             changed = self._readers.pop(storage).values
         elif value is not None and value.version == before:
-            changed = value.children
+            changed = value.readers
         for one in changed:
             self._doubt(one)
 
@@ -157,10 +158,16 @@ class Evictable:
         for value in list(self._open):
             self._look(value)
 
-    def require(self, total: int) -> None:
-        """Raise the floor to what of all these bytes could not have been evicted now."""
-        self._highest = max(self._highest, total - self.size)
-        self._bound = max(self._bound, total)
+    def require(self, total: int, later: int) -> None:
+        """Raise the floor to what of all these bytes could not have been evicted now.
+
+        Args:
+            total: Bytes in use, with those that are going to be allocated.
+            later: Bytes that are going to be restored if they were evicted.
+        """
+        self.total = max(self.total, total)
+        self._highest = max(self._highest, total + later - self.size)
+        self._bound = max(self._bound, total + later)
         self.floor = max(self.floor, self._highest)
 
     def verify(self) -> None:

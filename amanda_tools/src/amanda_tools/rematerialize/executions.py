@@ -6,9 +6,9 @@ Owns the record of one execution and its repetition. Which values are in memory 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -100,6 +100,11 @@ class Value(Entry):
         self.alias: torch.Tensor | None = None
         self.handles = self.locks = 0
         self.user: weakref.ref[torch.Tensor] | None = None
+
+    @property
+    def readers(self) -> Iterable[Value]:
+        """The values that are computed from it."""
+        return cast("Iterable[Value]", self._children)
 
     @property
     def is_written(self) -> bool:

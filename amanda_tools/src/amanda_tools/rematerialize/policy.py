@@ -29,13 +29,12 @@ class Entry:
     Attributes:
         resident: Whether it is in memory.
         last_access: When an operator last used it, in the unit of `cost`.
-        children: The values that are computed from it.
     """
 
     __slots__ = (
         "__weakref__",
+        "_children",
         "_class",
-        "children",
         "cost",
         "last_access",
         "parents",
@@ -48,10 +47,10 @@ class Entry:
         self.parents = tuple(parents)
         self.resident = True
         self.last_access = 0.0
-        self.children: WeakGroup[Entry] = WeakGroup()
+        self._children: WeakGroup[Entry] = WeakGroup()
         self._class: _Class | None = None
         for parent in self.parents:
-            parent.children.add(self)
+            parent._children.add(self)
 
     def evict(self) -> None:
         """Mark it as evicted."""
@@ -89,10 +88,10 @@ class Entry:
         return cost / benefit if benefit > 0 else float("inf")
 
     def _neighbors(self, direction: str) -> Iterator[Entry]:
-        yield from self.parents if direction == "parents" else self.children
+        yield from self.parents if direction == "parents" else self._children
 
     def _evicted_neighbors(self) -> set[Entry]:
-        found = {*self.parents, *self.children}
+        found = {*self.parents, *self._children}
         return {entry for entry in found if not entry.resident}
 
     def _evicted(self, direction: str) -> set[Entry]:

@@ -6,6 +6,7 @@ what the other counts. Deciding which operators take part is `tool`'s.
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections import Counter
@@ -105,7 +106,8 @@ class Store:
         backward reads takes: a budget that is large enough.
         """
         self._memory.verify()
-        return self._memory.floor
+        # Within what is used without a budget, nothing has to be restored.
+        return min(self._memory.floor, self._memory.total if self.budget is None else sys.maxsize)
 
     def expect(self, parameters: Mapping[str, int]) -> None:
         """Count parameters that operators have not read yet: name -> size in bytes."""
@@ -355,7 +357,7 @@ class Store:
         needed = size + self._reserved + _STATES * torch.get_rng_state().nbytes
         memory = self._memory
         memory.settle()
-        memory.require(self.used + needed + later)
+        memory.require(self.used + needed, later)
         while self.budget is not None and self.used + needed > self.budget:
             candidates = self._candidates()
             if not candidates and not self.strict:
@@ -383,8 +385,9 @@ class Store:
     def _candidates(self) -> list[Value]:
         """Return the values to choose from: those that are going to be read again as a last resort.
 
-        A value that was computed again and is still going to be read is kept. Computing it for each
-        of its readers would take a time that grows exponentially in recurrent networks.
+        A value that was computed again and is still going to be read is kept if others can go.
+        Computing it for each of its readers would take a time that grows exponentially in recurrent
+        networks.
         """
         memory = self._memory
         unread = [value for value in memory.found if value not in self._readers]
@@ -392,11 +395,12 @@ class Store:
         exceeded = self.budget is not None and memory.floor > self.budget
         if unread or (exceeded and not self.strict):
             return unread
-        return [value for value in memory.found if value not in self._computed]
+        return [value for value in memory.found if value not in self._computed] or [*memory.found]
 
     def _restore(self, value: Value) -> None:
         # Not recursive: a chain of operators may be longer than Python's stack.
         stack: list[tuple[Value, list[Value]]] = [(value, [])]
+        is_last_resort = False
         self._plan(value)
         try:
             while stack:
@@ -411,7 +415,17 @@ class Store:
                     for parent in parents:
                         self._memory.lock(parent)
                         locked.append(parent)
-                    self._repeat(wanted)
+                    try:
+                        self._repeat(wanted)
+                    except BudgetError:
+                        if is_last_resort:
+                            raise
+                        # Other inputs that are waiting in memory are computed a second time.
+                        is_last_resort = True
+                        for _, waiting in stack[:-1]:
+                            self._unlock(waiting)
+                            waiting.clear()
+                        continue
                 stack.pop()
                 self._unlock(locked)
                 if stack:
