@@ -117,8 +117,8 @@ class Evictable:
 
     def lock(self, value: Value) -> None:
         """Keep a value in memory until `unlock` is called as often."""
-        value.locks += 1
         self.look_again(value)
+        value.locks += 1
 
     def unlock(self, value: Value) -> None:
         """End one `lock`."""
