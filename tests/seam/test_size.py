@@ -102,6 +102,18 @@ def operators(size: int) -> Program:
     return lambda: space["run"](x)
 
 
+def values_in_a_list(size: int) -> Program:
+    x = torch.ones(2, requires_grad=True)
+
+    def run() -> None:
+        values = [x]
+        for _ in range(size):
+            values.append(values[-1].sigmoid())
+        values[-1].sum().backward()  # type: ignore[no-untyped-call]
+
+    return run
+
+
 class Raw(amanda.Tool):
     """Looks at all forward and raw backward operators."""
 
@@ -122,6 +134,7 @@ PROGRAMS = [
     modules_in_a_list,
     models,
     operators,
+    values_in_a_list,
 ]
 ALL: dict[str, Make] = {
     "raw": Raw,
@@ -132,8 +145,9 @@ ALL: dict[str, Make] = {
 }
 #: Tool -> program -> why what it does for each thing grows with the program.
 WITH_ALL: dict[str, dict[Callable[[int], Program], str]] = {
-    "rematerialize": dict.fromkeys(
-        PROGRAMS, "what is evicted is chosen among all values that are held"
+    "rematerialize everything": dict.fromkeys(
+        [modules_of_a_model, modules_in_a_list, models, values_in_a_list],
+        "a value is computed from all that were evicted before it",
     ),
 }
 #: Run with the fast tests: the tool, the program and two sizes.
@@ -143,10 +157,11 @@ SAMPLE = [
     ("quantize", modules_of_a_model, 20, 100),
     *(
         (name, make, 20, 100)
-        for name in ("capture", "effective_path", "graph")
+        for name in ("capture", "effective_path", "graph", "rematerialize")
         for make in (modules_of_a_model, modules_without_gradients, models)
     ),
     ("raw", operators, 100, 1_000),
+    ("rematerialize", values_in_a_list, 100, 1_000),
     *((name, operands, 100, 1_000) for name in ("raw", "flops", "graph")),
     *((name, tensors_of_a_foreach_step, 100, 1_000) for name in ("raw", "flops", "latency")),
 ]
@@ -259,7 +274,7 @@ def test_the_lowest_number_is_given_again_when_its_module_has_died() -> None:
 @pytest.mark.parametrize("make", PROGRAMS)
 @pytest.mark.parametrize("tool", ALL)
 def test_costs_are_linear_at_sizes(tool: str, make: Callable[[int], Program], large: int) -> None:
-    if why := WITH_ALL.get(tool.partition(" ")[0], {}).get(make):
+    if why := WITH_ALL.get(tool, {}).get(make):
         pytest.skip(f"its cost grows with the program, since {why}")
     check(make, ALL[tool], large // 10, large)
 

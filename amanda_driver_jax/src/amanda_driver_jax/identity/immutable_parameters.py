@@ -11,6 +11,7 @@ from typing import Any
 
 from amanda_core.driver_kit import Found, OpContext, Place, Reads, Weight
 from amanda_driver_jax.arrays import Shown, sources_of
+from amanda_driver_jax.identity.parameter_index import ParameterIndex
 
 __all__ = ["ImmutableParameters"]
 
@@ -40,7 +41,7 @@ class ImmutableParameters:
         self,
         context: OpContext,
         root: str,
-        parameters: Mapping[str, Any],
+        index: ParameterIndex,
         classes: Mapping[str, str],
     ) -> Reads:
         """Return the parameters that an operator reads in this execution.
@@ -48,13 +49,11 @@ class ImmutableParameters:
         Args:
             context: The context of the operator, during a call of a routine.
             root: The label of the model that runs; empty outside of models.
-            parameters: The model's parameters by name, as `source` returns them.
+            index: The model's parameters.
             classes: The names of the classes of its modules, by their paths.
         """
         finder: Any = self  # It answers what `Weight` asks.
-        names = {id(value): name for name, value in parameters.items()}
-        # One that has several names counts once.
-        shapes = {f"{root}:{name}": tuple(parameters[name].shape) for name in names.values()}
+        names, shapes = index.names, index.shapes(root)
         roles: tuple[str, ...] = context.get("input_roles", ())
         found: dict[int | tuple[int, int], Weight] = {}
         computed: set[str] = set()

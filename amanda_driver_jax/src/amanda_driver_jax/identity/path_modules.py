@@ -17,6 +17,7 @@ from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.arrays import Shown, sources_of
 from amanda_driver_jax.identity.current_arrays import CurrentArrays
 from amanda_driver_jax.identity.immutable_parameters import ImmutableParameters
+from amanda_driver_jax.identity.parameter_index import ParameterIndex, ParameterIndices
 from amanda_driver_jax.identity.plain_trees import arguments_of, parameter_trees
 from amanda_driver_jax.trace_keys import LOCAL
 
@@ -67,6 +68,7 @@ class PathModels(ABC):
         counts: Callable[[CodeType], bool],
     ) -> None:
         self._origin_of, self._counts = source, counts
+        self._indices = ParameterIndices(self._whole)
         #: What the parameters are now.
         self.arrays = CurrentArrays(self._variable_of)
         #: Outermost module -> its label, and the paths of the modules inside it by their ids.
@@ -153,12 +155,12 @@ class PathModels(ABC):
         """Return the parameters that an operator reads in this execution."""
         frame = sys._getframe(1)
         values = context.get_inputs() or () if _is_layer(context["type"]) else ()
-        root, parameters, paths = self._model(frame, values)
+        root, index, paths = self._model(frame, values)
         is_read = bool(root)
         if not is_read:
             merged = [array for value in values for array in sources_of(value)]
-            root, parameters, paths = self._model(frame, merged)
-        if not root:
+            root, index, paths = self._model(frame, merged)
+        if not root or index is None:
             return Reads({}, dict)
         classes = self._classes.setdefault(root, {})
         for module, _, _ in self._running(frame):
@@ -174,7 +176,7 @@ class PathModels(ABC):
         # Iterations of a loop that is executed are one op.
         varies = place is None and LOCAL.loop is None and not _is_transformed()
         finder = ImmutableParameters(self._origin_of, current, varies)
-        reads = finder.reads(context, root, parameters, classes)
+        reads = finder.reads(context, root, index, classes)
         return reads if is_read or reads.computed else Reads({}, dict)
 
     def reads_any(self, frame: FrameType | None, values: Sequence[Any]) -> bool:
@@ -204,8 +206,8 @@ class PathModels(ABC):
 
         A part is the number of the value, the parameter's name and the indices along its axes.
         """
-        root, parameters, _ = self._model(frame, values)
-        names = {id(value): name for name, value in parameters.items()}
+        root, index, _ = self._model(frame, values)
+        names = {} if index is None else index.names
         shown = [None if value is None else self._origin_of(value) for value in values]
         return root, [
             (number, names[id(one.source)], one.places)
@@ -215,8 +217,8 @@ class PathModels(ABC):
 
     def _model(
         self, frame: FrameType | None, values: Sequence[Any]
-    ) -> tuple[str, dict[str, Any], Mapping[int, str]]:
-        """Return the label of the model that runs, its parameters by name and its modules' paths.
+    ) -> tuple[str, ParameterIndex | None, Mapping[int, str]]:
+        """Return the label of the model that runs, its parameters and its modules' paths.
 
         Args:
             frame: The frame at which it is looked for.
@@ -225,15 +227,15 @@ class PathModels(ABC):
         place = self.place(frame)
         if place is not None:
             found, paths = self.contents_of(self._root)
-            return place.root, {name: self._whole(v) for name, v in found.items()}, paths
+            return place.root, self._indices.of(found), paths
         wanted = self._sources(values)
         for tree in parameter_trees(frame, self._counts) if wanted else ():
-            parameters = {name: self._whole(value) for name, value in tree.items()}
-            if not wanted.isdisjoint(map(id, parameters.values())):
-                return self._label(_PLAIN, parameters), parameters, {}
+            index = self._indices.of(tree)
+            if not wanted.isdisjoint(index.names):
+                return self._number(_PLAIN, index.structure), index, {}
             if not _is_transformed():
                 break  # What functions get that are executed may be computed.
-        return "", {}, {}
+        return "", None, {}
 
     def _sources(self, values: Sequence[Any]) -> set[int]:
         return {id(self._origin_of(value).source) for value in values if value is not None}

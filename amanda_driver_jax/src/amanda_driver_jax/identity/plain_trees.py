@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -17,6 +18,7 @@ import jax
 from amanda_core.driver_kit import local_of
 from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.arrays import is_differentiable
+from amanda_driver_jax.identity.parameter_index import are_same, references
 
 __all__ = ["arguments_of", "parameter_trees", "tree_of_call"]
 
@@ -63,9 +65,7 @@ def parameter_trees(
             yield _joined([tree], _frozen_trees(function, [tree]))
 
 
-def _joined(
-    trees: Sequence[dict[str, Any]], frozen: Mapping[str, dict[str, Any]]
-) -> dict[str, Any]:
+def _joined(trees: Sequence[_Tree], frozen: Mapping[str, _Tree]) -> dict[str, Any]:
     """Return trees as one, in which a name that others have begins with that of the argument."""
     found: dict[str, Any] = {}
     for tree in trees:
@@ -76,31 +76,29 @@ def _joined(
     return found
 
 
-def _frozen_trees(
-    function: FrameType, trees: Sequence[dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
+def _frozen_trees(function: FrameType, trees: Sequence[_Tree]) -> dict[str, _Tree]:
     """Return the other trees with weights that a function gets, or reads as a closure."""
     code = function.f_code
     if "locals" in code.co_names:  # Reading would write into the dictionary that it returned.
         return {}
     trained = {id(array) for tree in trees for array in tree.values()}
-    layers = _common_size([array for tree in trees for array in tree.values()])
+    layers = _common_size(trees)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     found = {}
     for name in (*names, *code.co_freevars):
-        tree = {} if name in _DATA else _arrays(local_of(function, name), all_real=True)
-        arrays = [*tree.values()]
+        tree = _NONE if name in _DATA else _arrays(local_of(function, name))
+        if not tree or not tree.all_real or not tree.has_matrix:
+            continue
         # Those of a batch have as many examples, which stacked layers look like.
-        is_batch = len(arrays) > 1 and _common_size(arrays) not in (None, layers)
-        is_other = trained.isdisjoint(map(id, arrays)) and not is_batch
-        if is_other and any(array.ndim > 1 for array in arrays):
+        is_batch = len(tree) > 1 and _common_size([tree]) not in (None, layers)
+        if trained.isdisjoint(map(id, tree.values())) and not is_batch:
             found[name] = tree
     return found
 
 
-def _common_size(arrays: Sequence[Any]) -> int | None:
+def _common_size(trees: Sequence[_Tree]) -> int | None:
     """Return the size of the first axis, if that of all arrays is the same."""
-    sizes = {array.shape[0] if array.ndim else 0 for array in arrays}
+    sizes: set[int] = set().union(*(tree.sizes for tree in trees))
     return int(next(iter(sizes))) if len(sizes) == 1 else None
 
 
@@ -121,16 +119,16 @@ def arguments_of(function: FrameType) -> list[Any]:
     return [local_of(function, name) for name in code.co_varnames[:count]]
 
 
-def _first_tree(function: FrameType) -> dict[str, Any]:
+def _first_tree(function: FrameType) -> _Tree:
     """Return the arrays of the first argument of a running function that is a tree of arrays."""
     code = function.f_code
     if "locals" in code.co_names:  # As above.
-        return {}
+        return _NONE
     for name in code.co_varnames[: code.co_argcount]:
-        tree = {} if name in _DATA else _arrays(local_of(function, name))
+        tree = _NONE if name in _DATA else _arrays(local_of(function, name))
         if tree:
             return tree
-    return {}
+    return _NONE
 
 
 def tree_of_call(function: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
@@ -158,24 +156,76 @@ def _arguments(function: FrameType, numbers: Sequence[int]) -> list[Any]:
     return found
 
 
-def _arrays(value: Any, all_real: bool = False) -> dict[str, Any]:
-    """Return the arrays of a tree by their names; empty for what is none, such as one array.
+class _Tree(dict[str, Any]):
+    """The arrays of a tree by their names; empty for what is none, such as one array.
 
-    Args:
-        value: The tree.
-        all_real: Return nothing if other arrays are in it, too, such as labels.
+    Attributes:
+        all_real: Whether no other arrays are in it, such as labels.
+        sizes: The sizes of their first axes.
+        has_matrix: Whether one of them has more than one axis.
     """
+
+    all_real = True
+    sizes: frozenset[int] = frozenset()
+    has_matrix = False
+
+
+_NONE = _Tree()
+
+
+class _Known:
+    """What is known of a tree while it has the same leaves, which are held weakly."""
+
+    def __init__(self, structure: Any, leaves: Sequence[Any], value: Any) -> None:
+        self.structure, self.leaves = structure, references(leaves)
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(value)]
+        arrays = [n for n, leaf in enumerate(leaves) if paths[n] and isinstance(leaf, jax.Array)]
+        real = [n for n in arrays if is_differentiable(leaves[n])]
+        names = {n: [_name(key) for key in paths[n]] for n in real}
+        of_model = {n: o[o.index(_PARAMS) + 1 :] for n, o in names.items() if _PARAMS in o}
+        self.names = {".".join(name): n for n, name in (of_model or names).items()}
+        found = [leaves[n] for n in self.names.values()]
+        self.all_real = len(real) == len(arrays)
+        self.sizes = frozenset(array.shape[0] if array.ndim else 0 for array in found)
+        self.has_matrix = any(array.ndim > 1 for array in found)
+
+    def is_of(self, leaves: Sequence[Any], structure: Any) -> bool:
+        """Return True if the tree still has these leaves at the same places."""
+        try:
+            return self.structure == structure and are_same(self.leaves or (), leaves)
+        except Exception:  # What a user's container tells of itself may not be comparable.
+            return False
+
+    def tree(self, leaves: Sequence[Any]) -> _Tree:
+        """Return the arrays of the tree, which has these leaves."""
+        found = _Tree({name: leaves[n] for name, n in self.names.items()})
+        found.all_real, found.sizes, found.has_matrix = self.all_real, self.sizes, self.has_matrix
+        return found
+
+
+#: The id of a tree -> what is known of it, until its first leaf dies or there are many others.
+_KNOWN: dict[int, _Known] = {}
+_MOST_KNOWN = 64
+
+
+def _arrays(value: Any) -> _Tree:
+    """Return the arrays of a tree by their names; empty for what is none, such as one array."""
+    if isinstance(value, jax.Array):
+        return _NONE
     try:
-        leaves = jax.tree_util.tree_leaves_with_path(value)
+        leaves, structure = jax.tree_util.tree_flatten(value)
+        known = _KNOWN.get(id(value))
+        if known is None or not known.is_of(leaves, structure):
+            known = _Known(structure, leaves, value)
+            if known.leaves:
+                if len(_KNOWN) >= _MOST_KNOWN:
+                    _KNOWN.clear()
+                key, pop = id(value), _KNOWN.pop
+                known.leaves[0] = weakref.ref(leaves[0], lambda _: pop(key, None))
+                _KNOWN[key] = known
     except Exception:  # A user's container may raise anything.
-        return {}
-    arrays = [(path, leaf) for path, leaf in leaves if path and isinstance(leaf, jax.Array)]
-    paths = [(path, leaf) for path, leaf in arrays if is_differentiable(leaf)]
-    if all_real and len(paths) < len(arrays):
-        return {}
-    names = [([_name(key) for key in path], leaf) for path, leaf in paths]
-    of_model = [(one[one.index(_PARAMS) + 1 :], leaf) for one, leaf in names if _PARAMS in one]
-    return {".".join(name): leaf for name, leaf in of_model or names}
+        return _NONE
+    return known.tree(leaves)
 
 
 def _name(key: Any) -> str:

@@ -6,9 +6,9 @@ Owns the record of one execution and its repetition. Which values are in memory 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -86,9 +86,10 @@ class Value(Entry):
         version: The version of `alias`.
         handles: Number of tensors saved for backward that lie in it.
         locks: Number of computations that need it at the moment.
+        user: A weak reference to a tensor of the program that lies in it.
     """
 
-    __slots__ = ("alias", "execution", "handles", "locks", "sources", "version")
+    __slots__ = ("alias", "execution", "handles", "locks", "sources", "user", "version")
 
     def __init__(self, execution: Execution, tensor: torch.Tensor, size: int) -> None:
         self.sources = tuple(
@@ -98,6 +99,12 @@ class Value(Entry):
         self.execution, self.version = execution, tensor._version
         self.alias: torch.Tensor | None = None
         self.handles = self.locks = 0
+        self.user: weakref.ref[torch.Tensor] | None = None
+
+    @property
+    def readers(self) -> Iterable[Value]:
+        """The values that are computed from it."""
+        return cast("Iterable[Value]", self._children)
 
     @property
     def is_written(self) -> bool:
@@ -131,12 +138,16 @@ class Input(NamedTuple):
     def is_lost(self) -> bool:
         """Return True if what was read can no longer be had."""
         if self.value is not None:
+            return self.is_freed or self.value.is_written
+        return self.tensor is None or self.tensor._version != self.version or self.is_freed
+
+    @property
+    def is_freed(self) -> bool:
+        """Return True if the memory of what was read is freed."""
+        if self.value is not None:
             return self.value.is_freed
-        tensor = self.tensor
-        if tensor is None or tensor._version != self.version:
-            return True
         # FSDP frees the memory of parameters between their forward and their backward.
-        return tensor.numel() > 0 and _is_freed(tensor)
+        return self.tensor is not None and self.tensor.numel() > 0 and _is_freed(self.tensor)
 
     def read(self) -> torch.Tensor:
         """Return the tensor as the first execution read it."""

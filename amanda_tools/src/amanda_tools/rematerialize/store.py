@@ -6,11 +6,12 @@ what the other counts. Deciding which operators take part is `tool`'s.
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd import forward_ad
@@ -19,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from amanda_core.errors import AmandaError
 from amanda_core.interface.facts import Facts, NotReadableError
 from amanda_tools.memory.ledger import Ledger
+from amanda_tools.rematerialize.evictable import Evictable
 from amanda_tools.rematerialize.executions import (
     STATISTICS,
     Execution,
@@ -34,6 +36,8 @@ from amanda_tools.rematerialize.result import RematerializedOp
 from amanda_tools.rematerialize.saving import Handle, Writes, packing
 
 __all__ = ["BudgetError", "Store"]
+
+_Versions: TypeAlias = list[tuple[weakref.ref[torch.Tensor], int]]
 
 #: How many copies of the states of random generators are in memory while an operator runs.
 _STATES = 5
@@ -54,8 +58,6 @@ class Store:
 
     Attributes:
         peak: Maximum of the bytes in use, with what the running operator makes.
-        floor: Maximum of the bytes that could not have been evicted, with those that restoring what
-            backward reads takes: a budget that is large enough.
         computed: Seconds that operators took the first time.
         repeated: Seconds that they took again.
     """
@@ -64,20 +66,23 @@ class Store:
         self, budget: int | None, heuristic: Heuristic, strict: bool, facts: Facts
     ) -> None:
         self.budget, self.heuristic, self.strict = budget, heuristic, strict
-        self.peak = self.floor = 0
+        self.peak = 0
         self.computed = self.repeated = 0.0
         self._facts = facts
         self._ledger = Ledger(lambda *_: None)
         #: Storage -> a weak reference to it, and the value that it is.
         self._known: dict[int, tuple[weakref.ref[Any], Value]] = {}
         #: The values in memory.
-        self._held: dict[Value, RematerializedOp] = {}
+        self._memory = Evictable(facts.users)
         #: Kind of call -> bytes of the storages that it makes.
         self._sizes: dict[object, int] = {}
         #: Bytes of the gradients that the running backward operator is going to make.
         self._reserved = 0
-        #: Parameter that no operator has read yet -> its size.
+        #: Parameter that no operator has read yet -> its size; the sum of these.
         self._unread: dict[str, int] = {}
+        self._unread_size = 0
+        #: What the running operator may write: weak references, and versions before.
+        self._exposed: _Versions = []
         #: Maximum of the bytes that a repeated operator reads and makes.
         self._largest = 0
         #: The values that are going to be computed again while one is restored.
@@ -93,15 +98,27 @@ class Store:
     def used(self) -> int:
         """The bytes of all storages in use that have been seen."""
         self._ledger.settle()
-        return self._ledger.live + self._ledger.given + sum(self._unread.values())
+        return self._ledger.live + self._ledger.given + self._unread_size
+
+    @property
+    def floor(self) -> int:
+        """Maximum of the bytes that could not have been evicted, with those that restoring what
+        backward reads takes: a budget that is large enough.
+        """
+        self._memory.verify()
+        # Within what is used without a budget, nothing has to be restored.
+        return min(self._memory.floor, self._memory.total if self.budget is None else sys.maxsize)
 
     def expect(self, parameters: Mapping[str, int]) -> None:
         """Count parameters that operators have not read yet: name -> size in bytes."""
-        self._unread.update(parameters)
+        for name, size in parameters.items():
+            self.meet(name)
+            self._unread[name] = size
+            self._unread_size += size
 
     def meet(self, parameter: str) -> None:
         """Note that an operator is about to read a parameter."""
-        self._unread.pop(parameter, None)
+        self._unread_size -= self._unread.pop(parameter, 0)
 
     def see(self, values: Any, *, new: bool = True) -> None:
         """Count the storages of tensors."""
@@ -114,6 +131,25 @@ class Store:
                 owner = 0 if new else None
                 self._ledger.meet(storage, owner, time.perf_counter_ns())
         self.peak = max(self.peak, self.used)
+
+    def begin_write(self, values: Any) -> None:
+        """Note that an operator runs that may write these."""
+        self._exposed = _versions(values) if self._memory.held else []
+
+    def end_write(self) -> None:
+        """End what `begin_write` began."""
+        exposed, self._exposed = self._exposed, []
+        self._note_writes(exposed)
+
+    def _note_writes(self, exposed: _Versions) -> None:
+        for reference, before in exposed:
+            tensor = reference()
+            if tensor is None or tensor._version == before:
+                continue
+            storage = _storage(tensor)
+            if storage is not None:
+                _, value = self._known.get(storage, (None, None))
+                self._memory.note_write(storage, before, value)
 
     def begin_backward(self, op: RematerializedOp) -> None:
         """Make room for the gradients that the backward of an operator is going to make."""
@@ -150,13 +186,15 @@ class Store:
             self._sizes[kind] = _predicted(call, values)
         self._make_room(self._sizes[kind], op.name)
         op.calls += 1
+        versions = _versions(tensors)
         if not _saves(tensors):
             result = call(values)
             self.see(result)
-            return result
-        execution = Execution(op, call, values, self._inputs(values, weights))
-        result = self._run_saving(execution, values, tensors)
-        self._sizes[kind] = execution.size
+        else:
+            execution = Execution(op, call, values, self._inputs(values, weights))
+            result = self._run_saving(execution, values, tensors)
+            self._sizes[kind] = execution.size
+        self._note_writes(versions)
         return result
 
     def _run_saving(
@@ -251,6 +289,7 @@ class Store:
         memory = tensor.untyped_storage()
         value = Value(execution, tensor, memory.nbytes())
         value.last_access = self._now
+        self._memory.watch(value, tensor)
         known = self._known
 
         def died(_: object) -> None:
@@ -274,7 +313,8 @@ class Store:
 
     def _hold(self, value: Value, tensor: torch.Tensor, op: RematerializedOp) -> None:
         value.alias, value.version = tensor.detach(), tensor._version
-        self._held[value] = op
+        self._memory.watch(value, tensor)
+        self._memory.hold(value, op)
 
     def read(self, value: Value) -> torch.Tensor:
         """Return an alias of a value's storage; compute the value again if it was evicted."""
@@ -282,6 +322,7 @@ class Store:
             self._restore(value)
         assert value.alias is not None
         value.last_access = self._now
+        self._memory.look_again(value)
         return value.alias
 
     def drop(self, value: Value) -> None:
@@ -295,8 +336,8 @@ class Store:
 
     def _release(self, value: Value) -> None:
         if value.alias is not None:
+            self._memory.release(value)
             value.alias = None
-            del self._held[value]
             value.evict()
 
     # Eviction and restoring.
@@ -314,14 +355,15 @@ class Store:
             later: Bytes of values that are going to be restored meanwhile.
         """
         needed = size + self._reserved + _STATES * torch.get_rng_state().nbytes
-        fixed = self.used + needed - sum(value.size for value in self._evictable())
-        self.floor = max(self.floor, fixed + later)
+        memory = self._memory
+        memory.settle()
+        memory.require(self.used + needed, later)
         while self.budget is not None and self.used + needed > self.budget:
             candidates = self._candidates()
             if not candidates and not self.strict:
                 break
             if not candidates:
-                self.floor = max(self.floor, self.used + needed)
+                memory.floor = max(memory.floor, self.used + needed)
                 raise BudgetError(
                     f"{what} needs {needed:,} bytes beside {self.used:,} bytes that cannot be "
                     f"evicted, and the budget is {self.budget:,} bytes",
@@ -331,8 +373,10 @@ class Store:
                     "Measure this step, too, by `--steps 0:` or `where(amanda.select(steps=...))`",
                 )
             value = choose(candidates, self.heuristic, self._now)
-            op = self._held[value]
-            op.evicted += 1
+            if not memory.is_evictable(value):
+                memory.look_again(value)
+                continue
+            memory.held[value].evicted += 1
             self._release(value)
             if value in self._readers:
                 self._plan(value)
@@ -341,30 +385,22 @@ class Store:
     def _candidates(self) -> list[Value]:
         """Return the values to choose from: those that are going to be read again as a last resort.
 
-        A value that was computed again and is still going to be read is kept. Computing it for each
-        of its readers would take a time that grows exponentially in recurrent networks.
+        A value that was computed again and is still going to be read is kept if others can go.
+        Computing it for each of its readers would take a time that grows exponentially in recurrent
+        networks.
         """
-        evictable = self._evictable()
-        unread = [value for value in evictable if value not in self._readers]
+        memory = self._memory
+        unread = [value for value in memory.found if value not in self._readers]
         # If the budget is exceeded anyway, the last resort would only cost time.
-        if unread or (not self.strict and self.budget is not None and self.floor > self.budget):
+        exceeded = self.budget is not None and memory.floor > self.budget
+        if unread or (exceeded and not self.strict):
             return unread
-        return [value for value in evictable if value not in self._computed]
-
-    def _evictable(self) -> list[Value]:
-        """Return the values whose eviction frees memory, and that can be computed again."""
-        return [
-            value
-            for value in self._held
-            if not value.locks
-            and not value.is_written
-            and value.execution.is_repeatable
-            and self._facts.users(value.alias) == 1  # The alias alone.
-        ]
+        return [value for value in memory.found if value not in self._computed] or [*memory.found]
 
     def _restore(self, value: Value) -> None:
         # Not recursive: a chain of operators may be longer than Python's stack.
         stack: list[tuple[Value, list[Value]]] = [(value, [])]
+        is_last_resort = False
         self._plan(value)
         try:
             while stack:
@@ -377,13 +413,23 @@ class Store:
                     continue
                 if wanted.alias is None:
                     for parent in parents:
-                        parent.locks += 1
+                        self._memory.lock(parent)
                         locked.append(parent)
-                    self._repeat(wanted)
+                    try:
+                        self._repeat(wanted)
+                    except BudgetError:
+                        if is_last_resort:
+                            raise
+                        # Other inputs that are waiting in memory are computed a second time.
+                        is_last_resort = True
+                        for _, waiting in stack[:-1]:
+                            self._unlock(waiting)
+                            waiting.clear()
+                        continue
                 stack.pop()
                 self._unlock(locked)
                 if stack:
-                    wanted.locks += 1
+                    self._memory.lock(wanted)
                     stack[-1][1].append(wanted)
         finally:
             kept = list(self._readers)
@@ -419,7 +465,7 @@ class Store:
 
     def _unlock(self, values: list[Value]) -> None:
         for value in values:
-            value.locks -= 1
+            self._memory.unlock(value)
             self._release_unused(value)
 
     def _repeat(self, wanted: Value) -> None:
@@ -464,6 +510,10 @@ def _saves(tensors: Sequence[torch.Tensor]) -> bool:
     if forward_ad._current_level >= 0:
         return False
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def _versions(values: Any) -> _Versions:
+    return [(weakref.ref(one), one._version) for one in tensors_of(values) if _is_dense(one)]
 
 
 def _is_intermediate(tensor: torch.Tensor) -> bool:

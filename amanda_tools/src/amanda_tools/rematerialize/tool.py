@@ -129,6 +129,7 @@ class Rematerialize(OperatorTool["RematerializedOp"]):
         if context.op_type in _VIEWS:
             return
         if not self.is_wanted(context) or not _is_pure(context):
+            context.insert_before_op(self.begin_write, observe=True)
             context.insert_after_op(self.see, observe=True)
             return
         op = self.account_of(context, lambda: RematerializedOp.of(context))
@@ -157,10 +158,17 @@ class Rematerialize(OperatorTool["RematerializedOp"]):
         with self._lock:
             return self._store.run(op, call, inputs, weights)
 
+    def begin_write(self, *inputs: Any) -> None:
+        """Look which of its inputs an operator writes that runs as without the tool."""
+        assert self._store is not None
+        with self._lock:
+            self._store.begin_write(inputs)
+
     def see(self, *outputs: Any) -> None:
         """Count the memory that an operator allocates whose values stay in memory."""
         assert self._store is not None
         with self._lock:
+            self._store.end_write()
             self._store.see(outputs)
 
     def arrive(self, *gradients: Any, op: RematerializedOp) -> None:
