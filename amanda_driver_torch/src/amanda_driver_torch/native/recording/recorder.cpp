@@ -53,6 +53,8 @@ struct Made {
     // read: the stretch of operators in which its elements were read last.
     uint32_t step = 0, read = 0, producer = NOBODY;
     uint64_t digest = 0;
+    Norms norms;
+    int32_t normed = -1;  // the dtype that the norms are of; -1 if they are not known
     bool unwritten = false;
 };
 struct Known {
@@ -157,6 +159,24 @@ class Unlocked {
 
   private:
     PyThreadState* state_;
+};
+
+// The elements of a tensor in C order, which are copied once where they are not.
+class Elements {
+  public:
+    // While the GIL is released, other threads may use the recorder's memory.
+    Elements(const Memory& memory, std::vector<uint8_t>* shared)
+        : memory_(memory), scratch_(bytes_of(memory) < LARGE ? *shared : own_) {}
+
+    const uint8_t* in_order() {
+        if (found_ == nullptr) found_ = amanda::in_order(memory_, scratch_);
+        return found_;
+    }
+
+  private:
+    const Memory& memory_;
+    std::vector<uint8_t> own_, &scratch_;
+    const uint8_t* found_ = nullptr;
 };
 
 // One call of a routine.
@@ -296,13 +316,15 @@ class Call {
             }
         }
         Row own = row(note_->what, position, item);
+        Elements elements(memory, recorder_->scratch);
         bool has_digest = true;
         if (is_known && made.read == stretch_ && !is_small(memory) &&
             ++recorder_->checks % recorder_->check != 0) {
             own.digest = made.digest;
             flags |= REUSED;
-        } else if (!read(tensor, memory, &own.digest, &has_digest)) {
-            return false;
+        } else {
+            if (!read(tensor, memory, elements, &own.digest, &has_digest)) return false;
+            if (own.digest != made.digest) made.normed = -1;
         }
         if (is_known && has_digest) {
             own.producer = made.producer;
@@ -320,7 +342,10 @@ class Call {
             flags |= UNWRITTEN;
         }
         if (recorder_->with_norms && has_digest && !(flags & UNWRITTEN)) {
-            if (!add_norms(tensor, memory, &own, &flags)) return false;
+            if (!find_norms(tensor, memory, elements, &made)) return false;
+            own.norm = made.norms.norm;
+            own.largest = made.norms.largest;
+            if (made.norms.constant) flags |= CONSTANT;
         }
         if (has_digest) {
             bool is_new = note_->what == OUTPUT || !is_known || own.digest != made.digest;
@@ -370,13 +395,15 @@ class Call {
             if (!answer) return false;
             if (answer.get() == Py_None) return true;
             unsigned long long digest;
-            int unwritten;
-            if (!PyArg_ParseTuple(answer.get(), "LIIKIp", &made->version, &made->step, &made->read,
-                                  &digest, &made->producer, &unwritten)) {
+            int unwritten, constant;
+            if (!PyArg_ParseTuple(answer.get(), "LIIKIpiffp", &made->version, &made->step,
+                                  &made->read, &digest, &made->producer, &unwritten, &made->normed,
+                                  &made->norms.norm, &made->norms.largest, &constant)) {
                 return false;
             }
             made->digest = digest;
             made->unwritten = unwritten != 0;
+            made->norms.constant = constant != 0;
             *is_known = true;
             return keep(tensor, *made);
         }
@@ -408,42 +435,35 @@ class Call {
         recorder_->sweep = 2 * recorder_->known->size() + 1024;
     }
 
-    bool read(PyObject* tensor, const Memory& memory, uint64_t* digest, bool* has_digest) {
+    bool read(PyObject* tensor, const Memory& memory, Elements& elements, uint64_t* digest,
+              bool* has_digest) {
         if (memory.data == nullptr) {
             Owned answer(PyObject_CallOneArg(recorder_->digest, tensor));
             int64_t state = number_of(answer, digest);
             *has_digest = state == 0;
             return state != -2;
         }
-        // While the GIL is released, other threads may use the recorder's memory.
-        std::vector<uint8_t> own;
-        auto& scratch = bytes_of(memory) < LARGE ? *recorder_->scratch : own;
         Unlocked unlocked(memory);
-        *digest = xxh3(in_order(memory, scratch), bytes_of(memory));
+        *digest = xxh3(elements.in_order(), bytes_of(memory));
         return true;
     }
 
-    bool add_norms(PyObject* tensor, const Memory& memory, Row* own, uint8_t* flags) {
-        Norms found;
-        bool are_found = false;
+    bool find_norms(PyObject* tensor, const Memory& memory, Elements& elements, Made* made) {
         if (memory.data != nullptr) {
-            std::vector<uint8_t> own_scratch;
-            auto& scratch = bytes_of(memory) < LARGE ? *recorder_->scratch : own_scratch;
+            if (made->normed == memory.dtype) return true;
+            made->normed = memory.dtype;
+            made->norms = Norms();
             Unlocked unlocked(memory);
-            are_found = norms_of(memory, in_order(memory, scratch), &found);
+            if (norms_of(memory, elements.in_order(), &made->norms)) return true;
         }
-        if (!are_found) {
-            Owned answer(PyObject_CallOneArg(recorder_->norms, tensor));
-            int constant = 0;
-            if (!answer ||
-                !PyArg_ParseTuple(answer.get(), "ffp", &found.norm, &found.largest, &constant)) {
-                return false;
-            }
-            found.constant = constant != 0;
+        Owned answer(PyObject_CallOneArg(recorder_->norms, tensor));
+        int constant = 0;
+        Norms& norms = made->norms;
+        if (!answer ||
+            !PyArg_ParseTuple(answer.get(), "ffp", &norms.norm, &norms.largest, &constant)) {
+            return false;
         }
-        own->norm = found.norm;
-        own->largest = found.largest;
-        if (found.constant) *flags |= CONSTANT;
+        norms.constant = constant != 0;
         return true;
     }
 
@@ -570,9 +590,10 @@ PyObject* recorder_take(PyObject* self, PyObject*) {
         PyObject* tensor = PyWeakref_GET_OBJECT(one.tensor.get());
         if (!list || tensor == Py_None) return;
         const Made& made = one.made;
-        Owned entry(Py_BuildValue("O(LIIKIO)", tensor, (long long)made.version, made.step,
+        Owned entry(Py_BuildValue("O(LIIKIiiffi)", tensor, (long long)made.version, made.step,
                                   made.read, (unsigned long long)made.digest, made.producer,
-                                  made.unwritten ? Py_True : Py_False));
+                                  made.unwritten, made.normed, double(made.norms.norm),
+                                  double(made.norms.largest), made.norms.constant));
         if (!entry || PyList_Append(list.get(), entry.get()) < 0) list = Owned();
     });
     return list.release();

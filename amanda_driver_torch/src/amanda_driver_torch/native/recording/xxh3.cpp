@@ -184,8 +184,10 @@ __attribute__((target("avx2"))) void add_all_avx2(Lanes& lanes, const uint8_t* d
     const size_t ahead = size < FAR ? 512 : 4096;
     for (;; size -= BLOCK) {
         const bool more = size > BLOCK;
-        const uint8_t* end = data + (more ? BLOCK : (size - 1) / STRIPE * STRIPE);
-        for (const uint8_t* secret = SECRET; data != end; data += STRIPE, secret += 8) {
+        const size_t count = more ? STRIPES : (size - 1) / STRIPE;
+        const uint8_t* secret = SECRET;
+#pragma GCC unroll 4
+        for (size_t i = 0; i < count; ++i, data += STRIPE, secret += 8) {
             _mm_prefetch(reinterpret_cast<const char*>(data) + ahead, _MM_HINT_T0);
             low = with_half(low, data, secret);
             high = with_half(high, data + 32, secret + 32);
