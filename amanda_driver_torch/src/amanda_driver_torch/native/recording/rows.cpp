@@ -83,9 +83,27 @@ void copy_transposed(uint8_t* to, const uint8_t* from, int64_t rows, Axis column
     for (; row < rows; ++row) copy_axis<uint32_t>(to + row * width, from + row * ITEM, columns);
 }
 
+// Copies bytes of which there are few in most cases: a call would take longer.
+inline void copy_row(uint8_t* to, const uint8_t* from, size_t size) {
+    if (size % 16 != 0 || size > 256) {
+        std::memcpy(to, from, size);
+        return;
+    }
+    for (size_t at = 0; at != size; at += 16) {
+        uint64_t two[2];
+        std::memcpy(two, from + at, sizeof two);
+        std::memcpy(to + at, two, sizeof two);
+    }
+}
+
 // Copies elements in C order; returns where the next one goes.
 uint8_t* copy(uint8_t* to, const uint8_t* from, const Axis* axis, size_t count, size_t item) {
     int64_t size = axis->size, step = axis->step;
+    if (count == 2 && axis[1].step == int64_t(item)) {
+        size_t row = size_t(axis[1].size) * item;
+        for (int64_t i = 0; i < size; ++i) copy_row(to + size_t(i) * row, from + i * step, row);
+        return to + size_t(size) * row;
+    }
     if (count > 2 || (count == 2 && (item != 4 || step != 4))) {
         for (int64_t i = 0; i < size; ++i) to = copy(to, from + i * step, axis + 1, count - 1, item);
         return to;
