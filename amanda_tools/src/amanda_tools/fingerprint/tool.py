@@ -205,7 +205,9 @@ class Fingerprint(OperatorTool[Op]):
         if not self.is_wanted(context):
             return
         enter, leave, options = self._routines(self._op(context))
-        context.insert_before_backward_op(enter, observe=True, **options)
+        if self.level == "operators":
+            # Of visits, what earlier ones wrote is known.
+            context.insert_before_backward_op(enter, observe=True, **options)
         context.insert_after_backward_op(leave, observe=True, **options)
 
     def begin(self, step: int) -> None:
@@ -470,9 +472,12 @@ class Fingerprint(OperatorTool[Op]):
         is_overwritten = what == INPUT and position == 0 and op.overwrites
         if self.level != "operators":
             visit = self._visit(op)
-            is_inside = made is not None and made.producer in visit.orders
+            if self.level == "steps":
+                is_inside = made is not None and made.producer != NOBODY and made.step == self._step
+            else:
+                is_inside = made is not None and made.producer in visit.orders
             if made is not None and is_inside and (is_overwritten or not made.unwritten):
-                return  # It stays within the module.
+                return  # It stays within the module or the step.
         if dtype in _HANDLES:
             digest, flags = None, flags | HANDLE
         elif made is not None and self._is_reused(made, facts.nbytes(tensor)):

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "owned.h"
@@ -100,7 +101,7 @@ struct Recorder {
     PyObject* weak_references;
 #define AMANDA_DECLARE(name) PyObject* name;
     AMANDA_RECORDER_FUNCTIONS(AMANDA_DECLARE)
-    PyObject *pending, *ref_type;
+    PyObject *pending, *ref_type, *arguments;
     PyTypeObject *tensor_type, *parameter_type;
     long long order;
     unsigned int step, check, part, stretch, stretch_step;
@@ -334,7 +335,10 @@ class Call {
             Row place = row(INPUT, position, item);
             visit_ = recorder_->visits->enter(op_.group, place, &rows_);
             bool has_values = !made.unwritten || (position == 0 && op_.overwrites);
-            if (is_known && made.visit == visit_ && has_values) return true;
+            bool is_inside = recorder_->visits->of_steps
+                                 ? made.producer != NOBODY && made.step == step_
+                                 : made.visit == visit_;
+            if (is_known && is_inside && has_values) return true;
         }
         Row own = row(note_->what, position, item);
         Elements elements(memory, recorder_->scratch);
@@ -448,13 +452,28 @@ class Call {
             known->made = made;
             return true;
         }
-        Owned weak(PyObject_CallOneArg(recorder_->ref_type, tensor));
+        Owned weak(new_reference(tensor));
         if (!weak) return false;
         if (recorder_->known->size() >= recorder_->sweep) sweep();
         Known& known = recorder_->known->at(key_of(tensor));
         known.tensor = std::move(weak);
         known.made = made;
         return true;
+    }
+
+    // Does what a call of the type does, which would make a tuple each time. Another thread may run
+    // meanwhile, and makes one of its own.
+    PyObject* new_reference(PyObject* tensor) {
+        Owned arguments(std::exchange(recorder_->arguments, nullptr));
+        if (!arguments) arguments = Owned(PyTuple_New(1));
+        if (!arguments) return nullptr;
+        PyTuple_SET_ITEM(arguments.get(), 0, Py_NewRef(tensor));
+        auto* type = reinterpret_cast<PyTypeObject*>(recorder_->ref_type);
+        PyObject* made = type->tp_new(type, arguments.get(), nullptr);
+        PyTuple_SET_ITEM(arguments.get(), 0, nullptr);
+        Py_DECREF(tensor);
+        if (recorder_->arguments == nullptr) recorder_->arguments = arguments.release();
+        return made;
     }
 
     // Forgets the tensors that have died.
@@ -744,6 +763,7 @@ void recorder_dealloc(PyObject* given) {
     delete self->spare;
     Py_XDECREF(self->pending);
     Py_XDECREF(self->ref_type);
+    Py_XDECREF(self->arguments);
     Py_XDECREF(reinterpret_cast<PyObject*>(self->tensor_type));
     Py_XDECREF(reinterpret_cast<PyObject*>(self->parameter_type));
     type->tp_free(given);
