@@ -47,7 +47,7 @@ from amanda_tools.fingerprint.files import (
 from amanda_tools.fingerprint.operators import Execution, Op
 from amanda_tools.fingerprint.result import FingerprintResult
 from amanda_tools.fingerprint.visits import MODULE, STEP, Group, StepDigest, Visit
-from amanda_tools.kit.operators.entries import EitherWayOp
+from amanda_tools.kit.operators.entries import EitherWayOp, leaf_of, passes_gradients_on
 from amanda_tools.kit.operators.tool import OperatorTool
 from amanda_tools.kit.tensors.values import facts_of, need_numpy, numbers
 
@@ -202,13 +202,18 @@ class Fingerprint(OperatorTool[Op]):
 
     def analyse_backward(self, context: OpContext) -> None:
         """Insert routines that record the gradients that a backward operator reads and writes."""
+        joins = self.level != "operators"
         if not self.is_wanted(context):
             return
+        if self.level == "steps" and passes_gradients_on(context):
+            return  # A difference in them arrives at weights, or has no effect.
         enter, leave, options = self._routines(self._op(context))
-        if self.level == "operators":
-            # Of visits, what earlier ones wrote is known.
+        is_leaf = joins and leaf_of(context) is not None
+        if is_leaf or not joins:
+            # What others read has been recorded where it was written.
             context.insert_before_backward_op(enter, observe=True, **options)
-        context.insert_after_backward_op(leave, observe=True, **options)
+        if not is_leaf:
+            context.insert_after_backward_op(leave, observe=True, **options)
 
     def begin(self, step: int) -> None:
         """Record the number of the step, and whether it is recorded."""
