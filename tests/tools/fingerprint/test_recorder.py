@@ -173,7 +173,7 @@ def test_norms_are_those_of_torch() -> None:
     shapes = [(1,), (15,), (16,), (2113,), (33, 7), (5, 1000)]
     drawn = [torch.randn(shape, dtype=dtype) for shape in shapes for dtype in FLOATS]
     same = [torch.full((5,), -2.0, dtype=dtype) for dtype in FLOATS]
-    for value in (*drawn, drawn[-1].mT, *same, *finite.split(1), finite.flip(0), finite.bfloat16()):
+    for value in (*drawn, drawn[-1].mT, *same, *finite[:, None], finite.flip(0), finite.bfloat16()):
         (found,) = rows.of(value)
         norm = torch.linalg.vector_norm(value.double()).item()
         assert found["norm"] == pytest.approx(norm, rel=1e-6)

@@ -35,7 +35,6 @@ from amanda_tools.fingerprint.files import (
     NONE,
     OUTPUT,
     REUSED,
-    ROW,
     STATE,
     UNREADABLE,
     UNSEEN_WRITER,
@@ -169,7 +168,7 @@ class Fingerprint(OperatorTool[Op]):
         self._keeper: _Keeper | None = None
         self._may_use_recorder = self.has_plain_rows
         #: Numbers of groups, by framework.
-        self._groups: dict[tuple[str, Group], int] = {}
+        self._group_numbers: dict[tuple[str, Group], int] = {}
         #: Number of operators so far.
         self._count = 0
         self.check = check
@@ -311,12 +310,12 @@ class Fingerprint(OperatorTool[Op]):
         op = Op(context, described, facts, 0)
         # Drivers number their visits themselves, so that each has groups of its own.
         key = context.namespace.split("/")[0], op.group
-        number = self._groups.get(key)
+        number = self._group_numbers.get(key)
         if number is None:
-            number = len(self._groups)
+            number = len(self._group_numbers)
             if self.level == "modules":
                 number = self._add_other(MODULE, op.group.name, op.group)
-            self._groups[key] = number
+            self._group_numbers[key] = number
         op.group_number = number
         return op
 
@@ -383,8 +382,8 @@ class Fingerprint(OperatorTool[Op]):
         self, op: int, order: int, execution: int, thread: int, written: Visit | StepDigest
     ) -> None:
         for what, position, flags, digest in written.rows():
-            place: dict[str, int] = {"position": position, "type_": NOBODY, "thread": thread}
-            self._aside(what, order, op, execution, digest, flags=flags, **place)
+            norms = 0.0, 0.0
+            self._aside(what, order, op, execution, digest, norms, position, NOBODY, flags, thread)
 
     def _next(self) -> int:
         if self._recorder is not None:
