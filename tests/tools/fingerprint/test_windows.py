@@ -56,6 +56,20 @@ def test_coarser_levels_name_the_step_and_the_module_of_planted_errors(tmp_path:
 
 
 @pytest.mark.parametrize("level", COARSE)
+def test_what_changes_between_two_applies_is_read_again(tmp_path: Path, level: Level) -> None:
+    """Although steps of both have equal numbers, and no write is counted."""
+    for name, added in (("one", 0.0), ("other", 1e-3)):
+        tool = Fingerprint(folder=tmp_path / name, level=level)
+        with amanda.apply(tool):
+            value = torch.full((3,), -2.0) * 2
+        value.data.add_(added)
+        with amanda.apply(tool):
+            torch.relu(value)  # It writes zeros in any case.
+        tool.result()
+    assert not compare_fingerprints(tmp_path / "one", tmp_path / "other").same
+
+
+@pytest.mark.parametrize("level", COARSE)
 @pytest.mark.parametrize("reader", ["weight", "operator"])
 def test_gradients_that_no_optimizer_reads_are_recorded(
     tmp_path: Path, level: Level, reader: str

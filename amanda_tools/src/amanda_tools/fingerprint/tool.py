@@ -98,7 +98,8 @@ class Fingerprint(OperatorTool[Op]):
             optimizer, and after each collective.
         level: What has a digest. ``modules`` writes two rows for each visit of a module, and
             ``steps`` one for each step, which suffices to find the window that is worth recording
-            again with ``operators``.
+            again with ``operators``. Of gradients these record what operators write, and
+            ``steps`` only what arrives at weights, where the framework says so.
         ranks: Numbers of the processes to record; the default is all.
 
     Raises:
@@ -153,6 +154,8 @@ class Fingerprint(OperatorTool[Op]):
         self._whole = StepDigest()
         #: How many digests earlier steps with this number had; None if it is not known yet.
         self._earlier: int | None = None
+        #: A number in the order of execution at which this step began.
+        self._began = 0
         self._types: dict[tuple[object, ...], int] = {}
         self._type_digests: list[int] = []
         self._local = threading.local()
@@ -376,7 +379,7 @@ class Fingerprint(OperatorTool[Op]):
             self._write_visit(number, whole.order, self._earlier, 0, whole)
         if end:
             self._visits.clear()
-            self._whole, self._earlier = StepDigest(), None
+            self._whole, self._earlier, self._began = StepDigest(), None, self._next()
 
     def _write_visit(
         self, op: int, order: int, execution: int, thread: int, written: Visit | StepDigest
@@ -477,7 +480,7 @@ class Fingerprint(OperatorTool[Op]):
         if self.level != "operators":
             visit = self._visit(op)
             if self.level == "steps":
-                is_inside = made is not None and made.producer != NOBODY and made.step == self._step
+                is_inside = made is not None and self._began <= made.producer < NOBODY
             else:
                 is_inside = made is not None and made.producer in visit.orders
             if made is not None and is_inside and (is_overwritten or not made.unwritten):

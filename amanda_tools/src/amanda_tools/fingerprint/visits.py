@@ -65,9 +65,8 @@ class Visit:
         self.group, self.op, self.order = group, op, order
         self.execution, self.thread = execution, thread
         self._digests = {INPUT: xxhash.xxh3_64(), OUTPUT: xxhash.xxh3_64()}
-        #: Orders of the rows of executions in it, and the last one.
+        #: Orders of the rows of executions in it.
         self.orders: set[int] = set()
-        self.last = -1
         #: What was read or written and is not in the digest.
         self._left_out: set[tuple[int, int]] = set()
 
@@ -79,7 +78,6 @@ class Visit:
             order: Number of the execution in the order of execution. It is not in the digest.
         """
         self.orders.add(order)
-        self.last = order
         self._digests[OUTPUT].update(struct.pack("<Q", op))
 
     def add(

@@ -105,6 +105,7 @@ struct Recorder {
     PyTypeObject *tensor_type, *parameter_type;
     long long order;
     unsigned int step, check, part, stretch, stretch_step;
+    unsigned int began;  // the order of the first row of this step
     unsigned long long small;
     char takes, due, with_norms, has_kept, joins;
     unsigned long long spent, first, last;
@@ -336,7 +337,7 @@ class Call {
             visit_ = recorder_->visits->enter(op_.group, place, &rows_);
             bool has_values = !made.unwritten || (position == 0 && op_.overwrites);
             bool is_inside = recorder_->visits->of_steps
-                                 ? made.producer != NOBODY && made.step == step_
+                                 ? made.producer != NOBODY && made.producer >= recorder_->began
                                  : made.visit == visit_;
             if (is_known && is_inside && has_values) return true;
         }
@@ -655,6 +656,7 @@ PyObject* recorder_close(PyObject* self, PyObject* end) {
     std::vector<Row> rows;
     recorder->visits->close(recorder->step, ends != 0, &rows);
     if (!append(recorder->pending, rows)) return nullptr;
+    if (ends) recorder->began = uint32_t(recorder->order + 1);
     const Visits::Sum& sum = recorder->visits->closed;
     if (sum.order == NOBODY) Py_RETURN_NONE;
     return Py_BuildValue("IKB", sum.order, (unsigned long long)sum.digest, sum.left_out);
