@@ -37,6 +37,7 @@ DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
     *(torch.complex128, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 ]
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
 class InPython(Fingerprint):
@@ -167,11 +168,16 @@ def test_further_positions_and_items_share_the_last_number() -> None:
 
 def test_norms_are_those_of_torch() -> None:
     rows = Rows(with_norms=True)
-    for value in (torch.randn(1000), torch.randn(33, 7).t(), torch.full((5,), -2.0)):
+    every_half = torch.arange(65_536).to(torch.uint16).view(torch.float16)
+    finite = every_half[every_half.isfinite()]
+    shapes = [(1,), (15,), (16,), (2113,), (33, 7), (5, 1000)]
+    drawn = [torch.randn(shape, dtype=dtype) for shape in shapes for dtype in FLOATS]
+    same = [torch.full((5,), -2.0, dtype=dtype) for dtype in FLOATS]
+    for value in (*drawn, drawn[-1].mT, *same, *finite[:, None], finite.flip(0), finite.bfloat16()):
         (found,) = rows.of(value)
         norm = torch.linalg.vector_norm(value.double()).item()
         assert found["norm"] == pytest.approx(norm, rel=1e-6)
-        assert found["largest"] == value.abs().max().item()
+        assert found["largest"] == value.abs().max().float().item()
         assert bool(found["flags"] & 32) == bool((value == value.flatten()[0]).all())
     asked = []
 
@@ -182,7 +188,7 @@ def test_norms_are_those_of_torch() -> None:
 
     rows = Rows(Asked(), with_norms=True)
     hard = (torch.tensor([1.0, float("nan")]), torch.full((3,), 1e30), torch.full((3,), 1e-30))
-    for value in (*hard, torch.ones(2, dtype=torch.float64)):
+    for value in (*hard, torch.ones(2, dtype=torch.complex64)):
         assert rows.of(value)["largest"].tolist() == [2.0]
     assert len(asked) == 4
 

@@ -55,6 +55,49 @@ def test_coarser_levels_name_the_step_and_the_module_of_planted_errors(tmp_path:
                 assert found.first.cause == "coarse"
 
 
+@pytest.mark.parametrize("level", COARSE)
+def test_what_changes_between_two_applies_is_read_again(tmp_path: Path, level: Level) -> None:
+    """Although steps of both have equal numbers, and no write is counted."""
+    for name, added in (("one", 0.0), ("other", 1e-3)):
+        tool = Fingerprint(folder=tmp_path / name, level=level)
+        with amanda.apply(tool):
+            value = torch.full((3,), -2.0) * 2
+        value.data.add_(added)
+        with amanda.apply(tool):
+            torch.relu(value)  # It writes zeros in any case.
+        tool.result()
+    assert not compare_fingerprints(tmp_path / "one", tmp_path / "other").same
+
+
+@pytest.mark.parametrize("level", COARSE)
+@pytest.mark.parametrize("reader", ["weight", "operator"])
+def test_gradients_that_no_optimizer_reads_are_recorded(
+    tmp_path: Path, level: Level, reader: str
+) -> None:
+    def program(scale: float) -> None:
+        x, weight = torch.ones(2, 3), torch.full((3, 3), 0.5, requires_grad=True)
+        for _ in range(2):
+            hidden = x @ weight
+            hidden.register_hook(lambda gradient: gradient * scale)  # type: ignore[no-untyped-call]
+            if reader == "weight":
+                torch.autograd.backward(hidden.square().sum())
+            else:  # It is not added to a weight.
+                (gradient,) = torch.autograd.grad(hidden.square().sum(), weight)
+                gradient.relu()
+            amanda.step()
+
+    for name, scale in (("one", 1.0), ("other", 1.0), ("wrong", 1.0000001)):
+        tool = Fingerprint(folder=tmp_path / name, level=level)
+        with amanda.apply(tool):
+            program(scale)
+        tool.result()
+    equal = compare_fingerprints(tmp_path / "one", tmp_path / "other")
+    assert (equal.same, equal.complete) == (True, True)
+    wrong = compare_fingerprints(tmp_path / "one", tmp_path / "wrong")
+    assert wrong.first is not None
+    assert wrong.first.step == 0
+
+
 @pytest.mark.one_interceptor
 @pytest.mark.parametrize("level", COARSE)
 def test_threads_in_another_order_are_equal(tmp_path: Path, level: Level) -> None:

@@ -25,6 +25,9 @@ class Keeper(Protocol):
     def number_of_type(self, tensor: Any) -> int:
         """Return the number that stands for the dtype, shape and placement of a tensor in rows."""
 
+    def digest_of_type(self, number: int) -> int:
+        """Return a digest of the dtype, shape and placement that have a number, for visits."""
+
     def digest(self, tensor: Any) -> int | None:
         """Return the digest of the elements of a tensor; None if they cannot be read."""
 
@@ -80,7 +83,17 @@ class Recorder(Protocol):
     last: int
 
     def notes(
-        self, number: int, part: int, is_empty: bool, rearranges: bool, overwrites: bool, /
+        self,
+        number: int,
+        part: int,
+        is_empty: bool,
+        rearranges: bool,
+        overwrites: bool,
+        digest: int = 0,
+        group: int = 0,
+        group_digest: int = 0,
+        is_loading: bool = False,
+        /,
     ) -> tuple[Callable[..., None], Callable[..., None]]:
         """Return the routines before and after an operator.
 
@@ -90,6 +103,32 @@ class Recorder(Protocol):
             is_empty: Whether it returns memory that nothing has written.
             rearranges: Whether it returns the elements of its inputs.
             overwrites: Whether it writes all of its first input.
+            digest: Digest of the operator. This and the others only matter after `join`.
+            group: Number of the module and phase that its visits are of.
+            group_digest: Digest of these.
+            is_loading: Whether it is left out.
+        """
+
+    def join(self, of_steps: bool, /) -> None:
+        """From now on, add rows of visits of modules instead of rows of values.
+
+        A visit has a row with the digest of the values that its operators read and others wrote,
+        and one of what they wrote, at position 0. Rows at other positions say which values are
+        not in these. `amanda_tools.fingerprint.visits` says what the digests are of.
+
+        Args:
+            of_steps: Whether visits have no rows either, but each step one digest.
+        """
+
+    def close(self, end: bool, /) -> tuple[int, int, int] | None:
+        """Add the rows of the visits in progress.
+
+        Args:
+            end: Whether these visits and the step end.
+
+        Returns:
+            If steps have digests: the order of the first visit, the sum of the digests of visits,
+            and the flags of values that are not in it. None if there are none.
         """
 
     def next(self) -> int:

@@ -109,8 +109,8 @@ struct Memory {
 };
 // Reads a tensor of torch's own class, not of a subclass. Neither copies on write nor throws.
 Memory memory_of(void* const& tensor);
-// The numbers of float32 and float64 in torch.
-constexpr int32_t kFloat = 6, kDouble = 7;
+// The numbers of floating-point dtypes in torch.
+constexpr int32_t kHalf = 5, kFloat = 6, kDouble = 7, kBFloat16 = 15;
 
 // Returns true if the next three functions may be called.
 bool can_compute();

@@ -215,6 +215,8 @@ class _Comparison:
         found = [text for flag, text in doubts.items() if (read["flags"] & flag).any()]
         if self.one.ops[row["op"]].phase == "backward":
             found.append("what its forward pass saved")
+            if self.one.level != "operators":
+                found.append("the gradients that it read")
         return found
 
     def _note_spread(self, rows: Any, compared: Any, differs: Any) -> None:

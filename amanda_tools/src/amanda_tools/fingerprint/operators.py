@@ -44,6 +44,7 @@ class Op:
         number: The number that its rows have.
         facts: The facts of its driver.
         group: The part of the model to which its values count.
+        group_number: Number of the group, if its visits are recorded.
         part: The part of a step in which it runs; operators that communicate have one each.
         digest: A digest of its name and type.
     """
@@ -55,6 +56,7 @@ class Op:
         self.facts = facts
         self._in_order = runs_in_order(context.namespace)
         self.group = Group(described.phase, described.module, described.zone)
+        self.group_number = 0
         communicates = described.word in _COMMUNICATES
         self.part = (described.phase, described.zone, number if communicates else -1)
         self.digest = digest_of(repr((described.phase, described.type, described.name)).encode())

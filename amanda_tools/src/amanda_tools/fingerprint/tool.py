@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
@@ -34,7 +35,6 @@ from amanda_tools.fingerprint.files import (
     NONE,
     OUTPUT,
     REUSED,
-    ROW,
     STATE,
     UNREADABLE,
     UNSEEN_WRITER,
@@ -46,7 +46,7 @@ from amanda_tools.fingerprint.files import (
 from amanda_tools.fingerprint.operators import Execution, Op
 from amanda_tools.fingerprint.result import FingerprintResult
 from amanda_tools.fingerprint.visits import MODULE, STEP, Group, StepDigest, Visit
-from amanda_tools.kit.operators.entries import EitherWayOp
+from amanda_tools.kit.operators.entries import EitherWayOp, leaf_of, passes_gradients_on
 from amanda_tools.kit.operators.tool import OperatorTool
 from amanda_tools.kit.tensors.values import facts_of, need_numpy, numbers
 
@@ -98,7 +98,8 @@ class Fingerprint(OperatorTool[Op]):
             optimizer, and after each collective.
         level: What has a digest. ``modules`` writes two rows for each visit of a module, and
             ``steps`` one for each step, which suffices to find the window that is worth recording
-            again with ``operators``.
+            again with ``operators``. Of gradients these record what operators write, and
+            ``steps`` only what arrives at weights, where the framework says so.
         ranks: Numbers of the processes to record; the default is all.
 
     Raises:
@@ -148,9 +149,13 @@ class Fingerprint(OperatorTool[Op]):
         self._stream.say(**{name: value for name, value in chosen.items() if value})
         #: The visit in progress, by thread, and the number of earlier ones.
         self._visits: dict[int, Visit] = {}
-        self._visited: dict[Group, int] = {}
-        #: The digest of this step, if steps have one.
-        self._whole: StepDigest | None = None
+        self._visited: dict[int, int] = {}
+        #: The digest of the visits of this step that have ended, if steps have one.
+        self._whole = StepDigest()
+        #: How many digests earlier steps with this number had; None if it is not known yet.
+        self._earlier: int | None = None
+        #: A number in the order of execution at which this step began.
+        self._began = 0
         self._types: dict[tuple[object, ...], int] = {}
         self._type_digests: list[int] = []
         self._local = threading.local()
@@ -165,12 +170,8 @@ class Fingerprint(OperatorTool[Op]):
         self._recorder: Recorder | None = None
         self._keeper: _Keeper | None = None
         self._may_use_recorder = self.has_plain_rows
-        #: One object for all groups that are equal.
-        self._known_groups: dict[Group, Group] = {}
-        #: Operators by the numbers that they have in `_of_values`.
-        self._of_numbers: list[Op] = []
-        #: Rows of single values that a driver's recorder has made, of which visits are made.
-        self._of_values = bytearray() if level != "operators" else self._stream.pending
+        #: Numbers of groups, by framework.
+        self._group_numbers: dict[tuple[str, Group], int] = {}
         #: Number of operators so far.
         self._count = 0
         self.check = check
@@ -180,7 +181,7 @@ class Fingerprint(OperatorTool[Op]):
         self._stretch, self._stretch_of = 0, (-1, -1)
         self._step, self._takes = 0, self.steps is None or 0 in self.steps
         #: Numbers of what is not an operator, by kind and name.
-        self._others: dict[tuple[str, str, str], int] = {}
+        self._others: dict[tuple[str, str], int] = {}
         #: How often what is not an operator has had a row, by its number and the step.
         self._seen: dict[tuple[int, int], int] = {}
         self._states_due = True
@@ -203,17 +204,23 @@ class Fingerprint(OperatorTool[Op]):
 
     def analyse_backward(self, context: OpContext) -> None:
         """Insert routines that record the gradients that a backward operator reads and writes."""
+        joins = self.level != "operators"
         if not self.is_wanted(context):
             return
+        if self.level == "steps" and passes_gradients_on(context):
+            return  # A difference in them arrives at weights, or has no effect.
         enter, leave, options = self._routines(self._op(context))
-        context.insert_before_backward_op(enter, observe=True, **options)
-        context.insert_after_backward_op(leave, observe=True, **options)
+        is_leaf = joins and leaf_of(context) is not None
+        if is_leaf or not joins:
+            # What others read has been recorded where it was written.
+            context.insert_before_backward_op(enter, observe=True, **options)
+        if not is_leaf:
+            context.insert_after_backward_op(leave, observe=True, **options)
 
     def begin(self, step: int) -> None:
         """Record the number of the step, and whether it is recorded."""
         with self._lock:
-            self._add_values()
-            self._end_visits()
+            self._write_visits(end=True)
             self._step = step
             self._takes = self.steps is None or step in self.steps
             self._states_due = True
@@ -246,8 +253,7 @@ class Fingerprint(OperatorTool[Op]):
     def result(self) -> FingerprintResult:
         """Return what has been recorded so far."""
         with self._lock:
-            self._add_values()
-            self._write_visits()
+            self._write_visits(end=False)
             notes = [*self._notes, *self.not_seen()]
             notes += [
                 f"{count} tensors without a digest: {why}"
@@ -266,19 +272,24 @@ class Fingerprint(OperatorTool[Op]):
         """
         if self._recorder is None and self._may_use_recorder and op.facts.recorder is not None:
             keeper = _Keeper(self, op.facts, self._lock)
-            recorder = self._recorder = op.facts.recorder(keeper, self._of_values)
+            recorder = self._recorder = op.facts.recorder(keeper, self._stream.pending)
             self._may_use_recorder = recorder is not None
             if recorder is not None:
                 self._keeper, keeper.recorder = keeper, weakref.ref(recorder)
                 recorder.order, recorder.step, recorder.check = self._order, self._step, self.check
                 recorder.takes, recorder.due = self._takes, self._states_due
                 recorder.with_norms, recorder.small = self.norms, _SMALL
+                if self.level != "operators":
+                    recorder.join(self.level == "steps")
         if self._recorder is None or self._keeper is None or self._keeper.facts is not op.facts:
             return self.enter, self.leave, {"op": op}
         if op.notes is None:
             part = self._parts.setdefault(op.part, len(self._parts))
+            of_visits: tuple[Any, ...] = ()
+            if self.level != "operators":
+                of_visits = op.digest, op.group_number, op.group.digest, op.is_loading
             op.notes = self._recorder.notes(
-                op.number, part, op.is_empty, op.rearranges, op.overwrites
+                op.number, part, op.is_empty, op.rearranges, op.overwrites, *of_visits
             )
         return *op.notes, {}
 
@@ -299,9 +310,16 @@ class Fingerprint(OperatorTool[Op]):
             self._stream.add_op(described, names, self._weights_of(context))
             self._count += 1
             return Op(context, described, facts, self._count - 1)
-        op = Op(context, described, facts, len(self._of_numbers))
-        op.group = self._known_groups.setdefault(op.group, op.group)
-        self._of_numbers.append(op)
+        op = Op(context, described, facts, 0)
+        # Drivers number their visits themselves, so that each has groups of its own.
+        key = context.namespace.split("/")[0], op.group
+        number = self._group_numbers.get(key)
+        if number is None:
+            number = len(self._group_numbers)
+            if self.level == "modules":
+                number = self._add_other(MODULE, op.group.name, op.group)
+            self._group_numbers[key] = number
+        op.group_number = number
         return op
 
     def _weights_of(self, context: OpContext) -> list[tuple[int, int, str]] | None:
@@ -321,89 +339,54 @@ class Fingerprint(OperatorTool[Op]):
         self._notes[f"rank {rank} was not to be recorded"] = None
         return False
 
-    def _visit(self, op: Op, thread: int, order: int | None = None) -> Visit:
-        """Return the visit to which an execution of an operator belongs.
-
-        Args:
-            op: The operator.
-            thread: Number of the thread.
-            order: Place of the visit in the order of execution, if it begins; None for the next.
-        """
+    def _visit(self, op: Op) -> Visit:
+        """Return the visit to which an execution of an operator in this thread belongs."""
+        thread = self._number_of_thread()
         visit = self._visits.get(thread)
-        if visit is None or visit.group != op.group:
+        if visit is None or visit.op != op.group_number:
             if visit is not None:
                 self._end_visit(visit)
-            group = op.group
-            number = self._named(MODULE, group.name, group) if self.level == "modules" else 0
-            execution = self._visited[group] = self._visited.get(group, -1) + 1
-            order = self._next() if order is None else order
-            visit = self._visits[thread] = Visit(group, number, order, execution, thread)
-            if self.level == "steps" and self._whole is None:
-                number = self._named(STEP, "all values")
-                self._whole = StepDigest(number, visit.order, self._again(number))
+            number = op.group_number
+            execution = self._visited[number] = self._visited.get(number, -1) + 1
+            visit = Visit(op.group, number, self._next(), execution, thread)
+            self._visits[thread] = visit
         return visit
 
-    def _add_values(self) -> None:
-        """Add what a driver's recorder has recorded of single values to visits."""
-        if self.level == "operators":
-            return
-        rows = bytes(self._of_values)
-        del self._of_values[: len(rows)]  # Others may have been appended.
-        for row in ROW.iter_unpack(rows):
-            order, number, _, _, producer, kind, position, item, what, flags, thread, digest = row[
-                :12
-            ]
-            op = self._of_numbers[number]
-            if op.is_loading or (what == NONE and position == INPUT):
-                continue
-            visit = self._visits.get(thread)
-            if visit is None or visit.group is not op.group:
-                visit = self._visit(op, thread, order)
-            if what != INPUT and order != visit.last:
-                visit.add_execution(op.digest, order)
-            # Of what stays within the module, only memory without values is noted.
-            has_values = not flags & UNWRITTEN or (op.overwrites and position == 0)
-            is_inside = what == INPUT and producer in visit.orders and has_values
-            if what == NONE or flags & HANDLE or is_inside:
-                continue
-            visit.add(what, op.digest, self._type_digests[kind], position, item, digest, flags)
-
     def _end_visit(self, visit: Visit) -> None:
-        if self._whole is not None:
+        if self.level == "steps":
             self._whole.add(visit)
         else:
-            self._write_visit(visit)
+            self._write_visit(visit.op, visit.order, visit.execution, visit.thread, visit)
 
-    def _end_visits(self) -> None:
-        """Write what was recorded of the step, which ends."""
+    def _write_visits(self, end: bool) -> None:
+        """Write what was recorded of the step so far; readers take the last row of a visit.
+
+        Args:
+            end: Whether the step ends.
+        """
+        if self.level == "operators":
+            return
+        ended = copy(self._whole)
         for visit in self._visits.values():
             self._end_visit(visit)
-        self._visits.clear()
-        if self._whole is not None:
-            self._write_visit(self._whole)
-        self._whole = None
+        whole, self._whole = self._whole, ended
+        if self._recorder is not None and (found := self._recorder.close(end)) is not None:
+            whole.join(*found)
+        if whole.order is not None:
+            number = self._named(STEP, "all values")
+            if self._earlier is None:
+                self._earlier = self._again(number)
+            self._write_visit(number, whole.order, self._earlier, 0, whole)
+        if end:
+            self._visits.clear()
+            self._whole, self._earlier, self._began = StepDigest(), None, self._next()
 
-    def _write_visits(self) -> None:
-        """Write what was recorded of the step so far; readers take the last row of a visit."""
-        if self._whole is not None:
-            self._write_visit(self._whole.with_visits(iter(self._visits.values())))
-        else:
-            for visit in self._visits.values():
-                self._write_visit(visit)
-
-    def _write_visit(self, visit: Visit | StepDigest) -> None:
-        for what, position, flags, digest in visit.rows():
-            self._aside(
-                what,
-                visit.order,
-                visit.op,
-                visit.execution,
-                digest,
-                position=position,
-                type_=NOBODY,
-                flags=flags,
-                thread=visit.thread,
-            )
+    def _write_visit(
+        self, op: int, order: int, execution: int, thread: int, written: Visit | StepDigest
+    ) -> None:
+        for what, position, flags, digest in written.rows():
+            norms = 0.0, 0.0
+            self._aside(what, order, op, execution, digest, norms, position, NOBODY, flags, thread)
 
     def _next(self) -> int:
         if self._recorder is not None:
@@ -429,7 +412,7 @@ class Fingerprint(OperatorTool[Op]):
         if stretch != self._stretch_of:
             self._stretch, self._stretch_of = self._stretch + 1, stretch
         if recorded and what == OUTPUT:
-            self._visit(op, self._number_of_thread()).add_execution(op.digest, order)
+            self._visit(op).add_execution(op.digest, order)
         for number, value in enumerate(values):
             position = min(number, LAST_POSITION)
             if op.facts.is_tensor(value):
@@ -495,10 +478,13 @@ class Fingerprint(OperatorTool[Op]):
         visit = None
         is_overwritten = what == INPUT and position == 0 and op.overwrites
         if self.level != "operators":
-            visit = self._visit(op, self._number_of_thread())
-            is_inside = made is not None and made.producer in visit.orders
+            visit = self._visit(op)
+            if self.level == "steps":
+                is_inside = made is not None and self._began <= made.producer < NOBODY
+            else:
+                is_inside = made is not None and made.producer in visit.orders
             if made is not None and is_inside and (is_overwritten or not made.unwritten):
-                return  # It stays within the module.
+                return  # It stays within the module or the step.
         if dtype in _HANDLES:
             digest, flags = None, flags | HANDLE
         elif made is not None and self._is_reused(made, facts.nbytes(tensor)):
@@ -606,18 +592,20 @@ class Fingerprint(OperatorTool[Op]):
         times = self._seen[number, self._step] = self._seen.get((number, self._step), -1) + 1
         return times
 
-    def _named(self, kind: str, name: str, group: Group | None = None) -> int:
+    def _named(self, kind: str, name: str) -> int:
         """Return the number of something that has rows and is not an operator."""
-        module, phase = ("", "forward") if group is None else (group.module, group.phase)
-        number = self._others.get((kind, name, phase))
+        number = self._others.get((kind, name))
         if number is None:
-            number = self._others[kind, name, phase] = self._count
-            self._count += 1
-            described = EitherWayOp(
-                0, kind, None, name, module, None, "", phase=phase, zone="state"
-            )
-            self._stream.add_op(described, [])
+            number = self._others[kind, name] = self._add_other(kind, name)
         return number
+
+    def _add_other(self, kind: str, name: str, group: Group | None = None) -> int:
+        """Add something that has rows and is not an operator, and return its number."""
+        module, phase = ("", "forward") if group is None else (group.module, group.phase)
+        described = EitherWayOp(0, kind, None, name, module, None, "", phase=phase, zone="state")
+        self._stream.add_op(described, [])
+        self._count += 1
+        return self._count - 1
 
 
 class _Keeper:
@@ -642,12 +630,14 @@ class _Keeper:
 
     def flush(self) -> None:
         with self._lock:  # Of two threads, both would write the same rows.
-            self._tool._add_values()
             self._tool._stream.flush()
 
     def number_of_type(self, tensor: Any) -> int:
         with self._lock:
             return self._tool._type(tensor, self.facts.dtype(tensor), self.facts)
+
+    def digest_of_type(self, number: int) -> int:
+        return self._tool._type_digests[number]
 
     def digest(self, tensor: Any) -> int | None:
         return self._tool._digest(tensor, self.facts)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 from amanda_tools.fingerprint.files import INPUT, OUTPUT, UNREADABLE, UNWRITTEN, digest_of
@@ -21,6 +23,7 @@ MODULE, STEP = "module", "step"
 LEFT_OUT = {1: UNREADABLE, 2: UNWRITTEN}
 _ANY_LEFT_OUT = UNREADABLE | UNWRITTEN
 _VALUE = struct.Struct("<QQQHH")
+_DIGESTS = struct.Struct("<QQQ")
 
 
 class Group(NamedTuple):
@@ -36,6 +39,11 @@ class Group(NamedTuple):
         name = self.module or "outside of modules"
         return name if self.zone == "model" else f"{name} ({self.zone})"
 
+    @property
+    def digest(self) -> int:
+        """Return a digest of it."""
+        return digest_of(repr(self).encode())
+
 
 class Visit:
     """Digests of what one visit of a module read from elsewhere and of what it wrote.
@@ -45,7 +53,7 @@ class Visit:
     Args:
         group: The module.
         op: Number that its rows have in the place of an operator's: that of the module in the
-            file's list of operators, or 0 if only digests of steps are written.
+            file's list of operators. If only digests of steps are written, any of its own.
         order: Number of the visit in the order of execution, which its rows have.
         execution: Number of earlier visits of the module.
         thread: Number of the thread.
@@ -57,9 +65,8 @@ class Visit:
         self.group, self.op, self.order = group, op, order
         self.execution, self.thread = execution, thread
         self._digests = {INPUT: xxhash.xxh3_64(), OUTPUT: xxhash.xxh3_64()}
-        #: Orders of the rows of executions in it, and the last one.
+        #: Orders of the rows of executions in it.
         self.orders: set[int] = set()
-        self.last = -1
         #: What was read or written and is not in the digest.
         self._left_out: set[tuple[int, int]] = set()
 
@@ -71,7 +78,6 @@ class Visit:
             order: Number of the execution in the order of execution. It is not in the digest.
         """
         self.orders.add(order)
-        self.last = order
         self._digests[OUTPUT].update(struct.pack("<Q", op))
 
     def add(
@@ -111,36 +117,37 @@ class StepDigest:
     It is the sum of the visits' digests modulo 2**64. So it does not depend on the order in which
     they are added, since threads may run visits in any order.
 
-    Args:
-        op: Number that its rows have in the place of an operator's: that of "all values" in the
-            file's list of operators.
-        order: Number of the step's first visit in the order of execution, which its rows have. It
-            is not in the digest.
-        execution: How many digests steps with the same number had before.
+    Attributes:
+        order: Number of the step's first visit in the order of execution, which its rows have;
+            None if there is none. It is not in the digest.
     """
 
-    def __init__(self, op: int, order: int, execution: int) -> None:
-        self.op, self.order, self.execution, self.thread = op, order, execution, 0
+    def __init__(self) -> None:
+        self.order: int | None = None
         self._sum = 0
-        self._left_out: set[int] = set()
+        self._left_out = 0
 
     def add(self, visit: Visit) -> None:
-        """Add a visit that has ended."""
+        """Add a visit."""
         own = [digest for _, position, _, digest in visit.rows() if position == 0]
-        content = repr((visit.group, own)).encode()
-        self._sum = (self._sum + digest_of(content)) % (1 << 64)
-        self._left_out |= {position for _, position, _, _ in visit.rows() if position}
+        left_out = reduce(or_, (flags for _, _, flags, _ in visit.rows()))
+        self.join(visit.order, digest_of(_DIGESTS.pack(visit.group.digest, *own)), left_out)
+
+    def join(self, order: int, digest: int, left_out: int) -> None:
+        """Add the sum of the digests of visits.
+
+        Args:
+            order: Number of the first visit in the order of execution.
+            digest: The sum.
+            left_out: Flags of values that are not in it.
+        """
+        self.order = order if self.order is None else min(self.order, order)
+        self._sum = (self._sum + digest) % (1 << 64)
+        self._left_out |= left_out
 
     def rows(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield its rows, as `Visit.rows` does, all of them with `OUTPUT`."""
         yield OUTPUT, 0, 0, self._sum
-        for position in sorted(self._left_out):
-            yield OUTPUT, position, LEFT_OUT[position], 0
-
-    def with_visits(self, visits: Iterator[Visit]) -> StepDigest:
-        """Return a copy to which visits that have not ended are added."""
-        copy = StepDigest(self.op, self.order, self.execution)
-        copy._sum, copy._left_out = self._sum, set(self._left_out)
-        for visit in visits:
-            copy.add(visit)
-        return copy
+        for position, flag in LEFT_OUT.items():
+            if self._left_out & flag:
+                yield OUTPUT, position, flag, 0

@@ -16,10 +16,12 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "owned.h"
 #include "recording/rows.h"
+#include "recording/visits.h"
 #include "recording/xxh3.h"
 #include "steps.h"
 #include "table.h"
@@ -29,17 +31,6 @@ namespace amanda {
 
 namespace {
 
-enum What : uint8_t { NONE, INPUT, OUTPUT };
-enum Flag : uint8_t {
-    UNWRITTEN = 1,
-    UNREADABLE = 2,
-    UNSEEN_WRITER = 4,
-    REUSED = 8,
-    CONSTANT = 32,
-    KEPT = 64,
-};
-constexpr uint32_t NOBODY = 0xFFFFFFFF;
-constexpr uint16_t NO_ITEM = 0xFFFF;
 // Further positions, and further items, share a number.
 constexpr size_t LAST_POSITION = 0xFFFF, LAST_ITEM = NO_ITEM - 1;
 // Bytes of pending rows after which they are written.
@@ -53,6 +44,9 @@ struct Made {
     // read: the stretch of operators in which its elements were read last.
     uint32_t step = 0, read = 0, producer = NOBODY;
     uint64_t digest = 0;
+    Norms norms;
+    int32_t normed = -1;  // the dtype that the norms are of; -1 if they are not known
+    uint32_t visit = 0;   // the visit that wrote it
     bool unwritten = false;
 };
 struct Known {
@@ -68,7 +62,9 @@ struct Execution {
 
 struct Operator {
     uint32_t number, part;
-    bool is_empty, rearranges, overwrites;
+    bool is_empty, rearranges, overwrites, is_loading;
+    uint64_t digest;
+    Group group;
     uint32_t entered = 0;
     std::vector<Execution> running;
 };
@@ -77,6 +73,7 @@ struct Operator {
 struct Kind {
     std::vector<int64_t> parts;  // dtype and sizes
     uint32_t number = 0;
+    uint64_t digest = 0;  // with visits
 
     bool is(const Memory& memory) const {
         if (parts.size() != size_t(memory.dimensions) + 1 || parts[0] != memory.dtype) return false;
@@ -91,6 +88,7 @@ struct Kind {
 #define AMANDA_RECORDER_FUNCTIONS(FIELD) \
     FIELD(flush)                         \
     FIELD(number_of_type)                \
+    FIELD(digest_of_type)                \
     FIELD(digest)                        \
     FIELD(version)                       \
     FIELD(norms)                         \
@@ -103,19 +101,21 @@ struct Recorder {
     PyObject* weak_references;
 #define AMANDA_DECLARE(name) PyObject* name;
     AMANDA_RECORDER_FUNCTIONS(AMANDA_DECLARE)
-    PyObject *pending, *ref_type;
+    PyObject *pending, *ref_type, *arguments;
     PyTypeObject *tensor_type, *parameter_type;
     long long order;
     unsigned int step, check, part, stretch, stretch_step;
+    unsigned int began;  // the order of the first row of this step
     unsigned long long small;
-    char takes, due, with_norms, has_kept;
+    char takes, due, with_norms, has_kept, joins;
     unsigned long long spent, first, last;
     uint64_t checks;
     Py_ssize_t place;  // of torch's own object in that of Python
     size_t sweep;
     Table<Known>* known;
     Table<uint32_t>* threads;
-    std::map<std::vector<int64_t>, uint32_t>* kinds;
+    std::map<std::vector<int64_t>, Kind>* kinds;
+    Visits* visits;
     std::vector<uint8_t>* scratch;
     std::vector<Row>* spare;  // memory for the rows of the next call
 };
@@ -144,6 +144,15 @@ int64_t number_of(const Owned& answer, uint64_t* number) {
     return PyErr_Occurred() ? -2 : 0;
 }
 
+// Appends rows together: another thread may have run meanwhile.
+bool append(PyObject* pending, const std::vector<Row>& rows) {
+    if (rows.empty()) return true;
+    Py_ssize_t size = PyByteArray_GET_SIZE(pending), more = Py_ssize_t(rows.size() * sizeof(Row));
+    if (PyByteArray_Resize(pending, size + more) < 0) return false;
+    std::memcpy(PyByteArray_AS_STRING(pending) + size, rows.data(), size_t(more));
+    return true;
+}
+
 // Releases the GIL while a large tensor is read.
 class Unlocked {
   public:
@@ -157,6 +166,24 @@ class Unlocked {
 
   private:
     PyThreadState* state_;
+};
+
+// The elements of a tensor in C order, which are copied once where they are not.
+class Elements {
+  public:
+    // While the GIL is released, other threads may use the recorder's memory.
+    Elements(const Memory& memory, std::vector<uint8_t>* shared)
+        : memory_(memory), scratch_(bytes_of(memory) < LARGE ? *shared : own_) {}
+
+    const uint8_t* in_order() {
+        if (found_ == nullptr) found_ = amanda::in_order(memory_, scratch_);
+        return found_;
+    }
+
+  private:
+    const Memory& memory_;
+    std::vector<uint8_t> own_, &scratch_;
+    const uint8_t* found_ = nullptr;
 };
 
 // One call of a routine.
@@ -177,6 +204,7 @@ class Call {
             Owned done(PyObject_CallNoArgs(recorder_->record_states));
             if (!done) return false;
         }
+        if (recorder_->joins && op_.is_loading) return true;
         rows_.swap(*recorder_->spare);
         order_ = uint32_t(++recorder_->order);
         step_ = recorder_->step;
@@ -187,14 +215,23 @@ class Call {
         }
         stretch_ = recorder_->stretch;
         if (!find_thread(thread)) return false;
+        if (recorder_->joins && note_->what == OUTPUT) {
+            Row place = row(OUTPUT, 0, NO_ITEM);
+            recorder_->visits->add_execution(op_.group, place, op_.digest, &rows_);
+            visit_ = recorder_->visits->enter(op_.group, place, &rows_);
+        }
         for (size_t i = 0; i < count; ++i) {
             if (!add(values[i], uint16_t(std::min(i, LAST_POSITION)))) return false;
         }
-        if (rows_.empty()) rows_.push_back(row(NONE, note_->what, NO_ITEM));
+        if (rows_.empty() && !recorder_->joins) rows_.push_back(row(NONE, note_->what, NO_ITEM));
         if (note_->what == INPUT && reads_unwritten_) {
             for (Execution& one : op_.running) one.reads_unwritten |= one.thread == thread;
         }
-        if (!append()) return false;
+        if (!append(recorder_->pending, rows_)) return false;
+        if (PyByteArray_GET_SIZE(recorder_->pending) >= ENOUGH &&
+            !Owned(PyObject_CallNoArgs(recorder_->flush))) {
+            return false;
+        }
         rows_.clear();
         rows_.swap(*recorder_->spare);
         uint64_t end = now();
@@ -270,9 +307,9 @@ class Call {
     bool add_tensor(PyObject* tensor, uint16_t position, uint16_t item) {
         if (tensor == last_ && note_->what == OUTPUT) {
             // A gradient that goes to several inputs.
-            rows_.push_back(rows_.back());
-            rows_.back().position = position;
-            rows_.back().item = item;
+            last_row_.position = position;
+            last_row_.item = item;
+            emit();
             return true;
         }
         last_ = tensor;
@@ -295,14 +332,25 @@ class Call {
                 is_known = false;
             }
         }
+        if (recorder_->joins && note_->what == INPUT) {
+            Row place = row(INPUT, position, item);
+            visit_ = recorder_->visits->enter(op_.group, place, &rows_);
+            bool has_values = !made.unwritten || (position == 0 && op_.overwrites);
+            bool is_inside = recorder_->visits->of_steps
+                                 ? made.producer != NOBODY && made.producer >= recorder_->began
+                                 : made.visit == visit_;
+            if (is_known && is_inside && has_values) return true;
+        }
         Row own = row(note_->what, position, item);
+        Elements elements(memory, recorder_->scratch);
         bool has_digest = true;
         if (is_known && made.read == stretch_ && !is_small(memory) &&
             ++recorder_->checks % recorder_->check != 0) {
             own.digest = made.digest;
             flags |= REUSED;
-        } else if (!read(tensor, memory, &own.digest, &has_digest)) {
-            return false;
+        } else {
+            if (!read(tensor, memory, elements, &own.digest, &has_digest)) return false;
+            if (own.digest != made.digest) made.normed = -1;
         }
         if (is_known && has_digest) {
             own.producer = made.producer;
@@ -320,7 +368,10 @@ class Call {
             flags |= UNWRITTEN;
         }
         if (recorder_->with_norms && has_digest && !(flags & UNWRITTEN)) {
-            if (!add_norms(tensor, memory, &own, &flags)) return false;
+            if (!find_norms(tensor, memory, elements, &made)) return false;
+            own.norm = made.norms.norm;
+            own.largest = made.norms.largest;
+            if (made.norms.constant) flags |= CONSTANT;
         }
         if (has_digest) {
             bool is_new = note_->what == OUTPUT || !is_known || own.digest != made.digest;
@@ -329,6 +380,7 @@ class Call {
                 made.step = step_;
                 made.digest = own.digest;
                 made.producer = note_->what == OUTPUT ? order_ : own.producer;
+                made.visit = note_->what == OUTPUT ? visit_ : is_known ? made.visit : 0;
                 made.unwritten = flags & UNWRITTEN;
             }
             made.read = stretch_;
@@ -338,9 +390,19 @@ class Call {
             }
         }
         own.flags = flags;
-        if (!add_kind(tensor, memory, position, &own.type)) return false;
-        rows_.push_back(own);
+        if (!add_kind(tensor, memory, position, &own.type, &last_type_)) return false;
+        last_row_ = own;
+        emit();
         return true;
+    }
+
+    // Adds the last row, or its value to the visit.
+    void emit() {
+        if (recorder_->joins) {
+            recorder_->visits->add(op_.group, last_row_, op_.digest, last_type_, &rows_);
+        } else {
+            rows_.push_back(last_row_);
+        }
     }
 
     // Returns true for a tensor that is always read again. Python reads those without memory here.
@@ -370,13 +432,16 @@ class Call {
             if (!answer) return false;
             if (answer.get() == Py_None) return true;
             unsigned long long digest;
-            int unwritten;
-            if (!PyArg_ParseTuple(answer.get(), "LIIKIp", &made->version, &made->step, &made->read,
-                                  &digest, &made->producer, &unwritten)) {
+            int unwritten, constant;
+            if (!PyArg_ParseTuple(answer.get(), "LIIKIpiffpI", &made->version, &made->step,
+                                  &made->read, &digest, &made->producer, &unwritten, &made->normed,
+                                  &made->norms.norm, &made->norms.largest, &constant,
+                                  &made->visit)) {
                 return false;
             }
             made->digest = digest;
             made->unwritten = unwritten != 0;
+            made->norms.constant = constant != 0;
             *is_known = true;
             return keep(tensor, *made);
         }
@@ -388,13 +453,28 @@ class Call {
             known->made = made;
             return true;
         }
-        Owned weak(PyObject_CallOneArg(recorder_->ref_type, tensor));
+        Owned weak(new_reference(tensor));
         if (!weak) return false;
         if (recorder_->known->size() >= recorder_->sweep) sweep();
         Known& known = recorder_->known->at(key_of(tensor));
         known.tensor = std::move(weak);
         known.made = made;
         return true;
+    }
+
+    // Does what a call of the type does, which would make a tuple each time. Another thread may run
+    // meanwhile, and makes one of its own.
+    PyObject* new_reference(PyObject* tensor) {
+        Owned arguments(std::exchange(recorder_->arguments, nullptr));
+        if (!arguments) arguments = Owned(PyTuple_New(1));
+        if (!arguments) return nullptr;
+        PyTuple_SET_ITEM(arguments.get(), 0, Py_NewRef(tensor));
+        auto* type = reinterpret_cast<PyTypeObject*>(recorder_->ref_type);
+        PyObject* made = type->tp_new(type, arguments.get(), nullptr);
+        PyTuple_SET_ITEM(arguments.get(), 0, nullptr);
+        Py_DECREF(tensor);
+        if (recorder_->arguments == nullptr) recorder_->arguments = arguments.release();
+        return made;
     }
 
     // Forgets the tensors that have died.
@@ -408,90 +488,83 @@ class Call {
         recorder_->sweep = 2 * recorder_->known->size() + 1024;
     }
 
-    bool read(PyObject* tensor, const Memory& memory, uint64_t* digest, bool* has_digest) {
+    bool read(PyObject* tensor, const Memory& memory, Elements& elements, uint64_t* digest,
+              bool* has_digest) {
         if (memory.data == nullptr) {
             Owned answer(PyObject_CallOneArg(recorder_->digest, tensor));
             int64_t state = number_of(answer, digest);
             *has_digest = state == 0;
             return state != -2;
         }
-        // While the GIL is released, other threads may use the recorder's memory.
-        std::vector<uint8_t> own;
-        auto& scratch = bytes_of(memory) < LARGE ? *recorder_->scratch : own;
         Unlocked unlocked(memory);
-        *digest = xxh3(in_order(memory, scratch), bytes_of(memory));
+        *digest = xxh3(elements.in_order(), bytes_of(memory));
         return true;
     }
 
-    bool add_norms(PyObject* tensor, const Memory& memory, Row* own, uint8_t* flags) {
-        Norms found;
-        bool are_found = false;
+    bool find_norms(PyObject* tensor, const Memory& memory, Elements& elements, Made* made) {
         if (memory.data != nullptr) {
-            std::vector<uint8_t> own_scratch;
-            auto& scratch = bytes_of(memory) < LARGE ? *recorder_->scratch : own_scratch;
+            if (made->normed == memory.dtype) return true;
+            made->normed = memory.dtype;
+            made->norms = Norms();
             Unlocked unlocked(memory);
-            are_found = norms_of(memory, in_order(memory, scratch), &found);
+            if (norms_of(memory, elements.in_order(), &made->norms)) return true;
         }
-        if (!are_found) {
-            Owned answer(PyObject_CallOneArg(recorder_->norms, tensor));
-            int constant = 0;
-            if (!answer ||
-                !PyArg_ParseTuple(answer.get(), "ffp", &found.norm, &found.largest, &constant)) {
-                return false;
-            }
-            found.constant = constant != 0;
+        Owned answer(PyObject_CallOneArg(recorder_->norms, tensor));
+        int constant = 0;
+        Norms& norms = made->norms;
+        if (!answer ||
+            !PyArg_ParseTuple(answer.get(), "ffp", &norms.norm, &norms.largest, &constant)) {
+            return false;
         }
-        own->norm = found.norm;
-        own->largest = found.largest;
-        if (found.constant) *flags |= CONSTANT;
+        norms.constant = constant != 0;
         return true;
     }
 
-    bool add_kind(PyObject* tensor, const Memory& memory, size_t position, uint32_t* number) {
-        if (memory.data == nullptr) return ask_kind(tensor, number);
-        if (note_->kinds.size() <= position) note_->kinds.resize(position + 1);
-        Kind& last = note_->kinds[position];
-        if (last.is(memory)) {
-            *number = last.number;
-            return true;
-        }
-        std::vector<int64_t> parts(memory.sizes, memory.sizes + memory.dimensions);
-        parts.insert(parts.begin(), memory.dtype);
-        auto found = recorder_->kinds->find(parts);
-        if (found != recorder_->kinds->end()) {
-            *number = found->second;
+    bool add_kind(PyObject* tensor, const Memory& memory, size_t position, uint32_t* number,
+                  uint64_t* digest) {
+        Kind asked;
+        Kind* kind = &asked;
+        if (memory.data == nullptr) {
+            if (!ask_kind(tensor, kind)) return false;
         } else {
-            if (!ask_kind(tensor, number)) return false;
-            (*recorder_->kinds)[parts] = *number;
+            if (note_->kinds.size() <= position) note_->kinds.resize(position + 1);
+            kind = &note_->kinds[position];
+            if (!kind->is(memory)) {
+                std::vector<int64_t> parts(memory.sizes, memory.sizes + memory.dimensions);
+                parts.insert(parts.begin(), memory.dtype);
+                auto found = recorder_->kinds->find(parts);
+                if (found == recorder_->kinds->end()) {
+                    if (!ask_kind(tensor, &asked)) return false;
+                    asked.parts = std::move(parts);
+                    found = recorder_->kinds->emplace(asked.parts, asked).first;
+                }
+                note_->kinds[position] = found->second;  // Python may have run meanwhile.
+                kind = &note_->kinds[position];
+            }
         }
-        note_->kinds[position] = {std::move(parts), *number};
+        *number = kind->number;
+        *digest = kind->digest;
         return true;
     }
 
-    bool ask_kind(PyObject* tensor, uint32_t* number) {
+    bool ask_kind(PyObject* tensor, Kind* kind) {
         uint64_t found = 0;
         Owned answer(PyObject_CallOneArg(recorder_->number_of_type, tensor));
         if (number_of(answer, &found) < 0) return false;
-        *number = uint32_t(found);
-        return true;
-    }
-
-    // Appends the rows together: another thread may have run meanwhile.
-    bool append() {
-        Py_ssize_t size = PyByteArray_GET_SIZE(recorder_->pending),
-                   more = Py_ssize_t(rows_.size() * sizeof(Row));
-        if (PyByteArray_Resize(recorder_->pending, size + more) < 0) return false;
-        std::memcpy(PyByteArray_AS_STRING(recorder_->pending) + size, rows_.data(), size_t(more));
-        if (size + more < ENOUGH) return true;
-        return bool(Owned(PyObject_CallNoArgs(recorder_->flush)));
+        kind->number = uint32_t(found);
+        if (!recorder_->joins) return true;
+        Owned digest(PyObject_CallOneArg(recorder_->digest_of_type, answer.get()));
+        return number_of(digest, &kind->digest) == 0;
     }
 
     Recorder* recorder_;
     Note* note_;
     Operator& op_;
     std::vector<Row> rows_;
-    uint32_t order_ = 0, step_ = 0, stretch_ = 0, number_ = 0;
+    uint32_t order_ = 0, step_ = 0, stretch_ = 0, number_ = 0, visit_ = 0;
     PyObject* last_ = nullptr;  // the tensor of the last row
+    Row last_row_ = {};
+    uint64_t last_type_ = 0;
     uint16_t thread_ = 0;
     bool reads_unwritten_ = false;
 };
@@ -537,11 +610,14 @@ PyObject* make_note(Recorder* recorder, const std::shared_ptr<Operator>& op, Wha
     return self;
 }
 
-// (number, part, is_empty, rearranges, overwrites): the routines before and after an operator.
+// (number, part, is_empty, rearranges, overwrites), and where visits are recorded (digest,
+// group, digest of the group, is_loading): the routines before and after an operator.
 PyObject* recorder_notes(PyObject* self, PyObject* args) {
-    unsigned int number, part;
-    int is_empty, rearranges, overwrites;
-    if (!PyArg_ParseTuple(args, "IIppp", &number, &part, &is_empty, &rearranges, &overwrites)) {
+    unsigned int number, part, group = 0;
+    unsigned long long digest = 0, group_digest = 0;
+    int is_empty, rearranges, overwrites, is_loading = 0;
+    if (!PyArg_ParseTuple(args, "IIppp|KIKp", &number, &part, &is_empty, &rearranges, &overwrites,
+                          &digest, &group, &group_digest, &is_loading)) {
         return nullptr;
     }
     auto op = std::make_shared<Operator>();
@@ -550,6 +626,9 @@ PyObject* recorder_notes(PyObject* self, PyObject* args) {
     op->is_empty = is_empty != 0;
     op->rearranges = rearranges != 0;
     op->overwrites = overwrites != 0;
+    op->is_loading = is_loading != 0;
+    op->digest = digest;
+    op->group = {group, group_digest};
     auto* recorder = reinterpret_cast<Recorder*>(self);
     Owned before(make_note(recorder, op, INPUT)), after(make_note(recorder, op, OUTPUT));
     return before && after ? PyTuple_Pack(2, before.get(), after.get()) : nullptr;
@@ -557,6 +636,30 @@ PyObject* recorder_notes(PyObject* self, PyObject* args) {
 
 PyObject* recorder_next(PyObject* self, PyObject*) {
     return PyLong_FromLongLong(++reinterpret_cast<Recorder*>(self)->order);
+}
+
+// (of_steps): from now on, values are joined.
+PyObject* recorder_join(PyObject* self, PyObject* of_steps) {
+    auto* recorder = reinterpret_cast<Recorder*>(self);
+    int truth = PyObject_IsTrue(of_steps);
+    if (truth < 0) return nullptr;
+    recorder->joins = 1;
+    recorder->visits->of_steps = truth != 0;
+    Py_RETURN_NONE;
+}
+
+// (end): adds rows of the visits in progress.
+PyObject* recorder_close(PyObject* self, PyObject* end) {
+    auto* recorder = reinterpret_cast<Recorder*>(self);
+    int ends = PyObject_IsTrue(end);
+    if (ends < 0) return nullptr;
+    std::vector<Row> rows;
+    recorder->visits->close(recorder->step, ends != 0, &rows);
+    if (!append(recorder->pending, rows)) return nullptr;
+    if (ends) recorder->began = uint32_t(recorder->order + 1);
+    const Visits::Sum& sum = recorder->visits->closed;
+    if (sum.order == NOBODY) Py_RETURN_NONE;
+    return Py_BuildValue("IKB", sum.order, (unsigned long long)sum.digest, sum.left_out);
 }
 
 // Forgets all tensors, and returns what was known of those that are alive.
@@ -570,9 +673,11 @@ PyObject* recorder_take(PyObject* self, PyObject*) {
         PyObject* tensor = PyWeakref_GET_OBJECT(one.tensor.get());
         if (!list || tensor == Py_None) return;
         const Made& made = one.made;
-        Owned entry(Py_BuildValue("O(LIIKIO)", tensor, (long long)made.version, made.step,
+        Owned entry(Py_BuildValue("O(LIIKIiiffiI)", tensor, (long long)made.version, made.step,
                                   made.read, (unsigned long long)made.digest, made.producer,
-                                  made.unwritten ? Py_True : Py_False));
+                                  made.unwritten, made.normed, double(made.norms.norm),
+                                  double(made.norms.largest), made.norms.constant,
+                                  made.visit));
         if (!entry || PyList_Append(list.get(), entry.get()) < 0) list = Owned();
     });
     return list.release();
@@ -611,7 +716,8 @@ PyObject* recorder_new(PyTypeObject* type, PyObject* args, PyObject*) {
     auto* self = reinterpret_cast<Recorder*>(made.get());
     self->known = new Table<Known>();
     self->threads = new Table<uint32_t>();
-    self->kinds = new std::map<std::vector<int64_t>, uint32_t>();
+    self->kinds = new std::map<std::vector<int64_t>, Kind>();
+    self->visits = new Visits();
     self->scratch = new std::vector<uint8_t>();
     self->spare = new std::vector<Row>();
     self->pending = Py_NewRef(pending);
@@ -654,10 +760,12 @@ void recorder_dealloc(PyObject* given) {
     delete self->known;
     delete self->threads;
     delete self->kinds;
+    delete self->visits;
     delete self->scratch;
     delete self->spare;
     Py_XDECREF(self->pending);
     Py_XDECREF(self->ref_type);
+    Py_XDECREF(self->arguments);
     Py_XDECREF(reinterpret_cast<PyObject*>(self->tensor_type));
     Py_XDECREF(reinterpret_cast<PyObject*>(self->parameter_type));
     type->tp_free(given);
@@ -683,9 +791,14 @@ PyMemberDef recorder_members[] = {
 
 PyMethodDef recorder_methods[] = {
     {"notes", recorder_notes, METH_VARARGS,
-     "notes(number, part, is_empty, rearranges, overwrites, /)\n--\n\n"
+     "notes(number, part, is_empty, rearranges, overwrites, digest=0, group=0, group_digest=0, "
+     "is_loading=False, /)\n--\n\n"
      "Return the routines before and after an operator."},
     {"next", recorder_next, METH_NOARGS, "next()\n--\n\nReturn the order of the next rows."},
+    {"join", recorder_join, METH_O,
+     "join(of_steps, /)\n--\n\nRecord visits of modules, or the sum of their digests."},
+    {"close", recorder_close, METH_O,
+     "close(end, /)\n--\n\nAdd rows of the visits in progress, and return the digest of the step."},
     {"take", recorder_take, METH_NOARGS,
      "take()\n--\n\nForget all tensors, and return those that are alive and what was known."},
     {nullptr, nullptr, 0, nullptr},

@@ -8,6 +8,10 @@
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
+#if defined(__x86_64__) && defined(__GNUC__)
+#define AMANDA_AVX2
+#include <immintrin.h>
+#endif
 
 namespace amanda {
 
@@ -79,9 +83,27 @@ void copy_transposed(uint8_t* to, const uint8_t* from, int64_t rows, Axis column
     for (; row < rows; ++row) copy_axis<uint32_t>(to + row * width, from + row * ITEM, columns);
 }
 
+// Copies bytes of which there are few in most cases: a call would take longer.
+inline void copy_row(uint8_t* to, const uint8_t* from, size_t size) {
+    if (size % 16 != 0 || size > 256) {
+        std::memcpy(to, from, size);
+        return;
+    }
+    for (size_t at = 0; at != size; at += 16) {
+        uint64_t two[2];
+        std::memcpy(two, from + at, sizeof two);
+        std::memcpy(to + at, two, sizeof two);
+    }
+}
+
 // Copies elements in C order; returns where the next one goes.
 uint8_t* copy(uint8_t* to, const uint8_t* from, const Axis* axis, size_t count, size_t item) {
     int64_t size = axis->size, step = axis->step;
+    if (count == 2 && axis[1].step == int64_t(item)) {
+        size_t row = size_t(axis[1].size) * item;
+        for (int64_t i = 0; i < size; ++i) copy_row(to + size_t(i) * row, from + i * step, row);
+        return to + size_t(size) * row;
+    }
     if (count > 2 || (count == 2 && (item != 4 || step != 4))) {
         for (int64_t i = 0; i < size; ++i) to = copy(to, from + i * step, axis + 1, count - 1, item);
         return to;
@@ -104,43 +126,101 @@ uint8_t* copy(uint8_t* to, const uint8_t* from, const Axis* axis, size_t count, 
     return to + size * int64_t(item);
 }
 
+// What the norms of elements follow from.
+struct Extent {
+    double squares = 0, low, high;
+};
+
 constexpr size_t LANES = 16;
-// So many elements are summed in 32 bits before their sum is added in 64.
+// So many elements are summed in their own dtype before their sum is added in 64 bits.
 constexpr size_t BLOCK = 64 * LANES;
 
-bool norms_of_floats(const float* values, size_t count, Norms* norms) {
-    double squares = 0;
-    float low = values[0], high = values[0];
-    float sums[LANES], lows[LANES], highs[LANES];
-    std::fill(lows, lows + LANES, low);
-    std::fill(highs, highs + LANES, high);
+// Adds elements to an extent, whose bounds are those of earlier ones. A NaN makes the sum one.
+template <class Number>
+void extend(const Number* values, size_t count, Extent* extent) {
+    Number sums[LANES], lows[LANES], highs[LANES];
+    std::fill(lows, lows + LANES, Number(extent->low));
+    std::fill(highs, highs + LANES, Number(extent->high));
     size_t whole = count / LANES * LANES;
     for (size_t at = 0; at < whole; at += BLOCK) {
         size_t end = std::min(at + BLOCK, whole);
-        std::fill(sums, sums + LANES, 0.0F);
+        std::fill(sums, sums + LANES, Number(0));
         for (size_t i = at; i < end; i += LANES) {
             for (size_t k = 0; k < LANES; ++k) {
-                float value = values[i + k];
+                Number value = values[i + k];
                 sums[k] += value * value;
                 lows[k] = value < lows[k] ? value : lows[k];
                 highs[k] = value > highs[k] ? value : highs[k];
             }
         }
-        for (float sum : sums) squares += double(sum);
+        for (Number sum : sums) extent->squares += double(sum);
     }
     for (size_t i = whole; i < count; ++i) {
-        squares += double(values[i] * values[i]);
-        low = std::min(low, values[i]);
-        high = std::max(high, values[i]);
+        extent->squares += double(values[i] * values[i]);
+        lows[0] = std::min(lows[0], values[i]);
+        highs[0] = std::max(highs[0], values[i]);
     }
-    low = std::min(low, *std::min_element(lows, lows + LANES));
-    high = std::max(high, *std::max_element(highs, highs + LANES));
-    // A NaN makes the sum one. Squares overflow, or vanish, where the norm does not.
-    if (!std::isfinite(squares) || (squares < 1e-30 && (low != 0 || high != 0))) return false;
-    norms->norm = float(std::sqrt(squares));
-    norms->largest = std::max(std::fabs(low), std::fabs(high));
-    norms->constant = low == high;
-    return true;
+    extent->low = double(*std::min_element(lows, lows + LANES));
+    extent->high = double(*std::max_element(highs, highs + LANES));
+}
+
+#if defined(AMANDA_AVX2)
+// Does the same with all lanes in registers, for whole blocks and lanes; returns how many elements.
+__attribute__((target("avx2"))) size_t extend_avx2(const float* values, size_t count,
+                                                   Extent* extent) {
+    __m256 low = _mm256_set1_ps(float(extent->low)), high = _mm256_set1_ps(float(extent->high));
+    size_t whole = count / LANES * LANES;
+    for (size_t at = 0; at < whole;) {
+        __m256 sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+        for (size_t end = std::min(at + BLOCK, whole); at < end; at += LANES) {
+            __m256 one = _mm256_loadu_ps(values + at), other = _mm256_loadu_ps(values + at + 8);
+            sums[0] = _mm256_add_ps(sums[0], _mm256_mul_ps(one, one));
+            sums[1] = _mm256_add_ps(sums[1], _mm256_mul_ps(other, other));
+            low = _mm256_min_ps(other, _mm256_min_ps(one, low));
+            high = _mm256_max_ps(other, _mm256_max_ps(one, high));
+        }
+        for (size_t k = 0; k < LANES; ++k) extent->squares += double(sums[k / 8][k % 8]);
+    }
+    for (size_t k = 0; k < 8; ++k) {
+        extent->low = std::min(extent->low, double(low[k]));
+        extent->high = std::max(extent->high, double(high[k]));
+    }
+    return whole;
+}
+#endif
+
+void extend_floats(const float* values, size_t count, Extent* extent) {
+    size_t done = 0;
+#if defined(AMANDA_AVX2)
+    static const bool is_wide = __builtin_cpu_supports("avx2");
+    if (is_wide) done = extend_avx2(values, count, extent);
+#endif
+    extend(values + done, count - done, extent);
+}
+
+double number_of(uint32_t bits) {
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return double(number);
+}
+
+double of_bfloat16(uint16_t bits) { return number_of(uint32_t(bits) << 16); }
+
+double of_half(uint16_t bits) {
+    uint32_t sign = uint32_t(bits & 0x8000) << 16, rest = bits & 0x7FFF;
+    if (rest < 0x400) return (sign ? -1.0 : 1.0) * rest / (1 << 24);
+    return number_of(sign | ((rest << 13) + ((rest < 0x7C00 ? 112U : 224U) << 23)));
+}
+
+template <double (*decoded)(uint16_t)>
+void extend_decoded(const uint16_t* values, size_t count, Extent* extent) {
+    double numbers[BLOCK];
+    extent->low = extent->high = decoded(values[0]);
+    for (size_t at = 0; at < count; at += BLOCK) {
+        size_t size = std::min(BLOCK, count - at);
+        for (size_t i = 0; i < size; ++i) numbers[i] = decoded(values[at + i]);
+        extend(numbers, size, extent);
+    }
 }
 
 }  // namespace
@@ -157,11 +237,32 @@ const uint8_t* in_order(const Memory& memory, std::vector<uint8_t>& scratch) {
 bool norms_of(const Memory& memory, const uint8_t* in_order, Norms* norms) {
     size_t count = size_t(memory.elements), size = bytes_of(memory);
     if (count == 0) return true;
-    if (memory.dtype == kFloat) {
-        return norms_of_floats(reinterpret_cast<const float*>(in_order), count, norms);
+    if (memory.is_integer()) {
+        norms->constant = std::memcmp(in_order, in_order + memory.item, size - memory.item) == 0;
+        return true;
     }
-    if (!memory.is_integer()) return false;
-    norms->constant = std::memcmp(in_order, in_order + memory.item, size - memory.item) == 0;
+    Extent extent;
+    if (memory.dtype == kFloat) {
+        auto* values = reinterpret_cast<const float*>(in_order);
+        extent.low = extent.high = double(values[0]);
+        extend_floats(values, count, &extent);
+    } else if (memory.dtype == kDouble) {
+        auto* values = reinterpret_cast<const double*>(in_order);
+        extent.low = extent.high = values[0];
+        extend(values, count, &extent);
+    } else if (memory.dtype == kHalf) {
+        extend_decoded<of_half>(reinterpret_cast<const uint16_t*>(in_order), count, &extent);
+    } else if (memory.dtype == kBFloat16) {
+        extend_decoded<of_bfloat16>(reinterpret_cast<const uint16_t*>(in_order), count, &extent);
+    } else {
+        return false;
+    }
+    // Squares overflow, or vanish, where the norm does not.
+    bool is_zero = extent.low == 0 && extent.high == 0;
+    if (!std::isfinite(extent.squares) || (extent.squares < 1e-30 && !is_zero)) return false;
+    norms->norm = float(std::sqrt(extent.squares));
+    norms->largest = float(std::max(std::fabs(extent.low), std::fabs(extent.high)));
+    norms->constant = extent.low == extent.high;
     return true;
 }
 

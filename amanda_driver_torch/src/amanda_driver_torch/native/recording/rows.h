@@ -19,6 +19,18 @@ struct Row {
 };
 static_assert(sizeof(Row) == 48, "rows have no padding");
 
+enum What : uint8_t { NONE, INPUT, OUTPUT };
+enum Flag : uint8_t {
+    UNWRITTEN = 1,
+    UNREADABLE = 2,
+    UNSEEN_WRITER = 4,
+    REUSED = 8,
+    CONSTANT = 32,
+    KEPT = 64,
+};
+constexpr uint32_t NOBODY = 0xFFFFFFFF;
+constexpr uint16_t NO_ITEM = 0xFFFF;
+
 inline size_t bytes_of(const Memory& memory) { return size_t(memory.elements) * memory.item; }
 
 // Returns the elements in C order: where they are, or a copy in `scratch`.

@@ -3,6 +3,7 @@
 // package `xxhash`.
 #include "recording/xxh3.h"
 
+#include <cstddef>
 #include <cstring>
 
 #if defined(_MSC_VER)
@@ -152,7 +153,7 @@ void add_all(Lanes& lanes, const uint8_t* data, size_t size) {
 }
 
 #if defined(AMANDA_AVX2)
-#define AMANDA_WIDE __attribute__((target("avx2"))) inline
+#define AMANDA_WIDE __attribute__((target("avx2"), always_inline)) inline
 
 AMANDA_WIDE __m256i wide(const uint8_t* at) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
@@ -163,6 +164,14 @@ AMANDA_WIDE __m256i with_half(__m256i sum, const uint8_t* data, const uint8_t* s
     __m256i product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
     __m256i other = _mm256_shuffle_epi32(value, _MM_SHUFFLE(1, 0, 3, 2));
     return _mm256_add_epi64(product, _mm256_add_epi64(sum, other));
+}
+
+// Adds a stripe, and asks for the one that is so many bytes ahead.
+AMANDA_WIDE void add_stripe(__m256i& low, __m256i& high, const uint8_t* data,
+                            const uint8_t* secret, size_t ahead) {
+    _mm_prefetch(reinterpret_cast<const char*>(data) + ahead, _MM_HINT_T0);
+    low = with_half(low, data, secret);
+    high = with_half(high, data + 32, secret + 32);
 }
 
 AMANDA_WIDE __m256i scrambled(__m256i lane, const uint8_t* secret) {
@@ -184,11 +193,16 @@ __attribute__((target("avx2"))) void add_all_avx2(Lanes& lanes, const uint8_t* d
     const size_t ahead = size < FAR ? 512 : 4096;
     for (;; size -= BLOCK) {
         const bool more = size > BLOCK;
-        const uint8_t* end = data + (more ? BLOCK : (size - 1) / STRIPE * STRIPE);
-        for (const uint8_t* secret = SECRET; data != end; data += STRIPE, secret += 8) {
-            _mm_prefetch(reinterpret_cast<const char*>(data) + ahead, _MM_HINT_T0);
-            low = with_half(low, data, secret);
-            high = with_half(high, data + 32, secret + 32);
+        const uint8_t *secret = SECRET, *end = data + (more ? BLOCK : (size - 1) / STRIPE * STRIPE);
+        // Four at a time spare the steps of the pointers.
+        for (; end - data >= std::ptrdiff_t(4 * STRIPE); data += 4 * STRIPE, secret += 4 * 8) {
+            add_stripe(low, high, data, secret, ahead);
+            add_stripe(low, high, data + STRIPE, secret + 8, ahead);
+            add_stripe(low, high, data + 2 * STRIPE, secret + 2 * 8, ahead);
+            add_stripe(low, high, data + 3 * STRIPE, secret + 3 * 8, ahead);
+        }
+        for (; data != end; data += STRIPE, secret += 8) {
+            add_stripe(low, high, data, secret, ahead);
         }
         if (!more) break;
         low = scrambled(low, LAST_SECRET);

@@ -22,6 +22,7 @@ __all__ = [
     "OpFacts",
     "key_of",
     "leaf_of",
+    "passes_gradients_on",
     "program_key_of",
     "with_parents",
     "words",
@@ -165,6 +166,15 @@ def leaf_of(context: OpContext) -> Any:
     """
     node = getattr(context.get_backward_op(), "node", None)
     return getattr(node, "variable", None)
+
+
+def passes_gradients_on(context: OpContext) -> bool:
+    """Return True if a backward operator gives its gradients to others, which are seen as well.
+
+    This is only known of PyTorch. Call it during the analysis of the operator.
+    """
+    node = getattr(context.get_backward_op(), "node", None)
+    return node is not None and leaf_of(context) is None
 
 
 def program_key_of(context: OpContext) -> tuple[object, ...]:
