@@ -27,12 +27,11 @@ from amanda_core.runtime.threads import THREAD, Control, WeakGroup
 from amanda_core.runtime.warning_locations import warn
 
 if TYPE_CHECKING:
-    import pluggy
-
     from amanda_core.engine.calls import Calls
     from amanda_core.engine.tool import Analysis, Tool
     from amanda_core.interface.driver import DriverInfo, Site
     from amanda_core.interface.facts import Facts
+    from amanda_core.plugins.hook_manager import HookManager
 
 __all__ = ["COMPILED_CALL", "COMPILED_KERNEL", "TRANSFORMED", "Session"]
 
@@ -77,19 +76,19 @@ class Session:
     """
 
     # Slots, because these are read at every operator.
-    __slots__ = ("__dict__", "__weakref__", "_analysing", "_hook", "_store", "control", "epoch")
+    __slots__ = ("__dict__", "__weakref__", "_analysing", "_hooks", "_store", "control", "epoch")
 
     _epochs = itertools.count(1)
 
     def __init__(
-        self, store: Store, hook: pluggy.HookRelay, resolve: Callable[[], Sequence[Tool]]
+        self, store: Store, hooks: HookManager, resolve: Callable[[], Sequence[Tool]]
     ) -> None:
         self.control: Control = THREAD.control
         # The epoch is 0 until the tools are known.
         self.closed, self._step, self.epoch = True, 0, 0
         self.tools: tuple[Tool, ...] = ()
         self._policy: OnDriverError = "raise"
-        self._store, self._hook, self._resolve = store, hook, resolve
+        self._store, self._hooks, self._resolve = store, hooks, resolve
         self._drivers: dict[str, tuple[DriverInfo | None, Facts | None]] = {}
         self.pending: list[BaseException] = []
         self.undo: list[Callable[[], object]] = []
@@ -370,7 +369,7 @@ class Session:
             try:
                 switches[ROUTINE_DEPTH] = depth + 1  # As `inside_routine`, which takes longer.
                 store.contexts[context._key] = context
-                self._hook.amanda_prepare_context(context=context)
+                self._hooks.direct.amanda_prepare_context(context=context)
                 store.places[place] = context  # Only now: the next call takes it for prepared.
                 switches[ROUTINE_DEPTH] = depth
             except BaseException:
@@ -406,7 +405,7 @@ class Session:
             return
         is_done = context._analysed.get(i_point) == self.epoch
         if not (is_done and self.control.switches[CACHING]) and self._due(context, i_point):
-            trigger, turn = self._hook.amanda_trigger_callback, self.turn
+            trigger, turn = self._hooks.direct.amanda_trigger_callback, self.turn
             if turn is None:
                 trigger(context=context, i_point=i_point)
             else:
@@ -507,7 +506,7 @@ class Session:
     def recorded(self, context: OpContext, action: Action) -> None:
         """Call the hook for an action that an analysis routine requested; plugins may refuse it."""
         try:
-            self._hook.amanda_action_recorded(context=context, action=action)
+            self._hooks.direct.amanda_action_recorded(context=context, action=action)
         except BaseException:
             with without_exit("A plugin fails to look at an action"):
                 raise

@@ -21,6 +21,7 @@ from amanda_core.errors import DriverError, MissingDriverError
 from amanda_core.interface import hookspecs
 from amanda_core.interface.driver import DRIVER_API, DriverInfo
 from amanda_core.plugins import tool_names
+from amanda_core.plugins.hook_manager import HookManager
 from amanda_core.plugins.installed import (
     DRIVER_GROUP,
     PLUGIN_GROUP,
@@ -104,7 +105,7 @@ class Plugins:
     """
 
     def __init__(self) -> None:
-        self.manager = pluggy.PluginManager("amanda")
+        self.manager = HookManager("amanda")
         self.manager.add_hookspecs(hookspecs)
         for name, plugin in _OWN.items():
             self.manager.register(plugin, name)
@@ -240,7 +241,7 @@ def add_own(plugin: Any, name: str) -> None:
         registered.manager.register(plugin, name)
 
 
-def plugin_manager() -> pluggy.PluginManager:
+def plugin_manager() -> HookManager:
     """Return the plugin manager of this process, with all installed plugins registered."""
     return plugins().manager
 
