@@ -117,6 +117,7 @@ class Session:
         # Late, as it costs a hundredth of `import amanda`, and few sessions need it.
         from amanda_core.engine.calls import Calls
 
+        self._shows_all = False
         return Calls(self)
 
     @cached_property
@@ -200,6 +201,8 @@ class Session:
         self._watches_steps = any(tool._amanda.step for tool in self.tools)
         self.sees_transforms = any(tool.sees_transforms for tool in self.tools)
         self._is_phased = any(tool._amanda.selection is not None for tool in self.tools)
+        #: Whether no tool leaves out ordinary ops, so that `_selects` need not be asked of them.
+        self._shows_all = not self._is_phased and "calls" not in self.__dict__
         if "calls" in self.__dict__ or any(tool._amanda.watches_modules for tool in self.tools):
             self.calls.refresh()
         if self.epoch != before and self.listener is not None:
@@ -356,6 +359,9 @@ class Session:
         if context is None:
             context = OpContext(self, site, forward, backward)
             context._place = place
+            context._is_common = site.op_type not in _COMPILED and not site.namespace.endswith(
+                TRANSFORMED
+            )
         (execution := context.execution).clear()
         execution["open"], execution["inputs"] = True, inputs
         if context._known.get("input_names", input_names) != input_names:
@@ -429,12 +435,14 @@ class Session:
             BaseException: Whatever a routine raised, with a note. The analysis of its tool is not
                 cached.
         """
-        due, driver = self._due(context, i_point), context._site.namespace.partition("/")[0]
-        if self.wants_backward and due and not self.can("gradients", f"{driver}/"):
-            self.warn_once(
-                f"The driver {driver!r} has no gradients: backward analysis routines do not run "
-                "there."
-            )
+        due = self._due(context, i_point)
+        if self.wants_backward and due:
+            driver = context._site.namespace.partition("/")[0]
+            if not self.can("gradients", f"{driver}/"):
+                self.warn_once(
+                    f"The driver {driver!r} has no gradients: backward analysis routines do not "
+                    "run there."
+                )
         context._plans, epoch = None, self.epoch
         switches = THREAD.control.switches
         depth = switches[ROUTINE_DEPTH]
@@ -474,10 +482,13 @@ class Session:
         caching = self.control.switches[CACHING]
         due: list[Tool] = []
         logs, key = self._store.logs, context._key
+        is_shown = self._shows_all and context._is_common
         for tool in self._analysing[i_point]:
-            is_new = not caching or i_point not in logs.get(tool._amanda, _NOTHING).get(key, ())
+            known = tool._amanda
+            if caching and known in logs and i_point in logs[known].get(key, ()):
+                continue
             # Rules serve other tools as well, so a selection does not restrict them.
-            if is_new and (not tool._amanda.routines[i_point] or self._selects(tool, context)):
+            if is_shown or not known.routines[i_point] or self._selects(tool, context):
                 due.append(tool)
         if caching and not due:
             context._analysed[i_point] = self.epoch
@@ -526,9 +537,10 @@ class Session:
     def actions_of(self, context: OpContext) -> list[Action]:
         """Return the logged actions of the applied tools for an op, in tool order."""
         found: list[Action] = []
+        is_shown, logs = self._shows_all and context._is_common, self._store.logs
         for tool in self.tools:
-            log = self._store.logs.get(tool._amanda, _NOTHING).get(context._key)
-            if log and self._selects(tool, context):
+            log = logs.get(tool._amanda, _NOTHING).get(context._key)
+            if log and (is_shown or self._selects(tool, context)):
                 for point in POINTS if len(log) > 1 else log:
                     found += log.get(point, ())
         return found

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import OpContext, Plan, Session, Step
+from amanda_core.driver_kit import EMPTY, OpContext, Plan, Session, Step
 from amanda_core.interface import IPoint, is_annotated
 from amanda_driver_torch.communication import complete, is_unfinished
 from amanda_driver_torch.execution.native_plans import compiled
@@ -272,8 +272,10 @@ class Run(OperatorCall):
         self.made_count = next_sequence() - self.start
         # After-forward analysis may have requested gradients, too. They count even if there are
         # none now, since the op may run with gradients later.
-        self.arriving, self.leaving = context.plan(BEFORE_BACKWARD), context.plan(AFTER_BACKWARD)
-        settled = not (before or after or self.arriving or self.leaving)
+        plans = context.plans()
+        self.arriving = plans.get(BEFORE_BACKWARD, EMPTY)
+        self.leaving = plans.get(AFTER_BACKWARD, EMPTY)
+        settled = not plans and before is EMPTY
         tracked = True
         if taps is not None:
             if self.arriving.steps:
