@@ -410,13 +410,16 @@ class Session:
         if not self._analysing[i_point]:
             return
         is_done = context._analysed.get(i_point) == self.epoch
-        if not (is_done and self.control.switches[CACHING]) and self._due(context, i_point):
-            trigger, turn = self._hooks.direct.amanda_trigger_callback, self.turn
-            if turn is None:
+        if (is_done and self.control.switches[CACHING]) or not (due := self._due(context, i_point)):
+            return
+        trigger, turn = self._hooks.direct.amanda_trigger_callback, self.turn
+        if turn is not None:
+            with turn:
                 trigger(context=context, i_point=i_point)
-            else:
-                with turn:
-                    trigger(context=context, i_point=i_point)
+        elif trigger == _OWN_TRIGGER:
+            self.run_analysis(context, i_point, due)
+        else:
+            trigger(context=context, i_point=i_point)
 
     def due(self, context: OpContext, *points: IPoint) -> bool:
         """Return True if `analyse` would run the analysis of a tool at one of the points."""
@@ -426,16 +429,23 @@ class Session:
                 return True
         return False
 
-    def run_analysis(self, context: OpContext, i_point: IPoint) -> None:
+    def run_analysis(
+        self, context: OpContext, i_point: IPoint, due: Sequence[Tool] | None = None
+    ) -> None:
         """Run the rules and analysis routines of the applied tools, in order.
 
         This is the core's implementation of `amanda_trigger_callback`.
+
+        Args:
+            context: The op's context.
+            i_point: The point.
+            due: The tools whose analysis is due, if they are known.
 
         Raises:
             BaseException: Whatever a routine raised, with a note. The analysis of its tool is not
                 cached.
         """
-        due = self._due(context, i_point)
+        due = self._due(context, i_point) if due is None else due
         if self.wants_backward and due:
             driver = context._site.namespace.partition("/")[0]
             if not self.can("gradients", f"{driver}/"):
@@ -495,7 +505,8 @@ class Session:
         return due
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
-        logs, key = self._store.log_of(tool), context._key
+        key, known = context._key, self._store.logs
+        logs = known[tool._amanda] if tool._amanda in known else self._store.log_of(tool)
         if (parts := context.get("parts_not_seen")) is not None:
             tool._amanda.unseen.add_inside(context.name, parts)
         old = logs[key].pop(i_point, ()) if key in logs else ()
@@ -712,4 +723,6 @@ class CorePlugin:
         context._refuse_conflict(action)
 
 
-discovery.add_own(CorePlugin(), "amanda-core")
+_PLUGIN = CorePlugin()
+_OWN_TRIGGER = _PLUGIN.amanda_trigger_callback
+discovery.add_own(_PLUGIN, "amanda-core")
