@@ -1,7 +1,7 @@
-"""`HookManager`: pluggy's manager, with calls for hooks that run at the first execution of each op.
+"""`HookManager`: pluggy's manager, with cheaper calls of hooks.
 
-Pluggy takes ten calls for one of a hook. Where it would only pass the call on, `direct` calls the
-implementations themselves.
+Pluggy takes ten calls for one of a hook, some of which run at the first execution of each op. Where
+it would only pass the call on, `direct` calls the implementations themselves.
 """
 
 from __future__ import annotations
@@ -15,23 +15,36 @@ __all__ = ["DirectHooks", "HookManager"]
 
 
 class DirectHooks:
-    """Calls of hooks whose results nobody reads; an attribute for each, which is kept."""
+    """Calls of the hooks of a manager, while its plugins and monitors stay the same.
+
+    Each hook is an attribute, which returns None or what all implementations have returned.
+
+    Attributes:
+        of_drivers: (plugin, hook) -> what calls the hook of this driver, and what wraps it.
+    """
 
     def __init__(self, manager: HookManager) -> None:
         self._manager = manager
+        self.of_drivers: dict[tuple[Any, str], Callable[..., Any]] = {}
 
-    def __getattr__(self, hook: str) -> Callable[..., object]:
-        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
-        found = caller.get_hookimpls()[::-1]  # The last one registered is called first.
-        expected = caller.spec.argnames if caller.spec is not None else None
-        call: Callable[..., object] = caller
-        if not self._manager.monitors and not any(
-            one.wrapper or one.hookwrapper or tuple(one.argnames) != expected for one in found
-        ):
-            functions = [one.function for one in found]
-            call = functions[0] if len(functions) == 1 else _calling(functions)
+    def __getattr__(self, hook: str) -> Callable[..., Any]:
+        call = self.call_of(getattr(self._manager.hook, hook))
         setattr(self, hook, call)
         return call
+
+    def call_of(self, caller: pluggy.HookCaller) -> Callable[..., Any]:
+        """Return what calls a hook: its only implementation, all of them, or pluggy."""
+        found = caller.get_hookimpls()[::-1]  # The last one registered is called first.
+        expected = caller.spec.argnames if caller.spec is not None else None
+        if self._manager.monitors or any(
+            one.wrapper or one.hookwrapper or tuple(one.argnames) != expected for one in found
+        ):
+            return caller
+        functions = [one.function for one in found]
+        if len(functions) == 1:
+            return functions[0]
+        is_first = caller.spec is not None and caller.spec.opts.get("firstresult")
+        return caller if is_first else _calling(functions)
 
 
 def _calling(functions: list[Callable[..., object]]) -> Callable[..., None]:
