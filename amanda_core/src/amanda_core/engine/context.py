@@ -63,8 +63,8 @@ class OpContext(dict[str, Any]):
     # Faster to set and read than a dictionary.
     __slots__ = (
         *("__dict__", "__weakref__", "_analysed", "_backward", "_edits", "_epoch", "_forward"),
-        *("_has_actions", "_is_common", "_key", "_known", "_number", "_output_count", "_outputs_vary"),
-        *("_place", "_plans", "_recorder", "_site", "_store", "execution", "remembered"),
+        *("_has_actions", "_is_common", "_key", "_known", "_number", "_output_count", "_place"),
+        *("_outputs_vary", "_plans", "_recorder", "_site", "_store", "execution", "remembered"),
     )
 
     # A context represents an op, so two contexts are equal only if they are the same object.
@@ -430,10 +430,9 @@ class OpContext(dict[str, Any]):
             i_point: A forward point in a forward context, a backward one in a backward context.
         """
         session = self._store.session
-        if after := i_point is _AFTER_FORWARD:
-            outputs = self.execution.get("outputs")
-            count = None if outputs is None else len(outputs)
-            if self._output_count not in (None, count):
+        after = i_point is _AFTER_FORWARD
+        if after and self._output_count != (count := self._count("outputs")):
+            if self._output_count is not None:
                 # An op such as `split` has another number of outputs, so other positions.
                 session.analyse_again(self, i_point)
                 self._outputs_vary = True
@@ -624,8 +623,7 @@ class OpContext(dict[str, Any]):
         self, kind: ActionKind, positions: Sequence[int], step: Step | None = None
     ) -> tuple[int, ...]:
         # Convert it once: an iterator would be empty after the check.
-        known = type(positions) is list or isinstance(positions, Iterable)
-        chosen = tuple(positions) if known else (None,)
+        chosen = tuple(positions) if isinstance(positions, (list, Iterable)) else (None,)
         count = self._count(kind.selects)
         limit = math.inf if count is None else count
         for one in chosen:  # `all` takes longer, and each action asks.

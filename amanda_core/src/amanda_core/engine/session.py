@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -359,9 +359,8 @@ class Session:
         if context is None:
             context = OpContext(self, site, forward, backward)
             context._place = place
-            context._is_common = site.op_type not in _COMPILED and not site.namespace.endswith(
-                TRANSFORMED
-            )
+            is_special = site.op_type in _COMPILED or site.namespace.endswith(TRANSFORMED)
+            context._is_common = not is_special
         (execution := context.execution).clear()
         execution["open"], execution["inputs"] = True, inputs
         if context._known.get("input_names", input_names) != input_names:
@@ -413,12 +412,10 @@ class Session:
         if (is_done and self.control.switches[CACHING]) or not (due := self._due(context, i_point)):
             return
         trigger, turn = self._hooks.direct.amanda_trigger_callback, self.turn
-        if turn is not None:
-            with turn:
-                trigger(context=context, i_point=i_point)
-        elif trigger == _OWN_TRIGGER:
+        if turn is None and trigger == _PLUGIN.amanda_trigger_callback:
             self.run_analysis(context, i_point, due)
-        else:
+            return
+        with turn or nullcontext():
             trigger(context=context, i_point=i_point)
 
     def due(self, context: OpContext, *points: IPoint) -> bool:
@@ -446,13 +443,12 @@ class Session:
                 cached.
         """
         due = self._due(context, i_point) if due is None else due
-        if self.wants_backward and due:
-            driver = context._site.namespace.partition("/")[0]
-            if not self.can("gradients", f"{driver}/"):
-                self.warn_once(
-                    f"The driver {driver!r} has no gradients: backward analysis routines do not "
-                    "run there."
-                )
+        driver = context._site.namespace.partition("/")[0]
+        if self.wants_backward and due and not self.can("gradients", f"{driver}/"):
+            self.warn_once(
+                f"The driver {driver!r} has no gradients: backward analysis routines do not run "
+                "there."
+            )
         context._plans, epoch = None, self.epoch
         switches = THREAD.control.switches
         depth = switches[ROUTINE_DEPTH]
@@ -489,24 +485,21 @@ class Session:
             raise
 
     def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
-        caching = self.control.switches[CACHING]
-        due: list[Tool] = []
+        caching, due = self.control.switches[CACHING], list["Tool"]()
         logs, key = self._store.logs, context._key
         is_shown = self._shows_all and context._is_common
         for tool in self._analysing[i_point]:
             known = tool._amanda
-            if caching and known in logs and i_point in logs[known].get(key, ()):
-                continue
+            is_new = not caching or i_point not in logs.get(known, _NOTHING).get(key, ())
             # Rules serve other tools as well, so a selection does not restrict them.
-            if is_shown or not known.routines[i_point] or self._selects(tool, context):
+            if is_new and (is_shown or not known.routines[i_point] or self._selects(tool, context)):
                 due.append(tool)
         if caching and not due:
             context._analysed[i_point] = self.epoch
         return due
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
-        key, known = context._key, self._store.logs
-        logs = known[tool._amanda] if tool._amanda in known else self._store.log_of(tool)
+        logs, key = self._store.log_of(tool), context._key
         if (parts := context.get("parts_not_seen")) is not None:
             tool._amanda.unseen.add_inside(context.name, parts)
         old = logs[key].pop(i_point, ()) if key in logs else ()
@@ -548,10 +541,9 @@ class Session:
     def actions_of(self, context: OpContext) -> list[Action]:
         """Return the logged actions of the applied tools for an op, in tool order."""
         found: list[Action] = []
-        is_shown, logs = self._shows_all and context._is_common, self._store.logs
         for tool in self.tools:
-            log = logs.get(tool._amanda, _NOTHING).get(context._key)
-            if log and (is_shown or self._selects(tool, context)):
+            log = self._store.logs.get(tool._amanda, _NOTHING).get(context._key)
+            if log and ((self._shows_all and context._is_common) or self._selects(tool, context)):
                 for point in POINTS if len(log) > 1 else log:
                     found += log.get(point, ())
         return found
@@ -724,5 +716,4 @@ class CorePlugin:
 
 
 _PLUGIN = CorePlugin()
-_OWN_TRIGGER = _PLUGIN.amanda_trigger_callback
 discovery.add_own(_PLUGIN, "amanda-core")

@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any, get_args
 
 from amanda_core.processes.columns import Column, Kind, Relation, kind_of
+from amanda_core.runtime.collection import without_collection
 
 __all__ = ["Merged", "Rows", "merge"]
 

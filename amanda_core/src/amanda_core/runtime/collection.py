@@ -1,4 +1,4 @@
-"""Pauses of Python's garbage collector, where it would look at many objects that are in no circle."""
+"""Pauses of the garbage collector, where it would look at many objects that are in no circle."""
 
 from __future__ import annotations
 

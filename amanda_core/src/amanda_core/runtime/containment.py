@@ -52,6 +52,7 @@ class driver_errors:
         passing: Exceptions that are not turned. Ctrl-C never is. With `Exception`, only exceptions
             that would end the program are, such as `SystemExit`.
     """
+
     # Not a generator, which takes three times as long: `apply` enters several.
     def __init__(
         self, what: str, *, fix: str = "", passing: type[Exception] | tuple[()] = DriverError

@@ -142,9 +142,7 @@ class OperatorCalls(ModuleCalls):
             self._note_unseen(op_type, args, kwargs, tools)
         return len(tools) == len(self.session.tools)
 
-    def _note_machinery(
-        self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> None:
+    def _note_machinery(self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Note an operator that torch's own code calls for purposes of its own."""
         if functorch_active():
             # It may be the function that is transformed.

@@ -131,6 +131,6 @@ def are_plain(steps: Sequence[Step], count: int, *, differentiated: bool = True)
         if (action.autodiff and not differentiated) or len(action.kwargs) > MANY // 2:
             return False
         positions = action.positions
-        if positions and not (0 <= min(positions) and max(positions) < count):
+        if positions and (min(positions) < 0 or max(positions) >= count):
             return False
     return True

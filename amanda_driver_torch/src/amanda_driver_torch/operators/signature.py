@@ -150,9 +150,9 @@ def bind(func: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = N
     args = tuple(args)
     kwargs = kwargs or {}
     known = KINDS.get
-    kinds = [*map(known, map(type, args))]
+    kinds: list[Any] = [*map(known, map(type, args))]
     if None in kinds:
-        kinds = [kind or kind_of(value) for kind, value in zip(kinds, args, strict=True)]
+        kinds = [known(type(value)) or kind_of(value) for value in args]
     if kwargs:
         named = {name: known(type(value)) or kind_of(value) for name, value in kwargs.items()}
         key: tuple[object, ...] = (func, *kinds, tuple(named), *named.values())
