@@ -30,7 +30,6 @@ from amanda_driver_torch.torch_internals.internals import (
 __all__ = [
     "BOUNDARY",
     "FORWARDS",
-    "OWN_FOLDERS",
     "in_compiled_callable",
     "is_own",
     "is_torchs",
@@ -47,9 +46,8 @@ BOUNDARY: dict[int, CodeType] = {id(code): code for code in ENGINE_CALLERS}
 #: Codes of this driver that run the `forward` of a module in its place, by id.
 FORWARDS: dict[int, CodeType] = {}
 
-#: Folders of the core and of this driver. Not names: a test runner may name modules below the
-#: package.
-OWN_FOLDERS = tuple(
+# By folder and not by name: a test runner may name modules below the package.
+_OWN = tuple(
     str(folder) + os.sep
     for folder in (Path(amanda_core.__file__).parent, Path(__file__).parents[1])
 )
@@ -64,7 +62,7 @@ def is_torchs(namespace: Mapping[str, Any]) -> bool:
 
 def is_own(code: CodeType) -> bool:
     """Return True if code is of the core or of this driver."""
-    return code.co_filename.startswith(OWN_FOLDERS)
+    return code.co_filename.startswith(_OWN)
 
 
 def in_compiled_callable(eager: Mapping[int, CodeType]) -> bool:

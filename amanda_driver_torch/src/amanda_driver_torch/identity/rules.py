@@ -104,7 +104,8 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
 
 def _is_flattened(tensor: torch.Tensor) -> bool:
     """Return True for what FSDP1 shows in place of a parameter: a view of a flat one."""
-    if read_base(tensor) is None or (flat := flat_parameter_of(tensor)) is None:
+    flat = flat_parameter_of(tensor)
+    if flat is None:
         return False
     return any(parameter_of(owner, name) is tensor for name, owner, _ in names_in(flat))
 

@@ -17,14 +17,13 @@ import torch
 from torch import nn
 
 from amanda_core.driver_kit import Known, Session, local_of
-from amanda_driver_torch.identity.frames import BOUNDARY, FORWARDS, OWN_FOLDERS, is_own
+from amanda_driver_torch.identity.frames import BOUNDARY, FORWARDS, is_own
 from amanda_driver_torch.threads.state import STATE
 from amanda_driver_torch.torch_internals.modules import MODULE_CALLS, modules_in
 
 __all__ = ["ForwardCalls", "running_forwards"]
 
 _FORWARD = "forward"
-_CALLERS_MODULE, _CALLER = MODULE_CALLS
 #: Packages whose frames may lie between the program and this driver when tools are applied.
 _BETWEEN = frozenset({"amanda", "amanda_core", "contextlib", "pluggy"})
 #: Instruction that loads a method to call it -> the bit of its argument that says so.
@@ -38,22 +37,19 @@ def running_forwards(around_call: bool = False) -> list[tuple[nn.Module, CodeTyp
         around_call: Whether to look around the call of a module that begins now, and not inside.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (code := frame.f_code).co_filename.startswith(OWN_FOLDERS):
-        if id(code) in BOUNDARY and not around_call:
+    while frame is not None and is_own(frame.f_code):
+        if id(frame.f_code) in BOUNDARY and not around_call:
             return []
         frame = frame.f_back
     found: list[tuple[nn.Module, CodeType]] = []
-    # Few calls: it runs at each op's first execution.
-    while frame is not None and (number := id(code := frame.f_code)) not in BOUNDARY:
-        if code.co_name == _CALLER and _calls_modules(frame):
+    while frame is not None and id(frame.f_code) not in BOUNDARY:
+        if _calls_modules(frame):
             # `forward` may be decorated, so the module is read here.
-            called = local_of(frame, code.co_varnames[0]) if found else None
-            if len(found) == 1 and found[0][0] is called:
-                return []
+            called = local_of(frame, frame.f_code.co_varnames[0]) if found else None
             return [one for one in found if one[0] is not called]
-        known = _FORWARDS.get(number)
-        if (known is None or known[1]) and (module := _module_of(frame, known)) is not None:
-            found.append((module, code))
+        module = _module_of(frame)
+        if module is not None:
+            found.append((module, frame.f_code))
         frame = frame.f_back
     return found
 
@@ -63,16 +59,12 @@ _FORWARDS: dict[int, tuple[CodeType, bool]] = {}
 _CODES = 16384
 
 
-def _module_of(frame: FrameType, known: tuple[CodeType, bool] | None) -> nn.Module | None:
-    """Return the module whose `forward` a frame runs, or None.
-
-    Args:
-        frame: The frame.
-        known: What `_FORWARDS` has of its code.
-    """
+def _module_of(frame: FrameType) -> nn.Module | None:
+    """Return the module whose `forward` a frame runs, or None."""
     code = frame.f_code
+    known = _FORWARDS.get(id(code))
     # Before Python 3.13 reading would write into the dictionary that `locals()` returned.
-    if known is None and not (code.co_argcount and "locals" not in code.co_names):
+    if not (known[1] if known is not None else code.co_argcount and "locals" not in code.co_names):
         return None
     owner = local_of(frame, code.co_varnames[0])
     is_module = issubclass(type(owner), nn.Module)
@@ -94,7 +86,8 @@ def _code_of(function: Any) -> CodeType | None:
 
 
 def _calls_modules(frame: FrameType) -> bool:
-    return frame.f_code.co_name == _CALLER and frame.f_globals.get("__name__") == _CALLERS_MODULE
+    module, name = MODULE_CALLS
+    return frame.f_code.co_name == name and frame.f_globals.get("__name__") == module
 
 
 class ForwardCalls:

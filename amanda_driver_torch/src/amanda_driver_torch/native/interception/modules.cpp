@@ -294,7 +294,7 @@ PyObject* replace_function(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-// Looks for a sufficient condition: an argument that is no module cannot be one whose `forward` runs.
+// A sufficient condition, because it reads no code: the first argument of a `forward` is its module.
 PyObject* runs_called_module(PyObject*, PyObject* kind) {
 #if defined(AMANDA_ARGUMENTS_KNOWN)
     Thread* thread = current;
