@@ -108,7 +108,7 @@ def test_sources_of_a_driver_are_searched_by_their_language(tmp_path: Path) -> N
         "session._store",
         "tool._amanda.logs",
         "getattr(context, '_recorder')",
-        "setattr(self.session, '_hook', None)",
+        "setattr(self.session, '_hooks', None)",
         "context._plans.clear()",
     ],
 )
@@ -116,7 +116,7 @@ def test_what_objects_of_the_core_keep_for_themselves_is_not_a_drivers(
     tmp_path: Path, use: str
 ) -> None:
     # The driver has names of its own that are the same.
-    own = "class A:\n    def __init__(self): self._store = self._plans = self._hook = '_store'\n"
+    own = "class A:\n    def __init__(self): self._store = self._plans = self._hooks = '_store'\n"
     (tmp_path / "driver.py").write_text(f"{own}    def f(self, session, context, tool): pass\n")
     assert private_uses(tmp_path) == []
     (tmp_path / "driver.py").write_text(f"{own}    def f(self, session, context, tool): {use}\n")

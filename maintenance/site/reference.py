@@ -116,7 +116,7 @@ def entry(module: str, name: str) -> str:
     qualified = getattr(found, "__qualname__", "")
     if isinstance(found, type) or callable(found):
         place = place if isinstance(place, str) and place.startswith("amanda") else ""
-        name = qualified if place and "." not in str(qualified) else name
+        name = qualified if place and qualified and "." not in str(qualified) else name
     else:
         place = ""
     place = place or _imports(module).get(name, module)

@@ -43,7 +43,7 @@ def test_every_public_name_has_an_entry_and_amandas_an_example() -> None:
         if not name.startswith("_") and not hasattr(dict, name)
     }
     shown = {name for name in methods if re.search(rf"\bop\.{name}\b", code)}
-    of_drivers = {"execution", "fill", "plan", "release", "site", "trigger_callback"}
+    of_drivers = {"execution", "fill", "plan", "plans", "release", "site", "trigger_callback"}
     of_drivers |= {"remember", "remember_constants", "remembered"}
     assert methods - shown == of_drivers
 

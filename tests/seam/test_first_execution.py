@@ -19,7 +19,7 @@ from amanda_driver_torch.interception.interceptor_choice import INTERCEPTORS
 
 #: Calls, of Python functions and of C functions, at the first execution of a `linear` whose weight
 #: a routine multiplies by a mask: the routine, its analysis and the driver's plan among them.
-CALLS = 330
+CALLS = 240
 
 
 class Masked(amanda.Tool):

@@ -209,7 +209,7 @@ PLANTED = {
 @pytest.mark.parametrize("member", MEMBERS)
 def test_no_source_of_a_member_uses_an_attribute_of_the_cores_objects(member: str) -> None:
     names = ("_amanda", "_store", "_key")
-    assert {*names, "_plans", "_forward", "_hook"} < ATTRIBUTES
+    assert {*names, "_plans", "_forward", "_hooks"} < ATTRIBUTES
     for path, text in sources(member).items():
         # In each source those that are planted are found, also where its own objects have the name.
         planted = "".join(PLANTED[path.suffix].format(name) for name in names)

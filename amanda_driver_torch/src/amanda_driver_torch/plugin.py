@@ -157,11 +157,12 @@ def amanda_prepare_context(context: OpContext) -> None:
     if not namespace.startswith("pytorch/"):
         return
     describe(context, site.op_type)
-    if site.op_type.startswith(OF_GRADIENTS if context.is_backward() else COMMUNICATING):
+    backward = context.is_backward()
+    if site.op_type.startswith(OF_GRADIENTS if backward else COMMUNICATING):
         _describe_communication()(context)
     if site.op_type in FUSED:
         context["parts_not_seen"] = "fused inference; whole=True shows its operators"
-    elif (kind := type(context.get_op()).__name__) in _OPAQUE and not context.is_backward():
+    elif not backward and (kind := type(context.get_op()).__name__) in _OPAQUE:
         context["parts_not_seen"] = _OPAQUE[kind]
     state, in_compiled_callable = _state()
     if state.chunk is not None:
@@ -169,7 +170,7 @@ def amanda_prepare_context(context: OpContext) -> None:
     if (
         state.not_compiled
         and namespace.endswith("/eager")
-        and not context.is_backward()
+        and not backward
         and in_compiled_callable(state.not_compiled)
     ):
         context["not_compiled"] = True

@@ -17,6 +17,7 @@ from amanda_core.errors import AmandaError
 from amanda_core.plugins import tool_names
 from amanda_core.plugins.installed import Installed
 from amanda_core.results import Table, printable
+from amanda_core.runtime.collection import without_collection
 from amanda_core.runtime.containment import contain, described
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _short(namespace: str) -> str:
 def describe() -> list[dict[str, Any]]:
     """Return a description of each installed tool; those that are not blocked are imported."""
     # Programs read the list, so it must not contain what a tool prints during its import.
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), without_collection():
         references = tool_names.references()
         every = [found for _, found in references]
         return [_describe(reference, found, every) for reference, found in references]

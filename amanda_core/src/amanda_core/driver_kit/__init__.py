@@ -101,7 +101,7 @@ NAMES = {
     "engine.activation": ("apply", "attach"),
     "engine.calls": ("Call", "MODULE_INPUT", "MODULE_OUTPUT"),
     "engine.context": ("OpContext",),
-    "engine.plan": ("Plan", "Step"),
+    "engine.plan": ("EMPTY", "Plan", "Step"),
     "engine.session": ("COMPILED_CALL", "COMPILED_KERNEL", "TRANSFORMED", "Session"),
     "engine.stacks": ("is_started_by_python", "join"),
     "engine.tool": ("Tool",),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from amanda_core.driver_kit.patching import Patches, made_once
@@ -43,6 +44,8 @@ class ModelWriters:
         self._wrap = made_once(wrap)
         self._required = required
         self.modules = tuple(dict.fromkeys((*others, *writers)))
+        #: The modules whose import was complete.
+        self._complete: dict[str, ModuleType] = {}
 
     def of(self, *modules: str) -> Iterator[tuple[Any, str, Any]]:
         """Yield the owner, the name and the replacement of each function of imported modules."""
@@ -77,8 +80,11 @@ class ModelWriters:
         for name in self.modules:
             if (module := sys.modules.get(name)) is None:
                 continue
-            if getattr(getattr(module, "__spec__", None), "_initializing", False):
+            if self._complete.get(name) is module:
+                ready.append(name)
+            elif getattr(getattr(module, "__spec__", None), "_initializing", False):
                 imported(name)  # It may lack functions that it will have in the next session.
             else:
+                self._complete[name] = module
                 ready.append(name)
         patches.replace_found(self.of, *ready)

@@ -63,14 +63,16 @@ class OpContext(dict[str, Any]):
     # Faster to set and read than a dictionary.
     __slots__ = (
         *("__dict__", "__weakref__", "_analysed", "_backward", "_edits", "_epoch", "_forward"),
-        *("_has_actions", "_key", "_known", "_number", "_output_count", "_outputs_vary", "_place"),
-        *("_plans", "_recorder", "_site", "_store", "execution", "remembered"),
+        *("_has_actions", "_is_common", "_key", "_known", "_number", "_output_count", "_place"),
+        *("_outputs_vary", "_plans", "_recorder", "_site", "_store", "execution", "remembered"),
     )
 
     # A context represents an op, so two contexts are equal only if they are the same object.
     __hash__: ClassVar[Callable[[Any], int]] = object.__hash__  # type: ignore[assignment]
     #: The key under which the store holds it; set by the session.
     _place: tuple[Hashable, ...]
+    #: Whether tools see it unless they select others; set by the session.
+    _is_common: bool
 
     def __init__(
         self, session: Session, site: Site, forward: OpContext | None, backward: bool
@@ -115,6 +117,8 @@ class OpContext(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of `key` here or in the forward context, or else `default`."""
+        if self._forward is None:
+            return super().get(key, default)
         return self[key] if key in self else default  # noqa: SIM401  This is `get`.
 
     def setdefault(self, key: str, default: Any = None) -> Any:
@@ -440,7 +444,7 @@ class OpContext(dict[str, Any]):
         if session._analysing[i_point]:
             session.analyse(self, i_point)
         if (plans := self._plans) is None or self._epoch != session.epoch:
-            plans = self._current_plans()
+            plans = self.plans()
         if after and plans and _BEFORE_BACKWARD in plans:
             self._check_aligned_outputs(plans[_BEFORE_BACKWARD])
         return plans.get(i_point, EMPTY)
@@ -453,7 +457,15 @@ class OpContext(dict[str, Any]):
         Raises:
             ReplacementConflictError: Two applied tools replace this op.
         """
-        return self._current_plans().get(i_point, EMPTY)
+        return self.plans().get(i_point, EMPTY)
+
+    def plans(self) -> dict[IPoint, Plan]:
+        """Return the current plans, of the points that have any, without running analysis."""
+        session = self._store.session
+        if self._plans is None or self._epoch != session.epoch:
+            self._plans = self._make_plans() if self._has_actions else {}
+            self._epoch = session.epoch
+        return self._plans
 
     def fill(
         self,
@@ -614,7 +626,7 @@ class OpContext(dict[str, Any]):
         self, kind: ActionKind, positions: Sequence[int], step: Step | None = None
     ) -> tuple[int, ...]:
         # Convert it once: an iterator would be empty after the check.
-        chosen = tuple(positions) if isinstance(positions, Iterable) else (None,)
+        chosen = tuple(positions) if isinstance(positions, (list, Iterable)) else (None,)
         count = self._count(kind.selects)
         limit = math.inf if count is None else count
         for one in chosen:  # `all` takes longer, and each action asks.
@@ -636,16 +648,9 @@ class OpContext(dict[str, Any]):
 
     def _count(self, what: str) -> int | None:
         if not self._backward:
-            what = {"grad_outputs": "outputs", "grad_inputs": "inputs"}.get(what, what)
+            what = what.removeprefix("grad_")
         values = self.execution.get(what)
         return None if values is None else len(values)
-
-    def _current_plans(self) -> dict[IPoint, Plan]:
-        session = self._store.session
-        if self._plans is None or self._epoch != session.epoch:
-            self._plans = self._make_plans() if self._has_actions else {}
-            self._epoch = session.epoch
-        return self._plans
 
     def _make_plans(self) -> dict[IPoint, Plan]:
         found: dict[IPoint, Plan] = {}

@@ -19,7 +19,7 @@ from amanda_core.runtime.threads import THREAD
 if TYPE_CHECKING:
     from amanda_core.engine.context import OpContext
 
-__all__ = ["Plan", "Step"]
+__all__ = ["EMPTY", "Plan", "Step"]
 
 #: Seconds after which a routine runs although one of its tool runs in another thread.
 _PATIENCE = 10.0
@@ -239,4 +239,5 @@ class Plan:
         return new
 
 
+#: The plan of a point at which nothing is to be done.
 EMPTY = Plan()

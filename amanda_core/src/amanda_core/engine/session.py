@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,12 +27,11 @@ from amanda_core.runtime.threads import THREAD, Control, WeakGroup
 from amanda_core.runtime.warning_locations import warn
 
 if TYPE_CHECKING:
-    import pluggy
-
     from amanda_core.engine.calls import Calls
     from amanda_core.engine.tool import Analysis, Tool
     from amanda_core.interface.driver import DriverInfo, Site
     from amanda_core.interface.facts import Facts
+    from amanda_core.plugins.hook_manager import HookManager
 
 __all__ = ["COMPILED_CALL", "COMPILED_KERNEL", "TRANSFORMED", "Session"]
 
@@ -77,19 +76,19 @@ class Session:
     """
 
     # Slots, because these are read at every operator.
-    __slots__ = ("__dict__", "__weakref__", "_analysing", "_hook", "_store", "control", "epoch")
+    __slots__ = ("__dict__", "__weakref__", "_analysing", "_hooks", "_store", "control", "epoch")
 
     _epochs = itertools.count(1)
 
     def __init__(
-        self, store: Store, hook: pluggy.HookRelay, resolve: Callable[[], Sequence[Tool]]
+        self, store: Store, hooks: HookManager, resolve: Callable[[], Sequence[Tool]]
     ) -> None:
         self.control: Control = THREAD.control
         # The epoch is 0 until the tools are known.
         self.closed, self._step, self.epoch = True, 0, 0
         self.tools: tuple[Tool, ...] = ()
         self._policy: OnDriverError = "raise"
-        self._store, self._hook, self._resolve = store, hook, resolve
+        self._store, self._hooks, self._resolve = store, hooks, resolve
         self._drivers: dict[str, tuple[DriverInfo | None, Facts | None]] = {}
         self.pending: list[BaseException] = []
         self.undo: list[Callable[[], object]] = []
@@ -118,6 +117,7 @@ class Session:
         # Late, as it costs a hundredth of `import amanda`, and few sessions need it.
         from amanda_core.engine.calls import Calls
 
+        self._shows_all = False
         return Calls(self)
 
     @cached_property
@@ -201,6 +201,8 @@ class Session:
         self._watches_steps = any(tool._amanda.step for tool in self.tools)
         self.sees_transforms = any(tool.sees_transforms for tool in self.tools)
         self._is_phased = any(tool._amanda.selection is not None for tool in self.tools)
+        #: Whether no tool leaves out ordinary ops, so that `_selects` need not be asked of them.
+        self._shows_all = not self._is_phased and "calls" not in self.__dict__
         if "calls" in self.__dict__ or any(tool._amanda.watches_modules for tool in self.tools):
             self.calls.refresh()
         if self.epoch != before and self.listener is not None:
@@ -357,6 +359,8 @@ class Session:
         if context is None:
             context = OpContext(self, site, forward, backward)
             context._place = place
+            is_special = site.op_type in _COMPILED or site.namespace.endswith(TRANSFORMED)
+            context._is_common = not is_special
         (execution := context.execution).clear()
         execution["open"], execution["inputs"] = True, inputs
         if context._known.get("input_names", input_names) != input_names:
@@ -370,7 +374,7 @@ class Session:
             try:
                 switches[ROUTINE_DEPTH] = depth + 1  # As `inside_routine`, which takes longer.
                 store.contexts[context._key] = context
-                self._hook.amanda_prepare_context(context=context)
+                self._hooks.direct.amanda_prepare_context(context=context)
                 store.places[place] = context  # Only now: the next call takes it for prepared.
                 switches[ROUTINE_DEPTH] = depth
             except BaseException:
@@ -405,13 +409,14 @@ class Session:
         if not self._analysing[i_point]:
             return
         is_done = context._analysed.get(i_point) == self.epoch
-        if not (is_done and self.control.switches[CACHING]) and self._due(context, i_point):
-            trigger, turn = self._hook.amanda_trigger_callback, self.turn
-            if turn is None:
-                trigger(context=context, i_point=i_point)
-            else:
-                with turn:
-                    trigger(context=context, i_point=i_point)
+        if (is_done and self.control.switches[CACHING]) or not (due := self._due(context, i_point)):
+            return
+        trigger, turn = self._hooks.direct.amanda_trigger_callback, self.turn
+        if turn is None and trigger == _PLUGIN.amanda_trigger_callback:
+            self.run_analysis(context, i_point, due)
+            return
+        with turn or nullcontext():
+            trigger(context=context, i_point=i_point)
 
     def due(self, context: OpContext, *points: IPoint) -> bool:
         """Return True if `analyse` would run the analysis of a tool at one of the points."""
@@ -421,16 +426,24 @@ class Session:
                 return True
         return False
 
-    def run_analysis(self, context: OpContext, i_point: IPoint) -> None:
+    def run_analysis(
+        self, context: OpContext, i_point: IPoint, due: Sequence[Tool] | None = None
+    ) -> None:
         """Run the rules and analysis routines of the applied tools, in order.
 
         This is the core's implementation of `amanda_trigger_callback`.
+
+        Args:
+            context: The op's context.
+            i_point: The point.
+            due: The tools whose analysis is due, if they are known.
 
         Raises:
             BaseException: Whatever a routine raised, with a note. The analysis of its tool is not
                 cached.
         """
-        due, driver = self._due(context, i_point), context._site.namespace.partition("/")[0]
+        due = self._due(context, i_point) if due is None else due
+        driver = context._site.namespace.partition("/")[0]
         if self.wants_backward and due and not self.can("gradients", f"{driver}/"):
             self.warn_once(
                 f"The driver {driver!r} has no gradients: backward analysis routines do not run "
@@ -472,13 +485,14 @@ class Session:
             raise
 
     def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
-        caching = self.control.switches[CACHING]
-        due: list[Tool] = []
+        caching, due = self.control.switches[CACHING], list["Tool"]()
         logs, key = self._store.logs, context._key
+        is_shown = self._shows_all and context._is_common
         for tool in self._analysing[i_point]:
-            is_new = not caching or i_point not in logs.get(tool._amanda, _NOTHING).get(key, ())
+            known = tool._amanda
+            is_new = not caching or i_point not in logs.get(known, _NOTHING).get(key, ())
             # Rules serve other tools as well, so a selection does not restrict them.
-            if is_new and (not tool._amanda.routines[i_point] or self._selects(tool, context)):
+            if is_new and (is_shown or not known.routines[i_point] or self._selects(tool, context)):
                 due.append(tool)
         if caching and not due:
             context._analysed[i_point] = self.epoch
@@ -507,7 +521,7 @@ class Session:
     def recorded(self, context: OpContext, action: Action) -> None:
         """Call the hook for an action that an analysis routine requested; plugins may refuse it."""
         try:
-            self._hook.amanda_action_recorded(context=context, action=action)
+            self._hooks.direct.amanda_action_recorded(context=context, action=action)
         except BaseException:
             with without_exit("A plugin fails to look at an action"):
                 raise
@@ -529,7 +543,7 @@ class Session:
         found: list[Action] = []
         for tool in self.tools:
             log = self._store.logs.get(tool._amanda, _NOTHING).get(context._key)
-            if log and self._selects(tool, context):
+            if log and ((self._shows_all and context._is_common) or self._selects(tool, context)):
                 for point in POINTS if len(log) > 1 else log:
                     found += log.get(point, ())
         return found
@@ -701,4 +715,5 @@ class CorePlugin:
         context._refuse_conflict(action)
 
 
-discovery.add_own(CorePlugin(), "amanda-core")
+_PLUGIN = CorePlugin()
+discovery.add_own(_PLUGIN, "amanda-core")

@@ -113,10 +113,10 @@ class Stack:
         #: Tools that are no longer applied, and whose end has not been announced yet.
         self._ending: list[Tool] = []
         self._failure: BaseException | None = None
-        hook = discovery.plugin_manager().hook
+        hooks = discovery.plugin_manager()
         host = self._host()
         store = Store.resume(self._resolve(), host._store if host is not None else None)
-        self.session = Session(store, hook, self._resolve)
+        self.session = Session(store, hooks, self._resolve)
         self._adopt()
 
     def _resolve(self) -> tuple[Tool, ...]:

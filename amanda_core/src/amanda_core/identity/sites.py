@@ -352,12 +352,12 @@ class Sites(Generic[R]):
         return self._add(group, origin, weights, occurrence)
 
     def _group(self, origin: Origin, weights: Operands) -> Group[R]:
-        key = origin.numbers
-        if weights:
-            key += tuple([(position, token) for position, token, _ in weights])
+        key, tokens = origin.numbers, []
+        for position, token, weight in weights:
+            key += ((position, token),)
+            tokens.append(weight.token if type(weight) is Found else token)
         group = self._groups.get(key)
         if group is None:
-            tokens = [v.token if type(v) is Found else token for _, token, v in weights]
             group = self._groups[key] = Group(tokens)
         return group
 
@@ -451,13 +451,13 @@ class Sites(Generic[R]):
         subclass = issubclass(kind, tuple(self._rules.tensor_types))
         return _MARKED if subclass and self._rules.is_marked is not None else 0
 
-    def _operand_label(self, scope: Scope, position: int, tensor: Any) -> Any:
-        if isinstance(tensor, str):
-            return (position, tensor)
-        if isinstance(tensor, Found):
-            return (position, tensor.path)
+    def _operand_label(self, scope: Scope, tensor: Any) -> Any:
+        if type(tensor) is str:
+            return tensor
+        if type(tensor) is Found:
+            return tensor.path
         name = self._scopes.weight_name(scope, tensor)
-        return (position, self.labels.look_up(tensor)[1] if name is None else name)
+        return self.labels.look_up(tensor)[1] if name is None else name
 
     # New sites.
 
@@ -466,15 +466,19 @@ class Sites(Generic[R]):
             self._purge()
         op_type, scope, frames = origin.op_type, origin.scope, origin.frames
         if (found := self._inside(scope)) is not None:
-            scope, code = found
-            ends = [place for place, (one, _) in enumerate(frames, 1) if one.code is code]
+            scope, running = found
+            ends = [place for place, (one, _) in enumerate(frames, 1) if one.code is running]
             frames = frames[: ends[0]] if ends else frames
         path = scope.path
         caller = origin.caller or next((f for f in origin.frames if f[0].kind == USER), None)
-        called = [(*code.label, offset) for code, offset in frames]
+        called: tuple[Any, ...] = ()
+        for code, offset in frames:
+            called += ((*code.label, offset),)
         source = caller[0].source(caller[1]) if caller else self.source(sys._getframe(1))
-        read = tuple([self._operand_label(scope, n, t) for n, _, t in weights]) if weights else ()
-        key: tuple[Any, ...] = ("op", scope.root, path, op_type, tuple(called), read)
+        read: tuple[Any, ...] = ()
+        for position, _, weight in weights:
+            read += ((position, self._operand_label(scope, weight)),)
+        key: tuple[Any, ...] = ("op", scope.root, path, op_type, called, read)
         key = (*key, occurrence, scope.zone) if scope.zone else (*key, occurrence)
         marked = THREAD.zones[-1].name if THREAD.zones else ""
         zone = scope.zone or marked or origin.zone or self._rules.zone_of()

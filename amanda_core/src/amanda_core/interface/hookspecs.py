@@ -2,7 +2,7 @@
 
 Owns the signatures of the hooks, without logic. Drivers are found through the entry-point group
 ``amanda.drivers``, other plugins through ``amanda.plugins``. Both mark their functions with
-`hookimpl`. Every hook is called through pluggy, so a plugin may wrap each. Executions of ops do not
+`hookimpl`. Every hook is called as pluggy does, so a plugin may wrap each. Executions of ops do not
 call hooks.
 """
 

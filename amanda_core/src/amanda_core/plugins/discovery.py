@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from amanda_core.errors import DriverError, MissingDriverError
 from amanda_core.interface import hookspecs
 from amanda_core.interface.driver import DRIVER_API, DriverInfo
 from amanda_core.plugins import tool_names
+from amanda_core.plugins.hook_manager import HookManager
 from amanda_core.plugins.installed import (
     DRIVER_GROUP,
     PLUGIN_GROUP,
@@ -104,7 +105,7 @@ class Plugins:
     """
 
     def __init__(self) -> None:
-        self.manager = pluggy.PluginManager("amanda")
+        self.manager = HookManager("amanda")
         self.manager.add_hookspecs(hookspecs)
         for name, plugin in _OWN.items():
             self.manager.register(plugin, name)
@@ -112,8 +113,6 @@ class Plugins:
         self.broken: dict[str, DriverError] = {}
         self.broken_plugins: dict[str, DriverError] = {}
         self.without_drivers = ""
-        #: (plugin, hook) -> what calls the hook of this driver, and the plugins that wrap it.
-        self._calls: dict[tuple[Any, str], Callable[..., Any]] = {}
 
     def register_installed(self) -> None:
         """Register every installed plugin that works and is not blocked."""
@@ -148,13 +147,11 @@ class Plugins:
         # Only a plugin that is a module has a name.
         CALLERS.update((*info.modules, getattr(plugin, "__name__", "").partition(".")[0]))
         self.drivers[name] = Driver(info, plugin, origin)
-        self._calls.clear()
         return self.drivers[name]
 
     def unregister(self, name: str) -> None:
         """Undo `register`."""
         self.manager.unregister(self.drivers.pop(name).plugin)
-        self._calls.clear()
 
     def register_plugin(self, plugin: Any, name: str, origin: str) -> None:
         """Register a plugin that is not a driver; see the function of this name."""
@@ -168,10 +165,11 @@ class Plugins:
 
     def call(self, plugin: Any, hook: str, **arguments: Any) -> Any:
         """Call one driver's implementation of `hook`, and the plugins that wrap it."""
-        call = self._calls.get((plugin, hook))
-        if call is None:
+        calls = self.manager.direct.of_drivers
+        if (call := calls.get((plugin, hook))) is None:
             others = [known.plugin for known in self.drivers.values() if known.plugin is not plugin]
-            call = self._calls[plugin, hook] = self.manager.subset_hook_caller(hook, others)
+            caller = self.manager.subset_hook_caller(hook, others)
+            call = calls[plugin, hook] = self.manager.direct.call_of(caller)
         return call(**arguments)
 
     @contextmanager
@@ -240,7 +238,7 @@ def add_own(plugin: Any, name: str) -> None:
         registered.manager.register(plugin, name)
 
 
-def plugin_manager() -> pluggy.PluginManager:
+def plugin_manager() -> HookManager:
     """Return the plugin manager of this process, with all installed plugins registered."""
     return plugins().manager
 

@@ -6,10 +6,8 @@ may have thousands of processes.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -17,6 +15,7 @@ from operator import itemgetter
 from typing import Any, get_args
 
 from amanda_core.processes.columns import Column, Kind, Relation, kind_of
+from amanda_core.runtime.collection import without_collection
 
 __all__ = ["Merged", "Rows", "merge"]
 
@@ -304,7 +303,7 @@ def merge(processes: Sequence[str], load: Load) -> dict[str, Any]:
 
 
 def _merged(processes: Sequence[str], load: Load) -> Merged:
-    with _without_collection():
+    with without_collection():
         first, *others = processes
         found = _one(first, load)
         for process in others:
@@ -315,18 +314,6 @@ def _merged(processes: Sequence[str], load: Load) -> Merged:
 def _one(process: str, load: Load) -> Merged:
     found = load(process)
     return found if isinstance(found, Merged) else Merged.of(process, found)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Keep the collector from looking at millions of rows that are in no circle."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _kind(name: str, values: list[Any], kind: Callable[[str, float], Kind]) -> Kind:

@@ -26,6 +26,7 @@ from amanda_driver_torch.operators.module_values import INPUT, OUTPUT, replace_f
 from amanda_driver_torch.operators.operator import Args, Kwargs, Operator, Original
 from amanda_driver_torch.threads.modes import call_without_modes
 from amanda_driver_torch.threads.state import STATE, Watcher, call_quietly
+from amanda_driver_torch.torch_internals.extension import native
 from amanda_driver_torch.torch_internals.internals import RELEASE
 from amanda_driver_torch.torch_internals.modules import inner_of, wraps, wraps_compiled
 
@@ -209,6 +210,8 @@ class ModuleCalls:
 
     def run_inside(self, scope: Scope) -> tuple[Scope, CodeType] | None:
         """Return the scope of a module inside `scope` whose `forward` runs, and its code."""
+        if native is not None and native.runs_called_module(nn.Module):
+            return None
         running = running_forwards()
         if not running:
             return None

@@ -69,7 +69,10 @@ class OperatorCalls(ModuleCalls):
         except Exception as error:
             self.report_failure(error, operator.op_type)
             record = None
-        if record is None or self._is_machinery(record, operator.op_type, args, kwargs):
+        if record is not None and is_machinery(record.caller):
+            self._note_machinery(operator.op_type, args, kwargs)
+            record = None
+        if record is None:
             return call(*args, **kwargs)
         if functorch_active():
             return TransformedRun(self._execution, record, operator, call, args, kwargs).execute()
@@ -116,7 +119,8 @@ class OperatorCalls(ModuleCalls):
             if type(found) is not OpRecord:
                 return found
             self._new = found if found.context is None else None
-            if self._is_machinery(found, op_type, args, kwargs):
+            if is_machinery(found.caller):
+                self._note_machinery(op_type, args, kwargs)
                 return None
             passing, self._not_called = self._not_called, False
             return (found,) if passing else found
@@ -138,16 +142,12 @@ class OperatorCalls(ModuleCalls):
             self._note_unseen(op_type, args, kwargs, tools)
         return len(tools) == len(self.session.tools)
 
-    def _is_machinery(
-        self, record: OpRecord, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> bool:
-        """Return True if torch's own code calls an operator for purposes of its own."""
-        found = is_machinery(record.caller)
-        if found and functorch_active():
+    def _note_machinery(self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Note an operator that torch's own code calls for purposes of its own."""
+        if functorch_active():
             # It may be the function that is transformed.
             tools = [tool for tool in self.session.tools if tool.sees_transforms]
             self._note_unseen(op_type, args, kwargs, tools)
-        return found
 
     def _note_unseen(
         self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any], tools: Sequence[Tool]

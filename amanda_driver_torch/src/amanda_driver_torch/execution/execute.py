@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from amanda_core.driver_kit import OpContext, Plan, Session, Step
+from amanda_core.driver_kit import EMPTY, OpContext, Plan, Session, Step
 from amanda_core.interface import IPoint, is_annotated
 from amanda_driver_torch.communication import complete, is_unfinished
 from amanda_driver_torch.execution.native_plans import compiled
@@ -256,7 +256,9 @@ class Run(OperatorCall):
             if self.edited is None:
                 self._edit_inputs(before)
             context.execution["inputs"] = self.values
-        taps = Taps(self.execution.backward, self) if is_grad_enabled() else None
+        taps, has_gradients = None, is_grad_enabled()
+        if has_gradients and (self.session.wants(AFTER_FORWARD) or self._has_gradient_plans()):
+            taps = Taps(self.execution.backward, self)
         # Before the inputs' nodes are read: reading the node of a view whose base was written
         # creates that node, which then counts as this op's.
         self.start = self.start or next_sequence()
@@ -272,36 +274,41 @@ class Run(OperatorCall):
         self.made_count = next_sequence() - self.start
         # After-forward analysis may have requested gradients, too. They count even if there are
         # none now, since the op may run with gradients later.
-        self.arriving, self.leaving = context.plan(BEFORE_BACKWARD), context.plan(AFTER_BACKWARD)
-        settled = not (before or after or self.arriving or self.leaving)
+        plans = context.plans()
+        self.arriving = plans.get(BEFORE_BACKWARD, EMPTY)
+        self.leaving = plans.get(AFTER_BACKWARD, EMPTY)
+        settled = not plans and before is EMPTY
         tracked = True
-        if taps is not None:
+        if has_gradients:
             if self.arriving.steps:
                 results = tap_outputs(self.execution.backward, self, outputs)
             if self.session.wants_backward:
                 tracked = hook_nodes(self.execution.backward, self, outputs, settled)
-            taps.after(outputs, self.start)
+            if taps is not None:
+                taps.after(outputs, self.start)
         if after.steps:
             if is_unfinished(self.operator.op_type, after.steps):
                 call_routine(complete, results)
             results = self._edit_outputs(after, results)
         if self.session.caching:
-            self._remember(taps, settled, tracked)
+            self._remember(taps, settled, tracked, has_gradients)
         # An op that returns nothing (`x[i] = v`) has its written argument as output.
         if returned is None or results is unchanged:
             return returned
         return restructure(returned, results)
 
-    def _remember(self, taps: Taps | None, settled: bool, tracked: bool) -> None:
+    def _remember(
+        self, taps: Taps | None, settled: bool, tracked: bool, has_gradients: bool
+    ) -> None:
         """Note in the record how much of the work further executions can skip."""
-        record, nodes = self.record, self.made_count if taps is not None else 0
+        record, nodes = self.record, self.made_count if has_gradients else 0
         # Nothing would tell whether a later call of an idle op is inside a transform.
         if settled and not (self.session.sees_transforms and self.by_native):
             # Backward ops that have not run yet still need hooks in each execution.
             record.idle_epoch, record.idle_nodes = self.session.epoch, nodes if tracked else -1
         elif self.by_native and (tracked or are_native(record.hooks)):
             # Without gradients, nothing is known about the nodes.
-            known = tracked and (taps is not None or not self.session.wants_backward)
+            known = tracked and (has_gradients or not self.session.wants_backward)
             record.program = compiled(self, taps, nodes if known else -1)
 
     def _analyse(self, i_point: IPoint) -> Plan:
@@ -321,6 +328,10 @@ class Run(OperatorCall):
     def passes_weights_on(self) -> bool:
         """Return True if other ops compute with the weights that this one reads."""
         return passes_weights_on(self.operator, *self.bound.given)
+
+    def _has_gradient_plans(self) -> bool:
+        plans = self.context.plans()
+        return BEFORE_BACKWARD in plans or AFTER_BACKWARD in plans
 
     def _edit_inputs(self, plan: Plan) -> None:
         known = self.done_before

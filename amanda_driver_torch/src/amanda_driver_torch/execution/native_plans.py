@@ -93,7 +93,7 @@ class PlanFacts:
         steps = (*before.steps, *after.steps)
         self.is_unfinished = is_unfinished(call.operator.op_type, steps)
         self.recomputes = STATE.recomputing
-        self.replaces = any((before.replacement, arriving.replacement, leaving.replacement))
+        self.replaces = before.replacement or arriving.replacement or leaving.replacement
         width = len(layout.sources)
         self.has_many_values = width > MANY
         self.has_intricate_routines = not (
@@ -102,9 +102,9 @@ class PlanFacts:
         self.is_due = session.due(call.context, BEFORE_FORWARD, AFTER_FORWARD)
         self.on_gradients = bool(arriving.steps or leaving.steps)
         # Without gradients there is nothing to differentiate.
-        self.with_gradients = not (self.on_gradients and taps is None) and not [
-            step for step in steps if step.action.autodiff
-        ]
+        self.with_gradients = taps is not None or not self.on_gradients
+        for step in steps:
+            self.with_gradients = self.with_gradients and not step.action.autodiff
         in_place = call.bound.signature.in_place
         self.assigns = in_place and call.operator.op_type == "__setitem__"
         self.returns_nothing = self.writes_in_part = self.edits_written = self.copies = False

@@ -131,6 +131,6 @@ def are_plain(steps: Sequence[Step], count: int, *, differentiated: bool = True)
         if (action.autodiff and not differentiated) or len(action.kwargs) > MANY // 2:
             return False
         positions = action.positions
-        if positions is not None and not all(0 <= position < count for position in positions):
+        if positions and (min(positions) < 0 or max(positions) >= count):
             return False
     return True

@@ -29,7 +29,7 @@ from amanda_driver_torch.identity.frames import BOUNDARY, is_own, is_torchs, loo
 from amanda_driver_torch.identity.zones import zone_of
 from amanda_driver_torch.threads.recordings import ACTIVE, current
 from amanda_driver_torch.torch_internals.distributed import class_of
-from amanda_driver_torch.torch_internals.internals import PARAMETER_MARK
+from amanda_driver_torch.torch_internals.internals import PARAMETER_MARK, read_base
 from amanda_driver_torch.torch_internals.modules import (
     FLAT_PARAMETER,
     HIDDEN_NAMES,
@@ -111,7 +111,8 @@ def _is_flattened(tensor: torch.Tensor) -> bool:
 
 
 def _base_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if _is_flattened(tensor) else FACTS.base(tensor)
+    base = read_base(tensor)
+    return tensor if base is None or _is_flattened(tensor) else base
 
 
 def _shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:

@@ -141,6 +141,15 @@ static inline AmandaFrame* amanda_frame_of(PyObject* object) {
 /* What `bound` may be so that it includes a frame; NULL if that has ended. */
 static inline const void* amanda_frame_around(AmandaFrame* frame) { return frame->previous; }
 
+#define AMANDA_ARGUMENTS_KNOWN 1
+
+/* The first positional argument, borrowed, or what was assigned to its name since; NULL for none. */
+static inline PyObject* amanda_first_argument(AmandaFrame* frame) {
+    if (amanda_frame_code(frame)->co_argcount == 0) return NULL;
+    PyObject* found = frame->localsplus[0];
+    return found != NULL && PyCell_Check(found) ? PyCell_GET(found) : found;
+}
+
 /* The addresses of the instructions that run in the frames up to `bound`, as one number; 0 if
  * there are many, or if they cannot be known. This is finer than a call site, and cheaper, because
  * no code is read. */

@@ -150,7 +150,9 @@ def bind(func: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = N
     args = tuple(args)
     kwargs = kwargs or {}
     known = KINDS.get
-    kinds = [known(type(value)) or kind_of(value) for value in args]
+    kinds: list[Any] = [*map(known, map(type, args))]
+    if None in kinds:
+        kinds = [known(type(value)) or kind_of(value) for value in args]
     if kwargs:
         named = {name: known(type(value)) or kind_of(value) for name, value in kwargs.items()}
         key: tuple[object, ...] = (func, *kinds, tuple(named), *named.values())

@@ -197,6 +197,9 @@ def _set_modes(modes: Sequence[Any]) -> None:
 
 
 def _switch_gradients(enabled: bool) -> None:
+    if not function_mode_count():
+        set_grad_enabled(enabled)
+        return
     # Some releases report this call to function modes, too.
     with DisableTorchFunction():
         set_grad_enabled(enabled)

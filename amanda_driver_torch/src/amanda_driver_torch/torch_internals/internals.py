@@ -9,6 +9,7 @@ directly. All names without an underscore are offered.
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -171,6 +172,7 @@ _RUN_PROGRAMS = (
 )
 
 
+@functools.cache
 def is_machinery(module: str) -> bool:
     """Return True if operators that a module of this name calls are not those of a program."""
     return module.startswith(_TRACING_MACHINERY) and module not in _RUN_PROGRAMS

@@ -11,7 +11,6 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from amanda_tools.diff.pairing import paired
 from amanda_tools.fingerprint.files import (
     ARGUMENTS,
     CONSTANT,
@@ -53,6 +52,8 @@ class Pair:
         import numpy
 
         self.one, self.other = one, other
+        from amanda_tools.diff.pairing import paired  # Late: runs of one process compare nothing.
+
         self._mine, self._theirs = paired(one.run, other.run)
         self.a, self.b = one.rows[self._mine], other.rows[self._theirs]
         kinds, theirs = one.kinds[self._mine], other.kinds[self._theirs]

@@ -294,7 +294,36 @@ PyObject* replace_function(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
 }
 
+// A sufficient condition, because it reads no code: the first argument of a `forward` is its module.
+PyObject* runs_called_module(PyObject*, PyObject* kind) {
+#if defined(AMANDA_ARGUMENTS_KNOWN)
+    Thread* thread = current;
+    Py_ssize_t depth = thread != nullptr ? PyList_GET_SIZE(thread->activations) : 0;
+    PyObject* top = depth != 0 ? PyList_GET_ITEM(thread->activations, depth - 1) : Py_None;
+    if (!is_activation(top) || !PyType_Check(kind)) Py_RETURN_FALSE;
+    const Progress& progress = reinterpret_cast<Activation*>(top)->progress;
+    if (progress.bound == nullptr || progress.module == nullptr) Py_RETURN_FALSE;
+    for (AmandaFrame* frame = amanda_innermost_frame(thread->state); frame != progress.bound;
+         frame = amanda_frame_back(frame)) {
+        if (frame == nullptr) Py_RETURN_FALSE;
+        PyObject* first = amanda_first_argument(frame);
+        if (first != nullptr && first != progress.module &&
+            PyType_IsSubtype(Py_TYPE(first), reinterpret_cast<PyTypeObject*>(kind))) {
+            Py_RETURN_FALSE;
+        }
+    }
+    Py_RETURN_TRUE;
+#else
+    (void)kind;
+    Py_RETURN_FALSE;
+#endif
+}
+
 PyMethodDef functions[] = {
+    {"runs_called_module", runs_called_module, METH_O,
+     "runs_called_module(kind, /)\n--\n\n"
+     "Whether no method of a module runs inside the innermost call of one, except for its own.\n\n"
+     "False also if that is not known; `kind` is the type of modules."},
     {"replace_function", replace_function, METH_VARARGS,
      "replace_function(type, name, function, /)\n--\n\n"
      "Do what setattr(type, name, function) does, sooner if a function is replaced."},
