@@ -68,15 +68,18 @@ bool read_step(PyObject* said, ProgramStep* step) {
     static PyObject *action_name = PyUnicode_InternFromString("action"),
                     *routine_name = PyUnicode_InternFromString("routine"),
                     *kwargs_name = PyUnicode_InternFromString("kwargs"),
-                    *positions_name = PyUnicode_InternFromString("positions");
+                    *positions_name = PyUnicode_InternFromString("positions"),
+                    *observe_name = PyUnicode_InternFromString("observe");
     Owned action(PyObject_GetAttr(said, action_name));
     if (!action) return false;
     Owned kwargs(PyObject_GetAttr(action.get(), kwargs_name)),
-        positions(PyObject_GetAttr(action.get(), positions_name));
+        positions(PyObject_GetAttr(action.get(), positions_name)),
+        observe(PyObject_GetAttr(action.get(), observe_name));
     step->routine = Owned(PyObject_GetAttr(action.get(), routine_name));
     step->step = Owned::share(said);
     step->is_note = step->routine && Py_IS_TYPE(step->routine.get(), note_type);
-    if (!step->routine || !kwargs || !positions) return false;
+    if (!step->routine || !kwargs || !positions || !observe) return false;
+    step->edits = observe.get() != Py_True;
     step->all = positions.get() == Py_None;
     if (!PyDict_Check(kwargs.get()) || !(step->all || PyTuple_Check(positions.get()))) {
         PyErr_SetString(PyExc_TypeError, "a step needs other parts");

@@ -24,6 +24,8 @@ struct ProgramStep {
     Owned stamp;       // of a memoized routine, a list; else null
     KeptResult kept;
     bool is_note = false;  // of a recorder, which needs no context
+    bool edits = true;     // whether it may return new values
+    mutable bool accepted = false;  // whether Python has accepted and noted an edit of its
 
     // Returns true if all its positions have values.
     bool reaches(PyObject* list) const;
