@@ -138,6 +138,7 @@ class _TorchArithmetic(Arithmetic):
 class _TorchFacts(Facts):
     follows_graphs = True
     channels_first = True
+    records_marks = native is not None
     arithmetic = _TorchArithmetic(torch)
     repeater = REPEATER
 

@@ -226,6 +226,8 @@ class Facts:
             value that an op returned has the same `symbol` where another op takes it, or is the
             same object.
         runs_ahead: Whether operators return before what they return is computed; see `wait`.
+        records_marks: Whether `driver_kit.Marks` of operators that run at once are recorded without
+            Python.
         arithmetic: How tools compute with the tensors. Without it, those that change values by
             arithmetic say that they cannot, unless tensors are NumPy's arrays.
         repeater: A `driver_kit.Repeater`, which executes recorded operators again; None without.
@@ -233,7 +235,7 @@ class Facts:
             `driver_kit.Recorder`, or None if it cannot work now; None without.
     """
 
-    channels_first = shares_memory = follows_graphs = runs_ahead = False
+    channels_first = shares_memory = follows_graphs = runs_ahead = records_marks = False
     arithmetic: Arithmetic | None = None
     repeater: Any = None
     recorder: Any = None

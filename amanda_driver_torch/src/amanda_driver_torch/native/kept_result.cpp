@@ -86,11 +86,13 @@ int Content::traverse(visitproc visit, void* arg) const {
     return 0;
 }
 
-void KeptResult::begin(PyObject* stamp, PyObject* value) {
+void KeptResult::begin(PyObject* stamp, PyObject* value, bool written) {
     result_ = replacement_ = Owned();
     stamp_ = Owned::share(PyList_GET_ITEM(stamp, 0));
     // A sparse tensor has no place, and never is as it was.
-    open_ = are_found && given_.read(value) && given_.is(value);
+    open_ = are_found && (!written || version_of(value) == version_) && given_.read(value) &&
+            given_.is(value);
+    if (written && are_found) version_ = version_of(value);
 }
 
 void KeptResult::end(PyObject* result, PyObject* replacement) {

@@ -39,8 +39,9 @@ class KeptResult {
     PyObject* replacement(PyObject* stamp, PyObject* value) const {
         return replacement_ && is_current(stamp, value) ? replacement_.get() : nullptr;
     }
-    // Records the argument of the next call of the routine.
-    void begin(PyObject* stamp, PyObject* value);
+    // Records the argument of the next call of the routine; if it may be `written` soon, only one that
+    // was not written since the last call.
+    void begin(PyObject* stamp, PyObject* value, bool written);
     // Keeps the result of that call, and without gradients what the op ran on instead of the
     // argument, if these have versions.
     void end(PyObject* result, PyObject* replacement);
@@ -53,6 +54,7 @@ class KeptResult {
 
     Content given_;
     Owned stamp_, result_, replacement_;
+    long long version_ = -1;  // of the last argument
     bool open_ = false;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "recording/journal.h"
 #include "thread.h"
 #include "torch_symbols.h"
 #include "watch.h"
@@ -77,9 +78,13 @@ bool read_step(PyObject* said, ProgramStep* step) {
         observe(PyObject_GetAttr(action.get(), observe_name));
     step->routine = Owned(PyObject_GetAttr(action.get(), routine_name));
     step->step = Owned::share(said);
-    step->is_note = step->routine && Py_IS_TYPE(step->routine.get(), note_type);
     if (!step->routine || !kwargs || !positions || !observe) return false;
     step->edits = observe.get() != Py_True;
+    Owned mark(mark_of(step->routine.get(), said));
+    if (!mark && PyErr_Occurred()) return false;
+    bool is_mark = bool(mark);
+    if (is_mark) step->routine = std::move(mark);
+    step->is_note = is_mark || Py_IS_TYPE(step->routine.get(), note_type);
     step->all = positions.get() == Py_None;
     if (!PyDict_Check(kwargs.get()) || !(step->all || PyTuple_Check(positions.get()))) {
         PyErr_SetString(PyExc_TypeError, "a step needs other parts");
@@ -88,7 +93,7 @@ bool read_step(PyObject* said, ProgramStep* step) {
     for (Py_ssize_t k = 0; !step->all && k < PyTuple_GET_SIZE(positions.get()); ++k) {
         step->positions.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(positions.get(), k))));
     }
-    if (PyDict_GET_SIZE(kwargs.get()) == 0) return true;
+    if (is_mark || PyDict_GET_SIZE(kwargs.get()) == 0) return true;
     step->names = Owned(PyTuple_New(PyDict_GET_SIZE(kwargs.get())));
     if (!step->names) return false;
     PyObject *name, *value;

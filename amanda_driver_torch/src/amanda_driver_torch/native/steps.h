@@ -23,7 +23,7 @@ struct ProgramStep {
     Owned step;        // `amanda_core.engine.plan.Step`, for messages
     Owned stamp;       // of a memoized routine, a list; else null
     KeptResult kept;
-    bool is_note = false;  // of a recorder, which needs no context
+    bool is_note = false;  // of a recorder or a journal, which needs no context
     bool edits = true;     // whether it may return new values
     mutable bool accepted = false;  // whether Python has accepted and noted an edit of its
 

@@ -186,6 +186,7 @@ Owned seen_by(const GradientSteps& steps, const Arriving& first, const Arriving*
         return values;
     }
     if (steps.seen == Seen::GIVEN) return given(steps, first, shapes);
+    if (!steps.needs_values && !steps.needs_context) return Owned(PyList_New(0));
     Owned values = first.list();
     if (!values || !steps.needs_context) return values;
     if (steps.seen == Seen::BEFORE) {
@@ -389,6 +390,9 @@ bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch,
     made->seen = seen;
     if (!read_steps(given_steps, &made->steps)) return false;
     made->needs_context = !are_notes(made->steps);
+    made->needs_values = std::any_of(made->steps.begin(), made->steps.end(), [](const auto& step) {
+        return step.all || !step.positions.empty();
+    });
     if (seen == Seen::GIVEN) {
         if (!PyList_Check(where) || !route.read(where)) return false;
         made->count = int(PyLong_AsLong(one));

@@ -61,6 +61,7 @@ struct GradientSteps {
     // ended, since the node may live on.
     Owned life;
     bool needs_context = true;  // whether any of `steps` may read it
+    bool needs_values = true;   // whether any of `steps` gets one
 
     bool is_over() const { return life && PyList_GET_SIZE(life.get()) == 0; }
     void forget();

@@ -428,7 +428,8 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         if (memoized) {
             PyObject* value = PyList_GET_ITEM(inputs.get(), step.positions[0]);
             known = step.kept.look_up(step.stamp.get(), value);
-            if (known == nullptr) step.kept.begin(step.stamp.get(), value);
+            // A program that trains mostly writes its weights before they are read again.
+            if (known == nullptr) step.kept.begin(step.stamp.get(), value, gradients);
         }
         Owned result = known != nullptr ? Owned::share(known)
                                         : call_step(step, inputs.get(), thread, watch, gradients);
